@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from containers.host.machine import say
 from containers.node import Node, NodeConfig
 from contract import exits, nodes
-from contract.errors import InputError
+from contract.errors import InputError, exit_code
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,9 +20,12 @@ def main(arguments: Sequence[str]) -> int:
 
             return job.run(os.environ)
         return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
-    except InputError as error:
+    except Exception as error:
+        code = exit_code(error)
+        if code == exits.FAILED:
+            raise
         say(f"error: {error}")
-        return exits.BAD_INPUT
+        return code
 
 
 if __name__ == "__main__":

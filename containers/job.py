@@ -7,7 +7,6 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
-import errno
 import json
 import os
 import signal
@@ -35,7 +34,7 @@ from containers.program.process import Program, log_pipe
 from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
 from contract import exits, times
-from contract.errors import InputError
+from contract.errors import InputError, exit_code, is_full
 from contract.files import WORK
 from contract.job import JobSpec, Placement
 from contract.nodes import (
@@ -53,6 +52,8 @@ from contract.text import counted, listed
 
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
+#: ``ray start --block`` looks at Ray's processes every second.
+_RAY_ENDS_S: Final = 3.0
 
 
 # --- decisions ------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class Ray(Protocol):
 
     def release_workers(self) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self, *, keeps_workers: bool) -> None: ...
 
 
 class Job:
@@ -206,7 +207,6 @@ class Job:
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
         self._is_stopped = False
-        self._has_begun = False  # the command
         self._own_code = 0  # of the command itself
         self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
         self._has_released = False
@@ -220,19 +220,30 @@ class Job:
         if self._config.spec.code:
             self._forget_failure(self._config.spec.code)
         self._ray.start()
+        code = exits.FAILED
         try:
-            code = self._bring_up()
-            if code is None:
-                code = self._pass_gate()
-            if code is None:
-                spec = self._config.spec
-                # Recipes were counted on the laptop, and a program on nodes asks Ray for nothing.
-                if spec.on == Placement.HEAD and not spec.recipe:
-                    self._ray.watch_demand()
-                code = self._run_command()
+            code = self._until_end()
             return code
+        except Exception as error:
+            code = exit_code(error)
+            raise
         finally:
-            self._ray.end()
+            # The hosts of the workers wait for the next head; the keeper ends their tasks.
+            self._ray.end(keeps_workers=code in exits.TRIED_AGAIN)
+
+    def _until_end(self) -> int:
+        code = self._bring_up()
+        if code is None:
+            code = self._pass_gate()
+        if code is not None:
+            return code
+        spec = self._config.spec
+        # Recipes were counted on the laptop, and a program on nodes asks Ray for nothing.
+        if spec.on == Placement.HEAD and not spec.recipe:
+            self._ray.watch_demand()
+        # A process of Ray may still write there when it is removed.
+        with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
+            return self._run_in(Path(folder))
 
     def stop(self) -> None:
         """End the job soon: this container has been told to stop."""
@@ -303,27 +314,6 @@ class Job:
         except OSError as error:
             raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
 
-    def _run_command(self) -> int:
-        """Run the command. A disk that is too full for its code now may have room later, when other
-        jobs of the host have ended and its cache has been trimmed."""
-        while True:
-            try:
-                # A process of Ray may still write there.
-                with tempfile.TemporaryDirectory(
-                    prefix="program-", ignore_cleanup_errors=True
-                ) as folder:
-                    return self._run_in(Path(folder))
-            except OSError as error:
-                if self._has_begun or not _is_full(error):
-                    raise
-            cache.start_trimming()
-            say(f"the head's disk is full: trying again in {times.STORAGE_RETRY_S} s")
-            until = self._clock.monotonic() + times.STORAGE_RETRY_S
-            while self._clock.monotonic() < until:
-                if self._must_end():
-                    return self._ending or exits.FAILED
-                self._clock.sleep(_POLL_S)
-
     def _run_in(self, folder: Path) -> int:
         spec = self._config.spec
         work = folder / WORK
@@ -356,9 +346,8 @@ class Job:
         except Stopped:
             return self._ending or exits.FAILED
         except InputError as error:
-            if _is_full(error):
-                raise OSError(errno.ENOSPC, str(error)) from None
-            self._report(f"failed: {error}")
+            if not is_full(error):
+                self._report(f"failed: {error}")
             raise
         try:
             command = self._start(words, place, variables)
@@ -367,7 +356,6 @@ class Job:
                 self._mirror.close()  # or it would save that the folder is gone
             self._report(f"failed: {error}")
             raise
-        self._has_begun = True
         try:
             code = self._wait(command)
         finally:
@@ -457,6 +445,8 @@ class Job:
             command.end(lambda: until)
             return code
         own = self._own_code = command.end()
+        if own != exits.OK and self._has_lost_ray():
+            return exits.RAY_FAILED
         if own == exits.KILLED:
             # From the head's container it would mean that the head was killed, and be tried again.
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
@@ -466,6 +456,15 @@ class Job:
             say(f"the command's exit code {own} has a meaning of its own here: the job's is 1")
             return exits.FAILED
         return own
+
+    def _has_lost_ray(self) -> bool:
+        """Whether Ray has ended, which a command may notice, and fail of, a moment earlier."""
+        until = self._clock.monotonic() + _RAY_ENDS_S
+        while (code := self._ray.poll()) is None and self._clock.monotonic() < until:
+            self._clock.sleep(_POLL_S)
+        if code is not None:
+            self._say_of_ray(f"Ray ended on its own (exit code {code})")
+        return code is not None
 
     def _stop_s(self) -> int:
         """How long the command may take to end, in seconds."""
@@ -514,11 +513,6 @@ class Job:
 
     def _say_of_ray(self, what: str) -> None:
         say("\n".join([f"{what}; it said last:", *self._ray.last_lines()]))
-
-
-def _is_full(error: Exception) -> bool:
-    """Whether a disk was full; uv, a restore and ``copytree`` say so in words only."""
-    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def described(environment: Mapping[str, str]) -> tuple[JobConfig, NodeConfig]:

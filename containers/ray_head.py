@@ -326,7 +326,7 @@ class RayHead:
         else:
             say(f"{counted(len(workers), 'worker')} stopped")
 
-    def end(self) -> None:
+    def end(self, *, keeps_workers: bool) -> None:
         """End Ray first, which would replace what goes, and then the workers."""
         self._ended.set()
         if self._process is not None and self._process.poll() is None:
@@ -336,7 +336,8 @@ class RayHead:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self.release_workers()
+        if not keeps_workers:
+            self.release_workers()
 
     def _on_size(self, line: str) -> None:
         self.size = ClusterSize.from_line(line)

@@ -1,4 +1,9 @@
-"""Mistakes of users, as against faults of the program."""
+"""Mistakes of users, as against faults of the program and of what it runs on."""
+
+import errno
+import os
+
+from contract import exits
 
 
 class InputError(ValueError):
@@ -7,3 +12,23 @@ class InputError(ValueError):
     The command line prints only the message and exits with ``exits.BAD_INPUT``. Every other
     exception is a fault of the program or the machine and keeps its traceback.
     """
+
+
+class UnreachableError(Exception):
+    """S3 or another service does not answer, or a disk is full: another attempt may help.
+
+    Commands print only the message and exit with ``exits.STORAGE``.
+    """
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk, or a quota, is used up; uv and ``copytree`` tell so in words only."""
+    said = str(error)
+    return any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def exit_code(error: BaseException) -> int:
+    """Of a command that an error has ended."""
+    if isinstance(error, UnreachableError) or is_full(error):
+        return exits.STORAGE
+    return exits.BAD_INPUT if isinstance(error, InputError) else exits.FAILED

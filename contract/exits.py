@@ -19,6 +19,7 @@ FILES_LOST: Final = 74  # the program succeeded, and not all of its last files w
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
 RAY_FAILED: Final = 77  # Ray did not start on the head, or ended there by itself
 ASKS_TOO_MUCH: Final = 78  # the program asks Ray for more than the job can ever have
+STORAGE: Final = 79  # S3 does not answer, or a disk is full; ``python -m training.launch`` too
 DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
 #: A program that ends with one of these has failed: its code would be taken for the system's.
 OF_THE_SYSTEM: Final = (
@@ -27,6 +28,9 @@ OF_THE_SYSTEM: Final = (
     NO_CAPACITY,
     RAY_FAILED,
     ASKS_TOO_MUCH,
+    STORAGE,
     DEADLINE,
 )
+#: Of a head that is started again. The hosts of its workers stay for the next one.
+TRIED_AGAIN: Final = (BAD_HOST, RAY_FAILED, STORAGE)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same

@@ -27,7 +27,7 @@ SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 6
+ORDER_VERSION: Final = 7
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -44,8 +44,6 @@ DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
-DEFAULT_ATTEMPTS: Final = 3
-MAX_ATTEMPTS: Final = 10
 
 
 class Placement(StrEnum):
@@ -87,8 +85,6 @@ class JobSpec:
     command do not tell: a user's script may have any name."""
     on: Placement = Placement.HEAD
     """Where the command runs."""
-    attempts: int = DEFAULT_ATTEMPTS
-    """How often the head is started, at most, when its host is lost."""
     before: tuple[str, ...] = ()
     """Words of a command that must succeed on the head before the other one starts; empty: none."""
     code: str = ""
@@ -117,7 +113,6 @@ class JobSpec:
         self._check_number("capacity_wait_s", 0, MAX_SECONDS)
         self._check_number("grace_s", 0, MAX_GRACE_S)
         self._check_number("idle_s", 1, MAX_SECONDS)
-        self._check_number("attempts", 1, MAX_ATTEMPTS)
         if self.on not in {*Placement}:
             raise _wrong("on", str(self.on), _TEXTS["on"])
         object.__setattr__(self, "on", Placement(self.on))
@@ -289,7 +284,7 @@ class JobStatus(StrEnum):
     NO_CAPACITY = "no_capacity"
     """The hosts that it needs at least were not available in time."""
     HOST_LOST = "host_lost"
-    """The head was lost, with its host or its Ray, as often as it may be started."""
+    """The head was killed, or lost its Ray, again and again."""
     IMAGE_NOT_FOUND = "image_not_found"
     """ECS could not pull the image of its head."""
 
@@ -312,7 +307,7 @@ class Outcome:
     again: bool = False
     """The head is started once more: this is the end of an attempt and not of the job."""
     attempts: int | None = None
-    """How often the head was started; None where that is not known."""
+    """How often the head was started since it last ran for long; None where that is not known."""
     began: float | None = None
     """Unix time of the submission."""
     ended: float | None = None

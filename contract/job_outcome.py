@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, Final
 
-from contract import exits
+from contract import exits, times
 from contract.job import JOB_GROUP, STOPPED_BY_USER, JobStatus, Outcome, status_of_stop
 from contract.nodes import ENV_DEADLINE
 
@@ -99,6 +99,8 @@ def _says(pattern: str, reason: str) -> bool:
 # --- what it means for a job ----------------------------------------------------------------------
 #: ECS's words where no host came for a task, or none has room.
 NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
+#: So many times in a row a head may be killed, or its Ray end: that may be its program's fault.
+MOST_IN_VAIN: Final = 3
 #: ECS's own words when a user stops a task without giving a reason.
 NO_REASON_GIVEN = "Task stopped by user"
 
@@ -134,9 +136,10 @@ def verdict(
     deadline: float,
     patience: float,
     attempt: int,
-    attempts: int,
 ) -> Outcome:
     """What the end of a head task means.
+
+    What AWS, a host or the storage could not do ends no job before its deadline.
 
     Args:
         task: its description, as Step Functions writes it (``Containers``, ``StopCode`` ...); empty
@@ -145,8 +148,7 @@ def verdict(
         deadline: Unix time.
         patience: Unix time until which a host for the head is asked for. What counts for both is
             when the task ended, not when this is asked.
-        attempt: number of this attempt, from 1.
-        attempts: as many as the job may have.
+        attempt: number of this attempt, from 1, since one has run for long.
     """
     container = _container(task)
     code = _exit_code(container)
@@ -154,6 +156,9 @@ def verdict(
     said = text_of(container, "Reason") or stopped
     ordered = status_of_stop(stopped)  # by this function's sweep
     how = ending_of(task, error)
+    ended_at = _time_of(task, "StoppedAt")
+    if ended_at - _time_of(task, "StartedAt") > times.LONG_RUN_S:
+        attempt = 1  # it has saved since
 
     def ended(status: JobStatus, reason: str, *, again: bool = False) -> Outcome:
         return Outcome(status=status, reason=reason, exit_code=code, again=again, attempts=attempt)
@@ -162,7 +167,6 @@ def verdict(
         return ended(JobStatus.SUCCEEDED, "succeeded")
     if code == exits.FILES_LOST:  # at the deadline, maybe: the last copy is retried until then
         return ended(JobStatus.FILES_LOST, "files lost")
-    ended_at = _ended_at(task)
     is_late = error.startswith("States.Timeout") or ended_at > deadline
     if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
         return ended(JobStatus.DEADLINE, "deadline")
@@ -179,16 +183,18 @@ def verdict(
         Ending.HOST_LOST: "its host was lost",
         Ending.KILLED: "the head was killed",
     }.get(how)
-    if code == exits.BAD_HOST:
-        lost = "its host's GPUs or EFA devices are not healthy"
-    if code == exits.RAY_FAILED:
-        lost = "Ray did not start on its head, or ended there by itself"
+    if code in exits.TRIED_AGAIN:
+        lost = {
+            exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
+            exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
+            exits.STORAGE: "its storage did not answer, or a disk was full",
+        }[code]
     if lost is not None:
         repeated = f", {attempt} times" if attempt > 1 else ""
         lost = f"failed: {lost}"[:1000]
-        # Where Ray has failed, the head has released its workers' hosts before it ended.
-        is_again = attempt < attempts and code != exits.RAY_FAILED
-        return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=is_again)
+        may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED
+        again = attempt < MOST_IN_VAIN or not may_be_program
+        return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=again)
     if how is Ending.STOPPED:
         by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
         return ended(
@@ -216,10 +222,10 @@ def ending_of(task: Mapping[str, Any], error: str = "") -> Ending:
     return ending(stop_code=text_of(task, "StopCode"), reason=said, exit_code=code)
 
 
-def _ended_at(task: Mapping[str, Any]) -> float:
-    """Unix time of a task's end; now where its description has none. Step Functions tells it in
-    milliseconds."""
-    at = task.get("StoppedAt")
+def _time_of(task: Mapping[str, Any], name: str) -> float:
+    """Unix time of a moment of a task; now where its description has none. Step Functions tells it
+    in milliseconds."""
+    at = task.get(name)
     return at / 1000 if isinstance(at, int | float) and at else time.time()
 
 

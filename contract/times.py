@@ -50,8 +50,9 @@ SURPLUS_HOST_S: Final = 2400  # one too many that the sweep spares: its start, 1
 HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile
 QUEUE_LOOK_S: Final = 3600  # between two looks of a job that has waited for days for its turn
 QUEUE_S: Final = 14 * 24 * 3600  # a job waits no longer for its turn: the longest job is over then
-HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a host for the head; at first
+HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a head's host, or a fault; at first
 HEAD_ASKED_LATER_S: Final = 1800  # the same for a job that has waited for days
+LONG_RUN_S: Final = 3600  # a head that ran for longer has saved: attempts are counted from it
 HEAD_WAIT_S: Final = 600  # a worker waits for its head, whose host may still pull the image
 RAY_START_S: Final = 120  # Ray on a job's head is up
 NODE_ASKED_S: Final = 180  # Ray asks again for a node that does not show; its default is 600
@@ -63,7 +64,6 @@ HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 # --- a storage that fails -------------------------------------------------------------------------
 S3_TIMEOUT_S: Final = 20  # S3 says nothing in the middle of an answer; botocore's default is 60
 S3_QUICK_S: Final = 5  # the same for what is written again later: the command has more to do
-STORAGE_RETRY_S: Final = 30  # a job that cannot start without its storage pauses, and tries again
 
 # --- who trains a run, or builds a store of tokens ------------------------------------------------
 LEASE_RENEW_S: Final = 20  # its writer says that it is still there

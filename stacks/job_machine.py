@@ -28,12 +28,19 @@ from contract.times import (
 from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster
 
+# An execution has at most 25,000 events, and about 20 from one start of its head to the next.
 #: Seconds between two requests for a head's host: a sixtieth of the time that it has been waited
-#: for, because an execution has at most 25,000 events.
+#: for.
 _PAUSE: Final = (
     f"$min([{HEAD_ASKED_LATER_S}, $max([{HEAD_ASKED_AGAIN_S}, "
     "$floor(($millis() / 1000 - $asked) / 60)])])"
 )
+#: Seconds after a fault of AWS, the host or the storage: more from one to the next.
+_PAUSE_AFTER_FAULT: Final = (
+    f"$min([{HEAD_ASKED_LATER_S}, {HEAD_ASKED_AGAIN_S} * ($outcome.attempts - 1)])"
+)
+#: Seconds to the deadline: the next head notices that it has come.
+_LEFT: Final = "$max([0, $deadline - $floor($millis() / 1000)])"
 _STARTED: Final = "$toMillis($states.context.Execution.StartTime) / 1000"
 
 
@@ -140,7 +147,9 @@ def job_states(
     pause = sfn.Wait.jsonata(
         scope,
         "Pause",
-        time=sfn.WaitTime.seconds(_value(f"{waits} ? {_PAUSE} : 0")),
+        time=sfn.WaitTime.seconds(
+            _value(f"$min([{_LEFT}, {waits} ? {_PAUSE} : {_PAUSE_AFTER_FAULT}])")
+        ),
     )
     again.next(pause).next(head)
     failed = sfn.Fail.jsonata(

@@ -234,7 +234,7 @@ STRICT: Final = (
         old="again=ended_at < patience",
         new="again=False",
         felt="a job gives up before --wait-minutes are over",
-        tests="tests/stacks/test_job_keeper.py",
+        tests="tests/test_verdicts.py",
     ),
     Fault(
         name="revisions",
@@ -415,9 +415,9 @@ CONTROL: Final = (
     ),
     _verdict(
         name="one-attempt-more",
-        old="is_again = attempt < attempts and",
-        new="is_again = attempt <= attempts and",
-        felt="a job is tried once more than it may be",
+        old="again = attempt < MOST_IN_VAIN or",
+        new="again = attempt <= MOST_IN_VAIN or",
+        felt="a job whose head is killed is tried once more than it may be",
     ),
     _machine(
         name="attempts-not-counted",

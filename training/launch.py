@@ -9,12 +9,12 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from contract import exits, nodes, runs
-from contract.errors import InputError
+from contract.errors import InputError, exit_code
 from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
 from training.data import catalog, mixture
@@ -25,9 +25,7 @@ from training.system import storage
 from training.system.lease import Lease
 
 
-def main(
-    arguments: Sequence[str] | None = None, *, sleep: Callable[[float], None] = time.sleep
-) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     # Before torch is loaded: its profiler announces itself on stderr with every use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -36,15 +34,7 @@ def main(
         if not words or {"-h", "--help"} & {*words}:
             print(commands.help_text(words))
             return exits.OK if words else exits.BAD_INPUT
-        return start(commands.parse(words), sleep=sleep)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if isinstance(error, OptionError):
-            print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)
-        return exits.BAD_INPUT
-    except storage.UnreachableError as error:
-        print(f"error: {error}; check the address, or try again later", file=sys.stderr)
-        return exits.FAILED
+        return start(commands.parse(words))
     except ModuleNotFoundError as error:
         # The command line is installed without the packages that train.
         if error.name not in {"fsspec", "ray", "torch"}:
@@ -56,32 +46,37 @@ def main(
             file=sys.stderr,
         )
         return exits.BAD_INPUT
+    except Exception as error:
+        # A head that ends so is started again: its storage may answer then.
+        is_trouble = storage.is_trouble(error)
+        code = exits.STORAGE if is_trouble else exit_code(error)
+        if code == exits.FAILED:
+            raise
+        then = "; check the address, or try again later" if is_trouble else ""
+        print(f"error: {error}{then}", file=sys.stderr)
+        if isinstance(error, OptionError):
+            print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)
+        return code
 
 
-def start(command: Command, *, sleep: Callable[[float], None] = time.sleep) -> int:
+def start(command: Command) -> int:
     """Train; return the exit code.
 
     Raises:
         InputError: something that was given is wrong.
-        UnreachableError: the storage does not answer, and this is not a job.
+        Exception: among others, what ``storage.is_trouble`` knows.
     """
-
-    def warn(message: str) -> None:
-        print(f"warning: {message}", file=sys.stderr)
-
-    retried = partial(storage.retried, say=warn, sleep=sleep)
     try:
-        config, workers = retried(lambda: configured(command))
+        config, workers = configured(command)
     except RunCompleteError as error:
-        complete = error
-        return retried(lambda: _already_complete(command, complete))
+        return _already_complete(command, error)
     paths = RunPaths.of(config.storage, config.run)
     lease = None
     try:
         if _is_first():
-            lease = retried(lambda: Lease.take(paths.uri, take_over=command.take_over))
+            lease = Lease.take(paths.uri, take_over=command.take_over)
             lease.keep()
-            retried(lambda: overwrite(paths, command))
+            overwrite(paths, command)
         if _is_torchrun():
             from training.runtime.torchrun import run_torchrun
 

@@ -11,7 +11,7 @@ from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
 from containers.program.requirements import Stopped
 from contract import runs, times
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
 PARALLEL: Final = 8
@@ -110,6 +110,7 @@ def until_answered(
     Raises:
         InputError: the bucket refuses for longer than ``times.FILES_REFUSED_S``, or holds what it
             should not. To start without the files would be to lose them.
+        UnreachableError: it does not answer, or the disk fails, for as long.
         Stopped: ``should_stop`` returned true.
     """
     began, pause = clock.monotonic(), PAUSE_S
@@ -119,7 +120,9 @@ def until_answered(
         except (*ERRORS, InputError) as error:
             reason = explained(error)
             is_over = clock.monotonic() - began > times.FILES_REFUSED_S
-            if isinstance(error, InputError) or (is_over and not is_temporary(error)):
+            if is_over and not is_refusal(error):
+                raise UnreachableError(f"{_NOT_RESTORED}: {reason}") from None
+            if is_over or isinstance(error, InputError):
                 raise InputError(
                     f"{_NOT_RESTORED}: {reason}. The program is not started without its files: "
                     "submit the run again, or under another name to begin anew"
@@ -138,9 +141,22 @@ def is_temporary(error: Exception) -> bool:
     full.
     """
     if isinstance(error, ClientError):
-        status = _status(error)
+        status, code = _status(error), str(error.response.get("Error", {}).get("Code", ""))
+        if "Throttl" in code or code == "RequestTimeout":
+            return True
         return not 400 <= status < 500 or status in (408, 429)
     return isinstance(error, (BotoCoreError, ConnectionError, TimeoutError))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether AWS refuses what it was given: a name, or a missing right."""
+    return isinstance(error, InputError | ClientError) and not is_temporary(error)
+
+
+def failure(what: str, error: Exception) -> Exception:
+    """What to raise where AWS does not give ``what``."""
+    kind = InputError if is_refusal(error) else UnreachableError
+    return kind(f"{what} cannot be read: {explained(error)}")
 
 
 def _status(error: ClientError) -> int:

@@ -7,7 +7,6 @@ whatever cache they come from.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -24,7 +23,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from containers.host.machine import say
 from containers.program import requirements
-from contract.errors import InputError
+from containers.program.bucket import failure
+from contract.errors import InputError, is_full
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
 from contract.requirements import file_of, source_folders
@@ -68,6 +68,7 @@ def prepare(
 
     Raises:
         InputError: a secret or the code cannot be read, or its requirements not be installed.
+        UnreachableError: AWS does not give them.
         requirements.Stopped: ``should_stop`` returned true.
     """
     client = client or _client
@@ -123,7 +124,7 @@ def prepare_worker(
         folder: an empty one, of which the requirements are read.
 
     Raises:
-        InputError, requirements.Stopped: as ``prepare``.
+        InputError, UnreachableError, requirements.Stopped: as ``prepare``.
     """
     address = environment.get(ENV_CODE)
     if not address:
@@ -136,8 +137,7 @@ def prepare_worker(
     try:
         requirements.install(folder, place / PACKAGES, should_stop=should_stop)
     except InputError as error:
-        # Another host may have room on its disk.
-        if os.strerror(errno.ENOSPC) not in str(error):
+        if not is_full(error):  # another host may have room on its disk
             bucket, key = _parts(address)
             with contextlib.suppress(ClientError, BotoCoreError):
                 client("s3").put_object(Bucket=bucket, Key=key + _FAILED, Body=str(error).encode())
@@ -177,8 +177,10 @@ def _client(service: str) -> Any:
 def _secret(manager: Any, name: str, secret: str) -> str:
     try:
         return str(manager.get_secret_value(SecretId=secret)["SecretString"])
-    except (ClientError, BotoCoreError, KeyError) as error:
-        raise InputError(f"secret {secret}, for {name}, cannot be read: {error}") from None
+    except (ClientError, BotoCoreError) as error:
+        raise failure(f"secret {secret}, for {name},", error) from None
+    except KeyError:
+        raise InputError(f"secret {secret}, for {name}, is no text") from None
 
 
 # --- the archive ----------------------------------------------------------------------------------
@@ -193,6 +195,7 @@ def fetch(
 
     Raises:
         InputError: it cannot be read, or is another one.
+        UnreachableError: S3 does not give it, or the disk does not take it.
     """
     bucket, key = _parts(address)
     place.mkdir(parents=True, exist_ok=True)
@@ -203,7 +206,7 @@ def fetch(
         with archive.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except (ClientError, BotoCoreError, OSError) as error:
-        raise InputError(f"the code {address} cannot be read: {error}") from None
+        raise failure(f"the code {address}", error) from None
     if sha256 and found != sha256:
         archive.unlink()
         raise InputError(

@@ -177,7 +177,8 @@ class Mirror:
 
         Raises:
             InputError: the bucket refuses, or holds what it should not, or another job has taken
-                over the files. A bucket that does not answer is asked until ``should_stop``.
+                over the files.
+            UnreachableError: the bucket does not answer.
             Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
                 less than what the bucket has.
         """

@@ -40,7 +40,7 @@ from containers.program.launch import ENV_PROGRAM, Ended, LaunchSpec, Place
 from containers.program.ray_nodes import NodeInfo, alive, start_launcher
 from containers.program.requirements import Stopped
 from contract import exits, runs, times
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError, exit_code
 from contract.nodes import ENV_JOB, Range
 from contract.text import counted, listed
 
@@ -264,7 +264,8 @@ class Group:
         """Exit code of the program, or of what ended it.
 
         Raises:
-            InputError: the program cannot be started; it has been ended where it was.
+            InputError, UnreachableError: the program cannot be started; it has been ended where it
+                was.
         """
         try:
             return self._run()
@@ -444,7 +445,7 @@ class Group:
                     is_done = False
                     self._is_surprised |= seat.node.id not in self._leaving
                     continue
-                except (InputError, RayError, OSError) as error:
+                except (InputError, UnreachableError, RayError, OSError) as error:
                     told = getattr(error, "cause", error)
                     if isinstance(told, OSError):  # a disk in trouble: tried again, some times
                         say(f"node {seat.number} ({seat.node.address}) cannot {step}: {told}")
@@ -578,13 +579,18 @@ def main() -> int:
 
 
 def run(group: Group) -> int:
-    """Run the program; return the exit code of the job, also where it is a user's mistake."""
+    """Run the program; return the exit code of the job, also where it could not be started."""
     try:
         return group.run()
-    except InputError as error:
+    except (InputError, UnreachableError) as error:
         # Raised on a node, Ray adds where: the first line is ours.
-        group.report(f"failed: {getattr(error, 'cause', error)}")
-        return exits.BAD_INPUT
+        own = getattr(error, "cause", error)
+        code = exit_code(own)
+        if code == exits.BAD_INPUT:
+            group.report(f"failed: {own}")
+        else:  # it is tried again
+            say(f"error: {own}")
+        return code
 
 
 if __name__ == "__main__":

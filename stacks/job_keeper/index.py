@@ -464,7 +464,6 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         # An execution that began before an update of the stack does not send it.
         patience=event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0),
         attempt=event["Attempt"],
-        attempts=spec.attempts if spec else 1,
     )
     try:
         begins = _TOLD_BY_HEAD.get(outcome.status)

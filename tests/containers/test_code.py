@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
 from containers.program import code, requirements
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, Range
 from tests.conftest import write_wheel
+from tests.containers.program.s3_in_memory import refused
 
 
 class Client:
@@ -40,7 +40,7 @@ class Client:
 
     def download_file(self, bucket: str, key: str, target: str) -> None:
         if self.archive is None or (bucket, key) != ("bucket", "runs/r/jobs/j.zip"):
-            raise ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
+            raise refused("404", 404)
         shutil.copy(self.archive, target)
 
     def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:  # noqa: N803
@@ -48,7 +48,7 @@ class Client:
 
     def get_object(self, Bucket: str, Key: str) -> dict[str, Any]:  # noqa: N803
         if f"s3://{Bucket}/{Key}" not in self.put:
-            raise ClientError({"Error": {"Code": "NoSuchKey", "Message": ""}}, "GetObject")
+            raise refused("NoSuchKey", 404)
         return {"Body": io.BytesIO(self.put[f"s3://{Bucket}/{Key}"])}
 
     def delete_object(self, Bucket: str, Key: str) -> None:  # noqa: N803
@@ -56,8 +56,7 @@ class Client:
 
     def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
         if SecretId != "training/key":
-            error: Any = {"Code": "ResourceNotFoundException", "Message": "no such secret"}
-            raise ClientError({"Error": error}, "GetSecretValue")
+            raise refused("ResourceNotFoundException", 400)
         return {"SecretString": "hidden"}
 
 

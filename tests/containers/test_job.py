@@ -2,7 +2,6 @@
 cannot be right. Whole lives of jobs, with a Ray and commands that follow a script on a fake clock.
 What it does with real Ray in real containers: tests/rehearsal."""
 
-import errno
 import functools
 import json
 import math
@@ -233,8 +232,8 @@ class Ray:
     def release_workers(self) -> None:
         self.done.append("workers released")
 
-    def end(self) -> None:
-        self.done.append("ended")
+    def end(self, *, keeps_workers: bool) -> None:
+        self.done.append("ended, workers kept" if keeps_workers else "ended")
 
     # --- what a script lets happen
     def have(self, workers: int) -> None:
@@ -332,7 +331,8 @@ class Life:
 
     def run(self) -> int:
         code = self.job.run()
-        assert self.ray.done[-1] == "ended"
+        kept = ", workers kept" if code in exits.TRIED_AGAIN else ""
+        assert self.ray.done[-1] == f"ended{kept}"
         return code
 
 
@@ -355,7 +355,7 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own(code: int) -> None:
     assert life.commands[0].told == pytest.approx(ended, abs=0.3)
     # No node is paid for while a command ends that has none.
     released = ["workers released"] if code == exits.NO_CAPACITY else []
-    assert (life.ray.done, life.ray.scaled) == ([*released, "ended"], [(0, 0)] * len(released))
+    assert (life.ray.done[:-1], life.ray.scaled) == (released, [(0, 0)] * len(released))
 
 
 @pytest.mark.parametrize(
@@ -454,33 +454,6 @@ def test_a_job_that_can_do_without_a_node_does_not_wait_for_one(order: dict[str,
     life.clock.at(5, life.ray.have, 4)
     life.clock.at(10, life.ray.have, 1 if "recipe" in order else 0)
     assert life.run() == exits.OK
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-        InputError(f"requirements.txt cannot be installed:\n{os.strerror(errno.ENOSPC)}"),
-    ],
-    ids=["unpacking", "installing"],
-)
-@pytest.mark.parametrize(("fails", "ended"), [(2, exits.OK), (99, exits.DEADLINE)])
-def test_a_disk_that_is_full_before_the_command_runs_is_tried_again_until_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, fails: int, ended: int
-) -> None:
-    life = Life(recipe="ddp", deadline=900)
-    last = Prepared(folder=None, environment={})
-    answers: Iterator[Exception | Prepared] = iter([*[error] * fails, last])
-
-    def prepare(*_: Any, **__: Any) -> Prepared:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(code, "prepare", prepare)
-    assert life.run() == ended
-    assert life.clock.now == pytest.approx(900 if fails > 2 else 2 * 30 + 30, abs=5)
 
 
 def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(

@@ -42,7 +42,6 @@ def values(spec: JobSpec) -> dict[str, Any]:
             max_seconds=60,
             capacity_wait_s=0,
             idle_s=5,
-            attempts=1,
             on=Placement.NODES,
             code="s3://bucket/runs/r1/jobs/j.zip",
             code_sha256="0123456789abcdef" * 4,
@@ -68,12 +67,7 @@ def test_defaults_are_filled_in() -> None:
     given = '{"run": "r1", "command": ["python", "mine.py"], "nodes": "1:4"}'
     assert JobSpec.from_json(given) == SPEC
     assert (SPEC.on, SPEC.code_sha256) == (Placement.HEAD, "")
-    assert (SPEC.max_seconds, SPEC.capacity_wait_s, SPEC.idle_s, SPEC.attempts) == (
-        86_400,
-        1800,
-        60,
-        3,
-    )
+    assert (SPEC.max_seconds, SPEC.capacity_wait_s, SPEC.idle_s) == (86_400, 1800, 60)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +87,6 @@ def test_defaults_are_filled_in() -> None:
         ({"max_seconds": "60"}, "max_seconds is '60': it must be a whole number"),
         ({"capacity_wait_s": -1}, "capacity_wait_s is -1: it must be a whole number from 0"),
         ({"idle_s": 0}, "idle_s is 0: it must be a whole number from 1"),
-        ({"attempts": 11}, "attempts is 11: it must be a whole number from 1 to 10"),
         ({"code": "/tmp/x.zip"}, "code is '/tmp/x.zip': it must be the s3:// address"),
         ({"code": 3}, "code is 3: it must be the s3:// address"),
         ({"code": "s3://b/c.zip", "code_sha256": "ab"}, "code_sha256 is 'ab': it must be 64"),

@@ -442,7 +442,9 @@ class Account:
         """A sweep keeps the hosts of a job that is about to be tried again."""
         process: Any = getcurrent()
         ended = [task for task in host["_tasks"] if "stoppedAt" in task]
-        if not ended or host["_leaves"] or getattr(process, "what", "") != "sweep":
+        is_used = len(ended) < len(host["_tasks"])  # by a task that the sweep has stopped
+        is_sweep = getattr(process, "what", "") == "sweep"
+        if not ended or is_used or host["_leaves"] or not is_sweep:
             return
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)

@@ -28,12 +28,12 @@ from contract.job import (
     Outcome,
     head_variables,
     overrides,
-    stop_reason,
 )
 from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import Range
 from stacks.job_runner import KEEPER
 from stacks.lambda_code import stage
+from tests.heads import head
 from tests.simulation.account import evaluate
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text
@@ -56,134 +56,6 @@ def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> N
         check=False,
     )
     assert (done.stdout, done.stderr) == ("c\n", "")
-
-
-def head(code: int | None = None, **task: Any) -> dict[str, Any]:
-    """A head task as Step Functions describes it."""
-    container = {} if code is None else {"ExitCode": code}
-    if reason := task.pop("reason", ""):
-        container["Reason"] = reason
-    return {"Containers": [container], "StopCode": "EssentialContainerExited", **task}
-
-
-ENDS = [
-    (head(0), "", "succeeded", "succeeded", False),
-    (head(74), "", "files_lost", "files lost", False),
-    (head(3), "", "failed", "failed: user code exit 3", False),
-    (head(1), "", "failed", "failed: user code exit 1", False),
-    (head(78), "", "failed", "failed: asks for more than the job can have", False),
-    (head(124), "", "deadline", "deadline", False),
-    ({}, "States.Timeout", "deadline", "deadline", False),
-    (head(75), "", "no_capacity", "no capacity", False),
-    (
-        head(
-            StopCode="UserInitiated",
-            StoppedReason=stop_reason(JobStatus.NO_CAPACITY, "job j: no host within 60 s"),
-        ),
-        "",
-        "no_capacity",
-        "no capacity",
-        False,
-    ),
-    (head(143, StopCode="UserInitiated"), "", "stopped", "stopped by user", False),
-    (head(137, StopCode="UserInitiated"), "", "stopped", "stopped by user", False),
-    (
-        head(143, StopCode="UserInitiated", StoppedReason="Task stopped by user"),
-        "",
-        "stopped",
-        "stopped by user",
-        False,
-    ),
-    (
-        head(143, StopCode="UserInitiated", StoppedReason="cost control: no capacity left"),
-        "",
-        "stopped",
-        "its head was stopped: cost control: no capacity left",
-        False,
-    ),
-    (head(130), "", "stopped", "its command was stopped (exit code 130)", False),
-    (head(143), "", "stopped", "its command was stopped (exit code 143)", False),
-    (head(137), "", "host_lost", "failed: the head was killed", True),
-    (
-        head(77),
-        "",
-        "host_lost",
-        "failed: Ray did not start on its head, or ended there by itself",
-        False,  # its workers' hosts are released already
-    ),
-    (
-        head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
-        "",
-        "failed",
-        "failed: out of memory on the head",
-        False,
-    ),
-    (head(StopCode="SpotInterruption"), "", "host_lost", "failed: its host was lost", True),
-    (head(StopCode="TerminationNotice"), "", "host_lost", "failed: its host was lost", True),
-    (
-        head(StoppedReason="Host EC2 (instance i-0a) terminated."),
-        "",
-        "host_lost",
-        "failed: its host was lost",
-        True,
-    ),
-    (
-        head(StopCode="TaskFailedToStart", reason="CannotPullContainerError: not found"),
-        "",
-        "image_not_found",
-        "image not found: CannotPullContainerError: not found",
-        False,
-    ),
-    (
-        {},
-        "ECS.AccessDeniedException: no",
-        "failed",
-        "failed: the head did not start: ECS.AccessDeniedException: no",
-        False,
-    ),
-]
-
-
-@pytest.mark.parametrize(("task", "error", "status", "reason", "again"), ENDS)
-def test_every_end_has_a_status_a_reason_and_a_right_to_another_attempt(
-    keeper: ModuleType, task: dict[str, Any], error: str, status: str, reason: str, again: bool
-) -> None:
-    later = time.time() + 600
-    found = keeper.verdict(task, error, deadline=later, patience=later, attempt=1, attempts=3)
-    assert (found.status, found.reason, found.again) == (status, reason, again)
-    assert found.attempts == 1
-    last = keeper.verdict(task, error, deadline=later, patience=later, attempt=3, attempts=3)
-    assert last.again is False
-    assert last.status == status
-    over = keeper.verdict(
-        task, error, deadline=time.time() - 1, patience=later, attempt=1, attempts=3
-    )
-    assert over.again is False, "nothing is tried again after the deadline"
-
-
-@pytest.mark.parametrize(
-    ("stop_code", "said", "error"),
-    [
-        ("TaskFailedToStart", "TaskFailedToStart: EMPTY CAPACITY PROVIDER", ""),
-        ("TaskFailedToStart", "Capacity is unavailable at this time", ""),
-        ("", "", "AmazonECS.Unknown: RESOURCE:GPU"),
-        ("", "", "AmazonECS.Unknown: No Container Instances were found in your capacity provider"),
-    ],
-)
-def test_a_head_that_ecs_has_given_up_on_is_asked_for_again_as_long_as_the_job_waits(
-    keeper: ModuleType, stop_code: str, said: str, error: str
-) -> None:
-    task = head(StopCode=stop_code, StoppedReason=said) if said else {}
-    now = time.time()
-    for attempt in (1, 3):
-        found = keeper.verdict(
-            task, error, deadline=now + 600, patience=now + 60, attempt=attempt, attempts=3
-        )
-        assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
-        assert found.again, "it did not run"
-        assert found.attempts == attempt - 1, "and does not count"
-    over = keeper.verdict(task, error, deadline=now + 600, patience=now - 1, attempt=1, attempts=3)
-    assert (over.status, over.again) == (JobStatus.NO_CAPACITY, False)
 
 
 class Aws:
@@ -579,13 +451,13 @@ def test_an_abort_while_the_end_is_cleaned_up_changes_no_record(
     cleaned: list[str] = []
     release = keeper.release
 
-    def interrupted(hosts: set[str]) -> None:
+    def interrupted(hosts: set[str], **given: Any) -> None:
         """The abort comes in the middle, and what follows it is quicker."""
         monkeypatch.setattr(keeper, "release", release)
         aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
         keeper.handler(aborted(), None)
         cleaned.extend(hosts)
-        release(hosts)
+        release(hosts, **given)
 
     monkeypatch.setattr(keeper, "release", interrupted)
     keeper.handler(ended(head(0, ContainerInstanceArn="h1")), None)
@@ -962,17 +834,6 @@ def test_what_a_host_could_not_start_is_tried_again_and_a_bad_host_ends(
     assert ("i-h1" in aws.terminated) is ends_host
 
 
-@pytest.mark.parametrize(
-    "error",
-    ["ECS.AmazonECSException: Rate exceeded", "ECS.ServerException: x", "AmazonECS.Unknown: AGENT"],
-)
-def test_a_head_that_aws_could_not_start_is_tried_again(keeper: ModuleType, error: str) -> None:
-    later = time.time() + 600
-    found = keeper.verdict({}, error, deadline=later, patience=later, attempt=1, attempts=3)
-    assert (found.status, found.again) == (JobStatus.HOST_LOST, True)
-    assert error in found.reason
-
-
 def test_a_head_on_a_bad_host_is_started_again_elsewhere(keeper: ModuleType, aws: Aws) -> None:
     event = ended(head(exits.BAD_HOST, ContainerInstanceArn="h1")) | {"Spec": SPEC.to_json()}
     found = keeper.handler(event, None)
@@ -1005,7 +866,7 @@ def test_a_head_that_gets_no_host_in_time_ends_as_no_capacity(keeper: ModuleType
     assert keeper.handler({}, None)["stopped"] == ["own-head"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     later = time.time() + 60
-    found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, attempts=3)
+    found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1)
     assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
 
 

@@ -63,18 +63,21 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
 
     def pauses(status: JobStatus) -> list[int]:
         found: list[int] = []
+        known = {"asked": BEGAN, "deadline": BEGAN + MAX_SECONDS}
         while sum(found) < MAX_SECONDS:
-            variables = {"asked": BEGAN, "outcome": {"status": status.value}}
+            outcome = {"status": status.value, "attempts": len(found) + 1}
+            variables = known | {"outcome": outcome}
             seconds = states["Pause"]["Seconds"]
             found.append(evaluate(seconds, variables, BEGAN + sum(found)))
-            if not found[-1]:
-                break
+        assert sum(found) == MAX_SECONDS, "the next head notices that the deadline has come"
+        events = 20  # at most, from one request to the next
+        assert len(found) * events < 25_000
         return found
 
     found = pauses(JobStatus.NO_CAPACITY)
     assert found[:50] == [30] * 50, "a host that comes soon is not kept waiting"
     assert all(pause <= max(31, sum(found[:i]) / 59) for i, pause in enumerate(found))
-    assert pauses(JobStatus.HOST_LOST) == [0]
+    assert pauses(JobStatus.HOST_LOST)[:4] == [0, 30, 60, 90]
 
     queue = [states["Begin"]["Assign"]["pause"]]
     monkeypatch.setattr(keeper, "admitted", lambda *_: None)

@@ -8,7 +8,8 @@ import pytest
 
 from contract.job import Outcome
 from tests.fuzzing import fuzz_text
-from tests.stacks.test_job_keeper import Aws, ended, head
+from tests.heads import head
+from tests.stacks.test_job_keeper import Aws, ended
 
 FAILURES = {"Failures": [{"Arn": "a", "Reason": "RESOURCE:GPU"}], "Tasks": []}
 

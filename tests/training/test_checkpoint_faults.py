@@ -4,7 +4,6 @@ cannot use any of its checkpoints does not start again by itself."""
 import errno
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from contract.errors import InputError
-from contract.nodes import ENV_JOB
+from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE
-from contract.times import STORAGE_RETRY_S
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
@@ -153,60 +150,6 @@ def test_a_run_whose_only_upload_was_cut_off_starts_at_its_beginning(bucket: Buc
 # --- a storage that fails -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENV_JOB, "j-1")
-
-
-class Weather:
-    """A task that fails a few times, and a sleep that takes no time."""
-
-    def __init__(self, *errors: BaseException) -> None:
-        self._errors = [*errors]
-        self.slept: list[float] = []
-        self.said: list[str] = []
-
-    def task(self) -> str:
-        if self._errors:
-            raise self._errors.pop(0)
-        return "done"
-
-    def retried(self) -> str:
-        return storage.retried(self.task, say=self.said.append, sleep=self.slept.append)
-
-
-@pytest.mark.usefixtures("in_job")
-def test_a_job_waits_for_its_storage() -> None:
-    from botocore.exceptions import ReadTimeoutError
-
-    silent = ReadTimeoutError(endpoint_url="https://s3")
-    weather = Weather(SLOW_DOWN, silent, storage.UnreachableError("no answer"), TimeoutError())
-    assert weather.retried() == "done"
-    assert weather.slept == [STORAGE_RETRY_S] * 4
-    assert "Please reduce your request rate.: trying again in 30 s" in weather.said[0]
-
-
-@pytest.mark.usefixtures("in_job")
-@pytest.mark.parametrize(
-    "error",
-    [
-        InputError("wrong"),
-        FileNotFoundError(errno.ENOENT, "no such bucket"),
-        PermissionError(errno.EACCES, "denied"),
-        OSError(errno.EINVAL, "wrong region"),
-        OSError(errno.ENOSPC, "No space left on device"),
-        OSError("cannot identify image file"),
-        NO_MEMORY,
-        KeyError("a bug"),
-    ],
-)
-def test_a_job_does_not_wait_for_what_time_does_not_change(error: Exception) -> None:
-    weather = Weather(error)
-    with pytest.raises(type(error)):
-        weather.retried()
-    assert weather.slept == []
-
-
 class OneRank:
     """The only worker of a run."""
 
@@ -230,35 +173,6 @@ class OneRank:
 
     def finish_saves(self, *, retry: bool = False) -> None:
         del retry
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Makes pauses take no time; how long they would have been."""
-    slept: list[float] = []
-    monkeypatch.setattr(storage, "retried", partial(storage.retried, sleep=slept.append))
-    return slept
-
-
-@pytest.mark.usefixtures("in_job")
-def test_a_job_waits_for_a_checkpoint_that_cannot_be_read(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, at_once: list[float]
-) -> None:
-    save(RUN, 100)
-    fetch, errors = bucket.get_file, [SLOW_DOWN, SLOW_DOWN]
-
-    def get_file(uri: str, local: str) -> None:
-        if errors:
-            raise errors.pop()
-        fetch(uri, local)
-
-    monkeypatch.setattr(bucket, "get_file", get_file)
-    worker = OneRank(RUN)
-    found = checkpoints.shared_newest(worker)
-    assert found is not None
-    assert found.position.step == 100
-    assert at_once == [STORAGE_RETRY_S] * 2
-    assert "a checkpoint cannot be read: [Errno 16] Please reduce" in worker.said[0]
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------
@@ -326,25 +240,6 @@ def found_in(run: str) -> sharded_checkpoints.Found:
     return found
 
 
-@pytest.mark.usefixtures("in_job")
-def test_a_job_waits_for_shards_that_cannot_be_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    at_once: list[float],
-    group: dist.ProcessGroup,
-) -> None:
-    made = trained()
-    save_sharded(str(tmp_path), 5, made, group)
-    found = found_in(str(tmp_path))
-    failing_shards(monkeypatch, [SLOW_DOWN, TimeoutError()])
-    model, optimizer = trained()
-    said: list[str] = []
-    found.load(model, optimizer, warn=said.append)
-    assert at_once == [STORAGE_RETRY_S] * 2
-    assert "Please reduce your request rate" in said[0]
-    assert same_weights(model, made[0])
-
-
 @pytest.mark.parametrize("error", [SLOW_DOWN, NO_MEMORY])
 def test_what_fails_while_shards_are_read_is_not_the_users_mistake(
     tmp_path: Path,
@@ -352,7 +247,6 @@ def test_what_fails_while_shards_are_read_is_not_the_users_mistake(
     group: dist.ProcessGroup,
     error: Exception,
 ) -> None:
-    monkeypatch.delenv(ENV_JOB, raising=False)
     save_sharded(str(tmp_path), 5, trained(), group)
     found = found_in(str(tmp_path))
     failing_shards(monkeypatch, [error])
@@ -373,11 +267,9 @@ def test_a_checkpoint_of_another_model_is_the_users_mistake(
         found_in(str(tmp_path)).load(wider, torch.optim.AdamW(wider.parameters()))
 
 
-@pytest.mark.usefixtures("in_job")
 def test_a_sharded_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    at_once: list[float],
     group: dist.ProcessGroup,
 ) -> None:
     run = str(tmp_path / "mine")
@@ -392,17 +284,13 @@ def test_a_sharded_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_
         patch.setattr(dcp, "_check", raising(MemoryError()))
         with pytest.raises(MemoryError):
             sharded_checkpoints.newest(worker)
-        errors, verify = [SLOW_DOWN], sharded_checkpoints.Found
         patch.undo()
-        patch.setattr(
-            sharded_checkpoints,
-            "Found",
-            lambda uri: raising(errors.pop())() if errors else verify(uri),
-        )
-        found = sharded_checkpoints.newest(worker)
+        patch.setattr(sharded_checkpoints, "Found", raising(SLOW_DOWN))
+        with pytest.raises(UnreachableError, match="Please reduce"):
+            sharded_checkpoints.newest(worker)
+    found = sharded_checkpoints.newest(worker)
     assert found is not None
     assert found.position.step == 6
-    assert at_once == [STORAGE_RETRY_S]
     for name in checkpoints.names(run):
         (tmp_path / "mine" / "checkpoints" / name / "state.json").write_bytes(b"{}")
     with pytest.raises(InputError, match=r"'mine' has .* none .*state.json.*--from-scratch"):

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from tests.training.mirror import Mirror, served
 from training.data import download, images, sources
 from training.data.catalog import IDX_FILES
 from training.data.images import BatchOrder, DeviceImages
-from training.system.storage import UnreachableError
 
 CPU = torch.device("cpu")
 

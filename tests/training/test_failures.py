@@ -11,6 +11,7 @@ import ray.train
 from ray.exceptions import GetTimeoutError
 
 from contract import nodes
+from contract.errors import UnreachableError
 from contract.nodes import Range
 from training.recipes.settings import RunConfig
 from training.runtime import local, trainer
@@ -66,7 +67,7 @@ class RayTrain:
             raise GetTimeoutError
         return value
 
-    def train(self) -> str:
+    def train(self) -> str | UnreachableError:
         config: Any = RunConfig
         events = SimpleNamespace(begun_at=SimpleNamespace(remote=lambda: self.begun_at))
         submission = Submission(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from tests import forks
 from tests.training.sample_pictures import CLASSES, as_jpeg, sort_val, write_tree
 from tests.training.test_ddp import free_port
@@ -32,7 +32,6 @@ from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Finished, RankTimes, Step
 from training.runtime.torchrun import TorchrunWorker
-from training.system.storage import UnreachableError
 
 SMALL: dict[str, Any] = {
     "model": "efficientnet-b0",

@@ -1,7 +1,6 @@
 """Proves that every mistake on the command line gets one clear line and exit code 2, before
 anything is started or written."""
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 
 from contract.errors import InputError
-from contract.nodes import ENV_JOB, Range
+from contract.nodes import Range
 from contract.runs import RunPaths
-from contract.times import STORAGE_RETRY_S
-from tests.training.bucket import Bucket, install
 from training import launch
 from training.data.catalog import IDX_FILES
 from training.recipes import command
@@ -71,77 +68,6 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(
     err = refused(arguments, capsys)
     assert all(word in err for word in words), err
     assert not any(path.is_file() for path in elsewhere.rglob("*"))
-
-
-class FailingBucket(Bucket):
-    """One that refuses each of its requests a few times, one kind after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refuses = ["pipe_file", "cat_file", "ls"]
-        self.slept: list[float] = []
-
-    def refuse(self, request: str) -> None:
-        if request in self.refuses and len(self.slept) < 6:
-            raise OSError(errno.EBUSY, f"Please reduce your request rate: {request}")
-
-    def pipe_file(self, uri: str, content: bytes, mode: str = "overwrite") -> None:
-        self.refuse("pipe_file")
-        super().pipe_file(uri, content, mode)
-
-    def cat_file(self, uri: str) -> bytes:
-        self.refuse("cat_file")
-        return super().cat_file(uri)
-
-    def ls(self, uri: str, *, detail: bool) -> list[dict[str, Any]]:
-        self.refuse("ls")
-        return super().ls(uri, detail=detail)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        if len(self.slept) % 2 == 0:
-            self.refuses = self.refuses[1:]
-
-
-def started_with(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Words of a job's head that keeps its run in ``bucket``, and trains nothing."""
-    monkeypatch.setattr("training.runtime.driver.Driver", NoDriver)
-    install(monkeypatch, bucket)
-    return ["ddp", "--workers", "2", "--storage", "s3://bucket", "--run", "r"]
-
-
-class NoDriver:
-    """A run that is complete at once."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def run(self) -> int:
-        return 0
-
-
-def test_a_job_whose_storage_does_not_answer_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(ENV_JOB, "j-1")
-    bucket = FailingBucket()
-    words = started_with(bucket, monkeypatch)
-    assert launch.main(words, sleep=bucket.sleep) == 0
-    assert bucket.slept == [STORAGE_RETRY_S] * 6
-    err = capsys.readouterr().err
-    for request in ("pipe_file", "cat_file", "ls"):
-        assert f"Please reduce your request rate: {request}: trying again in 30 s" in err
-    assert "bucket/runs/r/leases/00000001.json" in bucket.objects
-
-
-def test_a_person_whose_storage_does_not_answer_is_told_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(ENV_JOB, raising=False)
-    bucket = FailingBucket()
-    assert launch.main(started_with(bucket, monkeypatch), sleep=bucket.sleep) == 1
-    assert bucket.slept == []
-    assert "storage s3://bucket/runs cannot be written: [Errno 16]" in capsys.readouterr().err
 
 
 def test_storage_that_is_a_file_is_refused(

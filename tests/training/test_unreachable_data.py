@@ -9,13 +9,12 @@ import pytest
 from botocore.exceptions import ProfileNotFound, ReadTimeoutError
 
 from contract import exits
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from training import launch, recipes
 from training.data import documents, sources
 from training.recipes.ddp.settings import DdpConfig
 from training.runtime import torchrun
 from training.system import storage
-from training.system.storage import UnreachableError
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
         raise UnreachableError("s3://bucket/data cannot be read: slow down")
 
     monkeypatch.setattr(launch, "start", start)
-    assert launch.main(["ddp", "--local"]) == exits.FAILED
+    assert launch.main(["ddp", "--local"]) == exits.STORAGE
     out, err = capsys.readouterr()
     assert out == ""
     assert err == (
@@ -79,7 +78,7 @@ def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
     ("fault", "expected"),
     [
         (InputError("train.bin is damaged"), exits.BAD_INPUT),
-        (UnreachableError("a.jsonl cannot be read"), exits.FAILED),
+        (UnreachableError("a.jsonl cannot be read"), exits.STORAGE),
     ],
 )
 def test_torchrun_prints_what_stops_any_of_its_processes(

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.loop.metrics import StepMetrics
@@ -576,17 +576,17 @@ def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | N
     Raises:
         InputError: none of the run's checkpoints is usable, and ``from_scratch`` is not given.
     """
-
-    def warn(message: str) -> None:
-        worker.emit(Warned(message=message))
-
     box: list[Snapshot | None] = [None]
 
     def choose() -> None:
         if worker.rank == 0:
-            box[0] = newest(worker.run_uri, warn, from_scratch=from_scratch)
+            box[0] = newest(
+                worker.run_uri,
+                lambda text: worker.emit(Warned(message=text)),
+                from_scratch=from_scratch,
+            )
 
-    storage.retried(lambda: on_all_ranks(choose), say=warn)
+    on_all_ranks(choose)
     if _is_distributed():
         dist.broadcast_object_list(box, src=0)
     return box[0]
@@ -596,8 +596,8 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     """Let each rank do ``task``; return their results, in the order of the ranks.
 
     Raises:
-        InputError, storage.UnreachableError: ``task`` raised that, or met with trouble of the
-            storage, on one of them. It is raised on all, so that all end, or try again, together.
+        InputError, UnreachableError: ``task`` raised that, or met with trouble of the storage, on
+            one of them. It is raised on all, so that all end together.
     """
     own: T | Exception
     try:
@@ -607,7 +607,7 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     except Exception as error:
         if not storage.is_trouble(error):
             raise
-        own = storage.UnreachableError(f"a checkpoint cannot be read: {error}")
+        own = UnreachableError(f"a checkpoint cannot be read: {error}")
     found: list[Any] = [own]
     if _is_distributed():
         found = [None] * dist.get_world_size()

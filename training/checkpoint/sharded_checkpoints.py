@@ -220,13 +220,8 @@ class Found:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
-        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Put it into a model and its optimizer, written by any number of workers.
-
-        Args:
-            warn: told of a storage that fails, which a job waits for.
 
         Raises:
             InputError: it is of another model, or of one with other adapters.
@@ -234,7 +229,7 @@ class Found:
         """
         state = state_of(model, optimizer)
         self._check_none_left(state[_MODEL])
-        storage.retried(partial(self._load, state), say=warn)
+        self._load(state)
         options = StateDictOptions(strict=False)  # frozen weights are not in it
         set_model_state_dict(model, state[_MODEL], options=options)
         set_optimizer_state_dict(model, optimizer, state[_OPTIMIZER], options=options)
@@ -317,16 +312,6 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
         InputError: none of the run's checkpoints is usable.
     """
 
-    def warn(message: str) -> None:
-        worker.emit(Warned(message=message))
-
-    return storage.retried(
-        lambda: _newest(worker, warn, from_scratch=from_scratch),
-        say=warn,
-    )
-
-
-def _newest(worker: Worker, warn: Callable[[str], None], *, from_scratch: bool) -> Found | None:
     run_uri = worker.run_uri
     here: Found | None = None
 
@@ -357,7 +342,7 @@ def _newest(worker: Worker, warn: Callable[[str], None], *, from_scratch: bool) 
             checkpoints.pass_over(
                 run_uri,
                 damaged,
-                warn,
+                lambda text: worker.emit(Warned(message=text)),
                 is_one_usable=here is not None,
                 from_scratch=from_scratch,
             )

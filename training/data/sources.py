@@ -16,12 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError, is_full
 from contract.runs import safe_join
 from training.data import catalog, download
 from training.data.download import Report
 from training.system import storage
-from training.system.storage import UnreachableError
 
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir
@@ -133,7 +132,7 @@ def _fetch(url: str, target: Path) -> None:
     except ConnectionError as error:
         raise UnreachableError(f"{url} could not be fetched: {error}") from None
     except OSError as error:
-        if storage.is_full(error):
+        if is_full(error):
             raise download.not_writable(target.parent, error) from None
         raise
     finally:

@@ -36,6 +36,7 @@ exit codes:
   0    the run is complete
   1    something failed; the message names the folder of the logs
   2    wrong input, or a loss that is not a number
+  79   the storage does not answer, or a disk is full; the same command resumes the run
   130  ended by Ctrl-C, 143 by SIGTERM; the same command resumes the run
 
 examples:

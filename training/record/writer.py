@@ -115,7 +115,7 @@ class RunRecord:
         self._metrics = self.folder / runs.METRICS_FILE
         if self._in_s3:
             uri = storage.join(run_uri, runs.METRICS_FILE)
-            if earlier := self._patiently(lambda: storage.read_bytes(uri)):
+            if earlier := storage.read_bytes(uri):
                 self._metrics.write_bytes(earlier)
         # Content of what the run's folder lacks; None: as it is on this machine's disk.
         self._unsent: dict[str, bytes | None] = {}
@@ -218,13 +218,13 @@ class RunRecord:
 
     def _send_all(self) -> None:
         """Bring what is missing in the run's folder there, which in S3 may be any file, with the
-        patience that it takes; the result is sent first."""
+        patience that it takes; the result last: a run that has one is complete."""
         names = {*self._unsent}
         if self._in_s3:
             found = self.folder.rglob("*")
             names |= {path.relative_to(self.folder).as_posix() for path in found if path.is_file()}
         missing: list[str] = []
-        for name in sorted(names, key=lambda name: (name != runs.RESULT_FILE, name)):
+        for name in sorted(names, key=lambda name: (name == runs.RESULT_FILE, name)):
             try:
                 # Once it has failed for minutes, the others are tried once.
                 self._write(name, quick=bool(missing))
@@ -240,7 +240,7 @@ class RunRecord:
             f"{', '.join(missing)} could not be written to {self.run_uri}"
             f"{kept if self._in_s3 else ''}"
         )
-        self.exit_code = self.exit_code or exits.FAILED
+        self.exit_code = self.exit_code or exits.STORAGE
 
     def abandon(self) -> None:
         """Write no more: the run's folder belongs to another process now."""
@@ -404,14 +404,8 @@ class RunRecord:
         return self._evaluations[-1] if self._evaluations else Evaluation(step=0, epoch=0)
 
     def _read(self) -> Metrics:
-        def read() -> Metrics:
-            kept = None if self._is_anew else storage.read_bytes(str(self._metrics))
-            return events.parse_metrics((kept or b"") + "".join(self._lines).encode())
-
-        return self._patiently(read)
-
-    def _patiently(self, read: Callable[[], T]) -> T:
-        return storage.retried(read, say=lambda text: self._display.show(Warned(message=text)))
+        kept = None if self._is_anew else storage.read_bytes(str(self._metrics))
+        return events.parse_metrics((kept or b"") + "".join(self._lines).encode())
 
     def _append(self, event: Event) -> None:
         self._lines.append(_line(event) + "\n")
@@ -446,7 +440,7 @@ class RunRecord:
             return
         if not self._in_s3:
             self._on_disk(lambda: self._write(name, quick=False))
-        elif not self._is_failing:
+        elif not self._is_failing and name != runs.RESULT_FILE:
             self._send(name)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from contract import exits
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
@@ -27,7 +27,6 @@ from training.runtime.outcome import print_result
 from training.runtime.processes import Seen
 from training.system.lease import Lease
 from training.system.machine import environment
-from training.system.storage import UnreachableError
 
 
 class Workers(Protocol):
@@ -41,6 +40,8 @@ class Workers(Protocol):
     """Whether what was begun last has ended."""
     failure: str
     """Why it failed, for people; empty where it did not."""
+    failure_code: int
+    """Exit code of the command then."""
     found: RunConfig | InputError | UnreachableError | None
     """The result of ``prepare``: the settings with what was decided, or what is wrong."""
 
@@ -192,7 +193,7 @@ class Driver:
             return self._interrupted()
         self._display.close()
         self._print_failure(self._workers.failure, "could not begin")
-        return exits.FAILED
+        return self._workers.failure_code
 
     def _finish(self, record: RunRecord, failure: str) -> int:
         with contextlib.suppress(Exception):  # a worker may have found out first
@@ -223,7 +224,7 @@ class Driver:
         if failure:
             again = "The same command resumes it from its last checkpoint"
             self._print_failure(failure, "failed", again)
-            return exits.FAILED
+            return self._workers.failure_code
         if record.error is not None:
             print(f"error: {record.error}", file=sys.stderr)
             return record.exit_code

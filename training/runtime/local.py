@@ -24,7 +24,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from contract.errors import InputError
+from contract import exits
+from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
@@ -32,8 +33,7 @@ from training.record.events import Event, Failed, Process, Reading, Start, Warne
 from training.runtime import processes
 from training.runtime.outcome import Failures
 from training.runtime.processes import Seen
-from training.system import machine, storage
-from training.system.storage import UnreachableError
+from training.system import machine
 
 _METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"
 _CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)
@@ -98,7 +98,7 @@ class LocalWorkers:
             max_failures: failures in a row that the run survives.
             verbose: show what the workers print, instead of keeping it in files.
         """
-        self.failure = ""
+        self.failure, self.failure_code = "", exits.FAILED
         self.found: RunConfig | InputError | UnreachableError | None = None
         self.is_done = False
         self._recipe, self._is_verbose = recipe, verbose
@@ -300,7 +300,7 @@ def _prepare(send: Callable[[Any], None], settings: Mapping[str, object]) -> _Do
     config = recipes.config_from_json(settings)
     prepare = recipes.by_name(config.recipe).prepare
     try:
-        return _Done(found=storage.retried(lambda: prepare(config, report), say=warn))
+        return _Done(found=prepare(config, report))
     except (InputError, UnreachableError) as error:
         return _Done(found=error.with_traceback(None))
 

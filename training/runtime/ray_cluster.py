@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from contract import nodes
-from contract.errors import InputError
+from contract import exits, nodes
+from contract.errors import InputError, UnreachableError
 from contract.job import JobSpec
 from contract.nodes import Gpus, Range
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
@@ -20,7 +20,6 @@ from training.record.events import Event, Process, phase
 from training.runtime import processes, trainer
 from training.runtime.processes import Seen
 from training.runtime.trainer import Submission
-from training.system.storage import UnreachableError
 
 #: A person does not notice a tenth of a second, nor does a processor.
 _POLL_S: Final = 0.1
@@ -42,7 +41,7 @@ class RayWorkers:
             max_failures: failures in a row that the run survives.
             verbose: show Ray's log lines.
         """
-        self.failure = ""
+        self.failure, self.failure_code = "", exits.FAILED
         self.found: RunConfig | InputError | UnreachableError | None = None
         self.is_done = False
         self._range, self._max_failures, self._is_verbose = workers, max_failures, verbose
@@ -93,13 +92,17 @@ class RayWorkers:
                 events += self._take(timeout_s=_LAST_EVENTS_S)
                 self.is_done, result = True, ray.get(self._task)
                 if self._is_training:
-                    self.failure = result
+                    self.failure = str(result)
+                    if isinstance(result, UnreachableError):
+                        self.failure_code = exits.STORAGE
                 else:
                     self.found = result
             return [*joined, *events]
         except ray.exceptions.RayError as error:
             # Ray colors the traceback of a task, also for files and pipes.
             self.failure, self.is_done = re.sub(r"\x1b\[[0-9;]*m", "", str(error)), True
+            if not isinstance(error, ray.exceptions.RayTaskError):
+                self.failure_code = exits.RAY_FAILED  # it has lost the task, or its own actor
             return []
 
     def _take(self, *, timeout_s: float) -> list[Event]:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.record.events import Event, Failed, Preempted
 from training.runtime import processes
 from training.runtime.saving import Saves
-from training.system import machine
+from training.system import machine, storage
 
 
 class RayWorker:
@@ -105,3 +105,8 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     except InputError as error:
         worker.finish_saves()
         ray.get(worker._events.put.remote([Failed(message=str(error))]))
+    except Exception as error:
+        if not storage.is_trouble(error):
+            raise
+        # Of a class that the command knows, and that can be sent.
+        raise UnreachableError(storage.first_line(error)) from error

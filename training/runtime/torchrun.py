@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from contract import exits
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError, exit_code
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
@@ -27,7 +27,6 @@ from training.runtime.outcome import print_result
 from training.runtime.saving import Saves
 from training.system.lease import Lease
 from training.system.machine import environment
-from training.system.storage import UnreachableError
 
 
 def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> int:
@@ -65,7 +64,7 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
         if worker.stop_requested():
             code = exits.INTERRUPTED
     except (InputError, UnreachableError) as error:
-        code = exits.BAD_INPUT if isinstance(error, InputError) else exits.FAILED
+        code = exit_code(error)
         if kept is not None:
             kept.handle(Failed(message=str(error)))
         # Of every rank: what stops one may be unknown to rank 0, which keeps the record.

@@ -9,11 +9,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from contract import host_check, nodes
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
 from training import recipes
@@ -22,7 +21,6 @@ from training.record.events import Event, Reading, Start, Warned
 from training.runtime.outcome import Failures
 from training.runtime.processes import on_nodes
 from training.system import lease, storage
-from training.system.storage import UnreachableError
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
@@ -116,12 +114,12 @@ def prepare(submission: Submission, events: Any) -> RunConfig | InputError | Unr
     try:
         config = submission.config
         recipe = recipes.by_name(config.recipe)
-        return storage.retried(lambda: recipe.prepare(config, report), say=warn)
+        return recipe.prepare(config, report)
     except (InputError, UnreachableError) as error:
         return error.with_traceback(None)
 
 
-def fit(submission: Submission, events: Any) -> str:
+def fit(submission: Submission, events: Any) -> str | UnreachableError:
     """Train; return why that failed, or nothing.
 
     Failures are counted here. Ray Train 2.60 counts those of a run's whole life; it forgets a group
@@ -140,7 +138,7 @@ def fit(submission: Submission, events: Any) -> str:
             _trainer(submission, events).fit()
             return ""
         except TrainingFailedError as error:
-            text, is_failure = str(error), not _waits_for_hosts(error)
+            reason, is_failure = _reason(error), not _waits_for_hosts(error)
         _free_places()
         with contextlib.suppress(ray.exceptions.RayError):
             begun_at = ray.get(events.begun_at.remote(), timeout=_ASK_S)
@@ -148,10 +146,25 @@ def fit(submission: Submission, events: Any) -> str:
         for fault in faults:
             _log.warning("this failure is not counted: %s", fault)
         if failures.is_one_too_many(begun_at, is_counted=is_failure and not faults):
-            return text
+            return reason
         # Those that were cut off with their host may still be writing a checkpoint.
-        follow = partial(lease.follow, submission.run_uri, submission.fence)
-        submission = replace(submission, fence=storage.retried(follow, say=_log.warning))
+        try:
+            fence = lease.follow(submission.run_uri, submission.fence)
+        except Exception as error:
+            if not storage.is_trouble(error):
+                raise
+            return UnreachableError(storage.first_line(error))
+        submission = replace(submission, fence=fence)
+
+
+def _reason(error: Exception) -> str | UnreachableError:
+    """Why training failed; of that class if the storage failed on a worker, as others may have
+    failed because of that one."""
+    failures = getattr(error, "worker_failures", {}).values()
+    found = [getattr(each, "_base_exc", each) for each in failures]
+    if any(isinstance(each, UnreachableError) for each in found):
+        return UnreachableError(str(error))
+    return str(error)
 
 
 def _free_places() -> None:

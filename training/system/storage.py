@@ -14,13 +14,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from contract import runs
-from contract.errors import InputError
-from contract.nodes import ENV_JOB, ENV_S3_TIMEOUT
+from contract.errors import InputError, UnreachableError, is_full
+from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
-from contract.times import S3_QUICK_S, S3_TIMEOUT_S, STORAGE_RETRY_S
+from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 
 #: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
 #: two minutes of refusals or seven of silence. ``AWS_MAX_ATTEMPTS`` has the last word.
@@ -33,16 +33,11 @@ _FINAL: Final = (
     errno.EACCES,
     errno.EPERM,
     errno.EINVAL,
-    errno.ENOSPC,
-    errno.EDQUOT,
     errno.ENOTDIR,
     errno.EISDIR,
     errno.EEXIST,
     errno.EROFS,
 )
-
-
-T = TypeVar("T")
 
 
 class Written:
@@ -53,10 +48,6 @@ class Written:
     @classmethod
     def add(cls, num: int) -> None:
         cls.total += num
-
-
-class UnreachableError(Exception):
-    """S3 does not answer, or refuses; another attempt may help. The message has its words."""
 
 
 def is_s3(uri: str) -> bool:
@@ -156,16 +147,8 @@ def check_writable(root: str) -> None:
         ) from None
 
 
-def is_full(error: Exception) -> bool:
-    """Whether a disk of this machine, or a quota, is used up."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def is_trouble(error: BaseException) -> bool:
-    """Whether S3, the network or a disk failed, so that the same call may succeed later.
-
-    A full disk is not among them: waiting does not empty it.
-    """
+    """Whether S3, the network or a disk failed, so that another attempt may succeed."""
     if isinstance(error, UnreachableError | ConnectionError | TimeoutError):
         return True
     # By name: the S3 client is not installed where there is no S3.
@@ -173,30 +156,6 @@ def is_trouble(error: BaseException) -> bool:
         return not _is_of_user(error)
     # One without a number is a library's own: of a picture that cannot be decoded, say.
     return isinstance(error, OSError) and error.errno not in (None, *_FINAL)
-
-
-def retried(
-    task: Callable[[], T],
-    *,
-    say: Callable[[str], None],
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """Result of ``task``; in a job, it is repeated while the storage fails.
-
-    A job loses its hosts when it ends, and its deadline ends it in any case. A person at a
-    terminal gets the error at once.
-
-    Args:
-        say: reports each failure, in a sentence.
-    """
-    while True:
-        try:
-            return task()
-        except Exception as error:
-            if ENV_JOB not in os.environ or not is_trouble(error):
-                raise
-            say(f"{first_line(error)}: trying again in {STORAGE_RETRY_S} s")
-        sleep(STORAGE_RETRY_S)
 
 
 def first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contract import exits
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from training.data import download
 from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         _say(f"error: {error}")
         return exits.BAD_INPUT
-    except storage.UnreachableError as error:
+    except UnreachableError as error:
         _say(f"error: {error}. Give the command again, it continues")
         return exits.FAILED
     except KeyboardInterrupt:

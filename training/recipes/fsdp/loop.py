@@ -154,7 +154,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     position = checkpoints.Position()
     found = sharded_checkpoints.newest(worker, from_scratch=config.from_scratch)
     if found is not None:
-        found.load(model, optimizer, warn=lambda text: worker.emit(Warned(message=text)))
+        found.load(model, optimizer)
         position = found.position
     start_step = position.step
 

@@ -1,0 +1,512 @@
+"""Each symptom of a fault, from where it is first seen to what becomes of the job.
+
+No fault of S3, of a disk, a GPU, Ray or AWS ends a job for good before its deadline. What a user
+can fix ends it at once, and a head that is killed, or loses its Ray, again and again ends it too.
+"""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import ray
+import ray.train
+import torch.distributed as dist
+from botocore.exceptions import (
+    EndpointConnectionError,
+    IncompleteReadError,
+    ProfileNotFound,
+    ReadTimeoutError,
+)
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
+
+import containers.__main__ as container
+from containers import job, node
+from containers.program import code as user_code
+from containers.program import nodes
+from contract import exits, times
+from contract.errors import InputError, UnreachableError
+from contract.job import JobStatus, Placement, stop_reason
+from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, verdict
+from contract.nodes import Range
+from tests.clock import FakeClock
+from tests.containers.program.s3_in_memory import S3, refused
+from tests.containers.test_job import ENVIRONMENT, Life, on_head
+from tests.heads import head
+from training import launch, recipes
+from training.recipes import command
+from training.recipes.ddp.settings import DdpConfig
+from training.runtime import driver, processes, ray_cluster, ray_worker, trainer
+from training.system import lease, machine
+
+FULL: Final = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+#: What S3 and disks do: 503 as s3fs tells it, silence, no connection, a broken answer, ...
+TROUBLE: Final[Mapping[str, Exception]] = {
+    "S3 refuses for now": OSError(errno.EBUSY, "Please reduce your request rate."),
+    "S3 is silent": ReadTimeoutError(endpoint_url="https://s3"),
+    "S3 cannot be reached": EndpointConnectionError(endpoint_url="https://s3"),
+    "S3 breaks off": IncompleteReadError(actual_bytes=1, expected_bytes=2),
+    "S3 did not answer": UnreachableError("s3://b/data cannot be read"),
+    "a disk is full": FULL,
+    "a disk fails": OSError(errno.EIO, os.strerror(errno.EIO)),
+}
+#: What a user can fix.
+MISTAKES: Final[Mapping[str, Exception]] = {
+    "data is wrong": InputError("a line is no JSON"),
+    "a right is missing": InputError("storage s3://b cannot be written: Forbidden"),
+}
+#: What nothing is known of.
+BUGS: Final[Mapping[str, Exception]] = {
+    "a bug": KeyError("step"),
+    "a GPU has no memory": RuntimeError("CUDA error: out of memory"),
+    "a refusal that was not foreseen": PermissionError(errno.EACCES, "Forbidden"),
+    "a wrong profile": ProfileNotFound(profile="mine"),
+    "a picture is broken": OSError("cannot identify image file"),
+}
+
+
+# --- where a symptom is first seen: each returns the exit code of the head's container ------------
+def in_command(patch: pytest.MonkeyPatch, error: Exception) -> int:
+    """In the recipe's command on the head."""
+
+    def start(_command: object) -> int:
+        raise error
+
+    patch.setattr(launch, "start", start)
+    try:
+        own = launch.main(["ddp", "--local"])
+    except Exception:
+        own = 1  # as Python does
+    return Life(recipe="ddp", codes=(own,)).run()
+
+
+def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
+    """On the first rank, by way of Ray Train, its fit and the command."""
+    actor = trainer._Events()
+
+    def remote(name: str) -> Any:
+        return SimpleNamespace(remote=getattr(actor, name))
+
+    names = ("put", "take", "begun_at", "request_stop")
+    events = SimpleNamespace(**{name: remote(name) for name in names})
+    worker = SimpleNamespace(rank=0, finish_saves=lambda: None, _events=events)
+
+    def train(*_: object) -> None:
+        raise error
+
+    def fit() -> None:
+        try:
+            ray_worker.ray_entry({"config": {}, "run_uri": "", "fence": 1, "events": events})
+        except Exception as found:
+            # The others feel that their peer has gone.
+            peer = UserExceptionWithTraceback(RuntimeError("connection lost"), "")
+            own = UserExceptionWithTraceback(found, "")
+            raise ray.train.WorkerGroupError(str(found), {0: own, 1: peer}) from None
+
+    context = SimpleNamespace(get_node_id=lambda: "n")
+    recipe = SimpleNamespace(train=lambda: train)
+    patch.setattr(ray_worker, "RayWorker", lambda **_: worker)
+    patch.setattr(recipes, "config_from_json", lambda _: SimpleNamespace(recipe="ddp"))
+    patch.setattr(recipes, "by_name", lambda _: recipe)
+    patch.setattr(processes, "introduce", lambda *_, **__: [])
+    patch.setattr(processes, "end_with_parent", lambda: None)
+    patch.setattr(machine, "check_efa", lambda *_, **__: None)
+    patch.setattr(dist, "get_backend", lambda: "gloo")
+    patch.setattr(ray, "get_runtime_context", lambda: context)
+    patch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    patch.setattr(trainer, "_take_over", lambda _: None)
+    patch.setattr(trainer, "_trainer", lambda *_: SimpleNamespace(fit=fit))
+    patch.setattr(trainer, "_free_places", lambda: None)
+    patch.setattr(lease, "follow", lambda _uri, fence: fence)
+    return in_driver(patch, lambda submission: trainer.fit(submission, events), events)
+
+
+def lost_by_ray(error: Exception) -> Callable[[Any], Any]:
+    def result(_submission: object) -> object:
+        return error
+
+    return result
+
+
+def in_driver(patch: pytest.MonkeyPatch, fit: Callable[[Any], Any], events: object = None) -> int:
+    """In the command, of what Ray tells it about its task ``fit``."""
+    idle = SimpleNamespace(take=SimpleNamespace(remote=list))
+
+    def start(task: object, submission: Any, _events: object) -> Any:
+        return submission.config if task is trainer.prepare else fit(submission)
+
+    def get(value: Any, **_: object) -> Any:
+        if isinstance(value, ray.exceptions.RayError):
+            raise value
+        return value
+
+    patch.setattr(ray_cluster, "join_cluster", lambda **_: None)
+    patch.setattr(trainer, "start_events", lambda: events or idle)
+    patch.setattr(trainer, "start", start)
+    patch.setattr(ray, "wait", lambda found, **_: (found, []))
+    patch.setattr(ray, "get", get)
+    patch.setattr(signal, "signal", lambda *_: None)
+    patch.setattr(driver, "environment", dict)
+    storage = str(Path(os.environ["PYTEST_TMP"]))
+    held: Any = SimpleNamespace(number=1, lost="", confirm=lambda: None, is_sure=lambda: True)
+    own = driver.Driver(
+        DdpConfig(recipe="ddp", run="r", storage=storage, data=""),
+        command.parse(["ddp", "--storage", storage]),
+        workers=ray_cluster.RayWorkers(workers=Range(1, 1), max_failures=2, verbose=False),
+        lease=held,
+    ).run()
+    return Life(recipe="ddp", codes=(own,)).run()
+
+
+def in_container(patch: pytest.MonkeyPatch, run: Callable[[], int]) -> int:
+    patch.setattr(job, "run", lambda _environment: run())
+    return container.main(["job"])
+
+
+def in_head(patch: pytest.MonkeyPatch, error: Exception, *, secret: bool = False) -> int:
+    """When the head fetches a program, or a secret."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    client = SimpleNamespace(download_file=fail, get_secret_value=fail, get_object=fail)
+    client.delete_object = lambda **_: None
+    patch.setattr(user_code, "_client", lambda _service: client)
+    patch.setattr(user_code, "PROGRAM_DIR", os.environ["PYTEST_TMP"])
+    order: dict[str, Any] = {"secrets": {"A": "training/a"}} if secret else {}
+    life = Life(code="s3://bucket/code.zip", **order)
+    return in_container(patch, life.run)
+
+
+def in_restore(patch: pytest.MonkeyPatch, error: Exception) -> int:
+    """When the files of a program come back."""
+    s3 = S3()
+    s3.is_down, s3.trouble = True, error
+    return in_container(patch, on_head(s3, patch, "true", clock=FakeClock()).run)
+
+
+def on_node(patch: pytest.MonkeyPatch, error: Exception) -> int:
+    """When a node prepares a program of all nodes; Ray brings the error."""
+    del patch
+
+    def run() -> int:
+        raise RayTaskError("prepare", "traceback", error).as_instanceof_cause()
+
+    group: Any = SimpleNamespace(run=run, report=lambda _: None)
+    return Life(codes=(nodes.run(group),), on=Placement.NODES).run()
+
+
+def at_start(patch: pytest.MonkeyPatch, fault: str) -> int:
+    """The head's own check of its host."""
+    patch.setattr(node, "host_faults", lambda _: [fault])
+    patch.setattr(signal, "signal", lambda *_: None)
+    return job.run(ENVIRONMENT)
+
+
+def meanwhile(happens: Callable[[Life], None], **order: Any) -> int:
+    life = Life(lasts=100, **order)
+    life.clock.at(50, happens, life)
+    return life.run()
+
+
+XID = "GPU 3 has fallen off the bus (Xid 79)"
+SLOW_DOWN, FORBIDDEN = refused("SlowDown", 503), refused("AccessDenied", 403)
+GONE = refused("404", 404)
+THROTTLED = refused("ThrottlingException", 400)
+LOST_ACTOR = ActorDiedError()
+BUG_IN_FIT = RayTaskError("fit", "traceback", KeyError("step"))
+
+Symptom = tuple[str, Callable[[pytest.MonkeyPatch], int], int]
+SYMPTOMS: list[Symptom] = [
+    *(
+        (f"{what} {where.__name__}", lambda patch, w=where, e=error: w(patch, e), code)
+        for where in (in_command, in_worker)
+        for errors, code in ((TROUBLE, 79), (MISTAKES, 2), (BUGS, 1))
+        for what, error in errors.items()
+    ),
+    ("Ray loses the command's task", lambda p: in_driver(p, lost_by_ray(LOST_ACTOR)), 77),
+    ("a bug in the command's task", lambda p: in_driver(p, lost_by_ray(BUG_IN_FIT)), 1),
+    ("Ray ends", lambda _: meanwhile(lambda life: life.ray.die()), 77),
+    ("Ray ends after the command", lambda _: after_command(ray_ends=True), 77),
+    ("the command fails by itself", lambda _: after_command(ray_ends=False), 1),
+    ("a GPU fails at the start", lambda p: at_start(p, XID), 76),
+    ("a GPU of the head fails", lambda _: meanwhile(lambda life: life.job.leave_host()), 76),
+    ("S3 has no answer with the code", lambda p: in_head(p, SLOW_DOWN), 79),
+    ("S3 is silent with the code", lambda p: in_head(p, TROUBLE["S3 is silent"]), 79),
+    ("the disk is full with the code", lambda p: in_head(p, FULL), 79),
+    ("the code may not be read", lambda p: in_head(p, FORBIDDEN), 2),
+    ("the code is gone", lambda p: in_head(p, GONE), 2),
+    ("Secrets Manager throttles", lambda p: in_head(p, THROTTLED, secret=True), 79),
+    ("a secret may not be read", lambda p: in_head(p, FORBIDDEN, secret=True), 2),
+    ("S3 gives no files", lambda p: in_restore(p, SLOW_DOWN), 79),
+    ("the disk takes no files", lambda p: in_restore(p, FULL), 79),
+    ("files may not be read", lambda p: in_restore(p, FORBIDDEN), 2),
+    ("S3 gives a node no files", lambda p: on_node(p, UnreachableError("no files")), 79),
+    ("files are damaged on a node", lambda p: on_node(p, InputError("damaged")), 2),
+    ("a program raises an error", lambda _: Life(codes=(1,)).run(), 1),
+    ("a program ends with a code of ours", lambda _: Life(codes=(79,)).run(), 1),
+    ("a program is killed", lambda _: Life(codes=(137,)).run(), 1),
+]
+
+
+def after_command(*, ray_ends: bool) -> int:
+    life = Life(recipe="ddp", codes=(1,), lasts=50)
+    if ray_ends:
+        life.clock.at(51, life.ray.die)
+    return life.run()
+
+
+def judged(task: dict[str, Any], error: str = "", *, attempt: int = 1, left_s: float = 600) -> Any:
+    now = time.time()
+    return verdict(task, error, deadline=now + left_s, patience=now + 300, attempt=attempt)
+
+
+@pytest.mark.parametrize(
+    ("seen", "code"), [each[1:] for each in SYMPTOMS], ids=[each[0] for each in SYMPTOMS]
+)
+def test_a_symptom_has_one_exit_code_and_no_fault_of_machines_ends_the_job(
+    seen: Callable[[pytest.MonkeyPatch], int],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("PYTEST_TMP", str(tmp_path))
+    with monkeypatch.context() as patch:
+        found = seen(patch)
+    assert found == code
+    assert judged(head(code)).again == (code in exits.TRIED_AGAIN)
+
+
+# --- how ECS and Step Functions tell it -----------------------------------------------------------
+FAULT, DOUBT, END = "tried again", "tried again, not for ever", "over"
+NO_FABRIC = (
+    "CannotStartContainerError: error gathering device information while adding custom device "
+    '"/dev/infiniband/uverbs0": no such file or directory'
+)
+
+
+def not_started(reason: str) -> dict[str, Any]:
+    return head(StopCode="TaskFailedToStart", reason=reason)
+
+
+def by_user(code: int, reason: str = "") -> dict[str, Any]:
+    return head(code, StopCode="UserInitiated", StoppedReason=reason)
+
+
+End = tuple[dict[str, Any], str, Ending, str, str, str]
+ENDS: list[End] = [
+    (head(0), "", Ending.EXITED, "succeeded", "succeeded", END),
+    (head(74), "", Ending.EXITED, "files_lost", "files lost", END),
+    (head(3), "", Ending.EXITED, "failed", "failed: user code exit 3", END),
+    (head(78), "", Ending.EXITED, "failed", "failed: asks for more than the job can have", END),
+    (head(124), "", Ending.EXITED, "deadline", "deadline", END),
+    ({}, "States.Timeout", Ending.NOT_STARTED, "deadline", "deadline", END),
+    (head(75), "", Ending.EXITED, "no_capacity", "no capacity", END),
+    (
+        by_user(143, stop_reason(JobStatus.NO_CAPACITY, "job j: no host within 60 s")),
+        "",
+        Ending.STOPPED,
+        "no_capacity",
+        "no capacity",
+        END,
+    ),
+    (by_user(143), "", Ending.STOPPED, "stopped", "stopped by user", END),
+    (by_user(137), "", Ending.STOPPED, "stopped", "stopped by user", END),
+    (by_user(143, "Task stopped by user"), "", Ending.STOPPED, "stopped", "stopped by user", END),
+    (
+        by_user(143, "cost control: no capacity left"),
+        "",
+        Ending.STOPPED,
+        "stopped",
+        "its head was stopped: cost control: no capacity left",
+        END,
+    ),
+    (
+        head(130),
+        "",
+        Ending.EXITED,
+        "stopped",
+        "its command was stopped (exit code 130)",
+        END,
+    ),
+    (
+        head(143, StopCode="ServiceSchedulerInitiated"),
+        "",
+        Ending.SURPLUS,
+        "stopped",
+        "its command was stopped (exit code 143)",
+        END,
+    ),
+    (
+        head(76),
+        "",
+        Ending.BAD_HOST,
+        "host_lost",
+        "failed: its host's GPUs or EFA devices are not healthy",
+        FAULT,
+    ),
+    (
+        head(77),
+        "",
+        Ending.EXITED,
+        "host_lost",
+        "failed: Ray did not start on its head, or ended there by itself",
+        DOUBT,
+    ),
+    (
+        head(79),
+        "",
+        Ending.EXITED,
+        "host_lost",
+        "failed: its storage did not answer, or a disk was full",
+        FAULT,
+    ),
+    (head(137), "", Ending.KILLED, "host_lost", "failed: the head was killed", DOUBT),
+    (
+        head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
+        "",
+        Ending.OUT_OF_MEMORY,
+        "failed",
+        "failed: out of memory on the head",
+        END,
+    ),
+    *(
+        (task, "", Ending.HOST_LOST, "host_lost", "failed: its host was lost", FAULT)
+        for task in (
+            head(137, StopCode="SpotInterruption"),
+            head(StopCode="TerminationNotice"),
+            head(StoppedReason="Host EC2 (instance i-0a) terminated."),
+        )
+    ),
+    *(
+        (
+            not_started(reason),
+            "",
+            Ending.HOST_FAULT,
+            "host_lost",
+            f"failed: the head could not be started: {reason}",
+            FAULT,
+        )
+        for reason in (
+            "CannotPullContainerError: toomanyrequests: Rate exceeded",
+            "CannotPullContainerError: i/o timeout",
+            "ResourceInitializationError: unable to pull secrets",
+        )
+    ),
+    *(
+        (
+            {},
+            error,
+            Ending.HOST_FAULT,
+            "host_lost",
+            f"failed: the head could not be started: {error}",
+            FAULT,
+        )
+        for error in (
+            "ECS.AmazonECSException: Rate exceeded",
+            "ECS.ServerException: x",
+            "AmazonECS.Unknown: AGENT",
+        )
+    ),
+    *(
+        (
+            not_started(reason),
+            "",
+            Ending.BAD_HOST,
+            "host_lost",
+            f"failed: its host is not fit: {reason}",
+            FAULT,
+        )
+        for reason in (
+            "CannotStartContainerError: nvidia-container-cli: initialization error",
+            "CannotPullContainerError: write /layer: no space left on device",
+            NO_FABRIC,
+        )
+    ),
+    (
+        head(1, reason="nvidia-container-cli"),
+        "",
+        Ending.EXITED,
+        "failed",
+        "failed: user code exit 1",
+        END,
+    ),
+    (
+        not_started("CannotPullContainerError: manifest unknown"),
+        "",
+        Ending.IMAGE_NOT_FOUND,
+        "image_not_found",
+        "image not found: CannotPullContainerError: manifest unknown",
+        END,
+    ),
+    *(
+        (
+            task,
+            error,
+            Ending.NOT_STARTED,
+            "failed",
+            f"failed: the head did not start: {reason}",
+            END,
+        )
+        for task, error, reason in (
+            (
+                not_started("ResourceInitializationError: secrets: ResourceNotFoundException"),
+                "",
+                "ResourceInitializationError: secrets: ResourceNotFoundException",
+            ),
+            ({}, "ECS.AccessDeniedException: no", "ECS.AccessDeniedException: no"),
+            (not_started(""), "", "unknown"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "error", "how", "status", "reason", "then"), ENDS)
+def test_every_end_has_a_status_a_reason_and_maybe_another_attempt(
+    task: dict[str, Any], error: str, how: Ending, status: str, reason: str, then: str
+) -> None:
+    assert ending_of(task, error) is how
+    found = judged(task, error)
+    assert (found.status, found.reason, found.again) == (status, reason, then != END)
+    assert found.attempts == 1
+    for attempt, again in ((MOST_IN_VAIN - 1, then != END), (50, then == FAULT)):
+        later = judged(task, error, attempt=attempt)
+        assert (later.status, later.again) == (status, again)
+    assert not judged(task, error, left_s=-1).again, "nothing is tried again after the deadline"
+    if not task:
+        return
+    # It has run for long, and saved: what was before does not count.
+    ended = time.time()
+    began = ended - times.LONG_RUN_S - 60
+    ran = task | {"StartedAt": began * 1000, "StoppedAt": ended * 1000}
+    found = judged(ran, error, attempt=50)
+    assert (found.again, found.attempts) == (then != END, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("TaskFailedToStart: EMPTY CAPACITY PROVIDER", ""),
+        ("Capacity is unavailable at this time", ""),
+        ("", "AmazonECS.Unknown: RESOURCE:GPU"),
+        ("", "AmazonECS.Unknown: No Container Instances were found in your capacity provider"),
+    ],
+)
+def test_a_head_that_ecs_has_given_up_on_is_asked_for_again_as_long_as_the_job_waits(
+    said: str, error: str
+) -> None:
+    task = head(StopCode="TaskFailedToStart", StoppedReason=said) if said else {}
+    now = time.time()
+    for attempt in (1, 3):
+        found = judged(task, error, attempt=attempt)
+        assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
+        assert found.again, "it did not run"
+        assert found.attempts == attempt - 1, "and does not count"
+    over = verdict(task, error, deadline=now + 600, patience=now - 1, attempt=1)
+    assert (over.status, over.again) == (JobStatus.NO_CAPACITY, False)
