@@ -76,6 +76,12 @@ class JobRunner(Construct):
         # On destroy, tasks are ended first: a machine is only gone when its executions are.
         cluster.teardown.stop_tasks.node.add_dependency(self.state_machine)
         self.sweep = self._watch(arn)
+        # On destroy it goes before tasks are ended: no queued job is admitted any more.
+        assert self.keeper.role
+        listing = iam.Policy(
+            self, "Admission", roles=[self.keeper.role], statements=[rights.of_admission(arn)]
+        )
+        listing.node.add_dependency(cluster.teardown.stop_tasks)
 
     def _head_task(self) -> ecs.TaskDefinition:
         cluster, nodes, worker = self._cluster, self._nodes, self._cluster.worker

@@ -231,9 +231,6 @@ def of_keeper(
                 resources=[executions],
             ),
             iam.PolicyStatement(
-                sid="ListJobs", actions=["states:ListExecutions"], resources=[state_machine_arn]
-            ),
-            iam.PolicyStatement(
                 sid="FindHosts",
                 actions=["ecs:ListContainerInstances"],
                 resources=[cluster.cluster_arn],
@@ -270,6 +267,13 @@ def of_keeper(
         scope, groups, action="autoscaling:SetDesiredCapacity", sid="AskForFewerHosts"
     )
     return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + fewer + own
+
+
+def of_admission(state_machine_arn: str) -> iam.PolicyStatement:
+    """The function that admits jobs: see those that run. The sweep sees by it those that ended."""
+    return iam.PolicyStatement(
+        sid="ListJobs", actions=["states:ListExecutions"], resources=[state_machine_arn]
+    )
 
 
 def of_state_machine(

@@ -4,6 +4,7 @@ CloudFormation on its own waits: for capacity providers that tasks still use, fo
 hosts drain, for a placement group that is "in use". Two custom resources sit in the order of
 deletion where it would, and end what it waits for:
 
+    admission of jobs -> StopTasks
     services -> StopTasks -> associations -> capacity providers -> TerminateHosts -> groups
                           -> the state machine of the jobs
                           -> roles, permissions and network rules of the tasks

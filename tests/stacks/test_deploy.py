@@ -254,6 +254,7 @@ def start_hosts_and_tasks(deployed: Deployed) -> None:
     """What runs while the stack is deleted: the emulator keeps records of all."""
     autoscaling, ecs = boto3.client("autoscaling"), boto3.client("ecs")
     Jobs(deployed).start("running")
+    Jobs(deployed).submit("queued")  # never starts: tasks of it would be left
     for group in autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]:
         autoscaling.set_desired_capacity(
             AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
