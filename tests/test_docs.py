@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from contract import exits
 from tests.conftest import ROOT
 
 
@@ -101,3 +102,11 @@ def test_every_file_of_the_project_that_is_named_is_there() -> None:
     ]
     assert len(quoted) > 80
     assert [each for each in quoted if not (ROOT / each[1]).exists()] == []
+
+
+def test_every_exit_code_of_a_job_is_in_its_page() -> None:
+    told = (ROOT / "docs" / "jobs.md").read_text()
+    assert "exits with 74 to 79 or 124" in told
+    assert {*exits.OF_THE_SYSTEM} == {*range(74, 80), 124}
+    for code in (*exits.TRIED_AGAIN, exits.KILLED):
+        assert re.search(rf"\((exit code )?{code}\b", told), code

@@ -162,8 +162,8 @@ class Printer:
 
         number = nodes.labelled_node(line.text)
         if number is None and line.task.node != nodes.WORKER:
-            return Text(line.text)
-        whole = text(line)
+            return Text(output.visible(line.text))
+        whole = output.visible(text(line))
         name = line.task.id if number is None else nodes.node_label(number)
         style = self._styles.setdefault(name, _STYLES[len(self._styles) % len(_STYLES)])
         size = len(label(line)) or len(nodes.node_label(number or 0))

@@ -1,6 +1,7 @@
 """How the commands speak: data on stdout, everything else on stderr."""
 
 import json
+import re
 import sys
 import textwrap
 import time
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+#: C0 but tab and line feed, DEL, C1, and what changes the direction of text.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: Characters between two columns of a table.
 _GAP: Final = 2
 #: Prose in a narrower column is tiring to read.
@@ -33,9 +36,20 @@ def _console(*, stderr: bool) -> "Console":
     return Console(stderr=stderr, soft_wrap=True, highlight=False)
 
 
+def visible(text: str) -> str:
+    """A text with its control characters shown (``^[``) and not sent to the terminal: any job may
+    have written it. Where a progress bar returns to the start of its line, a new line begins."""
+    return _CONTROL.sub(_shown, text.replace("\r", "\n"))
+
+
+def _shown(found: "re.Match[str]") -> str:
+    code = ord(found[0])
+    return f"^{chr(code ^ 64)}" if code < 128 else f"<U+{code:04X}>"
+
+
 def say(text: str) -> None:
     """A line for people."""
-    _console(stderr=True).print(text, markup=False)
+    _console(stderr=True).print(visible(text), markup=False)
 
 
 def print_json(values: object) -> None:
@@ -45,7 +59,7 @@ def print_json(values: object) -> None:
 
 def print_text(text: str) -> None:
     """Data for people."""
-    _console(stderr=False).print(text, markup=False)
+    _console(stderr=False).print(visible(text), markup=False)
 
 
 def print_line(line: "Text") -> None:
@@ -71,6 +85,7 @@ def print_table(
     from rich.text import Text
 
     console = _console(stderr=False)
+    rows = [[*map(visible, row)] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
     if not console.is_terminal:  # a row is a line, for scripts
         for row in (columns, *rows):
@@ -163,4 +178,4 @@ class Progress:
         if not self._text:
             return Text()
         lasts = duration(round(self._clock() - self._since))
-        return Text(", ".join(filter(None, (self._text, lasts, self._figures))))
+        return Text(visible(", ".join(filter(None, (self._text, lasts, self._figures)))))

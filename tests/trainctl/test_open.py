@@ -1,5 +1,6 @@
 """``trainctl open`` and ``trainctl report``: pages about a deployment and a run."""
 
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,38 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 # --- report
+class Frame(HTMLParser):
+    """What a file with a report consists of."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    @property
+    def page(self) -> str | None:
+        ((_, frame),) = [each for each in self.tags if each[0] == "iframe"]
+        assert frame["sandbox"] is None, "nothing is allowed in it"
+        return frame["srcdoc"]
+
+
+def test_a_page_that_another_job_has_put_there_can_run_and_send_nothing(
+    account: Account, tmp_path: Path
+) -> None:
+    hostile = """"></iframe><script>fetch('//evil')</script>'<img src=//evil> &quot; \xff"""
+    account.objects["runs/first/report.html"] = hostile.encode("latin-1")
+    assert main(["report", "first", "--no-browser"]) == 0
+    found = Frame(tmp_path / "first-report.html")
+    assert found.page == hostile.replace("\xff", "\ufffd"), "it stays inside"
+    assert [tag for tag, _ in found.tags] == ["meta", "meta", "title", "iframe"]
+    # Which the frame inherits.
+    policy = found.tags[1][1]["content"]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
 def test_a_report_is_fetched_and_opened(
     account: Account, capsys: pytest.CaptureFixture[str], opened: list[str], tmp_path: Path
 ) -> None:
@@ -28,12 +61,12 @@ def test_a_report_is_fetched_and_opened(
     assert main(["report", "first"]) == 0
     assert capsys.readouterr().out == "first-report.html\n"
     file = tmp_path / "first-report.html"
-    assert file.read_bytes() == b"<html>first"
+    assert Frame(file).page == "<html>first"
     assert opened == [file.as_uri()]
     # Written again when the run goes on; the newest one counts.
     account.objects["runs/first/report.html"] = b"<html>more"
     assert main(["report", "first", "--no-browser"]) == 0
-    assert file.read_bytes() == b"<html>more"
+    assert Frame(file).page == "<html>more"
     assert len(opened) == 1
 
 
@@ -43,7 +76,7 @@ def test_a_report_goes_where_it_is_told_to(
     account.objects["runs/first/report.html"] = b"<html>"
     assert main(["report", "first", "--output", "new/page.html", "--no-browser"]) == 0
     assert capsys.readouterr().out == "new/page.html\n"
-    assert (tmp_path / "new" / "page.html").read_bytes() == b"<html>"
+    assert Frame(tmp_path / "new" / "page.html").page == "<html>"
     assert opened == []
 
 

@@ -14,7 +14,7 @@ from training.recipes import command
 
 JOB = "resnet-baseline-2-lusab-babad-gutih"  # 35 characters, of 36 that an id may have
 RUN = "resnet-baseline-2-with-a-learning-rate-of-1e-3-and-warm-up-00001"[:63]
-REASON = "failed: its host was lost 3 times, and --attempts is 3"
+REASON = "failed: the head was killed, 3 times: its program may be the reason"
 
 
 def jobs(account: Account) -> list[str]:

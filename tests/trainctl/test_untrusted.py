@@ -5,7 +5,10 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from contract.errors import InputError
 from contract.job import ORDER_VERSION, JobSpec, JobStatus, Outcome
@@ -13,13 +16,15 @@ from contract.nodes import Range
 from stacks.settings import load
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values
-from trainctl import run_list
+from trainctl import output, run_list
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
+from trainctl.aws.logs import LogLine
 from trainctl.aws.shape import Shape
 from trainctl.data_sets import StoredFile, StoredSet
 from trainctl.job_file import JobFile
+from trainctl.job_log import Printer
 
 SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
 SHAPE = {
@@ -129,3 +134,30 @@ def test_job_files(tmp_path: Path) -> None:
         return found.pairs("env"), found.words([])
 
     fuzz_text(text, read, UsageError)
+
+
+# --- the terminal ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("\x1b]52;c;cm0=\x07", "^[]52;c;cm0=^G"),  # the clipboard
+        ("\x1b]0;root\x1b\\", "^[]0;root^[\\"),  # the title
+        ("\x1b[2J\x1b[31m", "^[[2J^[[31m"),  # clear, and colors alike
+        ("\x9b2J\x7f\x00", "<U+009B>2J^?^@"),
+        ("\u202egpj\u2066", "<U+202E>gpj<U+2066>"),  # read from the right
+        ("10%\r20%", "10%\n20%"),
+        ("a\tb\nü 漢", "a\tb\nü 漢"),
+    ],
+)
+def test_control_characters_of_others_are_shown_and_not_sent(
+    sent: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.say(sent)
+    output.print_text(sent)
+    head: Any = SimpleNamespace(id="1", node="head")
+    Printer().print([LogLine(task=head, at=0, text=sent, id="e")])
+    output.print_table(("name",), ((sent,),))
+    out, err = capsys.readouterr()
+    plain = shown.expandtabs()
+    assert err.expandtabs() == f"{plain}\n"
+    assert out.expandtabs() == f"{plain}\n{plain}\nname\n{plain}\n"

@@ -1,8 +1,9 @@
 """``trainctl report``: a run's report, on this machine."""
 
+import html
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,6 +12,17 @@ from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.options import Browser, Profile, Region, RunName
+
+#: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
+#: Ours has no scripts.
+_FRAME: Final = """\
+<!doctype html><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>{run}</title>
+<iframe sandbox style="position: fixed; inset: 0; width: 100%; height: 100%; border: 0"
+ srcdoc="{page}"></iframe>
+"""
 
 
 def report(
@@ -47,7 +59,8 @@ def report(
         raise _missing(run, has_ended=f"{run_prefix(run)}{RESULT_FILE}" in keys)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(page)
+        shown = html.escape(page.decode(errors="replace"))
+        file.write_text(_FRAME.format(run=run, page=shown), encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot write {file}: {error.strerror or error}. Give another --output"
