@@ -117,18 +117,6 @@ def test_the_random_state_is_restored(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def damage_missing_file(folder: Path) -> None:
-    (folder / "state.pt").unlink()
-
-
-def damage_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text("{")
-
-
-def damage_manifest_shape(folder: Path) -> None:
-    (folder / "manifest.json").write_text("[]")
-
-
 def damage_manifest_name(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["../../secret"] = manifest["files"].pop("state.pt")
@@ -150,9 +138,6 @@ def damage_format(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (damage_missing_file, "state.pt is missing"),
-        (damage_manifest, "cannot be read"),
-        (damage_manifest_shape, "cannot be read"),
         (damage_manifest_name, "'../../secret' is refused"),
         (damage_format, "cannot be read"),
     ],

@@ -114,6 +114,16 @@ def test_a_checkpoint_made_to_attack_does_nothing(sharded: Path, tmp_path: Path)
     assert mark.exists(), "a plain pickle would have done it"
 
 
+@pytest.mark.parametrize("name", ["ChunkStorageMetadata", "_MEM_FORMAT_ENCODING"])
+def test_metadata_cannot_change_classes(sharded: Path, name: str) -> None:
+    """By the operation that sets an object's attributes, applied to a class."""
+    changed = pickle.dumps({"__init__": torch.Size}, protocol=2)[2:-1]
+    content = f"c{parts.__name__}\n{name}\nN".encode() + changed + pickle.TUPLE2 + b"b."
+    with pytest.raises(DamagedError, match="it changes what it did not make"):
+        parse_metadata(content)
+    assert parse_metadata((sharded / ".metadata").read_bytes()).state_dict_metadata
+
+
 def test_a_value_made_to_attack_does_nothing(tmp_path: Path) -> None:
     mark, folder = tmp_path / "mark", tmp_path / "checkpoint"
     state = {"optimizer": {"lr": Evil(mark)}}

@@ -9,7 +9,7 @@ entries as ``weights_only`` allows.
 import io
 import pickle
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.distributed.checkpoint import metadata as parts
@@ -34,22 +34,20 @@ def _member(kind: object, name: object) -> parts._MEM_FORMAT_ENCODING:
     return parts._MEM_FORMAT_ENCODING[name]
 
 
+#: Classes that metadata has instances of.
+_PARTS: Final = (
+    parts.BytesStorageMetadata,
+    parts.ChunkStorageMetadata,
+    parts.Metadata,
+    parts.MetadataIndex,
+    parts.StorageMeta,
+    parts.TensorProperties,
+    parts.TensorStorageMetadata,
+    _StorageInfo,
+)
 _CLASSES: Final[Mapping[tuple[str, str], Any]] = {
-    **{
-        (parts.__name__, each.__name__): each
-        for each in (
-            parts.BytesStorageMetadata,
-            parts.ChunkStorageMetadata,
-            parts.Metadata,
-            parts.MetadataIndex,
-            parts.StorageMeta,
-            parts.TensorProperties,
-            parts.TensorStorageMetadata,
-            parts._MEM_FORMAT_ENCODING,
-        )
-    },
+    **{(each.__module__, each.__name__): each for each in (*_PARTS, parts._MEM_FORMAT_ENCODING)},
     ("builtins", "getattr"): _member,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch", "Size"): torch.Size,
     **{
@@ -68,6 +66,14 @@ class _Unpickler(pickle._Unpickler):
             return _CLASSES[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+    def load_build(self) -> None:
+        # Pickle sets attributes of whatever is there: of a class, for the rest of the process.
+        if not isinstance(self.stack[-2], _PARTS):  # type: ignore[attr-defined]
+            raise pickle.UnpicklingError("it changes what it did not make")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch: ClassVar[Any] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}
 
 
 def parse_metadata(content: bytes) -> Metadata:
