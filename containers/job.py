@@ -130,6 +130,19 @@ class Decisions:
             return exits.ASKS_TOO_MUCH, f"the program {seen.demand}"
         return self._lack_of_capacity(seen)
 
+    def exit_code(self, own: int) -> tuple[int, str]:
+        """Exit code of a job whose command has ended by itself with ``own``; in words, why it is
+        another one."""
+        if own == exits.KILLED:
+            # From the head's container it would mean that the head was killed, and be tried again.
+            text = f"the command was killed (exit code {own}), maybe for its memory: the job fails"
+            return exits.FAILED, text
+        is_program = not (self._spec.recipe or self._spec.on == Placement.NODES)
+        if own in exits.OF_THE_SYSTEM and is_program:
+            text = f"the command's exit code {own} has a meaning of its own here: the job's is 1"
+            return exits.FAILED, text
+        return own, ""
+
     def _lack_of_capacity(self, seen: Seen) -> tuple[int, str] | None:
         there, needed = seen.num_workers or 0, self._spec.nodes.low
         if seen.num_workers is not None and there >= needed:
@@ -447,15 +460,10 @@ class Job:
         own = self._own_code = command.end()
         if own != exits.OK and self._has_lost_ray():
             return exits.RAY_FAILED
-        if own == exits.KILLED:
-            # From the head's container it would mean that the head was killed, and be tried again.
-            say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
-            return exits.FAILED
-        is_program = not (self._config.spec.recipe or self._config.spec.on == Placement.NODES)
-        if own in exits.OF_THE_SYSTEM and is_program:
-            say(f"the command's exit code {own} has a meaning of its own here: the job's is 1")
-            return exits.FAILED
-        return own
+        code, changed = self._decisions.exit_code(own)
+        if changed:
+            say(changed)
+        return code
 
     def _has_lost_ray(self) -> bool:
         """Whether Ray has ended, which a command may notice, and fail of, a moment earlier."""

@@ -445,8 +445,8 @@ CONTROL: Final = (
     ),
     _head(
         name="killed-command-tried-again",
-        old="            return exits.FAILED\n        is_program =",
-        new="            return own\n        is_program =",
+        old="            return exits.FAILED, text\n        is_program =",
+        new="            return own, text\n        is_program =",
         felt="a program that needs too much memory is tried again as if a host were lost",
     ),
     # --- by what the tests had looked at

@@ -419,6 +419,16 @@ class Account:
         self.world.tell(f"{who} makes {host['ec2InstanceId']} {status}")
         if status == "ACTIVE" and host["_leaves"]:
             self.world.blame(f"{who} makes {host['ec2InstanceId']} active, which is terminated")
+        process: Any = getcurrent()
+        is_fit = host["status"] == "ACTIVE" and host["agentConnected"] and not host["_fate"]
+        is_idle = all(
+            "stoppedAt" in task and task["stoppedAt"].timestamp() < self.world.now - 60
+            for task in host["_tasks"]
+        )
+        if is_fit and is_idle and process.what == "sweep":
+            for task in self.model.waiting(self.model.groups[host["capacityProviderName"]]):
+                if task["createdAt"].timestamp() < process.began - 2 * self.model.times.shows:
+                    self.world.blame(f"a sweep takes a host for which {name_of(task)} waits")
         self.model.set_state(arn, status)
 
     def terminate(self, instance: str, lowers: bool, who: str) -> None:
@@ -489,7 +499,7 @@ class Account:
             world.after(0.1, hear, answer, is_well)
 
         process = world.spawn(call)
-        process.what = str(event.get("Action", "after an abort"))
+        process.what, process.began = str(event.get("Action", "after an abort")), world.now
         if self.is_broken:
             process.calls_left = 0
         elif self.is_faulty and chance.random() < 0.05:
@@ -695,7 +705,7 @@ class Execution:
 
     def _run_and_wait(self, arguments: Record, seconds: float) -> Any:
         world, account = self.account.world, self.account
-        chance = world.random
+        chance, self.head = world.random, None
         fate = chance.random() if account.is_faulty else 1.0
         if fate < account.trouble:
             raise StateError("ECS.AmazonECSException", "Rate exceeded")
@@ -726,6 +736,8 @@ class Execution:
         self.is_ending = True
         if not has_ended:
             world.happened["head timed out"] += 1
+            if world.now < self.variables["deadline"] + times.HEAD_GRACE_S - 1:
+                world.blame(f"the head of {self.name} has no time to save at its deadline")
             account.model.stop(task, MANAGED.replace("aborted", "timed out"))
             raise StateError("States.Timeout")
         (container,) = task["containers"]

@@ -32,7 +32,7 @@ from contract.job import (
 )
 from contract.job_outcome import deadline_of, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
-from rehearsal.model import Group, Model, Record
+from rehearsal.model import Group, Model, Record, Times
 from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling
@@ -85,6 +85,7 @@ class Life:
             now=world.time,
             after=world.after,
             random=self.chance,
+            times=Times(places=self.chance.choice([1, 1, 40])),
             stamp=lambda at: _moment(at),
             has_room=self._has_room,
             fate=self._fate,
@@ -100,6 +101,8 @@ class Life:
         self.num_faults = 0
         self.programs: dict[str, Program] = {}
         self.heads: dict[str, Head] = {}
+        self.own: dict[str, int] = {}
+        """Of heads: how their command has ended by itself."""
         self.ends: dict[str, list[Record]] = {}
         """Of jobs: their heads that have ended."""
         limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
@@ -177,7 +180,7 @@ class Life:
             )
             program = Program(
                 seconds=chance.choice([60, 600, 3000]),
-                code=chance.choice([0, 0, 0, 1, 3, exits.KILLED]),
+                code=chance.choice([0, 0, 0, 1, 3, exits.KILLED, exits.BAD_HOST]),
             )
             at = chance.choice([0, chance.uniform(0, 600), chance.uniform(0, latest)])
             submits.append(at)
@@ -371,11 +374,17 @@ class Life:
             exits.DEADLINE: JobStatus.DEADLINE,
             exits.NO_CAPACITY: JobStatus.NO_CAPACITY,
         }.get(code)
+        if code != exits.KILLED and (own := self.own.get(head["taskArn"])) is not None:
+            is_recipe = bool(JobSpec.from_json(job.order).recipe)
+            if own in (exits.OK, 1, 3, exits.KILLED) or not is_recipe:
+                expected = JobStatus.FAILED if own else JobStatus.SUCCEEDED
         ended_by_itself = head["stopCode"] == "EssentialContainerExited" and ended < deadline
         if expected and ended_by_itself and written["status"] != expected:
             early = f"{deadline - ended:.0f} s before the deadline"
             said = written["status"]
             self.world.blame(f"{job.name}: exit code {code} {early} is told as {said}")
+        if code == exits.KILLED and written["status"] == JobStatus.FAILED:
+            self.world.blame(f"{job.name} is not tried again after its head was killed")
 
 
 class Head:
@@ -439,13 +448,11 @@ class Head:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")
             elif began is not None and world.now - began > program.seconds:
-                code = program.code
-        if code == exits.KILLED and program.code == exits.KILLED:
-            code = exits.FAILED if life.chance.random() < 0.5 else exits.KILLED
+                code, _ = decisions.exit_code(program.code)
+                life.own[self.task["taskArn"]] = program.code
         self.at = "saves"
-        if code != exits.KILLED:
-            world.sleep(life.chance.uniform(1, 60))  # it saves
-            self._release()
+        world.sleep(life.chance.uniform(1, 60))  # it saves
+        self._release()
         life.model.end(self.task, code)
         life.forsake(self)
 

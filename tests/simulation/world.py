@@ -27,6 +27,7 @@ class Process(greenlet):
     is_dead = False
     what = ""
     """What it was started for."""
+    began: float = 0
     calls_left: float = float("inf")
     """It is killed when it makes one more call of AWS than these."""
 
