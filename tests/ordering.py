@@ -33,6 +33,7 @@ _TOGETHER: Final = (
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+_figures: dict[str, object] = {}  # what tests have measured, by ``record_property``
 
 
 def _key(nodeid: str, keywords: Container[str]) -> str:
@@ -80,6 +81,7 @@ def sort_by_seconds(items: list[pytest.Item], table: Mapping[str, float]) -> Non
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     key = _key(report.nodeid, report.keywords)
     _seconds[key] += report.duration
+    _figures.update(report.user_properties)
     if report.when == "call" or report.outcome != "passed":
         _outcomes[key][report.outcome] += 1
 
@@ -102,3 +104,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             for key, found in sorted(_outcomes.items()):
                 cells = key.split()[0], sum(found.values()), found["passed"], found["failed"]
                 file.write(f"| {' | '.join(map(str, cells))} | {_seconds[key]:.0f} |\n")
+            for name, figures in _figures.items():
+                file.write(f"| {name}: {figures} | | | | |\n")

@@ -58,21 +58,9 @@ def with_step(snapshot: Snapshot, number: int) -> Snapshot:
     return replace(snapshot, position=Position(step=number))
 
 
-def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    model, optimizer = trained()
-    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer), keep=1)
-    expected = [step(model, optimizer, number) for number in range(3, 6)]
-
-    fresh, fresh_optimizer = trained(steps=0)
-    found = checkpoints.newest(str(tmp_path), pytest.fail)
-    assert found is not None
-    checkpoints.apply(found, fresh, fresh_optimizer)
-    assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0)
-    assert (found.config, found.data) == ({"lr": 1e-3}, "fingerprint")
-    assert [step(fresh, fresh_optimizer, number) for number in range(3, 6)] == expected
-
-
-def test_a_model_whose_kernels_are_channels_last_is_saved_and_goes_on_alike(tmp_path: Path) -> None:
+def test_training_goes_on_as_if_it_had_not_stopped_also_with_kernels_that_are_channels_last(
+    tmp_path: Path,
+) -> None:
     model, _ = trained(steps=0)
     models.channels_last(model)
     # Fused, as on a GPU: it trusts that moments lie in memory as their weights do.
@@ -89,6 +77,8 @@ def test_a_model_whose_kernels_are_channels_last_is_saved_and_goes_on_alike(tmp_
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
     checkpoints.apply(found, fresh, fresh_optimizer)
+    assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0)
+    assert (found.config, found.data) == ({"lr": 1e-3}, "fingerprint")
     assert any(not each.is_contiguous() for each in fresh.parameters())
     assert [step(fresh, fresh_optimizer, number) for number in range(3, 6)] == expected
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 from contract.errors import InputError
-from tests.training.test_local_runs import REPO, Command, RankedRun, Run, launcher, ranked
+from tests.training.kills import Nemesis, plan
+from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training.checkpoint import checkpoints
 from training.models import language_models, model_weights, nf4, pretrained
 from training.recipes.fsdp.settings import FsdpConfig
@@ -50,24 +52,8 @@ def ranks(whole: Command) -> Iterator[Callable[..., RankedRun]]:
         yield run
 
 
-def losses(command: Run) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in command.metrics("step")}
-
-
 def held_out(command: Run) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in command.metrics("evaluation")}
-
-
-def copied(command: Command, name: str, *, without: str = "") -> None:
-    """Copy a run's folder under another name, as if it had been killed at its last checkpoint but
-    for ``without``."""
-    folder = command.folder / "runs" / name
-    shutil.copytree(command.run_folder, folder)
-    (folder / "result.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "run": name}))
-    if without:
-        shutil.rmtree(folder / "checkpoints" / without)
 
 
 def test_a_run_learns_and_leaves_its_whole_record(whole: Command) -> None:
@@ -96,40 +82,33 @@ def test_the_losses_are_those_stored(whole: Command) -> None:
     # differs from one kind of CPU to the next, and grows with the steps.
     expected = {1: (6.0171, 1e-3), 2: (5.4020, 2e-3), 5: (4.1193, 5e-3), 20: (2.7397, 2e-2)}
     for step, (loss, tolerance) in expected.items():
-        assert losses(whole)[step] == pytest.approx(loss, abs=tolerance)
+        assert whole.losses()[step] == pytest.approx(loss, abs=tolerance)
 
 
 @pytest.mark.long
-def test_killed_and_stopped_and_resumed_a_run_takes_the_same_steps(
-    ranks: Callable[..., RankedRun], whole: Command
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("rank 1", "save"), ("rank 0", "load"), ("SIGTERM", "step")],
+        pytest.param(plan(10), marks=[pytest.mark.night, pytest.mark.timeout(3600)]),
+    ],
+    ids=len,
+)
+def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_takes_the_same_steps(
+    kills: list[tuple[str, str]],
+    start: Callable[..., Command],
+    whole: Command,
+    record_property: Callable[[str, object], None],
 ) -> None:
     # Each step may be evaluated: a stretch of one step is timed, and not watched.
-    words = [*TINY, "--evaluate-every", "1", "--report-every", "1"]
-    killed = ranks("killed", *words, world=2)
-    saved = str(killed.run_folder)
-    killed.wait_until(lambda: killed.steps_done() >= 5 and checkpoints.names(saved) != [])
-    killed.process.kill()
-    assert not (killed.run_folder / "result.json").exists()
-
-    stopped = ranks("killed", *words, world=2)
-    stopped.wait_until(lambda: stopped.steps_done() >= 9)
-    stopped.process.terminate()
-    code, _, err = stopped.end()
-    assert code == 130, err
-    step = int(checkpoints.names(saved)[-1].removeprefix("step-").partition("-")[0])
-    assert 9 <= step < 20
-
-    command = ranks("killed", *words, world=2)
-    code, _, err = command.end()
-    assert code == 0, err
-    first, second = (line["step"] for line in command.metrics("resume"))
-    assert 1 <= first < second == step == command.result()["resumed_from"]
-    assert losses(command) == pytest.approx(losses(whole), abs=1e-6)
-    found = held_out(command)
+    words = [*TINY, *TWO, "--evaluate-every", "1", "--report-every", "1", "--checkpoint-every", "2"]
+    again = partial(start, f"killed-{len(kills)}", *words, "--max-failures", "99")
+    nemesis = Nemesis(again, whole)
+    found = held_out(nemesis.play(kills))
     assert {step: found[step] for step in held_out(whole)} == pytest.approx(
         held_out(whole), abs=1e-6
     )
-    assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
+    record_property(f"{len(kills)} kills of fsdp", nemesis.figures())
 
 
 @pytest.mark.parametrize(
@@ -144,7 +123,7 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
     ranks: Callable[..., RankedRun], whole: Command, workers: int, passes: int
 ) -> None:
     name = f"on-{workers}"
-    copied(whole, name, without="step-00000020")
+    whole.copy(name, without="step-00000020")
     command = ranks(name, *TINY, "--microbatch", "2", world=workers)
     code, _, err = command.end()
     assert code == 0, err
@@ -158,7 +137,7 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
     assert settings.num_microbatches == passes
     assert settings.global_batch // workers // passes == settings.microbatch == 2
     for step in range(17, 21):
-        assert losses(command)[step] == pytest.approx(losses(whole)[step], abs=1e-3)
+        assert command.losses()[step] == pytest.approx(whole.losses()[step], abs=1e-3)
 
 
 @pytest.mark.long
@@ -170,8 +149,8 @@ def test_how_memory_is_saved_changes_no_loss(
     command = ranks("saving", *TINY, *saving, world=2)
     code, _, err = command.end()
     assert code == 0, err
-    for step, loss in losses(whole).items():
-        assert losses(command)[step] == pytest.approx(loss, abs=2e-3)
+    for step, loss in whole.losses().items():
+        assert command.losses()[step] == pytest.approx(loss, abs=2e-3)
 
 
 # peft asks transformers by an older name.
@@ -232,7 +211,7 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
 def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
     ranks: Callable[..., RankedRun], whole: Command
 ) -> None:
-    copied(whole, "hurt")
+    whole.copy("hurt")
     folder = whole.folder / "runs" / "hurt" / "checkpoints"
     torn = folder / "step-00000024"
     shutil.copytree(folder / "step-00000020", torn)

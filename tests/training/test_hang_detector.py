@@ -1,13 +1,19 @@
 """Proves that workers which hang are noticed, described and started again, and that those which
 only take long are left alone."""
 
-import time
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from contract.nodes import ENV_SILENCE
-from tests.training.test_local_runs import Command, launcher
+from tests.forks import FORKS
+from training import launch
 from training.record import reader
 from training.record.events import (
     Evaluating,
@@ -16,18 +22,21 @@ from training.record.events import (
     Finished,
     Joined,
     Process,
+    Resume,
     Saving,
     Silent,
     Start,
     Step,
 )
+from training.runtime import local, processes
+from training.runtime.driver import Driver
 from training.runtime.hang_detector import HangDetector, Watch
 from training.runtime.processes import Seen
+from training.runtime.saving import Saves
+from training.runtime.torchrun import TorchrunWorker
 from training.system import storage
 
 LEAST_S = 300.0
-#: Five minutes, scaled down: more than a step takes on a machine that is busy with other tests.
-SILENT_S = 8
 
 
 class Time:
@@ -101,10 +110,10 @@ def test_the_steps_of_one_report_share_its_time(silence: HangDetector, clock: Ti
     assert silence.limit_s() == 600
 
 
-@pytest.mark.parametrize("seconds", [1700.0])
 def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
-    seconds: float, silence: HangDetector, clock: Time
+    silence: HangDetector, clock: Time
 ) -> None:
+    seconds = 1700.0
     tell(silence, clock, (0, start()))
     assert not wait(silence, clock, seconds)
     assert wait(silence, clock, 200)
@@ -193,10 +202,11 @@ def test_after_the_last_step_and_after_a_restart_nothing_is_expected(
     assert not wait(silence, clock, 1e4)
     tell(silence, clock, (0, start()), (1, step(1)), (1, Finished(step=1, seconds=1.0)))
     assert not wait(silence, clock, 1e4)
-    tell(silence, clock, (0, start()), (1, step(1)))
+    tell(silence, clock, (0, start()), (1, step(1)), (1, Saving(step=1)))
     silence.forget()
     assert not wait(silence, clock, 1e4)
-    tell(silence, clock, (0, start()), (1, step(1)))
+    tell(silence, clock, (0, Saving(step=1)))  # the last word of one that is being ended
+    tell(silence, clock, (5, start()), (1, step(1)))
     assert wait(silence, clock, 1e4)
 
 
@@ -210,55 +220,93 @@ def test_a_command_that_stood_still_itself_blames_nobody(
     assert wait(silence, clock, 10)
 
 
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        launcher(tmp_path_factory.mktemp("runs"), "ddp") as run,
-    ):
-        patch.setenv(ENV_SILENCE, str(SILENT_S))
-        yield run
+# --- ranks that hang ------------------------------------------------------------------------------
+
+#: Seconds, in place of five minutes: more than a step takes on a machine that is busy.
+LIMIT_S = 2.5
+#: What hangs, and on which rank.
+HANGS = [f"{what} {rank}" for what in ("process", "read", "save") for rank in (0, 1)]
 
 
-@pytest.mark.long
+def train(
+    send: Callable[[Sequence[Event]], None], _settings: object, run_uri: str, fence: int
+) -> object:
+    """A loop in place of a recipe's, with the worker, the saves and the collectives of one. Each
+    start saves after four steps, and meets the next one of the hangs soon after that.
+    """
+    folder = Path(run_uri).parents[1]
+    worker = TorchrunWorker(run_uri=run_uri, fence=fence)
+    worker.on_events = lambda *events: send(events)
+    worker._saves = Saves(worker.emit, report_every_s=0.2)
+    processes.introduce(worker, node="localhost", host="localhost")
+    group = dist.new_group(backend="gloo")
+    begun = int((folder / "saved").read_text())
+    hang = [*(folder / "hangs").read_text().splitlines(), ""][begun // 4]
+
+    def meet(what: str) -> None:
+        if hang == f"{what} {worker.rank}":
+            if what == "process":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            (folder / "blocks").read_bytes()  # nobody ever writes to this pipe
+
+    def save(number: int) -> str:
+        if number == begun + 8:
+            meet("save")
+        dist.barrier(group)
+        (folder / "saved").write_text(str(number))
+        return ""
+
+    total = 4 * len(HANGS) + 8
+    worker.emit(Start(step=begun, resumed=begun > 0, world_size=2, total_steps=total, device="CPU"))
+    for number in range(begun + 1, total + 1):
+        if number == begun + 6:
+            worker.finish_saves()
+            meet("process")
+            meet("read")
+        dist.all_reduce(torch.ones(1))
+        worker.emit(step(number))
+        if number % 4 == 0:
+            worker.save(number, partial(save, number))
+    worker.finish_saves()
+    worker.emit(Finished(step=total, seconds=1.0))
+    return local._Done()
+
+
 @pytest.mark.slow
-def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
-    launch: Callable[..., Command],
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        pytest.param(["read 0", "process 1", "save 1"], marks=pytest.mark.long),
+        pytest.param(HANGS, marks=pytest.mark.night),
+    ],
+    ids=len,
+)
+def test_a_rank_that_hangs_is_noticed_in_time_and_named_and_all_resume_where_they_were_saved(
+    hangs: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # Two hangs, before anything is saved, of a run that survives two failures and no third.
-    words = ["--preset", "digits", "--epochs", "1", "--workers", "2"]
-    command = launch("hung", *words, "--report-every", "1", "--max-failures", "2")
-    command.wait_until(lambda: command.steps_done() >= 4)
-    first, second = command.workers()
-    second.suspend()
-    command.wait_until(lambda: len(silences(command)) == 1, timeout_s=60)
-    command.wait_until(lambda: command.steps_done() < 4)  # they begin again
-    command.wait_until(lambda: command.steps_done() >= 4)
+    (tmp_path / "hangs").write_text("\n".join(hangs))
+    (tmp_path / "saved").write_text("0")
+    os.mkfifo(tmp_path / "blocks")
+    FORKS.Process().start()  # the server with torch, not one that the command would start
+    monkeypatch.setenv(ENV_SILENCE, str(LIMIT_S))
+    monkeypatch.setattr(local, "_train", train)
+    monkeypatch.setattr(Driver, "_catch_signals", lambda _: None)  # they are pytest's
+    words = ["ddp", "--local", "--workers", "2", "--max-failures", "1", "--run", "hung"]
+    assert launch.main([*words, "--storage", str(tmp_path / "runs")]) == 0
 
-    # One waits for the other in a collective, and is stopped there; the other goes on to it.
-    first, second = command.workers()
-    second.suspend()
-    time.sleep(1)
-    first.suspend()
-    second.resume()
-    command.wait_until(lambda: len(silences(command)) == 2, timeout_s=60)
-    code, _, err = command.end()
-    assert code == 0, err
-    assert command.result()["steps"] == 23
-
-    for found in silences(command):
-        states = sorted(state.partition(": ")[2][0] for state in found.states)
-        assert states.count("T") == 1, found.states
-        assert SILENT_S <= found.seconds < 60
-        text = (command.run_folder / found.stacks).read_text()
-        assert "T (stopped)" in text
-        assert "training/recipes/ddp/loop.py" in text
-        assert 'File "' in text
-        assert f"after step {found.after:,}" in err
-    assert err.count("T (stopped)") == 2
-    report = (command.run_folder / "report.html").read_text()
-    assert "Started again" in report
-
-
-def silences(command: Command) -> list[Silent]:
-    return reader.read_metrics(str(command.run_folder)).of(Silent)
+    run, err = tmp_path / "runs" / "hung", capsys.readouterr().err
+    metrics = reader.read_metrics(str(run))
+    # One failure each, and no second one in a row: each start has resumed from a later step.
+    assert [each.step for each in metrics.of(Resume)] == [4 * n + 4 for n in range(len(hangs))]
+    assert err.count("all start again from the last checkpoint") == len(hangs)
+    for hang, silent in zip(hangs, metrics.of(Silent), strict=True):
+        what, rank = hang.split()
+        limit_s = 6 * LIMIT_S if what == "save" else LIMIT_S
+        assert limit_s <= silent.seconds < limit_s + 10, silent
+        assert f"after step {silent.after:,}" in err
+        assert (f"rank {rank}: T (stopped)" in silent.states) == (what == "process"), silent
+        assert Path(__file__).name in (run / silent.stacks).read_text()
+    assert "Started again" in (run / "report.html").read_text()

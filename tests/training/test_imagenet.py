@@ -4,9 +4,8 @@ that a run which is interrupted goes on as if nothing had happened."""
 import json
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+from torch.multiprocessing.spawn import start_processes
 
 from contract.errors import InputError, UnreachableError
 from tests import forks
+from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, sort_val, write_tree
 from tests.training.test_ddp import free_port
-from tests.training.test_local_runs import assert_nothing_is_left, launcher
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import reader as pictures
-from training.data.pictures.reader import Reader
 from training.models import picture_shapes
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
@@ -291,66 +289,6 @@ def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_i
     left = AutoModelForImageClassification.from_pretrained(tmp_path / "whole" / "model")
     assert all(torch.equal(value, whole.average[key]) for key, value in left.state_dict().items())
     assert left.config.id2label[3] == "pattern 3"
-
-
-def killed(rank: int, world_size: int, port: int, folder: str, data: str, kill_at: int) -> None:
-    """Train, and write the samples of each step to a file; one worker dies at a step."""
-    worker = joined(rank, world_size, port, f"{folder}/run")
-    saved = checkpoints.names(f"{folder}/run")
-    first = int(saved[-1].removeprefix("step-")) if saved else 0
-    reads: Callable[..., Generator[pictures.Batch, None, None]] = Reader.batches
-    file = Path(folder) / f"seen-{world_size}-{rank}.jsonl"
-
-    def batches(self: Reader, plan: Any) -> Generator[pictures.Batch, None, None]:
-        is_training = len(self._split) > 50
-        for number, batch in enumerate(reads(self, plan)):
-            if is_training:
-                with file.open("a") as lines:
-                    lines.write(json.dumps([first + number, batch.samples.tolist()]) + "\n")
-                if rank == 1 and first + number == kill_at:
-                    worker.finish_saves()
-                    os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
-
-    Reader.batches = batches  # type: ignore[method-assign]
-    found: list[Event] = []
-    worker.on_events = lambda *events: found.extend(events)
-    resnet = config(
-        data=data, model="resnet50", decoders=1, report_every=3, checkpoint_minutes=1e-6, ema=0.0
-    )
-    loop.train(worker, resnet)
-    worker.close()
-    if rank == 0:
-        last = [event for event in found if isinstance(event, Evaluation)][-1]
-        assert 0 <= last.measures["accuracy"] <= last.measures["top5"] <= 1
-
-
-@pytest.mark.slow
-def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_path: Path) -> None:
-    data = str(sort_val(write_tree(tmp_path / "data", num_train=96, num_val=21)))
-    arguments = (str(tmp_path), data, 8)  # the second step of the second epoch
-    with pytest.raises(ProcessExitedException):
-        forked(killed, (2, free_port(), *arguments), num=2)
-    saved = int(checkpoints.names(str(tmp_path / "run"))[-1].removeprefix("step-"))
-    assert saved in (3, 6)
-    forked(killed, (1, free_port(), *arguments), num=1)
-
-    seen: dict[int, dict[int, list[int]]] = {1: {}, 2: {}}
-    for file in tmp_path.glob("seen-*.jsonl"):
-        world_size = int(file.name.split("-")[1])
-        for line in file.read_text().splitlines():
-            step, samples = json.loads(line)
-            seen[world_size].setdefault(step, []).extend(samples)
-    # What counts is what the saved steps saw before the kill, and the others after it.
-    kept = {**{step: seen[2][step] for step in range(saved)}, **seen[1]}
-    assert sorted(kept) == list(range(12))
-    assert min(seen[1]) == saved
-    for first, end in pairwise((0, 6, 12)):
-        epoch = [sample for step in range(first, end) for sample in kept[step]]
-        assert sorted(epoch) == list(range(96))
-    # A step that was done twice saw the same pictures.
-    for step in range(saved, 8):
-        assert sorted(seen[2][step]) == sorted(seen[1][step])
 
 
 @pytest.mark.long

@@ -22,8 +22,8 @@ from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
 from contract.times import LEASE_S
 from tests import forks
+from tests.training.local_runs import DIGITS, Command, launcher
 from tests.training.test_ddp import free_port
-from tests.training.test_local_runs import DIGITS, Command, launcher
 from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position

@@ -3,23 +3,24 @@ every way, resumes exactly, and leaves no process behind."""
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from containers.host import machine
-from tests.forks import Ranks, ranks
+from tests.training.kills import Nemesis, plan
+from tests.training.local_runs import (
+    DIGITS,
+    REPO,
+    Command,
+    assert_nothing_is_left,
+    launcher,
+)
 from tests.training.test_data import write_images
 from training.record import fields, reader
 from training.record.events import Step
@@ -27,144 +28,11 @@ from training.record.result import Classification
 
 pytestmark = pytest.mark.slow
 
-REPO = Path(__file__).parents[2]
-#: Variable in the environment of all that a command starts.
-MARK = "MARK_OF_TEST"
-# About six seconds of training on two cores.
-DIGITS = ["--preset", "digits", "--epochs", "3", "--workers", "2"]
-
-
-@dataclass
-class Run:
-    """A run, and what its processes write."""
-
-    process: "subprocess.Popen[str] | Ranks"
-    folder: Path
-    run: str
-
-    @property
-    def run_folder(self) -> Path:
-        return self.folder / "runs" / self.run
-
-    def steps_done(self) -> int:
-        events = reader.read_metrics(str(self.run_folder)).events
-        return max((event.step for event in events if isinstance(event, Step)), default=0)
-
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 240) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.05)
-
-    def end(self, timeout_s: float = 400) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=timeout_s)
-        code = self.process.poll()
-        assert code is not None
-        return code, out, err
-
-    def metrics(self, kind: str) -> list[dict[str, Any]]:
-        lines = map(json.loads, (self.run_folder / "metrics.jsonl").read_text().splitlines())
-        return [line for line in lines if line["type"] == kind]
-
-    def result(self) -> dict[str, Any]:
-        found = reader.read_json(str(self.run_folder), "result.json")
-        assert found is not None
-        return found
-
-
-@dataclass
-class Command(Run):
-    """The launch command in a process group of its own, as a terminal would start it."""
-
-    process: subprocess.Popen[str]
-    mark: str
-    """Marks all of its processes: other tests, and other checkouts, have runs of the same name."""
-
-    def processes(self) -> list[int]:
-        """Ids of all that run, however far they have detached themselves."""
-        return machine.marked(MARK, self.mark)
-
-    def server(self) -> psutil.Process | None:
-        """The process that the workers are forked from; None before it is there."""
-        for each in psutil.Process(self.process.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                if "multiprocessing.forkserver" in " ".join(each.cmdline()):
-                    return each
-        return None
-
-    def workers(self) -> list[psutil.Process]:
-        """The training processes, in the order of their starts."""
-        server = self.server()
-        found = server.children() if server else []
-        return sorted(found, key=lambda process: process.create_time())
-
-
-@dataclass
-class RankedRun(Run):
-    """The same loop as so many ranks, as torchrun starts them: quicker, for what the command has no
-    part in."""
-
-    process: Ranks
-
-
-@contextmanager
-def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
-    """Start ``python -m training.launch RECIPE --local`` in a folder; whatever is left at the end
-    is killed.
-    """
-    started: list[subprocess.Popen[str]] = []
-
-    def run(name: str, *arguments: str, local: bool = True, under: Sequence[str] = ()) -> Command:
-        start = [*under, sys.executable, "-m", "training.launch"]
-        command = [*start, recipe, "--run", name, *arguments]
-        mark = secrets.token_hex(8)
-        process = subprocess.Popen(
-            [*command, "--local"] if local else command,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(REPO), MARK: mark},
-            start_new_session=True,
-        )
-        started.append(process)
-        return Command(process, folder, name, mark)
-
-    yield run
-    for process in started:
-        with process:  # closes its pipes, which would spoil a later test
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def ranked(folder: Path, recipe: str) -> Iterator[Callable[..., RankedRun]]:
-    """Start a recipe as so many ranks in a folder; whatever is left at the end is killed."""
-    started: list[Ranks] = []
-
-    def run(name: str, *arguments: str, world: int) -> RankedRun:
-        command = ("-m", "training.launch", recipe, "--run", name, *arguments)
-        out, err = (folder / f"{name}-{len(started)}.{each}" for each in ("out", "err"))
-        started.append(ranks(command, folder=folder, out=out, err=err, world=world))
-        return RankedRun(started[-1], folder, name)
-
-    yield run
-    for each in started:
-        each.kill()
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
     with launcher(tmp_path_factory.mktemp("runs"), "ddp") as run:
         yield run
-
-
-def assert_nothing_is_left(command: Command, within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while left := command.processes():
-        assert time.monotonic() < deadline, [psutil.Process(pid).name() for pid in left]
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -220,62 +88,30 @@ def test_a_complete_run_is_not_trained_again(
     assert json.loads(out) == uninterrupted.result()
 
 
-def test_however_it_is_ended_a_run_resumes_and_ends_as_if_nothing_had_happened(
-    start: Callable[..., Command], uninterrupted: Command
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("server", "save"), ("command", "load"), ("Ctrl-C", "step")],
+        pytest.param(plan(20), marks=[pytest.mark.night, pytest.mark.timeout(3600)]),
+    ],
+    ids=len,
+)
+def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_ends_as_if_nothing_had_happened(
+    kills: list[tuple[str, str]],
+    start: Callable[..., Command],
+    uninterrupted: Command,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    # Ctrl-C in the middle of the first epoch, to the whole group, as a terminal sends it.
-    command = start("broken", *DIGITS)
-    command.wait_until(lambda: command.steps_done() >= 5)
-    os.killpg(command.process.pid, signal.SIGINT)
-    code, _, err = command.end(timeout_s=90)
-    assert code == 130, err
-    assert "stopped at step" in err
-    assert "Traceback" not in err
-    assert_nothing_is_left(command)
-    stopped_at = command.result()["steps"]
-    assert 5 <= stopped_at < 23
-
-    # A worker is killed in the second epoch: all start again where the first one ended.
-    command = start("broken", *DIGITS)
-    command.wait_until(lambda: command.steps_done() >= 25)
-    command.workers()[1].kill()
-    command.wait_until(lambda: len(command.metrics("resume")) == 2)
-
-    # The command is killed in the third: what it started goes with it, and what came after the
-    # second epoch is lost.
-    command.wait_until(lambda: command.steps_done() >= 48)
-    assert len(command.processes()) >= 4
-    command.process.kill()
-    _, _, err = command.end()
-    assert "worker 1 ended (SIGKILL): all start again from the last checkpoint" in err
-    assert_nothing_is_left(command)
-    killed = shutil.copytree(command.run_folder, command.folder / "runs" / "fewer")
-
-    command = start("broken", *DIGITS, "--json")
-    code, out, err = command.end()
-    assert code == 0, err
-    result, expected = json.loads(out), uninterrupted.result()
-    assert result["resumed_from"] == 46
-    assert result["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
-    assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
-    losses = [line["loss"] for line in command.metrics("step")]
-    assert losses == pytest.approx(
-        [line["loss"] for line in uninterrupted.metrics("step")], abs=1e-6
-    )
-    assert [line["step"] for line in command.metrics("resume")] == [stopped_at, 23, 46]
-    train_losses = [line["train_loss"] for line in command.metrics("evaluation")]
-    assert train_losses == pytest.approx(
-        [line["train_loss"] for line in uninterrupted.metrics("evaluation")], abs=1e-6
-    )
-
-    # The same, resumed by one worker: other batch statistics, the same curve.
-    config = json.loads((killed / "config.json").read_text())
-    (killed / "config.json").write_text(json.dumps({**config, "run": "fewer"}))
-    with ranked(command.folder, "ddp") as ranks:
-        code, out, err = ranks("fewer", *DIGITS[:4], "--json", world=1).end()
-    assert code == 0, err
-    assert json.loads(out)["world_size"] == 1
-    assert json.loads(out)["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
+    words = [*DIGITS, "--report-every", "1", "--checkpoint-minutes", "0.03"]
+    again = partial(start, f"killed-{len(kills)}", *words, "--max-failures", "99")
+    nemesis = Nemesis(again, uninterrupted)
+    command = nemesis.play(kills)
+    for name in ("train_loss", "loss", "accuracy"):
+        found, expected = (
+            [line[name] for line in run.metrics("evaluation")] for run in (command, uninterrupted)
+        )
+        assert found == pytest.approx(expected, abs=1e-6)
+    record_property(f"{len(kills)} kills of ddp", nemesis.figures())
 
 
 def test_ctrl_c_ends_a_command_that_still_loads(
@@ -292,32 +128,11 @@ def test_ctrl_c_ends_a_command_that_still_loads(
     assert_nothing_is_left(command)
 
 
-@pytest.mark.long
-def test_without_the_server_of_its_workers_a_run_starts_another(
-    start: Callable[..., Command], tmp_path: Path
-) -> None:
-    data = write_images(tmp_path / "data", num_train=640)
-    command = start("served", "--data", str(data), "--epochs", "2", "--workers", "2")
-    command.wait_until(lambda: command.steps_done() >= 1)
-    server = command.server()
-    assert server is not None
-    server.kill()
-    code, _, err = command.end()
-    assert code == 0, err
-    assert "all start again" in err
-    assert_nothing_is_left(command)
-
-
 def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
     start: Callable[..., Command], uninterrupted: Command
 ) -> None:
     # The second half of an otherwise good run: its checkpoint is there, its learning rate is not.
-    folder = uninterrupted.folder / "runs" / "diverging"
-    shutil.copytree(uninterrupted.run_folder, folder)
-    shutil.rmtree(folder / "checkpoints" / "step-00000069")
-    (folder / "result.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "run": "diverging", "lr": 1e35}))
+    uninterrupted.copy("diverging", without="step-00000069", lr=1e35)
     command = start("diverging", *DIGITS, "--lr", "1e35")
     code, out, err = command.end()
     assert code == 2, err
@@ -326,7 +141,8 @@ def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
     assert "resumes from checkpoint step-00000046, which is kept" in err
     assert "lower --lr (now 1e+35)" in err
     assert "Traceback" not in err
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000046"]
+    kept = command.run_folder / "checkpoints"
+    assert [path.name for path in kept.iterdir()] == ["step-00000046"]
     assert_nothing_is_left(command)
 
 
@@ -354,35 +170,6 @@ def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) ->
     assert code == 2, err
     assert "add --local" in err
     assert "Traceback" not in err
-
-
-@pytest.mark.long
-def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_again(
-    start: Callable[..., Command], s3_endpoint: str, tmp_path: Path
-) -> None:
-    del s3_endpoint  # the environment points at it
-    from training.checkpoint import checkpoints
-    from training.system import storage
-
-    storage.filesystem("s3://").mkdir("s3://local-runs")
-    data = write_images(tmp_path / "data", num_train=640, num_test=100)
-    for path in data.iterdir():
-        storage.write_bytes(f"s3://local-runs/data/{path.name}", path.read_bytes())
-    arguments = ["--storage", "s3://local-runs", "--data", "s3://local-runs/data", "--json"]
-    arguments += ["--epochs", "3", "--workers", "2", "--batch-per-worker", "32"]
-    code, out, err = start("remote", *arguments).end()
-    assert code == 0, err
-    run = "s3://local-runs/runs/remote"
-    assert json.loads(out) == reader.read_json(run, "result.json")
-    assert checkpoints.names(run) == ["step-00000020", "step-00000030"]
-    last = checkpoints.newest(run, pytest.fail)
-    assert last is not None
-    assert last.position.step == 30
-    for name in ("report.html", "model/model.safetensors", "metrics.jsonl"):
-        assert storage.exists(f"{run}/{name}"), name
-    code, again, err = start("remote", *arguments).end()
-    assert (code, again) == (0, out)
-    assert "already complete" in err
 
 
 def test_the_same_loop_runs_under_torchrun_without_ray(

@@ -1,18 +1,15 @@
 """Proves on two and three ranks what a step of each recipe is: every image or token of it has the
-same weight however it is shared out, one that is not a number changes nothing, and a resumed run
-reports the training loss of one that was not interrupted."""
+same weight however it is shared out, and one that is not a number changes nothing."""
 
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks import processes
@@ -28,7 +25,7 @@ from training.recipes.fsdp import loop as fsdp
 from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.imagenet.settings import ImagenetConfig
 from training.recipes.settings import RunConfig
-from training.record.events import Evaluation, Event, Skipped, Start, Step
+from training.record.events import Event, Skipped, Step
 from training.runtime.torchrun import TorchrunWorker
 
 
@@ -44,10 +41,6 @@ class Found:
         """Loss and gradient norm, by step."""
         steps = [each for each in self.events if isinstance(each, Step)]
         return {each.step: (each.loss, each.grad_norm) for each in steps}
-
-    def train_losses(self) -> dict[int, float | None]:
-        evaluations = [each for each in self.events if isinstance(each, Evaluation)]
-        return {each.step: each.train_loss for each in evaluations if each.step}
 
 
 def chats(folder: Path) -> FsdpConfig:
@@ -121,11 +114,6 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
         return found
     found["passes"] = run(worker, replace(config, run="passes", microbatch=1))
     found["spoiled"] = run(worker, replace(config, run="spoiled"), spoiled=1)
-    if worker.rank == 0:  # as if it had been killed after the first step
-        first, second = (RunPaths.of(config.storage, name) for name in ("whole", "resumed"))
-        shutil.copytree(first.checkpoint(1), second.checkpoint(1))
-    dist.barrier()
-    found["resumed"] = run(worker, replace(config, run="resumed"))
     worker.close()
     return found
 
@@ -157,17 +145,6 @@ def test_a_step_that_one_rank_spoiled_changes_no_weight_on_any(
         before, after = each["whole"].sizes
         assert before != after
         assert each["spoiled"].sizes == [before, before]
-
-
-def test_a_resumed_run_reports_the_training_loss_of_one_that_was_not_interrupted(
-    ranks: list[dict[str, Found]],
-) -> None:
-    whole, resumed = (ranks[0][name] for name in ("whole", "resumed"))
-    (start,) = [each for each in resumed.events if isinstance(each, Start)]
-    assert start.step == 1
-    first, second = (whole.train_losses()[step] for step in (1, 2))
-    assert first != pytest.approx(second, rel=1e-2)
-    assert resumed.train_losses() == pytest.approx({2: second}, rel=1e-5)
 
 
 def test_three_ranks_with_unequal_numbers_of_tokens_take_the_steps_of_two(

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from contract.nodes import ENV_S3_TIMEOUT
+from tests.training.local_runs import Command, launcher
 from tests.training.test_data import write_images
-from tests.training.test_local_runs import Command, launcher
 from training.checkpoint import checkpoints
 from training.record import reader
 from training.record.events import Step

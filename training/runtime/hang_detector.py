@@ -106,6 +106,7 @@ class HangDetector:
     def forget(self) -> None:
         """Expect nothing until training starts again."""
         self._is_training = self._is_save_stuck = False
+        self._saving = None  # workers that are being ended may still report the save they wait for
 
     def limit_s(self) -> float:
         """Maximum duration of a silence at this moment."""

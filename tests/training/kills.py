@@ -1,0 +1,191 @@
+"""Kills of a real run at random moments, and a check of the history that it leaves.
+
+As Jepsen tests databases: one side kills, by a seed; the other reads only what the run itself has
+written, its checkpoints and its ``metrics.jsonl``, and compares it with an undisturbed run.
+"""
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from contract import exits
+from contract.runs import checkpoint_key
+from tests.training.local_runs import Command, assert_nothing_is_left
+from training.checkpoint import checkpoints
+from training.record import reader
+from training.record.events import Phase, Resume, Step
+
+#: The command starts these again by itself. ``server``: what the ranks are forked from.
+WORKERS: Final = ("rank 0", "rank 1", "server")
+#: After these it is given again. ``all``: its process group. The last two save before they end.
+OTHERS: Final = ("command", "all", "Ctrl-C", "SIGTERM")
+_CODES: Final = {"Ctrl-C": exits.INTERRUPTED, "SIGTERM": exits.TERMINATED}
+#: Between two looks at what lasts milliseconds.
+_QUICKLY_S: Final = 0.001
+#: A kill comes up to so long after the moment that it is meant for has begun, mostly sooner.
+_PAUSE_S: Final = 0.2
+
+
+@dataclass
+class Kill:
+    """A process that was killed, or asked to stop, and what became of the run."""
+
+    victim: str
+    hit: str
+    """What the run was doing: ``step``, ``save`` or ``load``."""
+    saved: int
+    """Step of the newest whole checkpoint at that time."""
+    time: float
+    """Unix time in seconds."""
+    after: int = 0
+    """The last step that was reported before."""
+    lost: int | None = None
+    """Steps that were trained again; None where another kill came before the next step."""
+    seconds: float | None = None
+    """To the next step; None as above."""
+
+
+def plan(number: int) -> list[tuple[str, str]]:
+    """Victims and moments of so many kills; 21 have each pair once."""
+    victims, moments = [*WORKERS, *OTHERS] * number, ["save", "load", "step"] * number
+    chosen = [*zip(victims[:number], moments[:number], strict=True)]
+    Random(number).shuffle(chosen)
+    return chosen
+
+
+class Nemesis:
+    """Kills a run, starts it again, and checks what it has reported so far."""
+
+    def __init__(self, start: Callable[[], Command], undisturbed: Command) -> None:
+        """
+        Args:
+            start: gives the command that begins the run, or resumes it.
+            undisturbed: the same run, which nothing has happened to.
+        """
+        self._start, self._losses = start, undisturbed.losses()
+        self._random = Random(0)
+        self._command = start()
+        self._pids: list[int] = []
+        self._killed: list[int] = []
+        self.kills: list[Kill] = []
+
+    def play(self, kills: Iterable[tuple[str, str]]) -> Command:
+        """Kill, each victim at its moment; return the command, which has ended well."""
+        for victim, moment in kills:
+            if moment != "load":
+                self._check_resumed()
+            self._await(moment)
+            self._kill(victim)
+        self._check_resumed()
+        code, _, err = self._command.end()
+        assert code == 0, err
+        assert_nothing_is_left(self._command)
+        assert not self._is_saving(), "what a killed save has left is gone"
+        assert self._command.losses() == pytest.approx(self._losses, abs=1e-6)
+        assert self._command.result()["damaged_lines"] == 0
+        return self._command
+
+    def _await(self, moment: str) -> None:
+        command = self._command
+
+        def ranks() -> bool:
+            before = self._pids
+            pids = [each.pid for each in command.workers()]
+            self._pids = [pid for pid in pids if pid not in self._killed]
+            # Seen twice: the process that has looked at the data may still be ending.
+            return len(self._pids) == 2 and self._pids == before
+
+        command.wait_until(ranks)
+        if moment == "step":
+            step = command.steps_done() + self._random.randint(0, 2)
+            command.wait_until(lambda: command.steps_done() >= step)
+        else:
+            begins = self._is_saving if moment == "save" else self._is_loading
+            command.wait_until(begins, every_s=_QUICKLY_S)
+        time.sleep(_PAUSE_S * self._random.random() ** 3)
+
+    def _kill(self, victim: str) -> None:
+        command, is_saving = self._command, self._is_saving()
+        hit = "load" if self._steps() is None else "save" if is_saving else "step"
+        self._killed = self._pids
+        kill = Kill(victim=victim, hit=hit, saved=self._saved(), time=time.time())
+        self.kills.append(kill)
+        server, own = command.server(), command.process.pid
+        assert server is not None
+        targets = {"rank 0": self._pids[0], "rank 1": self._pids[1], "server": server.pid}
+        targets |= {"all": -own, "Ctrl-C": -own}  # as a terminal sends it, to the whole group
+        signals = {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
+        os.kill(targets.get(victim, own), signals.get(victim, signal.SIGKILL))
+        if victim in OTHERS:
+            code, _, err = command.end(timeout_s=90)
+            assert code == _CODES.get(victim, -signal.SIGKILL), err
+            assert "Traceback" not in err
+            assert_nothing_is_left(command)
+            kill.saved = self._saved()
+        found = command.losses()
+        assert found == pytest.approx({step: self._losses[step] for step in found}, abs=1e-6)
+        kill.after = max(found, default=0)
+        if victim in OTHERS:
+            assert victim not in _CODES or hit == "load" or kill.saved == kill.after, kill
+            self._command = self._start()
+
+    def _check_resumed(self) -> None:
+        """Wait for the next step; check that the run has resumed where it was saved last."""
+        self._command.wait_until(lambda: bool(self._steps()))
+        if not self.kills:
+            return
+        resumes = reader.read_metrics(str(self._command.run_folder)).of(Resume)
+        resumed, last = resumes[-1].step if resumes else 0, self.kills[-1]
+        newest = self._saved() if last.victim in WORKERS else last.saved
+        assert last.saved <= resumed <= newest, f"resumed at {resumed}: {self.kills}"
+        steps = self._steps()
+        assert steps
+        last.lost, last.seconds = max(0, last.after - resumed), steps[0].time - last.time
+
+    def _steps(self) -> list[Step] | None:
+        """Since the workers began to train; None where they have not since the last kill."""
+        metrics = reader.read_metrics(str(self._command.run_folder))
+        times = [each.time for each in metrics.of(Phase) if each.name == "model_ready"]
+        began, killed = max(times, default=0.0), self.kills[-1].time if self.kills else 0.0
+        if began <= killed:
+            return None
+        return [each for each in metrics.of(Step) if each.time > began]
+
+    def _saved(self) -> int:
+        keys = map(checkpoint_key, checkpoints.names(str(self._command.run_folder)))
+        return max((key[0] for key in keys if key), default=0)
+
+    def _is_saving(self) -> bool:
+        """A checkpoint that is being written has a hidden folder."""
+        folder = self._command.run_folder / "checkpoints"
+        return folder.exists() and any(name.startswith(".") for name in os.listdir(folder))
+
+    def _is_loading(self) -> bool:
+        """Whether a rank reads a checkpoint, or none does any more."""
+        for pid in self._pids:
+            folder = f"/proc/{pid}/fd"
+            with suppress(OSError):  # one was closed, or the process has ended meanwhile
+                files = [os.readlink(f"{folder}/{number}") for number in os.listdir(folder)]
+                if any("/checkpoints/step-" in file for file in files):
+                    return True
+        return self._steps() is not None
+
+    def figures(self) -> str:
+        """What the kills have cost, as JSON: medians and the worst of fewer than a hundred."""
+        found: dict[str, Any] = {"kills": len(self.kills)}
+        found |= Counter(kill.hit for kill in self.kills)
+        for name, victims in (("a worker", WORKERS), ("the command", OTHERS)):
+            for what in ("seconds", "lost"):
+                kills = [kill for kill in self.kills if kill.victim in victims]
+                values = sorted(getattr(kill, what) for kill in kills if kill.lost is not None)
+                found[f"{name}: {what}"] = [*values[len(values) // 2 :][:1], *values[-1:]]
+        return json.dumps(found)
