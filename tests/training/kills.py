@@ -186,6 +186,8 @@ class Nemesis:
         for name, victims in (("a worker", WORKERS), ("the command", OTHERS)):
             for what in ("seconds", "lost"):
                 kills = [kill for kill in self.kills if kill.victim in victims]
-                values = sorted(getattr(kill, what) for kill in kills if kill.lost is not None)
+                values = sorted(
+                    round(getattr(kill, what), 1) for kill in kills if kill.lost is not None
+                )
                 found[f"{name}: {what}"] = [*values[len(values) // 2 :][:1], *values[-1:]]
         return json.dumps(found)
