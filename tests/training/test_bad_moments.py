@@ -1,0 +1,81 @@
+"""Proves that an S3 in trouble when a run starts, loads or publishes ends only an attempt, and that
+the next one does it. Saves: ``test_weather.py``."""
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ReadTimeoutError
+
+from contract import exits
+from contract.errors import UnreachableError
+from tests.training.bucket import RUN, Bucket, install
+from tests.training.test_checkpoint_faults import OneRank, save, snapshot
+from training import launch
+from training.checkpoint import checkpoints
+from training.system import storage
+
+TROUBLE = [OSError(errno.EBUSY, "Please reduce your rate"), ReadTimeoutError(endpoint_url="s3")]
+
+
+def failing(bucket: Bucket, request: str, error: Exception) -> Callable[[], None]:
+    """Let a request fail; returns what ends that."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    setattr(bucket, request, fail)
+    return lambda: delattr(bucket, request)
+
+
+class NoDriver:
+    """A run that is complete at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def run(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("error", TROUBLE)
+@pytest.mark.parametrize("request_", ["pipe_file", "cat_file", "ls"])
+def test_a_start_is_tried_again(
+    request_: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.runtime.driver.Driver", NoDriver)
+    bucket = install(monkeypatch)
+    words = ["ddp", "--workers", "2", "--storage", "s3://bucket", "--run", "r"]
+    end = failing(bucket, request_, error)
+    assert launch.main(words) == exits.STORAGE
+    end()
+    assert launch.main(words) == exits.OK
+
+
+@pytest.mark.parametrize("error", TROUBLE)
+def test_a_checkpoint_is_loaded_by_the_next_attempt(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = install(monkeypatch)
+    save(RUN, 100)
+    end = failing(bucket, "get_file", error)
+    with pytest.raises(UnreachableError, match="a checkpoint cannot be read"):
+        checkpoints.shared_newest(OneRank(RUN))
+    end()
+    found = checkpoints.shared_newest(OneRank(RUN))
+    assert found is not None
+    assert found.position.step == 100
+
+
+@pytest.mark.parametrize("error", TROUBLE)
+def test_a_model_is_published_by_the_next_attempt(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = install(monkeypatch)
+    end = failing(bucket, "put_file", error)
+    with pytest.raises(type(error)) as raised:
+        checkpoints.publish_model(RUN, snapshot(1))
+    assert storage.is_trouble(raised.value)
+    end()
+    assert storage.exists(checkpoints.publish_model(RUN, snapshot(1)))
