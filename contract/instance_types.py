@@ -9,8 +9,17 @@ what a job has cost.
 Sources, looked up in 2026-11:
 - vCPUs, memory, GPUs, bandwidth, EFA: AWS's public instance type pages (what
   ``aws ec2 describe-instance-types`` prints).
-- Prices: AWS's on-demand price list, Linux, us-east-1, as of 2026-02, and its public price pages of
-  EBS, VPC and FSx. What costs how much in another region is not known here.
+- Prices in us-east-1: AWS's on-demand price list, Linux, as of 2026-02, and its public price pages
+  of EBS, VPC and FSx.
+- Prices in us-west-2: the same figures. SkyPilot's public catalog (catalogs/v8/aws/vms.csv, commit
+  00148f2, whose date is not known here) has rows of both regions. These were compared, and none
+  differs by more than a rounding in the sixth decimal: c5 large, xlarge, 9xlarge; c6i xlarge; c7i
+  xlarge; g4dn xlarge, 8xlarge; g5 xlarge, 8xlarge, 12xlarge, 16xlarge, 24xlarge; g6 16xlarge,
+  24xlarge; g6e 16xlarge, 24xlarge; m5 large, xlarge; m6i 2xlarge, 24xlarge, 32xlarge; m7i large,
+  4xlarge, 8xlarge; p4d, p4de, p5 and p5en, all sizes; p5e has a price in neither. The other sizes
+  are assumed to be equal too. A public page that cites AWS's price list of us-west-2 (2026-10-04)
+  confirms a GiB of gp3, the NAT gateway's hour and its address; gp3's throughput and operations,
+  the gateway's GB and FSx were found for us-east-1 only, and are assumed to be equal.
 - What Linux keeps of the memory: measured per type by the Karpenter project, on EKS nodes.
 - Peaks: NVIDIA's data sheets, tensor cores, dense: half of what a sheet gives "with sparsity".
 - Bandwidth of GPU memory: the same sheets.
@@ -76,7 +85,7 @@ class InstanceType:
     purchase: str
     """Either "on-demand", which is also sold as spot, or "capacity-block": only reserved."""
     usd_per_hour: float | None
-    """On-demand list price; None where there is none."""
+    """On-demand list price in ``PRICED_REGIONS``; None where there is none."""
 
     @property
     def container_cpu(self) -> int:
@@ -381,8 +390,8 @@ def instance_type(name: str) -> InstanceType:
     )
 
 
-#: The region whose list prices this project knows.
-PRICED_REGION: Final = "us-east-1"
+#: Regions whose list prices this project knows: those of this file, in each of them.
+PRICED_REGIONS: Final = ("us-east-1", "us-west-2")
 
 _HOURS_PER_MONTH: Final = 730  # by which AWS converts what it bills by the month
 # gp3, US dollars per month: a GiB; a MiB/s above those that come with it; an operation/s likewise.
@@ -425,7 +434,7 @@ class FileSystem:
 
     @property
     def usd_per_hour(self) -> float:
-        """At the list prices of us-east-1."""
+        """At the list prices of ``PRICED_REGIONS``."""
         is_scratch = self.deployment == SCRATCH
         month = _SCRATCH_GIB_MONTH if is_scratch else PERSISTENT_GIB_MONTH[self.mbps_per_tib]
         return month * self.capacity_gib / _HOURS_PER_MONTH
@@ -466,7 +475,7 @@ class HostPrice:
             disk_gib: root volume; 0: as large as the type has it by default.
         """
         size = disk_gib or machine.root_volume_gib
-        usd = machine.usd_per_hour if region == PRICED_REGION else None
+        usd = machine.usd_per_hour if region in PRICED_REGIONS else None
         if usd is not None:
             usd = round(usd + disk_usd_per_hour(machine, size), 6)
         return cls(type=machine.name, disk_gib=size, usd_per_hour=usd)
@@ -498,7 +507,7 @@ class Prices:
         shared: FileSystem | None = None,
     ) -> Self:
         """At today's list prices."""
-        is_priced = region == PRICED_REGION
+        is_priced = region in PRICED_REGIONS
         usd_shared = shared.usd_per_hour if shared else 0.0
         return cls(
             region=region,
@@ -533,8 +542,12 @@ class Prices:
     @property
     def why_unknown(self) -> str:
         """Why a price is missing, in a phrase; "" where none is."""
-        if self.region != PRICED_REGION:
-            return f"list prices are known for {PRICED_REGION} only, not for {self.region}"
+        if self.region not in PRICED_REGIONS:
+            types = " and ".join(sorted({self.head.type, self.worker.type}))
+            return (
+                f"list prices are known for {' and '.join(PRICED_REGIONS)} only, not for "
+                f"{self.region} (AWS's price pages have those of {types})"
+            )
         for host in (self.head, self.worker):
             if host.usd_per_hour is None:
                 return f"{host.type} has no list price"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from contract import nodes, times
-from contract.instance_types import PRICED_REGION, Prices
+from contract.instance_types import Prices
 from contract.job import JobStatus
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
@@ -158,6 +158,6 @@ def dollars(usd: float | None) -> str:
 
 
 def at_list_prices(prices: Prices) -> str:
-    """``at us-east-1's list prices``, and what that leaves open."""
+    """``at us-west-2's list prices``, and what that leaves open."""
     less = "; spot instances usually cost less" if prices.spot else ""
-    return f"at {PRICED_REGION}'s list prices{less}"
+    return f"at {prices.region}'s list prices{less}"

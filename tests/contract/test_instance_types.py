@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from contract.errors import InputError
-from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
+from contract.instance_types import (
+    INSTANCE_TYPES,
+    HostPrice,
+    InstanceType,
+    disk_usd_per_hour,
+    instance_type,
+)
 
 every_type = pytest.mark.parametrize("host", INSTANCE_TYPES.values(), ids=lambda host: host.name)
 every_gpu_type = pytest.mark.parametrize(
@@ -123,6 +129,32 @@ def test_prices_are_plausible(host: InstanceType) -> None:
         # A big host around a single GPU costs several times the smallest one.
         assert 0.5 <= host.usd_per_hour / host.num_gpus <= 10
         assert 0.05 <= host.usd_per_hour / host.vcpus <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "usd"),
+    [
+        ("c5.large", 0.085),
+        ("c6i.xlarge", 0.17),
+        ("c7i.xlarge", 0.1785),
+        ("g4dn.xlarge", 0.526),
+        ("g5.xlarge", 1.006),
+        ("g5.12xlarge", 5.672),
+        ("g6.24xlarge", 6.6752),
+        ("g6e.24xlarge", 15.06559),
+        ("m5.xlarge", 0.192),
+        ("m6i.2xlarge", 0.384),
+        ("m7i.4xlarge", 0.8064),
+        ("p4d.24xlarge", 21.95764),
+        ("p4de.24xlarge", 27.44705),
+        ("p5.48xlarge", 55.04),
+        ("p5en.48xlarge", 63.296),
+    ],
+)
+def test_prices_in_us_west_2_are_as_published_there(name: str, usd: float) -> None:
+    host = instance_type(name)
+    found = HostPrice.of(host, region="us-west-2", disk_gib=100).usd_per_hour
+    assert found == pytest.approx(usd + disk_usd_per_hour(host, 100), abs=1e-5)
 
 
 @every_gpu_type

@@ -198,7 +198,7 @@ def test_the_deployment_limits_the_hours_of_a_job(
 
 @pytest.mark.parametrize(
     ("hours", "region", "starts"),
-    [("2", "us-east-1", True), ("24", "us-east-1", False), ("2", "eu-west-1", False)],
+    [("2", "us-west-2", True), ("24", "us-east-1", False), ("2", "eu-west-1", False)],
 )
 def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
     account: Account, monkeypatch: pytest.MonkeyPatch, hours: str, region: str, starts: bool
@@ -210,13 +210,22 @@ def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
     assert bool(account.changes) == starts
 
 
+def test_a_price_names_its_region(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    account.region = "us-west-2"
+    assert main(["plan", "ddp"]) == exits.OK
+    assert "the NAT gateway, at us-west-2's list prices" in capsys.readouterr().out
+
+
 def test_in_a_region_without_known_prices_nothing_has_a_price(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.region = "eu-west-1"
     assert main(["plan", "ddp"]) == exits.OK
     said = capsys.readouterr().out
-    assert "price     unknown: list prices are known for us-east-1 only, not for eu-west-1" in said
+    assert (
+        "price     unknown: list prices are known for us-east-1 and us-west-2 only, not for "
+        "eu-west-1 (AWS's price pages have those of g5.12xlarge and m5.xlarge)\n" in said
+    )
     assert "at most   unknown" in said
     assert "$" not in said
     assert main([*SUBMIT, "--max-cost", "60"]) == exits.BAD_INPUT
