@@ -4,16 +4,18 @@ The keeper, the node provider, the head's decisions and the synthesized state ma
 product's own. A stand-in for Ray asks for nodes; a stand-in for the program runs for some time.
 """
 
+import contextlib
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
@@ -105,8 +107,7 @@ class Life:
         """Of heads: how their command has ended by itself."""
         self.ends: dict[str, list[Record]] = {}
         """Of jobs: their heads that have ended."""
-        limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
-        _hand_in(world, self.account, keeper, limits)
+        self.limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
     # --- what EC2 has
     def _has_room(self, group: Group) -> bool:
@@ -597,23 +598,35 @@ def _moment(at: float) -> Any:
     return stamp(at)
 
 
-def _hand_in(world: World, account: Account, keeper: ModuleType, limits: Limits) -> None:
-    """Give the keeper this world's time and account."""
-    for module in (keeper, job_outcome, jobs, polling, follow):
-        module.time = world  # type: ignore[attr-defined]
-    keeper.boto3 = SimpleNamespace(client=lambda _: account.client("keeper"))  # type: ignore[attr-defined]
-    keeper.print = world.tell  # type: ignore[attr-defined]
-    keeper.CLUSTER, keeper.BUCKET, keeper.HEAD_FAMILY = "c", BUCKET, "head"  # type: ignore[attr-defined]
-    keeper.STATE_MACHINE = MACHINE  # type: ignore[attr-defined]
-    keeper.LIMITS = limits  # type: ignore[attr-defined]
-    keeper.GROUPS = {f"group-{each}": each for each in FAMILIES}  # type: ignore[attr-defined]
-    keeper.FAMILIES = ["head", "standing", "worker"]  # type: ignore[attr-defined]
+@contextlib.contextmanager
+def _handed_in(
+    world: World, account: Account, keeper: ModuleType, limits: Limits
+) -> Iterator[None]:
+    """Give the keeper, and what waits, this world's time and account."""
+    own = {
+        "boto3": SimpleNamespace(client=lambda _: account.client("keeper")),
+        "print": world.tell,
+        "CLUSTER": "c",
+        "BUCKET": BUCKET,
+        "HEAD_FAMILY": "head",
+        "STATE_MACHINE": MACHINE,
+        "LIMITS": limits,
+        "GROUPS": {f"group-{each}": each for each in FAMILIES},
+        "FAMILIES": ["head", "standing", "worker"],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (keeper, job_outcome, jobs, polling, follow):
+            patch.setattr(module, "time", world)
+        for name, value in own.items():
+            patch.setattr(keeper, name, value, raising=False)
+        yield
 
 
 def live(seed: int, *, states: Record, keeper: ModuleType) -> Life:
     life = Life(seed, states=states, keeper=keeper)
     began = life.world.now
-    life.plan()
-    life.world.run(began + HOURS * 3600)
-    life.check()
+    with _handed_in(life.world, life.account, keeper, life.limits):
+        life.plan()
+        life.world.run(began + HOURS * 3600)
+        life.check()
     return life
