@@ -54,6 +54,16 @@ def compiled(expression: str) -> Any:
     return jsonata.jsonata(expression)
 
 
+@functools.cache
+def plain(text: str) -> tuple[tuple[str, ...], str | None] | None:
+    """The path of an expression that only looks up a value, and the text that it is compared with.
+
+    Most expressions are of this kind, and the evaluator is slow.
+    """
+    found = re.fullmatch(r"\$(\w+(?:\.\w+)*)(?: = '(\w+)')?", text)
+    return (tuple(found[1].split(".")), found[2]) if found else None
+
+
 def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
     """A value of the definition, with its expressions evaluated at a time."""
     if isinstance(value, dict):
@@ -63,8 +73,12 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
     if not (isinstance(value, str) and value.startswith("{%")):
         return value
     text = value[2:-2].strip().replace("$millis()", "$virtual_ms")
-    if re.fullmatch(r"\$\w+(\.\w+)*", text):  # half of them, and the evaluator is slow
-        return functools.reduce(dict.__getitem__, text[1:].split("."), {**variables})
+    if known := plain(text):
+        path, other = known
+        found: Any = variables
+        for name in path:
+            found = found[name]
+        return found if other is None else found == other
     expression = compiled(text)
     frame = expression.create_frame()
     for name, each in {**variables, "virtual_ms": round(now * 1000)}.items():
