@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from botocore.config import Config
@@ -54,23 +53,8 @@ _RETRIES: Final = Config(
 _SETTLES_S: Final = 60.0
 
 
-class ProviderConfig(TypedDict, total=False):
+class ProviderConfig(TypedDict):
     """``provider`` of the autoscaler's configuration, as far as it is ours."""
-
-    cluster: str
-    job: str
-    head: str
-    task_definition: str
-    capacity_provider: str
-    keeper: str
-    subnets: list[str]
-    security_groups: list[str]
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSettings:
-    """How the workers of a job are started."""
 
     cluster: str
     """ECS cluster, name or ARN."""
@@ -83,24 +67,10 @@ class WorkerSettings:
     """Empty: the cluster's default."""
     keeper: str
     """Function that ends hosts; empty: they are left to its sweep."""
-    subnets: tuple[str, ...]
-    security_groups: tuple[str, ...]
-    environment: Mapping[str, str]
+    subnets: list[str]
+    security_groups: list[str]
+    environment: dict[str, str]
     """More variables of a worker, such as the head's address."""
-
-    @classmethod
-    def from_provider(cls, values: ProviderConfig) -> "WorkerSettings":
-        return cls(
-            cluster=values["cluster"],
-            job=values["job"],
-            head=values["head"],
-            task_definition=values["task_definition"],
-            capacity_provider=values.get("capacity_provider", ""),
-            keeper=values.get("keeper", ""),
-            subnets=tuple(values["subnets"]),
-            security_groups=tuple(values["security_groups"]),
-            environment=dict(values.get("environment", {})),
-        )
 
 
 class EcsNodeProvider(NodeProvider):
@@ -117,7 +87,7 @@ class EcsNodeProvider(NodeProvider):
     ) -> None:
         """``ecs`` and ``functions`` are clients of boto3; a test gives others."""
         super().__init__(dict(provider_config), cluster_name)
-        self._settings = WorkerSettings.from_provider(provider_config)
+        self._settings = provider_config
         self._ecs = ecs if ecs is not None else ecs_client()
         self._functions = functions if functions is not None else lambda_client()
         self._clock = clock
@@ -162,19 +132,20 @@ class EcsNodeProvider(NodeProvider):
             gone = ended - self._ended
             self._tasks = {arn: task for arn, task in tasks.items() if arn not in gone}
             self._shown = {*self._tasks}
-        nodes = [self._settings.head, *(arn for arn in self._tasks if arn != self._settings.head)]
+        head = self._settings["head"]
+        nodes = [head, *(arn for arn in self._tasks if arn != head)]
         return [node for node in nodes if tag_filters.items() <= self.node_tags(node).items()]
 
     def is_running(self, node_id: str) -> bool:
-        if node_id == self._settings.head:
+        if node_id == self._settings["head"]:
             return True
         return bool(self._tasks.get(node_id, {}).get("lastStatus") == "RUNNING")
 
     def is_terminated(self, node_id: str) -> bool:
-        return node_id != self._settings.head and node_id not in self._tasks
+        return node_id != self._settings["head"] and node_id not in self._tasks
 
     def node_tags(self, node_id: str) -> dict[str, str]:
-        if node_id == self._settings.head:
+        if node_id == self._settings["head"]:
             return {
                 TAG_RAY_NODE_KIND: NODE_KIND_HEAD,
                 TAG_RAY_USER_NODE_TYPE: HEAD,
@@ -196,7 +167,7 @@ class EcsNodeProvider(NodeProvider):
     def _listed(self) -> list[str]:
         # Those that should run; startedBy must be the only filter.
         pages = self._ecs.get_paginator("list_tasks").paginate(
-            cluster=self._settings.cluster, startedBy=self._settings.job
+            cluster=self._settings["cluster"], startedBy=self._settings["job"]
         )
         return [arn for page in pages for arn in page["taskArns"]]
 
@@ -204,7 +175,7 @@ class EcsNodeProvider(NodeProvider):
         tasks: list[TaskTypeDef] = []
         for part in _batches(sorted(arns), DESCRIBE_MOST):
             page = self._ecs.describe_tasks(
-                cluster=self._settings.cluster, tasks=part, include=["TAGS"]
+                cluster=self._settings["cluster"], tasks=part, include=["TAGS"]
             )
             tasks += page["tasks"]
         return tasks
@@ -250,22 +221,22 @@ class EcsNodeProvider(NodeProvider):
 
     def _request(self, tags: Mapping[str, str], count: int) -> "RunTaskRequestTypeDef":
         settings = self._settings
-        variables = {**settings.environment, "RAY_NODE_TYPE_NAME": tags[TAG_RAY_USER_NODE_TYPE]}
+        variables = {**settings["environment"], "RAY_NODE_TYPE_NAME": tags[TAG_RAY_USER_NODE_TYPE]}
         environment: list[KeyValuePairTypeDef] = [
             {"name": name, "value": value} for name, value in variables.items()
         ]
         request: RunTaskRequestTypeDef = {
-            "cluster": settings.cluster,
-            "taskDefinition": settings.task_definition,
+            "cluster": settings["cluster"],
+            "taskDefinition": settings["task_definition"],
             "count": count,
-            "startedBy": settings.job,
-            "group": f"{JOB_GROUP}{settings.job}",
+            "startedBy": settings["job"],
+            "group": JOB_GROUP + settings["job"],
             # Repeated with each attempt: ECS then answers with what the first one has started.
             "clientToken": uuid.uuid4().hex,
             "networkConfiguration": {
                 "awsvpcConfiguration": {
-                    "subnets": [*settings.subnets],
-                    "securityGroups": [*settings.security_groups],
+                    "subnets": settings["subnets"],
+                    "securityGroups": settings["security_groups"],
                     "assignPublicIp": "DISABLED",
                 }
             },
@@ -275,9 +246,9 @@ class EcsNodeProvider(NodeProvider):
             "propagateTags": "TASK_DEFINITION",  # costs are told apart by them
             "enableExecuteCommand": True,  # per call: the service's setting is not a task's
         }
-        if settings.capacity_provider:
+        if settings["capacity_provider"]:
             request["capacityProviderStrategy"] = [
-                {"capacityProvider": settings.capacity_provider, "weight": 1}
+                {"capacityProvider": settings["capacity_provider"], "weight": 1}
             ]
         return request
 
@@ -294,7 +265,7 @@ class EcsNodeProvider(NodeProvider):
         stopped: list[TaskTypeDef] = []
         try:
             for node_id in node_ids:
-                if node_id != self._settings.head:
+                if node_id != self._settings["head"]:
                     stopped += self._stop(node_id)
                     with self._lock:
                         self._tasks.pop(node_id, None)
@@ -306,7 +277,7 @@ class EcsNodeProvider(NodeProvider):
         """The task that is told to stop; none where it is gone already."""
         try:
             answer = self._ecs.stop_task(
-                cluster=self._settings.cluster,
+                cluster=self._settings["cluster"],
                 task=node_id,
                 reason="Ray's autoscaler: not needed any more",
             )
@@ -320,11 +291,11 @@ class EcsNodeProvider(NodeProvider):
         """Ask the keeper to end the hosts of tasks that have ended, or were told to: it alone ends
         hosts, and sees what else has come to them."""
         hosts = sorted({arn for task in tasks if (arn := task.get("containerInstanceArn"))})
-        if not hosts or not self._settings.keeper:
+        if not hosts or not self._settings["keeper"]:
             return
         try:
             self._functions.invoke(
-                FunctionName=self._settings.keeper,
+                FunctionName=self._settings["keeper"],
                 InvocationType="RequestResponse" if are_bad else "Event",
                 Payload=json.dumps(
                     {"Action": "release", "Hosts": hosts, "AreBad": are_bad}

@@ -10,11 +10,11 @@ import math
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contract.nodes import HEAD, WORKER
+from contract.nodes import WORKER
 from contract.text import counted
 
 POLL_S: Final = 3.0
@@ -22,9 +22,9 @@ POLL_S: Final = 3.0
 MEANT_S: Final = 15.0
 #: Until a program has asked for anything; Ray is imported after this, not while the job starts.
 FIRST_LOOK_S: Final = 5.0
-#: Parts of names of resources that Ray makes itself, and that say nothing about a node's size.
-_OF_RAY: Final = re.compile(r"^node:|^accelerator_type:|_group_|^bundle")
-_OF_NODES: Final = ("memory", "object_store_memory")
+#: What a job's order says of a node's size. A program that asks for memory, or for resources of its
+#: own, that no node has waits for them, as on any cluster of Ray.
+_OF_SIZE: Final = ("CPU", "GPU")
 _STRATEGY: Final = re.compile(r"(STRICT_PACK|STRICT_SPREAD|PACK|SPREAD)")
 
 Resources = Mapping[str, float]
@@ -35,7 +35,7 @@ class Request:
     """A task, an actor or a placement group that waits."""
 
     bundles: tuple[Resources, ...]
-    """Each is on one node: CPUs, GPUs, bytes of memory and what programs define themselves."""
+    """Each is on one node; only CPUs and GPUs are compared."""
     strategy: str = ""
     """Of a placement group, as Ray names it; empty for a task or an actor."""
 
@@ -60,79 +60,42 @@ class Seen:
     """What Ray reports at a moment."""
 
     requests: tuple[Request, ...]
-    totals: Mapping[str, Resources]
-    """``head`` or ``worker`` -> what a live node of that kind has."""
     idle_s: tuple[float, ...]
     """Of each live worker node: how long it has had nothing to do; 0 while it works."""
 
 
 def impossible(request: Request, capacity: Capacity) -> str | None:
-    """Why a job can never fulfill a request, in words; None where it can, or might.
-
-    Where bundles differ, only what holds for every way to place them is counted.
-    """
-    bundles = [{k: v for k, v in each.items() if v > 0} for each in request.bundles]
+    """Why a job can never fulfill a request, in words; None where it can, or might: of bundles that
+    differ, each kind is counted as if it were the only one."""
+    bundles = [{k: v for k, v in each.items() if k in _OF_SIZE and v} for each in request.bundles]
     nodes = capacity.nodes
-    largest = next((each for each in bundles if not any(_fits(each, node) for node in nodes)), None)
-    if largest is not None and not request.strategy:
-        return f"asks for a task or actor of {words(largest)}; {_each_has(capacity)}"
-    num = len(bundles)
-    at_most = num
-    if request.strategy == "STRICT_PACK":
-        whole = {k: sum(each.get(k, 0.0) for each in bundles) for each in bundles for k in each}
-        if not any(_fits(whole, node) for node in nodes):
-            return f"asks for {words(whole)} on one node; {_each_has(capacity)}"
-    elif all(each == bundles[0] for each in bundles):
-        each_on_own = request.strategy == "STRICT_SPREAD"
-        held = (_times(bundles[0], node) for node in nodes)
-        at_most = sum(min(each, 1 if each_on_own else num) for each in held)
-    elif largest is not None:
-        at_most = 0
-    elif request.strategy == "STRICT_SPREAD" and num > len(nodes):
-        return f"asks for {num} nodes at once; this job has at most {len(nodes)}"
-    else:
-        for name in {name for each in bundles for name in each}:
-            wanted = sum(each.get(name, 0.0) for each in bundles)
-            there = sum(node.get(name, 0.0) for node in nodes)
-            if wanted > there:
-                had = words({name: there}) if there else f"no {name}"
-                return f"asks for {words({name: wanted})} at once; this job has at most {had}"
-    if at_most >= num:
-        return None
-    what = words(largest or bundles[0])
-    workers = "a worker" if num == 1 else counted(num, "worker")
-    each = "" if num == 1 else " each"
-    return f"asks for {workers} of {what}{each}; this job has at most {at_most}"
-
-
-def _fits(bundle: Resources, node: Resources) -> bool:
-    return all(node.get(name, 0.0) >= wanted for name, wanted in bundle.items())
+    if request.strategy in ("", "STRICT_PACK"):
+        whole = {name: sum(each.get(name, 0.0) for each in bundles) for name in _OF_SIZE}
+        if any(_times(whole, node) for node in nodes):
+            return None
+        has = capacity.worker if capacity.workers else capacity.head
+        return f"asks for {words(whole)} on one node; a node of this job has {words(has)}"
+    for bundle in bundles:
+        num = bundles.count(bundle)
+        most = 1 if request.strategy == "STRICT_SPREAD" else num
+        at_most = sum(min(_times(bundle, node), most) for node in nodes)
+        if at_most < num:
+            what = f"{counted(num, 'worker')} of {words(bundle)}{' each' if num > 1 else ''}"
+            return f"asks for {what}; this job has at most {at_most}"
+    return None
 
 
 def _times(bundle: Resources, node: Resources) -> int:
     """How often a bundle fits on an idle node."""
-    if not bundle:
-        return 1_000_000
     # A little more than nothing: thirds of a GPU do not add up to one.
-    return min(math.floor(node.get(name, 0.0) / wanted + 1e-6) for name, wanted in bundle.items())
-
-
-def _each_has(capacity: Capacity) -> str:
-    has = capacity.worker if capacity.workers else capacity.head
-    return f"a node of this job has {words({'CPU': 0, 'GPU': 0, **has})}"
+    fits = [math.floor(node[name] / wanted + 1e-6) for name, wanted in bundle.items() if wanted]
+    return min(fits, default=1_000_000)
 
 
 def words(resources: Resources) -> str:
-    """``{"CPU": 2, "GPU": 1}`` as "2 CPUs and 1 GPU"; bytes of memory in GiB."""
-    parts = [_part(name, resources[name]) for name in sorted(resources)]
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "none"
-
-
-def _part(name: str, value: float) -> str:
-    if name in _OF_NODES:
-        return f"{value / 2**30:.1f} GiB of {name.replace('_', ' ')}"
-    number = "no" if value == 0 else f"{value:g}"
-    return f"{number} {name}{'s' if name in ('CPU', 'GPU') and value > 1 else ''}"
+    """``{"CPU": 2, "GPU": 1}`` as "2 CPUs and 1 GPU"."""
+    found = {name: value for name, value in resources.items() if value}
+    return " and ".join(f"{v:g} {name}{'s' * (v > 1)}" for name, v in found.items()) or "no CPU"
 
 
 class Reader:
@@ -166,36 +129,13 @@ def parse(state: Any) -> Seen:
             groups.append(Request(bundles=bundles, strategy=found[1] if found else "PACK"))
     # A task inside a placement group asks for parts of that group, which counts itself.
     single = [each for each in single if not any("_group_" in name for name in each.bundles[0])]
-    alive = [node for node in state.node_states if node.total_resources]
     return Seen(
         requests=(*single, *groups),
-        totals={node.ray_node_type_name: dict(node.total_resources) for node in alive},
         idle_s=tuple(
-            node.idle_duration_ms / 1000 for node in alive if node.ray_node_type_name == WORKER
+            node.idle_duration_ms / 1000
+            for node in state.node_states
+            if node.total_resources and node.ray_node_type_name == WORKER
         ),
-    )
-
-
-def comparable(request: Request, capacity: Capacity, seen: Seen) -> tuple[Request, Capacity]:
-    """Both with the resources that can be compared.
-
-    How much memory a node offers is known once one of its kind has joined; so are the resources
-    that nodes have beside the usual ones. Until then they are left out.
-    """
-    known = {HEAD, *([WORKER] if capacity.workers else [])} <= seen.totals.keys()
-
-    def counts(name: str) -> bool:
-        return name in ("CPU", "GPU") or (known and not _OF_RAY.search(name))
-
-    def more(kind: str, own: Resources) -> dict[str, float]:
-        rest = {k: v for k, v in seen.totals.get(kind, {}).items() if k not in ("CPU", "GPU")}
-        return {name: each for name, each in {**rest, **own}.items() if counts(name)}
-
-    bundles = tuple({k: v for k, v in each.items() if counts(k)} for each in request.bundles)
-    return Request(bundles=bundles, strategy=request.strategy), Capacity(
-        head=more(HEAD, capacity.head),
-        worker=more(WORKER, capacity.worker),
-        workers=capacity.workers,
     )
 
 
@@ -224,7 +164,7 @@ class Watch:
     def take(self, seen: Seen, *, now: float) -> None:
         """Take note of what Ray reports at ``now``, in seconds."""
         self.idle_s = seen.idle_s
-        found = set(self._sentences(seen.requests, seen))
+        found = {text for each in seen.requests if (text := impossible(each, self._capacity))}
         # Ray Train takes its group back and asks again, so it may be missing once.
         self._since = {
             each: since
@@ -234,7 +174,3 @@ class Watch:
         for each in found:
             if now - self._since.setdefault(each, now) >= MEANT_S:
                 self.reason = each
-
-    def _sentences(self, requests: Sequence[Request], seen: Seen) -> list[str]:
-        found = (impossible(*comparable(each, self._capacity, seen)) for each in requests)
-        return [each for each in found if each]

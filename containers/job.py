@@ -7,7 +7,6 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
-import json
 import os
 import signal
 import sys
@@ -17,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from containers import demand, node
+from containers import node
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
@@ -27,10 +26,9 @@ from containers.program import cache
 from containers.program import code as user_code
 from containers.program.bucket import report
 from containers.program.cause import cause, errors_in
-from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, LaunchSpec, prepare_head
-from containers.program.process import Program, log_pipe
+from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
 from contract import exits, times
@@ -39,14 +37,12 @@ from contract.files import WORK
 from contract.job import JobSpec, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
-    ENV_LOG_PIPE,
+    ENV_LOG,
     ENV_RUN,
     ENV_STORAGE,
     ENV_TRAINS,
     GCS_PORT,
     HEAD,
-    PROGRAM_DIR,
-    ClusterSize,
 )
 from contract.text import counted, listed
 
@@ -166,35 +162,13 @@ class Decisions:
 
 
 # --- the job --------------------------------------------------------------------------------------
-class Ray(Protocol):
-    """What a job asks of its Ray: a ``RayHead``."""
-
-    address: str
-    size: ClusterSize | None
-    demand: demand.Watch
-
-    def start(self) -> None: ...
-
-    def poll(self) -> int | None: ...
-
-    def last_lines(self) -> list[str]: ...
-
-    def scale(self, *, least: int | None = None, most: int | None = None) -> None: ...
-
-    def watch_demand(self) -> None: ...
-
-    def release_workers(self) -> None: ...
-
-    def end(self, *, keeps_workers: bool) -> None: ...
-
-
 class Job:
     """Runs one job until its command ends, or has to."""
 
     def __init__(
         self,
         config: JobConfig,
-        ray: Ray,
+        ray: RayHead,
         environment: Mapping[str, str],
         *,
         spawn: Callable[..., Program] = Program,
@@ -245,7 +219,7 @@ class Job:
             self._ray.end(keeps_workers=code in exits.TRIED_AGAIN)
 
     def _until_end(self) -> int:
-        code = self._bring_up()
+        code = self._until_up()
         if code is None:
             code = self._pass_gate()
         if code is not None:
@@ -268,16 +242,6 @@ class Job:
         """End the job soon: the head's own host is not fit."""
         self._is_unfit = True
 
-    def _bring_up(self) -> int | None:
-        """Wait until Ray, which was started, is up; start it once more where it ends instead."""
-        code = self._until_up()
-        if code == exits.RAY_FAILED and self._ray.poll() is not None:
-            # Ray waits 30 s for its own processes, which a busy host may exceed once.
-            say("Ray is started once more")
-            self._ray.start()
-            code = self._until_up()
-        return code
-
     def _until_up(self) -> int | None:
         """Wait until Ray is up; an exit code where that does not come."""
         began = self._clock.monotonic()
@@ -299,8 +263,7 @@ class Job:
         say(f"before the job's command: {' '.join(words)}")
         given = dict(self._config.spec.variables)
         # For its workers too: which network NCCL uses may be among them.
-        runtime = {RAY_VARIABLE: json.dumps({"runtime_env": {"env_vars": given}})} if given else {}
-        code = self._wait(self._start(words, None, {**given, **runtime}))
+        code = self._wait(self._start(words, None, {**given, **user_code.for_ray(given)}))
         if code == exits.OK:
             return None
         say(
@@ -341,13 +304,21 @@ class Job:
                 should_stop=self._must_end,
             )
             if spec.on == Placement.NODES:
-                # Ray's own variable is for programs that use Ray.
-                of_user = {k: v for k, v in own.environment.items() if k[:4] != "RAY_"}
                 words = (sys.executable, "-m", "containers.program.nodes")
-                variables = {ENV_PROGRAM: self._program(of_user).to_json()}
+                told = LaunchSpec(
+                    order=spec,
+                    variables=own,
+                    storage=self._storage,
+                    deadline=self._config.deadline,
+                )
+                variables = {ENV_PROGRAM: told.to_json()}
             else:
                 program = prepare_head(
-                    spec, own, folder, self._environment, make_mirror=self._make_mirror
+                    spec,
+                    own,
+                    work if spec.code else None,
+                    self._environment,
+                    make_mirror=self._make_mirror,
                 )
                 variables, place = program.environment, program.folder
                 errors = program.errors
@@ -402,22 +373,6 @@ class Job:
         run, job = self._config.spec.run, self._config.job
         client = self._mirror.bucket.client if self._mirror else None
         report(reason, storage=self._storage, run=run, job=job, client=client)
-
-    def _program(self, variables: Mapping[str, str]) -> LaunchSpec:
-        """What runs on all nodes."""
-        spec = self._config.spec
-        return LaunchSpec(
-            run=spec.run,
-            words=spec.command,
-            workers=spec.nodes,
-            variables=variables,
-            capacity_wait_s=spec.capacity_wait_s,
-            address=self._ray.address,
-            archive=f"{PROGRAM_DIR}/{user_code.ARCHIVE}" if spec.code else "",
-            storage=self._storage,
-            deadline=self._config.deadline,
-            grace_s=spec.grace_s,
-        )
 
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
@@ -567,9 +522,9 @@ def run(environment: Mapping[str, str]) -> int:
         **for_ray(config.spec),
     }
     ended = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="job-") as folder, log_pipe(Path(folder)) as pipe:
+    with tempfile.TemporaryDirectory(prefix="job-") as folder:
         request = Path(folder) / "check"
-        given |= {ENV_LOG_PIPE: str(pipe), ENV_HOST_CHECK: str(request)}
+        given |= {ENV_LOG: own_output(), ENV_HOST_CHECK: str(request)}
         ray = RayHead(
             config,
             head,

@@ -25,7 +25,7 @@ from containers import spot
 from containers.host import checks, machine
 from containers.host.machine import say
 from containers.program import cache, code, requirements
-from containers.program.process import log_pipe
+from containers.program.process import own_output
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
 from contract.nodes import DASHBOARD_PORT, ClusterSize
@@ -289,11 +289,11 @@ class Node:
         if os.environ.get("RAY_NODE_TYPE_NAME") and (task := machine.own_task()):
             # Started by a job's autoscaler, which knows its nodes by their tasks.
             environment["RAY_CLOUD_INSTANCE_ID"] = task.arn
-        with tempfile.TemporaryDirectory(prefix="node-") as folder, log_pipe(Path(folder)) as pipe:
+        with tempfile.TemporaryDirectory(prefix="node-") as folder:
             # For the launcher of a program that runs on this node.
             self._notice = Path(folder) / "notice"
             environment |= {
-                nodes.ENV_LOG_PIPE: str(pipe),
+                nodes.ENV_LOG: own_output(),
                 nodes.ENV_NOTICE: str(self._notice),
                 nodes.ENV_HOST_CHECK: str(Path(folder) / "check"),
             }

@@ -10,7 +10,6 @@ import http.client
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from containers.node import TOKEN
 from containers.program import requirements
 from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, open_mirror
+from containers.program.process import Program
 from contract import exits, nodes, runs
 from contract.errors import InputError
 from contract.files import WORK
@@ -100,10 +100,12 @@ class Notebook:
         if mirror is not None:
             mirror.restore(should_stop=self._must_end)
             mirror.start()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *self._options(folder)],
-            cwd=folder,
-            env=jupyter_environment(self._environment, packages, nodes.page_token(cluster_token)),
+        process = Program(
+            (sys.executable, "-m", "jupyterlab", *self._options(folder)),
+            folder=folder,
+            environment=jupyter_environment(
+                self._environment, packages, nodes.page_token(cluster_token)
+            ),
         )
         try:
             code = self._serve(process)
@@ -147,7 +149,7 @@ class Notebook:
         }
         return [f"--{name}={value}" for name, value in options.items()]
 
-    def _serve(self, process: "subprocess.Popen[bytes]") -> int:
+    def _serve(self, process: Program) -> int:
         """Wait until it answers, and then for its end; return the exit code."""
         began, is_ready = time.monotonic(), False
         while process.poll() is None:
@@ -160,9 +162,10 @@ class Notebook:
                 say(f"error: JupyterLab does not answer after {_START_S:.0f} s")
                 return exits.FAILED
             time.sleep(_POLL_S)
-        if process.returncode and not is_ready:
-            say(f"error: JupyterLab has ended with exit code {process.returncode}; see above")
-        return exits.FAILED if process.returncode else exits.OK
+        code = process.poll()
+        if code and not is_ready:
+            say(f"error: JupyterLab has ended with exit code {code}; see above")
+        return exits.FAILED if code else exits.OK
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=2)
@@ -182,19 +185,16 @@ class Notebook:
         notice = self._environment.get(ENV_NOTICE)
         return notice is not None and Path(notice).exists()
 
-    def _end(self, process: "subprocess.Popen[bytes]", mirror: Mirror | None) -> bool:
+    def _end(self, process: Program, mirror: Mirror | None) -> bool:
         """End it and save its files; whether all of them are saved, where there is a place."""
-        if process.poll() is None:
-            process.terminate()
+        process.terminate()
         is_hurried = self._has_notice()
         if mirror is not None and is_hurried:
             # At once: what the page has saved is on the disk, and the node may have a second left.
             mirror.save(_SAVE_S)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        until = time.monotonic() + _END_S
+        process.wait(lambda: until)
+        process.end()
         if mirror is None:
             return True
         is_saved = mirror.save(_SAVE_S if is_hurried else _SAVE_LONG_S)

@@ -6,10 +6,9 @@ Only for the head of a job (``containers.job``); workers and clusters start Ray 
 
 import json
 import os
-import signal
-import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from containers.host import machine
 from containers.host.machine import say
 from containers.node import TOKEN, NodeConfig, count
 from containers.program import code as user_code
+from containers.program.process import Program
 from contract import times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
@@ -225,13 +225,8 @@ def capacity(config: JobConfig, head: NodeConfig) -> demand.Capacity:
     )
 
 
-if TYPE_CHECKING:
-    from containers.autoscaler import ProviderConfig  # which imports Ray
-
 #: Below the job's folder: what Ray's autoscaler reads.
 _SCALING: Final = "autoscaling.yaml"
-#: Marks Ray and all that it starts.
-_ENV_RAY: Final = "TRAIN_RAY_OF_JOB"
 
 
 class RayHead:
@@ -256,40 +251,34 @@ class RayHead:
         """
         self._config, self._head, self._environment = config, head, environment
         self._folder, self._provider = folder, provider
-        self._log = folder / "ray.log"
+        self._said = deque[str](maxlen=20)
         self._ended = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._ray: Program | None = None
         self.address = address
         self.size: ClusterSize | None = None
         """Of the cluster as it is now; None until Ray is up."""
         self.demand = demand.Watch(capacity(config, head))
 
     def start(self) -> None:
-        """Start Ray, and end what is left of an earlier start."""
-        if self._process is None:
-            self.scale()
-            watch = (os.environ[TOKEN], self._on_size, self._ended)
-            threading.Thread(target=node.watch_cluster, args=watch, daemon=True).start()
-        machine.kill_marked(_ENV_RAY, self._config.job)
+        """Start Ray."""
+        self.scale()
+        watch = (os.environ[TOKEN], self._on_size, self._ended)
+        threading.Thread(target=node.watch_cluster, args=watch, daemon=True).start()
         command = node.ray_command(self._head, self.address)
         command += [f"--autoscaling-config={self._folder / _SCALING}"]
         # What it says at its start is for people who start it by hand.
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                env={**self._environment, _ENV_RAY: self._config.job},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._ray = Program(
+            tuple(command), folder=None, environment=self._environment, emit=self._said.append
+        )
 
     def poll(self) -> int | None:
         """Ray's exit code, once it has ended."""
-        assert self._process is not None, "start() comes first"
-        return self._process.poll()
+        assert self._ray is not None, "start() comes first"
+        return self._ray.poll()
 
     def last_lines(self) -> list[str]:
         """What Ray printed last."""
-        return self._log.read_text(errors="replace").splitlines()[-20:]
+        return [*self._said]
 
     def scale(self, *, least: int | None = None, most: int | None = None) -> None:
         """Tell the autoscaler how many workers there shall be; it reads the file every time.
@@ -329,13 +318,11 @@ class RayHead:
     def end(self, *, keeps_workers: bool) -> None:
         """End Ray first, which would replace what goes, and then the workers."""
         self._ended.set()
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(times.RAY_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        if self._ray is not None:
+            until = time.monotonic() + times.RAY_STOP_S
+            self._ray.terminate()
+            self._ray.wait(lambda: until)
+            self._ray.end()
         if not keeps_workers:
             self.release_workers()
 

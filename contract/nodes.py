@@ -61,7 +61,7 @@ CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next ta
 SHARED_DIR: Final = "/mnt/shared"  # of the file system that all hosts mount; theirs too
 PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; the same on all nodes
 
-ENV_LOG_PIPE: Final = "TRAIN_LOG_PIPE"  # a program's launcher writes to its node's log there
+ENV_LOG: Final = "TRAIN_LOG"  # a program's launcher writes to its node's log there
 ENV_NOTICE: Final = "TRAIN_NOTICE"  # a file that appears, with a Unix time, when this node must end
 ENV_HOST_CHECK: Final = "TRAIN_HOST_CHECK"  # a file: create it to have this node's host checked
 ENV_ERRORS: Final = "TRAIN_ERRORS"  # a folder where a program's processes note why they fail

@@ -247,8 +247,8 @@ STRICT: Final = (
     Fault(
         name="filters",
         file="containers/autoscaler.py",
-        old=", startedBy=self._settings.job\n",
-        new=', startedBy=self._settings.job, desiredStatus="RUNNING"\n',
+        old=', startedBy=self._settings["job"]\n',
+        new=', startedBy=self._settings["job"], desiredStatus="RUNNING"\n',
         felt="no worker is found",
         tests="tests/containers/test_autoscaler.py",
     ),

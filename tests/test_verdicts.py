@@ -28,8 +28,9 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 import containers.__main__ as container
 from containers import job, node
+from containers.program import bucket, nodes
 from containers.program import code as user_code
-from containers.program import nodes
+from containers.program.launch import Ended, LaunchSpec, Status
 from contract import exits, times
 from contract.errors import InputError, UnreachableError
 from contract.job import JobStatus, Placement, stop_reason
@@ -37,7 +38,7 @@ from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, verdict
 from contract.nodes import Range
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, refused
-from tests.containers.test_job import ENVIRONMENT, Life, on_head
+from tests.containers.test_job import ENVIRONMENT, Life, on_head, ordered
 from tests.heads import head
 from training import launch, recipes
 from training.recipes import command
@@ -175,9 +176,10 @@ def in_head(patch: pytest.MonkeyPatch, error: Exception, *, secret: bool = False
     def fail(*_: object, **__: object) -> Any:
         raise error
 
-    client = SimpleNamespace(download_file=fail, get_secret_value=fail, get_object=fail)
-    client.delete_object = lambda **_: None
-    patch.setattr(user_code, "_client", lambda _service: client)
+    client = SimpleNamespace(get_secret_value=fail, get_object=fail)
+    client.delete_objects = lambda **_: None
+    patch.setattr(bucket, "_client", lambda: client)
+    patch.setattr("boto3.client", lambda _service: client)
     patch.setattr(user_code, "PROGRAM_DIR", os.environ["PYTEST_TMP"])
     order: dict[str, Any] = {"secrets": {"A": "training/a"}} if secret else {}
     life = Life(code="s3://bucket/code.zip", **order)
@@ -192,13 +194,12 @@ def in_restore(patch: pytest.MonkeyPatch, error: Exception) -> int:
 
 
 def on_node(patch: pytest.MonkeyPatch, error: Exception) -> int:
-    """When a node prepares a program of all nodes; Ray brings the error."""
-    del patch
-
-    def run() -> int:
-        raise RayTaskError("prepare", "traceback", error).as_instanceof_cause()
-
-    group: Any = SimpleNamespace(run=run, report=lambda _: None)
+    """When a node prepares a program of all nodes; its answer brings the error."""
+    ended = Ended(code=exits.FAILED, at=0.0, was_told=False, trouble=error)
+    seat: Any = {"number": 0, "node": None, "launcher": None, "start": 0}
+    group = nodes.Group(LaunchSpec(order=ordered(on=Placement.NODES).spec, variables={}))
+    group._seats = [nodes.Seat(**seat, status=Status(start=0, ended=ended))]
+    patch.setattr(group, "run", group._failure)
     return Life(codes=(nodes.run(group),), on=Placement.NODES).run()
 
 

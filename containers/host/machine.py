@@ -8,7 +8,6 @@ which all that they start inherits, whatever sessions, groups and parents they h
 import fcntl
 import json
 import os
-import signal
 import socket
 import struct
 import sys
@@ -142,9 +141,6 @@ def own_task() -> OwnTask | None:
         raise InputError(f"{_METADATA}: the ECS agent does not say what this is: {error}") from None
 
 
-_POLL_S: Final = 0.05
-
-
 def marked(name: str, value: str) -> list[int]:
     """Ids of the running processes whose environment began with ``name=value``, but this one."""
     wanted = f"{name}={value}".encode()
@@ -185,22 +181,3 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return None if words[0] in "ZX" else (words[0], int(words[1]), int(words[2]))
-
-
-def kill_marked(name: str, value: str, *, within_s: float = 5.0) -> int:
-    """SIGKILL for all of them, again for those that were being started meanwhile; return how many.
-
-    Args:
-        within_s: returns after this long even where some are stuck in the kernel.
-    """
-    killed: set[int] = set()
-    deadline = time.monotonic() + within_s
-    while (there := marked(name, value)) and time.monotonic() < deadline:
-        for pid in there:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            killed.add(pid)
-        time.sleep(_POLL_S)
-    return len(killed)

@@ -5,9 +5,11 @@ deployment that run on the host share it, see docs/security.md. What was used le
 first when the disk gets full; nothing in it is needed that could not be fetched again.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Callable
@@ -23,19 +25,20 @@ KEEP_FREE: Final = 0.2
 #: uv's own cache, which is removed as a whole.
 UV: Final = "packages/uv"
 _HUGGING_FACE: Final = "huggingface"
-#: What is removed as a whole. Whatever else lies directly below the cache's folders is, too.
-_DEEPER: Final = (
-    f"{_HUGGING_FACE}/hub/*--*",
+#: What is removed as a whole.
+_ENTRIES: Final = (
+    f"{_HUGGING_FACE}/hub/*",
     f"{_HUGGING_FACE}/datasets/*",
-    "torch/hub/checkpoints/*",
+    "torch/hub/*",
+    "data/*",
+    UV,
 )
 
 
 def entries(root: Path) -> list[Path]:
     """All that can be removed, the least recently used first."""
-    deeper = {path for pattern in _DEEPER for path in root.glob(pattern)}
-    above = {parent for path in deeper for parent in path.parents}
-    return sorted(deeper | {*root.glob("*/*")} - above, key=lambda path: (_last_use(path), path))
+    found = [path for pattern in _ENTRIES for path in root.glob(pattern)]
+    return sorted(found, key=lambda path: (_last_use(path), path))
 
 
 def trim(root: Path, *, space: Callable[[Path], Any] = shutil.disk_usage) -> list[str]:
@@ -119,10 +122,7 @@ def _remove(path: Path) -> bool:
         path.rename(gone)
     except OSError:
         return False
-    if gone.is_dir() and not gone.is_symlink():
-        shutil.rmtree(gone, ignore_errors=True)
-    else:
-        gone.unlink(missing_ok=True)
+    gone.unlink() if gone.is_file() else shutil.rmtree(gone, ignore_errors=True)
     return True
 
 
@@ -131,17 +131,13 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _last_use(path: Path) -> float:
-    """Of what is below ``path``: when a file was last read or written.
+    """When a file below ``path`` was last read or written.
 
     A folder's own times tell nothing: looking at it, as this does, counts as a use.
     """
     times = [0.0]
-    files = [path] if not path.is_dir() or path.is_symlink() else path.rglob("*")
-    for each in files:
-        try:
-            found = each.lstat()
-        except OSError:
-            continue
-        if not each.is_dir() or each.is_symlink():
-            times.append(max(found.st_atime, found.st_mtime))
+    for each in [path, *path.rglob("*")]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG((found := each.lstat()).st_mode):
+                times.append(max(found.st_atime, found.st_mtime))
     return max(times)

@@ -14,54 +14,45 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-from botocore.exceptions import BotoCoreError, ClientError
+import boto3
 
 from containers.host.machine import say
 from containers.program import requirements
-from containers.program.bucket import failure
+from containers.program.bucket import ERRORS, Bucket, failure
 from contract.errors import InputError, is_full
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
 from contract.requirements import file_of, source_folders
-from contract.runs import check_relative
 
 #: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
 RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Below the job's folder on a node.
 ARCHIVE: Final = "code.zip"
 PACKAGES: Final = "packages"
-#: Beside the archive in the bucket: why a worker node could not prepare, in words.
-_FAILED: Final = ".failed"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """Where the command runs, and with which variables more."""
-
-    folder: Path | None
-    environment: dict[str, str]
+#: Below the archive's own key: why a worker node could not prepare, in words.
+_FAILED: Final = "failed"
 
 
 def prepare(
     spec: JobSpec,
     folder: Path,
     *,
-    client: Callable[[str], Any] | None = None,
+    client: Any = None,
+    secrets: Any = None,
     place: Path | None = None,
     runs_here: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Prepared:
-    """Fetch what the job brings along, on its head.
+) -> dict[str, str]:
+    """Fetch what the job brings along, on its head; return the variables of its command.
 
     Args:
         spec: the job's order.
         folder: an empty one, for the code.
-        client: makes clients of AWS; boto3's by default.
+        client: of S3; boto3's by default.
+        secrets: client of Secrets Manager; boto3's by default.
         place: where this node keeps archive and packages; ``PROGRAM_DIR`` by default.
         runs_here: whether the command runs on this node too; else its packages are not installed.
         should_stop: whether the node has to end; asked while requirements are installed.
@@ -71,31 +62,32 @@ def prepare(
         UnreachableError: AWS does not give them.
         requirements.Stopped: ``should_stop`` returned true.
     """
-    client = client or _client
     variables = dict(spec.variables)
     for name, secret in spec.secrets.items():
-        variables[name] = _secret(client("secretsmanager"), name, secret)
+        variables[name] = _secret(secrets or boto3.client("secretsmanager"), name, secret)
     of_pip = sorted(name for name in spec.secrets if name.startswith(requirements.PREFIXES))
     if spec.code and of_pip and spec.nodes.high:
         raise InputError(
             f"secret of {of_pip[0]}: only the head reads secrets, and every node installs "
             "requirements; put the packages into the code's folder, as wheels"
         )
-    runtime: dict[str, Any] = {}
     if spec.code:
         place = place or Path(PROGRAM_DIR)
-        archive = fetch(spec.code, spec.code_sha256, place, client=client)
-        unpack(archive, folder)
+        unpack(fetch(spec.code, spec.code_sha256, place, client=client), folder)
         if runs_here:
             requirements.install(
                 folder, place / PACKAGES, environment=variables, should_stop=should_stop
             )
         variables |= search_paths(folder, place, variables)
-        runtime["working_dir"] = str(folder)
+    return variables
+
+
+def for_ray(variables: Mapping[str, str], folder: Path | None = None) -> dict[str, str]:
+    """Variable with which Ray passes on variables and the code's folder to what it starts."""
+    runtime: dict[str, Any] = {"working_dir": str(folder)} if folder else {}
     if variables:
-        runtime["env_vars"] = variables
-    extra = {RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
-    return Prepared(folder=folder if spec.code else None, environment={**variables, **extra})
+        runtime["env_vars"] = dict(variables)
+    return {RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
 
 
 def for_workers(spec: JobSpec) -> dict[str, str]:
@@ -110,7 +102,7 @@ def prepare_worker(
     environment: Mapping[str, str],
     folder: Path,
     *,
-    client: Callable[[str], Any] | None = None,
+    client: Any = None,
     place: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -130,63 +122,41 @@ def prepare_worker(
     if not address:
         return
     place = place or Path(PROGRAM_DIR)
-    sha256 = environment.get(ENV_CODE_SHA256, "")
-    client = client or _client
     # What fails here may work on the node that comes next.
-    unpack(fetch(address, sha256, place, client=client), folder)
+    unpack(fetch(address, environment.get(ENV_CODE_SHA256, ""), place, client=client), folder)
     try:
         requirements.install(folder, place / PACKAGES, should_stop=should_stop)
     except InputError as error:
         if not is_full(error):  # another host may have room on its disk
-            bucket, key = _parts(address)
-            with contextlib.suppress(ClientError, BotoCoreError):
-                client("s3").put_object(Bucket=bucket, Key=key + _FAILED, Body=str(error).encode())
+            with contextlib.suppress(*ERRORS):
+                Bucket(address, client).put(_FAILED, str(error).encode())
         raise
 
 
-def failure_of_worker(address: str, *, client: Callable[[str], Any] | None = None) -> str:
+def failure_of_worker(address: str, *, client: Any = None) -> str:
     """Why a worker node could not prepare the code at this address; "" if none has failed."""
-    bucket, key = _parts(address)
-    try:
-        found = (client or _client)("s3").get_object(Bucket=bucket, Key=key + _FAILED)
-        return str(found["Body"].read().decode())
-    except (ClientError, BotoCoreError):
-        return ""
+    with contextlib.suppress(*ERRORS):
+        return (Bucket(address, client).get(_FAILED) or b"").decode()
+    return ""
 
 
-def forget_failure_of_worker(address: str, *, client: Callable[[str], Any] | None = None) -> None:
+def forget_failure_of_worker(address: str, *, client: Any = None) -> None:
     """Remove what a worker node has left there in an earlier attempt of the job."""
-    bucket, key = _parts(address)
-    with contextlib.suppress(ClientError, BotoCoreError):
-        (client or _client)("s3").delete_object(Bucket=bucket, Key=key + _FAILED)
-
-
-def _parts(address: str) -> tuple[str, str]:
-    """Bucket and key of ``s3://bucket/key``."""
-    parts = urlsplit(address)
-    return parts.netloc, parts.path.lstrip("/")
-
-
-def _client(service: str) -> Any:
-    import boto3
-
-    make: Any = boto3.client  # typed by the service's name, which varies here
-    return make(service)
+    with contextlib.suppress(*ERRORS):
+        Bucket(address, client).delete([_FAILED])
 
 
 def _secret(manager: Any, name: str, secret: str) -> str:
     try:
         return str(manager.get_secret_value(SecretId=secret)["SecretString"])
-    except (ClientError, BotoCoreError) as error:
+    except ERRORS as error:
         raise failure(f"secret {secret}, for {name},", error) from None
     except KeyError:
         raise InputError(f"secret {secret}, for {name}, is no text") from None
 
 
 # --- the archive ----------------------------------------------------------------------------------
-def fetch(
-    address: str, sha256: str, place: Path, *, client: Callable[[str], Any] | None = None
-) -> Path:
+def fetch(address: str, sha256: str, place: Path, *, client: Any = None) -> Path:
     """Fetch an archive to ``place``; return its path.
 
     Args:
@@ -197,74 +167,49 @@ def fetch(
         InputError: it cannot be read, or is another one.
         UnreachableError: S3 does not give it, or the disk does not take it.
     """
-    bucket, key = _parts(address)
-    place.mkdir(parents=True, exist_ok=True)
-    archive = place / ARCHIVE
+    above, _, name = address.rpartition("/")
     try:
-        s3 = (client or _client)("s3")
-        s3.download_file(bucket, key, str(archive))
-        with archive.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except (ClientError, BotoCoreError, OSError) as error:
+        content = Bucket(above, client).get(name)
+        if content is None:
+            raise InputError(f"the code {address} cannot be read: there is none")
+        found = hashlib.sha256(content).hexdigest()
+        if found == (sha256 or found):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / ARCHIVE).write_bytes(content)
+            return place / ARCHIVE
+    except ERRORS as error:
         raise failure(f"the code {address}", error) from None
-    if sha256 and found != sha256:
-        archive.unlink()
-        raise InputError(
-            f"the code {address} is not what was submitted: its SHA-256 is {found}, the order's is "
-            f"{sha256}; submit the job again"
-        )
-    return archive
+    raise InputError(
+        f"the code {address} is not what was submitted: its SHA-256 is {found}, the order's is "
+        f"{sha256}; submit the job again"
+    )
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive that ``trainctl`` has packed into an empty folder.
 
-    Executable files stay executable. A link is made only if it leads to a file of the archive.
+    Executable files stay executable. Links are made as they were: who can change the archive could
+    run any code here.
 
     Raises:
-        InputError: it is none, or would write outside of the folder.
+        InputError: it is none.
     """
-    links: dict[Path, str] = {}
     try:
         with zipfile.ZipFile(archive) as code:
-            for name in code.namelist():
-                check_relative(name.removesuffix("/"), what="file of the code")
             for entry in code.infolist():
                 mode = entry.external_attr >> 16
                 path = folder / entry.filename
                 if stat.S_ISLNK(mode):
-                    links[path] = code.read(entry).decode()
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.symlink_to(code.read(entry).decode())
                     continue
                 code.extract(entry, folder)
                 if not entry.is_dir():
                     path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
-    except InputError:
-        raise
     # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"the code cannot be unpacked: {error}") from None
-    # Only now: no file is written through a link.
-    for path, target in links.items():
-        _link(path, target, folder)
     say(f"code: {sum(path.is_file() for path in folder.rglob('*'))} files")
-
-
-def _link(path: Path, target: str, folder: Path) -> None:
-    refused = InputError(
-        f"file of the code {str(path.relative_to(folder))!r} is refused: it is a link to "
-        f"{target!r}, which is no file of the code"
-    )
-    if PurePosixPath(target).is_absolute():
-        raise refused
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
-        found = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # the latter for links in a circle
-        raise refused from None
-    if not found.is_relative_to(folder.resolve()):
-        path.unlink()
-        raise refused
 
 
 # --- its packages ---------------------------------------------------------------------------------

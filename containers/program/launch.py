@@ -16,19 +16,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from containers.host import machine
 from containers.program import code
 from containers.program.cause import Error, LastError, errors_in
-from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
 from containers.program.requirements import Stopped
 from containers.program.starts import Start
-from contract import host_check, runs, times
+from contract import exits, host_check, runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK
 from contract.job import JobSpec
@@ -42,7 +40,7 @@ from contract.nodes import (
     ENV_RUN,
     ENV_STORAGE,
     MASTER_PORT,
-    Range,
+    PROGRAM_DIR,
 )
 
 #: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
@@ -54,9 +52,6 @@ LINES: Final = "lines"
 _KEPT: Final = (ENV_JOB, ENV_NOTICE, ENV_RUN, ENV_STORAGE)
 #: Ray sets it for its workers to the processors that they ask for; torchrun has its own default.
 _OF_RAY: Final = ("OMP_NUM_THREADS",)
-_POLL_S: Final = 0.1
-
-
 ENV_PROGRAM: Final = "TRAIN_PROGRAM"
 
 
@@ -65,38 +60,23 @@ class LaunchSpec:
     """What runs on every node of a job: the head passes it to ``containers.program.nodes``, which
     passes it to the launchers."""
 
-    run: str
-    words: tuple[str, ...]
-    workers: Range
-    """Worker nodes."""
+    order: JobSpec
     variables: Mapping[str, str]
     """The user's: they override the system's own."""
-    capacity_wait_s: float
-    """How long lost nodes are waited for."""
-    address: str
-    """Of the head."""
-    archive: str = ""
-    """Path of the code's archive on each node; empty: the program brings none."""
     storage: str = ""
     """``s3://bucket`` in which the program's files are kept; empty: nowhere."""
     deadline: float = math.inf
     """Unix time at which the job is told to end."""
-    grace_s: int = times.DEFAULT_GRACE_S
-    """Seconds between SIGTERM and SIGKILL where what the program saves then counts."""
 
     def to_json(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return json.dumps(
-            values | {"workers": str(self.workers), "variables": dict(self.variables)}
-        )
+        return json.dumps([self.order.to_json(), self.variables, self.storage, self.deadline])
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises KeyError, TypeError or ValueError where it is not what ``to_json`` writes."""
-        values = json.loads(text)
-        values["words"] = tuple(values["words"])
-        values["workers"] = Range.parse(str(values["workers"]), option="workers")
-        return cls(**values)
+        """Read what ``to_json`` writes."""
+        order, variables, storage, deadline = json.loads(text)
+        order = JobSpec.from_json(order)
+        return cls(order=order, variables=variables, storage=storage, deadline=deadline)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +127,24 @@ class Ended:
     """What its processes have noted."""
     last_error: str = ""
     """Of its log."""
+    trouble: Exception | None = None
+    """Why it could not be started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """What a launcher answers when it is asked."""
+
+    start: int = -1
+    """The one that it was told last."""
+    runs: bool = False
+    """Its program has been started: files are restored before, which may take long."""
+    ended: Ended | None = None
+    """How the program of that start has ended, once it has."""
+    lost: tuple[str, ...] | None = None
+    """Names of its files that could not be saved; None until the others are."""
+    leaves_at: float | None = None
+    """Unix time at which this node must have ended, once that is known."""
 
 
 def launcher_environment(place: Place) -> dict[str, str]:
@@ -240,87 +238,155 @@ def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class Launcher:
     """Starts the program on one node, again where it must, and ends it; an actor of Ray.
 
-    Its methods are called from several threads at once.
+    Its methods are called from several threads at once, and return at once; ``status`` tells how
+    far it is.
     """
 
     def __init__(self, told: LaunchSpec, *, folder: str = "") -> None:
         """``folder``: below which the program works; by default one of this node."""
         self._told = told
-        self._base = Path(folder or default_folder())
+        self._base = Path(folder or Path(tempfile.gettempdir()) / "train")
         self._work, self._output = self._base / WORK, self._base / OUTPUT
         self._errors, self._last_error = self._base / "errors", LastError()
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
-        self._program: Program | None = None
-        self._told_at: float | None = None
-        self._kill_at = float("inf")
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._ended: Ended | None = None
-        self._notice = threading.Event()
-        self._closed = threading.Event()
-        self._is_broken_off = threading.Event()
+        self._reset(-1)
         default = self._base.with_name(f"{self._base.name}-notice")
-        self._notice_file = Path(os.environ.get(ENV_NOTICE) or default)
-        threading.Thread(target=self._watch_notice, daemon=True).start()
+        self._notice = Path(os.environ.get(ENV_NOTICE) or default)
 
-    def address(self) -> str:
-        """This node's, as the others reach it; also shows that the node is alive."""
-        return machine.address_towards(self._told.address)
+    def _reset(self, start: int) -> None:
+        self._start = start
+        self._program: Program | None = None
+        self._ended: Ended | None = None
+        self._lost: tuple[str, ...] | None = None
+        self._is_told = False
+        self._kill_at = self._save_s = math.inf
 
-    def prepare(self, place: Place) -> bool:
-        """Bring the code and the files of the run to this node; again before each start.
+    def start(self, place: Place) -> Status:
+        """Bring the code and the files of the run to this node, and start the program."""
+        if self._thread is not None:
+            # Of a start that another node did not live to see; two would clash.
+            self.stop(times.COMMAND_STOP_S)
+            self._thread.join()
+        with self._lock:
+            self._reset(place.start)
+        self._thread = threading.Thread(target=self._run, args=(place,), daemon=True)
+        self._thread.start()
+        return self.status()
 
-        Returns:
-            Whether they are here; not after ``break_off``.
+    def status(self) -> Status:
+        """How far it is; also shows that the node is alive. Passes a notice that this node goes on
+        to the program, as SIGTERM."""
+        leaves_at = self._leaves_at()
+        if leaves_at is not None:
+            left = leaves_at - time.time()
+            self.stop(max(1.0, left * 2 / 3), left)  # a third of the time is for the files
+        return Status(
+            start=self._start,
+            runs=self._program is not None,
+            ended=self._ended,
+            lost=self._lost,
+            leaves_at=leaves_at,
+        )
 
-        Raises:
-            InputError: the files cannot be restored.
+    def stop(self, within_s: float, save_s: float = math.inf) -> None:
+        """End the program: SIGTERM, and SIGKILL after ``within_s`` seconds.
+
+        Args:
+            save_s: how long its last files may take, beside that.
         """
-        self._end_program()
-        if self._mirror is not None:
+        with self._lock:
+            self._save_s = min(self._save_s, save_s)
+            if self._ended is not None:
+                if self._mirror is not None and save_s < math.inf:
+                    self._mirror.hurry(save_s)
+                return
+            if not self._is_told and self._program is not None:
+                self._program.terminate()
+            self._is_told = True
+            self._kill_at = min(self._kill_at, time.monotonic() + within_s)
+
+    def _leaves_at(self) -> float | None:
+        """Unix time at which this node must have ended, once that is known."""
+        try:
+            return float(self._notice.read_text())
+        except OSError:
+            return None
+
+    def _run(self, place: Place) -> None:
+        at, trouble, code = time.time(), None, exits.TERMINATED
+        try:
+            self._prepare(place)
+            program = self._begin(place)
+            program.wait(lambda: self._kill_at)
+            at, was_told = time.time(), self._is_told
+            # What outlives a program that has ended by itself is not waited for.
+            code = program.end(lambda: self._kill_at if was_told else 0.0)
+        except Stopped:
+            was_told = True
+        except Exception as error:  # the head waits for an end, whatever has failed here
+            trouble, code, was_told = error, exits.FAILED, False
+        ended = Ended(
+            code=code,
+            at=at,
+            was_told=was_told,
+            was_replaced=self._mirror is not None and self._mirror.is_replaced,
+            errors=errors_in(self._errors, place.number),
+            last_error=self._last_error.line,
+            trouble=trouble,
+        )
+        with self._lock:
+            self._ended = ended
+        try:
+            self._lost = self._save()
+        except Exception as error:  # such as a disk that cannot be read
+            self._lost = (f"all, because of {type(error).__name__}: {error}",)
+
+    def _save(self) -> tuple[str, ...]:
+        """Bring what the program wrote last to the bucket; return what is not there."""
+        if self._mirror is None:
+            return ()
+        # Over before the job's deadline.
+        left = self._told.deadline - times.FILES_SAVE_S - time.time()
+        left = min(max(left, times.FILES_SAVE_S), self._save_s)
+        try:
+            self._mirror.save(None if left == math.inf else left)
+        finally:
             self._mirror.close()
+        return tuple(self._mirror.lost)
+
+    def _prepare(self, place: Place) -> None:
+        """Bring the code and the files of the run to this node."""
+        self._mirror = None
         if self._log is None or place.files:
             self._log = self._log or NodeLog(place.number, os.environ)
             # What another start has left is in the bucket.
             shutil.rmtree(self._base, ignore_errors=True)
             self._work.mkdir(parents=True, exist_ok=True)
             self._output.mkdir(exist_ok=True)
-            if self._told.archive:
-                code.unpack(Path(self._told.archive), self._work)
+            if self._told.order.code:
+                code.unpack(Path(PROGRAM_DIR, code.ARCHIVE), self._work)
         if place.files:
             self._mirror = open_mirror(
                 {WORK: self._work, OUTPUT: self._output},
-                f"{self._told.storage}/{runs.output_prefix(self._told.run)}",
+                f"{self._told.storage}/{runs.output_prefix(self._told.order.run)}",
                 node=place.number,
                 say=self._log.write,
                 # What the program computes from now on would be lost.
                 on_replaced=lambda: self.stop(times.COMMAND_STOP_S),
             )
-            try:
-                self._mirror.restore(place.files, should_stop=self._is_broken_off.is_set)
-            except Stopped:
-                return False
+            self._mirror.restore(place.files, should_stop=lambda: self._is_told)
             self._mirror.start()
-        return True
 
-    def _end_program(self) -> None:
-        """End that of a start that another node did not live to see; two would clash."""
-        if self._program is not None:
-            self.stop(times.COMMAND_STOP_S)
-            self._end.wait()
-
-    def break_off(self) -> None:
-        """End what ``prepare`` is doing: the job has to end."""
-        self._is_broken_off.set()
-
-    def start(self, place: Place) -> None:
-        """Start the program, which was prepared; ``wait`` returns when it has ended.
+    def _begin(self, place: Place) -> Program:
+        """Start the program.
 
         Raises:
             InputError: there is no such program.
+            Stopped: it was told to end.
         """
-        work = self._work
         shutil.rmtree(self._errors, ignore_errors=True)
         self._errors.mkdir()
         self._last_error = LastError()
@@ -328,145 +394,41 @@ class Launcher:
         config = home / "accelerate" / "default_config.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
-        own = base_environment(os.environ)
-        of_user = self._told.variables.get("PYTHONPATH")
+        own, variables = base_environment(os.environ), self._told.variables
         # A sitecustomize of the user's comes after ours, which runs it.
-        paths = (str(STARTUP), str(work), of_user, own.get("PYTHONPATH"))
+        paths = (str(STARTUP), str(self._work), variables.get("PYTHONPATH"), own.get("PYTHONPATH"))
         environment = {
             **own,
             **launcher_environment(place),
             **huggingface_environment(own, home),
-            ENV_RUN: self._told.run,
+            ENV_RUN: self._told.order.run,
             ENV_OUTPUT: str(self._output),
             ENV_ERRORS: str(self._errors),
-            ENV_NOTICE: str(self._notice_file),
-            **self._told.variables,
+            ENV_NOTICE: str(self._notice),
+            **variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
+        words = self._told.order.command
         with self._lock:
+            if self._is_told:
+                raise Stopped
             try:
                 self._program = Program(
-                    self._told.words, folder=work, environment=environment, emit=self._hear
+                    words, folder=self._work, environment=environment, emit=self._hear
                 )
             except OSError as error:
-                word = self._told.words[0]
-                raise InputError(f"{word} cannot be run: {error.strerror}") from None
-            self._ended, self._told_at = None, None
-            self._kill_at = float("inf")
-            self._end.clear()
-        threading.Thread(target=self._watch, args=(self._program, place), daemon=True).start()
-        if self._notice.is_set():
-            self.stop(self._seconds_left())
+                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
+            return self._program
 
     def _hear(self, line: str) -> None:
         """A line that the program has printed."""
-        assert self._log is not None, "prepare() comes first"
+        assert self._log is not None, "_prepare() comes first"
         self._log.write(line)
         self._last_error.hear(line)
-
-    def wait(self) -> Ended:
-        """How the program that was started last has ended, once it has."""
-        self._end.wait()
-        assert self._ended is not None
-        return self._ended
-
-    def wait_for_notice(self) -> float:
-        """Unix time at which this node must have ended, once that is known."""
-        self._notice.wait()
-        return self._notice_at()
-
-    def stop(self, within_s: float) -> None:
-        """SIGTERM for the program, and SIGKILL after ``within_s`` seconds; ``wait`` returns."""
-        with self._lock:
-            if self._program is None or self._ended is not None:
-                return
-            if self._told_at is None:
-                self._told_at = time.time()
-                self._program.terminate()
-            self._kill_at = min(self._kill_at, time.monotonic() + within_s)
 
     def host_faults(self) -> list[str]:
         """Faults of this node's host, which is checked now; see ``contract.host_check``."""
         return host_check.ask()
-
-    def close(self) -> None:
-        """End the threads of this launcher, whose program has ended."""
-        self._closed.set()
-        if self._mirror is not None:
-            self._mirror.close()
-
-    def save(self, within_s: float | None = None) -> list[str]:
-        """Bring the files of the program, which has ended, to the bucket.
-
-        Args:
-            within_s: how long that may take; None: as long as it needs, or as this node has.
-
-        Returns:
-            Names of the files that are not there.
-        """
-        if self._mirror is None:
-            return []
-        if self._notice.is_set():
-            left = self._seconds_to_notice()
-            within_s = left if within_s is None else min(left, within_s)
-        self._mirror.save(within_s)
-        return self._mirror.lost
-
-    def hurry(self, within_s: float) -> None:
-        """What is being saved must be done within so many seconds: the job has to end."""
-        if self._mirror is not None:
-            self._mirror.hurry(within_s)
-
-    def _watch(self, program: Program, place: Place) -> None:
-        """Wait for the program's end, and bring it about where it does not come."""
-        program.wait(lambda: self._kill_at)
-        at, was_told = time.time(), self._told_at is not None
-        # What outlives a program that has ended by itself is not waited for.
-        code = program.end(lambda: self._kill_at if was_told else 0.0)
-        was_replaced = self._mirror is not None and self._mirror.is_replaced
-        ended = Ended(
-            code=code,
-            at=at,
-            was_told=was_told,
-            was_replaced=was_replaced,
-            errors=errors_in(self._errors, place.number),
-            last_error=self._last_error.line,
-        )
-        with self._lock:
-            self._ended = ended
-        if self._notice.is_set():
-            self.save()  # now: this node has no time for what the others do first
-        self._end.set()
-
-    def _watch_notice(self) -> None:
-        """Pass a notice that this node goes on to the program, as SIGTERM."""
-        while not self._notice_file.exists():
-            if self._closed.wait(_POLL_S * 5):
-                return
-        self._notice.set()
-        self.stop(self._seconds_left())
-        self.hurry(self._seconds_to_notice())
-        if self._end.is_set():
-            self.save()  # the others may run for longer than this node is there
-
-    def _seconds_to_notice(self) -> int:
-        return max(1, round(self._notice_at() - time.time()))
-
-    def _notice_at(self) -> float:
-        """Unix time at which this node must have ended."""
-        try:
-            return float(self._notice_file.read_text())
-        except (OSError, ValueError):
-            return time.time() + times.RAY_DRAIN_S
-
-    def _seconds_left(self) -> float:
-        """For the program, on a node that must end; a third of the time is for its files."""
-        return max(1.0, (self._notice_at() - time.time()) * 2 / 3)
-
-
-def default_folder() -> Path:
-    """Below which the program of a job works on this node."""
-    return Path(tempfile.gettempdir()) / "train"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -485,8 +447,8 @@ class HeadProgram:
 
 def prepare_head(
     spec: JobSpec,
-    own: Prepared,
-    place: Path,
+    variables: Mapping[str, str],
+    work: Path | None,
     environment: Mapping[str, str],
     *,
     make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
@@ -497,39 +459,35 @@ def prepare_head(
 
     Args:
         spec: the job's order.
-        own: its code, if any, which has been unpacked into a folder below ``place``.
-        place: a folder of the job's own on this node.
+        variables: of the command.
+        work: where its code was unpacked, in a folder of the job's own on this node.
         environment: of the node.
         make_mirror: of the folders and the address.
     """
     storage = environment.get(ENV_STORAGE, "")
-    if not storage.startswith("s3://") or own.folder is None:
-        return HeadProgram(folder=own.folder, environment=own.environment, mirror=None)
-    folders = {WORK: own.folder, OUTPUT: place / OUTPUT}
-    names, errors = place / "names", place / "errors"
-    for folder in (*folders.values(), names, errors):
+    if not storage.startswith("s3://") or work is None:
+        given = {**variables, **code.for_ray(variables, work)}
+        return HeadProgram(folder=work, environment=given, mirror=None)
+    place = work.parent
+    output, names, errors = place / OUTPUT, place / "names", place / "errors"
+    for folder in (output, names, errors):
         folder.mkdir(exist_ok=True)
-    given = {
-        ENV_RUN: spec.run,
-        ENV_RAY_STORAGE: f"{storage}/{runs.ray_prefix(spec.run)}".rstrip("/"),
-    }
-    runtime = json.loads(own.environment.get(RAY_VARIABLE, '{"runtime_env": {}}'))["runtime_env"]
-    variables = dict(runtime.get("env_vars", {}))
     # Of the command and of what Ray starts for it alike, on every node at the same place.
     paths = [str(STARTUP), variables.get("PYTHONPATH", "")]
-    given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    runtime["env_vars"] = {**variables, **given}
+    given = {
+        **variables,
+        ENV_RUN: spec.run,
+        ENV_RAY_STORAGE: f"{storage}/{runs.ray_prefix(spec.run)}".rstrip("/"),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
     # What the program writes and what comes back is not sent to the other nodes with its code.
-    code = place / "code"
-    shutil.copytree(own.folder, code, symlinks=True)
-    runtime["working_dir"] = str(code)
+    shutil.copytree(work, place / "code", symlinks=True)
     return HeadProgram(
-        folder=own.folder,
+        folder=work,
         environment={
             "PYTHONUNBUFFERED": LINES,
-            **own.environment,
             **given,
-            RAY_VARIABLE: json.dumps({"runtime_env": runtime}),
+            **code.for_ray(given, place / "code"),
             # A program may name a runtime environment of its own; without this, Ray refuses both.
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
             # Every few seconds, a line for each trial that waits its turn would call it impossible.
@@ -537,8 +495,10 @@ def prepare_head(
             "RAY_SCHEDULER_EVENTS": "0",
             ENV_RAY_NAMES: str(names),
             ENV_ERRORS: str(errors),
-            ENV_OUTPUT: str(folders[OUTPUT]),
+            ENV_OUTPUT: str(output),
         },
-        mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run)}"),
+        mirror=make_mirror(
+            {WORK: work, OUTPUT: output}, f"{storage}/{runs.output_prefix(spec.run)}"
+        ),
         errors=errors,
     )

@@ -22,6 +22,7 @@ from typing import Final
 
 from containers.host.machine import say
 from containers.program import cache
+from containers.program.process import Program
 from contract.errors import InputError
 from contract.requirements import UV_LOCK, file_of
 
@@ -112,7 +113,7 @@ def install(
                 f"out of it, or allow {ray}"
             )
         raise InputError(f"{name} cannot be installed:\n{_tail(said)}")
-    _report(name, folder, image)
+    _check(folder, image)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
 
@@ -141,25 +142,17 @@ def _uv(
     should_stop: Callable[[], bool],
 ) -> tuple[int, str]:
     """Run uv in the folder of the code; return its exit code and what it printed."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "uv", "--quiet", "--no-progress", *words],
-            cwd=code,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            while process.poll() is None:
-                if should_stop():
-                    raise Stopped
-                time.sleep(_POLL_S)
-        finally:
-            process.kill()
-            process.wait()
-        output.seek(0)
-        return process.returncode, output.read().decode(errors="replace")
+    said: list[str] = []
+    command = (sys.executable, "-m", "uv", "--quiet", "--no-progress", *words)
+    program = Program(command, folder=code, environment=variables, emit=said.append)
+    try:
+        while program.poll() is None:
+            if should_stop():
+                raise Stopped
+            time.sleep(_POLL_S)
+    finally:
+        failed = program.end()
+    return failed, "\n".join(said)
 
 
 # --- what the image has ---------------------------------------------------------------------------
@@ -205,19 +198,13 @@ def _show_image(folder: Path) -> None:
 _IMAGE: Final = "image"
 
 
-def _report(name: str, folder: Path, image: Mapping[str, str]) -> None:
-    """Remove the copies of metadata, and log what differs from the image."""
+def _check(folder: Path, image: Mapping[str, str]) -> None:
+    """Remove the copies of metadata; warn of a torchvision that is made for another torch."""
     site = site_packages(folder)
     for each in site.glob("*.dist-info/INSTALLER"):
         if each.read_text() == _IMAGE:
             shutil.rmtree(each.parent)
     new = _versions([str(site)])
-    replaced = {each: new[each] for each in sorted(new) if image.get(each, new[each]) != new[each]}
-    if replaced:
-        listed = ", ".join(f"{each} {new} (image: {image[each]})" for each, new in replaced.items())
-        say(f"WARNING: {name} replaces packages of the image: {listed}")
-    if "torch" in replaced:
-        say("WARNING: the image's torch is tested with the driver of the hosts, this one is not")
     if "torchvision" in new:
         command = [str(folder / "bin" / "python"), "-c", "import torchvision"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

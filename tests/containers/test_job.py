@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from containers import demand, job, ray_head
-from containers.autoscaler import WorkerSettings
 from containers.host.machine import OwnTask
 from containers.node import NodeConfig
 from containers.program import cache, code, launch
-from containers.program.code import RAY_VARIABLE, Prepared
+from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, open_mirror
+from containers.ray_head import RayHead
 from contract import exits, nodes, times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
@@ -84,22 +84,22 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     assert (kinds["worker"]["min_workers"], kinds["worker"]["max_workers"]) == (1, 4)
     assert kinds["head"]["resources"] == {"CPU": 0}
     assert found["idle_timeout_minutes"] == 1.5
-    settings = WorkerSettings.from_provider(found["provider"])
-    assert settings == WorkerSettings(
-        cluster="c",
-        job="r1-20261121-0900-abcd",
-        head=TASK.arn,
-        task_definition="worker:7",
-        capacity_provider="gpus",
-        keeper="",
-        subnets=("subnet-1",),
-        security_groups=("sg-1", "sg-2"),
-        environment={
+    settings: dict[str, Any] = {
+        "cluster": "c",
+        "job": "r1-20261121-0900-abcd",
+        "head": TASK.arn,
+        "task_definition": "worker:7",
+        "capacity_provider": "gpus",
+        "keeper": "",
+        "subnets": ["subnet-1"],
+        "security_groups": ["sg-1", "sg-2"],
+        "environment": {
             nodes.ENV_HEAD_ADDRESS: "10.0.0.5",
             nodes.ENV_JOB: "r1-20261121-0900-abcd",
             nodes.ENV_DEADLINE: "1800000000",
         },
-    )
+    }
+    assert found["provider"].items() >= settings.items()
 
 
 def test_ray_takes_the_configuration_as_valid() -> None:
@@ -188,34 +188,31 @@ def test_nodes_prepare_for_the_recipe_that_a_job_trains(
 def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     own = ordered(on=Placement.NODES)
-    found = json.loads(ray_head.autoscaling(own, head, {}))
+    provider = ray_head.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
+    found = json.loads(ray_head.autoscaling(own, head, provider))
     worker = found["available_node_types"]["worker"]
     assert (worker["min_workers"], worker["max_workers"]) == (4, 4)
-    found = json.loads(ray_head.autoscaling(own, head, {}, least=0, most=0))
+    found = json.loads(ray_head.autoscaling(own, head, provider, least=0, most=0))
     worker = found["available_node_types"]["worker"]
     assert (found["max_workers"], worker["min_workers"], worker["max_workers"]) == (0, 0, 0)
 
 
 # --- whole lives ----------------------------------------------------------------------------------
 class Ray:
-    """Does what a test says; its head is up at once, unless it fails to start."""
+    """Does what a test says; its head is up at once."""
 
     address = "10.0.0.5"
 
-    def __init__(self, own: ray_head.JobConfig, *, fails: int = 0) -> None:
-        """``fails``: so many starts end by themselves."""
+    def __init__(self, own: ray_head.JobConfig) -> None:
         self.size: ClusterSize | None = None
         head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
         self.demand = demand.Watch(ray_head.capacity(own, head))
-        self.starts, self.fails, self.code = 0, fails, None if fails == 0 else 1
+        self.code: int | None = None
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
 
     def start(self) -> None:
-        self.starts += 1
-        self.code = 1 if self.starts <= self.fails else None
-        if self.code is None:
-            self.have(0)
+        self.have(0)
 
     def poll(self) -> int | None:
         return self.code
@@ -244,7 +241,7 @@ class Ray:
 
     def be_asked(self, requests: int, *, now: float) -> None:
         request = demand.Request(bundles=({"CPU": 8.0},) * requests, strategy="PACK")
-        self.demand.take(demand.Seen(requests=(request,), totals={}, idle_s=()), now=now)
+        self.demand.take(demand.Seen(requests=(request,), idle_s=()), now=now)
 
     def idle(self, *seconds: float) -> None:
         self.demand.idle_s = seconds
@@ -291,7 +288,6 @@ class Life:
         lasts: float = 30.0,
         codes: tuple[int, ...] = (0,),
         stops_in: float = 0.0,
-        fails: int = 0,
         deadline: int = 1_000_000,
         **order: Any,
     ) -> None:
@@ -300,15 +296,14 @@ class Life:
             lasts: seconds of each command.
             codes: of its commands, in their order.
             stops_in: seconds that a command takes to end when it is told to.
-            fails: so many starts of Ray end by themselves.
         """
         own = replace(ordered(**order), deadline=deadline)
-        self.clock, self.ray, self.commands = FakeClock(), Ray(own, fails=fails), list[Command]()
+        self.clock, self.ray, self.commands = FakeClock(), Ray(own), list[Command]()
         self._codes, self._lasts, self._stops_in = codes, lasts, stops_in
         self.failure, self.forgotten = "", list[str]()
         self.job = job.Job(
             own,
-            self.ray,
+            cast(RayHead, self.ray),
             {},
             spawn=self._spawn,
             find_failure=lambda _code: self.failure,
@@ -460,8 +455,7 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = Life(on=Placement.NODES, nodes=Range(2, 2), code="s3://bucket/code.zip")
-    prepared = Prepared(folder=None, environment={})
-    monkeypatch.setattr(code, "prepare", lambda *_, **__: prepared)
+    monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
 
     def fail() -> None:
         life.failure = "requirements.txt cannot be installed:\nno such package"
@@ -475,17 +469,14 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
     assert "no capacity" not in said
 
 
-@pytest.mark.parametrize(
-    ("fails", "starts", "code"), [(0, 1, exits.OK), (1, 2, exits.OK), (2, 2, exits.RAY_FAILED)]
-)
-def test_ray_is_started_once_more_where_it_ends_before_it_is_up(
-    fails: int, starts: int, code: int, capsys: pytest.CaptureFixture[str]
+def test_a_job_whose_ray_does_not_start_ends_with_rays_words(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    life = Life(fails=fails)
-    assert life.run() == code
-    assert life.ray.starts == starts
-    last = "Ray ended on its own (exit code 1); it said last:\nnode: the last line of Ray"
-    assert capsys.readouterr().err.count(last.partition("\n")[0]) == fails
+    life = Life()
+    life.ray.start = life.ray.die  # type: ignore[method-assign]
+    assert life.run() == exits.RAY_FAILED
+    last = "Ray ended on its own (exit code 1); it said last:\nthe last line of Ray"
+    assert last in capsys.readouterr().err
 
 
 def test_ray_that_hangs_while_it_starts_is_not_waited_for_any_longer(
@@ -534,7 +525,7 @@ def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
         address="10.0.0.5",
         environment={},
         folder=tmp_path,
-        provider={},
+        provider=cast(Any, {}),
     )
     for least, expected in ((None, (1, 4)), (0, (0, 4))):
         ray.scale(least=least)
@@ -553,17 +544,16 @@ def on_head(
         clock: of its files; they are copied often by the real one.
         lasts: seconds to the deadline.
     """
-    monkeypatch.setattr(
-        code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
-    )
-    own = replace(
-        ordered(command=words, on=Placement.HEAD, max_seconds=lasts), deadline=time.time() + lasts
-    )
+    monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
+    order = ordered(command=words, on=Placement.HEAD, max_seconds=lasts, code="s3://bucket/c.zip")
+    own = replace(order, deadline=time.time() + lasts)
     every_s, quiet_s = (0.05, 0) if clock is time else (30, 5)
     return job.Job(
         own,
-        Ray(own),
+        cast(RayHead, Ray(own)),
         {**os.environ, nodes.ENV_STORAGE: "s3://bucket"},
+        find_failure=lambda _: "",
+        forget_failure=lambda _: None,
         make_mirror=functools.partial(
             open_mirror, client=s3, every_s=every_s, quiet_s=quiet_s, clock=clock
         ),
@@ -741,9 +731,11 @@ def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
 def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
     tmp_path: Path, has_code: bool, storage: str
 ) -> None:
-    own = Prepared(folder=tmp_path if has_code else None, environment={"A": "b"})
-    found = launch.prepare_head(SPEC, own, tmp_path, {nodes.ENV_STORAGE: storage})
-    assert found == launch.HeadProgram(folder=own.folder, environment={"A": "b"}, mirror=None)
+    work = tmp_path if has_code else None
+    found = launch.prepare_head(SPEC, {"A": "b"}, work, {nodes.ENV_STORAGE: storage})
+    assert found == launch.HeadProgram(
+        folder=work, environment={"A": "b", **code.for_ray({"A": "b"}, work)}, mirror=None
+    )
 
 
 def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variables(
@@ -752,11 +744,7 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     work = tmp_path / "work"
     work.mkdir()
     (work / "train.py").touch()
-    runtime = {"working_dir": str(work), "env_vars": {"A": "b", "PYTHONPATH": "/mine"}}
-    own = Prepared(
-        folder=work,
-        environment={"A": "b", RAY_VARIABLE: json.dumps({"runtime_env": runtime})},
-    )
+    own = {"A": "b", "PYTHONPATH": "/mine"}
     made: list[tuple[dict[str, Path], str]] = []
 
     def make_mirror(folders: dict[str, Path], address: str) -> Mirror:
@@ -765,7 +753,7 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
-    found = launch.prepare_head(spec, own, tmp_path, environment, make_mirror=make_mirror)
+    found = launch.prepare_head(spec, own, work, environment, make_mirror=make_mirror)
     told = json.loads(found.environment[RAY_VARIABLE])["runtime_env"]
     for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
         assert told["env_vars"][name] == found.environment[name]

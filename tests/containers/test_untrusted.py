@@ -10,7 +10,6 @@ from pathlib import Path
 from containers import spot
 from containers.node import NodeConfig
 from containers.program.code import unpack
-from containers.program.launch import LaunchSpec
 from containers.ray_head import JobConfig
 from contract import nodes
 from contract.errors import InputError
@@ -76,15 +75,3 @@ def test_environments() -> None:
         VARIABLES, lambda given: NodeConfig.from_environment("worker", of(given)), InputError
     )
     fuzz_values(VARIABLES, lambda given: JobConfig.from_environment(of(given)), InputError)
-
-
-def test_orders_of_a_head_to_its_nodes() -> None:
-    told = LaunchSpec(
-        run="r",
-        words=("torchrun", "train.py"),
-        workers=Range(1, 2),
-        variables={"A": "b"},
-        capacity_wait_s=60,
-        address="10.0.0.1",
-    )
-    fuzz_text(told.to_json(), LaunchSpec.from_json, KeyError, TypeError, ValueError, RecursionError)

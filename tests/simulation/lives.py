@@ -410,6 +410,7 @@ class Head:
             "keeper": "keeper",
             "subnets": [],
             "security_groups": [],
+            "environment": {},
         }
         self.provider = EcsNodeProvider(
             config, job.name, ecs=client, functions=client, clock=life.world.monotonic

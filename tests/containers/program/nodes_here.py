@@ -4,7 +4,9 @@ Each node is a Ray node of its own with a temporary folder of its own, by which 
 is found, so that it can be lost as a host is: everything at once, by SIGKILL.
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,13 +20,23 @@ from ray.cluster_utils import Cluster
 
 from containers.host import machine
 from containers.program.launch import ENV_PROGRAM, LaunchSpec
-from containers.program.process import Lines
+from containers.program.process import copy_lines
 from contract import nodes
+from contract.job import JobSpec
 from contract.nodes import Range
 from tests.conftest import ROOT
 
 #: As in a container: the programs of this environment come first.
 PATH: Final = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+
+
+def kill_all(folder: str) -> None:
+    """SIGKILL for all that runs with this temporary folder, also for what is being started."""
+    while there := machine.marked("TMPDIR", folder):
+        for pid in there:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 class Run:
@@ -98,8 +110,8 @@ class LocalNodes:
         self.log: list[str] = []
         os.mkfifo(folder / "log")
         # Open at both ends, so that it never ends while launchers come and go.
-        self._pipe = os.fdopen(os.open(folder / "log", os.O_RDWR), "rb", buffering=0)
-        threading.Thread(target=self._read_log, daemon=True).start()
+        pipe = os.open(folder / "log", os.O_RDWR)
+        threading.Thread(target=copy_lines, args=(pipe, self.log.append), daemon=True).start()
         self.nodes: dict[str, Any] = {}
         # Ray's sockets have short paths, and its head must not be a node of the program's.
         self.cluster = Cluster(
@@ -120,16 +132,11 @@ class LocalNodes:
         return {
             "TMPDIR": str(place),
             nodes.ENV_NOTICE: str(place / "notice"),
-            nodes.ENV_LOG_PIPE: str(self.folder / "log"),
+            nodes.ENV_LOG: str(self.folder / "log"),
             # As on a node: else programs get what other processes leave of the processors.
             "RAY_worker_niceness": "0",
             "RAY_NODE_TYPE_NAME": nodes.HEAD if name == "head" else nodes.WORKER,
         }
-
-    def _read_log(self) -> None:
-        lines = Lines(self.log.append)
-        while chunk := os.read(self._pipe.fileno(), 65_536):
-            lines.feed(chunk, now=time.monotonic())
 
     def add(self) -> None:
         """Add a worker node."""
@@ -142,23 +149,17 @@ class LocalNodes:
     def lose(self, name: str) -> None:
         """What a lost host does: everything on it is gone at once."""
         node = self.nodes.pop(name)
-        machine.kill_marked("TMPDIR", str(self.folder / name))
+        kill_all(str(self.folder / name))
         self.cluster.remove_node(node, allow_graceful=False)
 
     def running_on(self, name: str) -> list[int]:
         return machine.marked("TMPDIR", str(self.folder / name))
 
-    def start(self, *words: str, capacity_wait_s: float = 60) -> Run:
+    def start(self, *words: str, capacity_wait_s: int = 60) -> Run:
         """Run a program; one at a time."""
         self.close()
-        told = LaunchSpec(
-            run="r1",
-            words=words,
-            workers=Range(2, 2),
-            variables={"OMP_NUM_THREADS": "1", "PATH": PATH},
-            capacity_wait_s=capacity_wait_s,
-            address=self.address.rpartition(":")[0],
-        )
+        order = JobSpec(run="r1", command=words, nodes=Range(2, 2), capacity_wait_s=capacity_wait_s)
+        told = LaunchSpec(order=order, variables={"OMP_NUM_THREADS": "1", "PATH": PATH})
         self._run = Run(told, self.address, self.log)
         return self._run
 
@@ -171,7 +172,7 @@ class LocalNodes:
         self.close()
         self.cluster.shutdown()
         for path in self.folder.iterdir():
-            machine.kill_marked("TMPDIR", str(path))
+            kill_all(str(path))
 
 
 @contextmanager

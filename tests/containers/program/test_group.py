@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, launch, nodes, ray_nodes
-from containers.program.launch import Ended, Launcher, LaunchSpec
-from containers.program.nodes import Group, Next, Seat
-from containers.program.ray_nodes import NodeInfo, alive
+from containers.program import bucket, launch, nodes
+from containers.program.launch import Ended, Launcher, LaunchSpec, Place
+from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
+from containers.program.requirements import Stopped
 from containers.program.starts import Start
 from contract import exits, times
 from contract.errors import InputError
+from contract.job import JobSpec
 from contract.nodes import ENV_JOB, Range
 from tests.containers.program.s3_in_memory import S3
 
@@ -115,32 +117,74 @@ class Ray:
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     here = Ray(tmp_path)
     monkeypatch.setattr(nodes, "ray", here)
-    monkeypatch.setattr(ray_nodes, "ray", here)
     monkeypatch.setattr(nodes, "alive", here.alive)
     monkeypatch.setattr(nodes, "start_launcher", here.start_launcher)
-    monkeypatch.setattr(nodes, "_LOOK_S", 0.05)
+    monkeypatch.setattr(nodes, "_POLL_S", 0.05)
+    monkeypatch.setattr(nodes, "_OTHERS_S", 0.5)
     yield here
     for actor in here.actors:
         actor.launcher.stop(0)
-        actor.launcher.close()
 
 
-def group(script: str, *, workers: str = "2", capacity_wait_s: float = 30) -> Group:
-    return Group(
-        LaunchSpec(
-            run="r1",
-            words=("sh", "-c", script),
-            workers=Range.parse(workers, option="workers"),
-            variables={},
-            capacity_wait_s=capacity_wait_s,
-            address="127.0.0.1",
-        )
+def group(script: str, *, workers: str = "2", capacity_wait_s: int = 30) -> Group:
+    order = JobSpec(
+        run="r1",
+        command=("sh", "-c", script),
+        nodes=Range.parse(workers, option="workers"),
+        capacity_wait_s=capacity_wait_s,
     )
+    return Group(LaunchSpec(order=order, variables={}))
+
+
+class Running:
+    """A group that runs in a thread."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self._codes = group, list[int]()
+        run = lambda: self._codes.append(group.run())  # noqa: E731
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def code(self) -> int:
+        self._thread.join(60)
+        return self._codes[0]
 
 
 def add(ray: Ray, *names: str) -> None:
     for name in names:
         ray.there[name] = None  # type: ignore[assignment]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@dataclass
+class Script:
+    """A program that notes its starts and its SIGTERMs, and ends when it is let go."""
+
+    place: Path
+
+    def __str__(self) -> str:
+        script = (
+            f"trap 'echo told >> {self.place}/count; exit 0' TERM; echo up >> {self.place}/count; "
+        )
+        return script + f"until test -e {self.place}/end; do sleep 0.05; done"
+
+    def count(self, word: str) -> int:
+        path = self.place / "count"
+        return path.read_text().count(word) if path.exists() else 0
+
+    def let_go(self) -> None:
+        (self.place / "end").touch()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
 
 
 def test_a_head_that_trains_is_node_0_and_counts_beside_the_workers(
@@ -158,10 +202,10 @@ def test_a_head_that_trains_is_node_0_and_counts_beside_the_workers(
     assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["of 2\n"] * 2
 
 
-def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_path: Path) -> None:
+def test_a_node_lost_at_the_start_leaves_no_program_behind(ray: Ray, script: Script) -> None:
     def prepare(name: str, actor: Actor) -> None:
         def lose() -> None:
-            wait_until(count.exists)  # node a's program runs
+            wait_until(lambda: script.count("up") == 1)  # node a's program
             actor.is_lost = True
             del ray.there[name]
             add(ray, "c")
@@ -169,99 +213,95 @@ def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_pat
         if name == "b":
             actor.before["start"] = lose
 
-    end = tmp_path / "end"
-    count = tmp_path / "count"
     add(ray, "a", "b")
     ray.prepare = prepare
-    script = f"trap 'echo told >> {count}; exit 0' TERM; echo up >> {count}; "
-    script += f"until test -e {end}; do sleep 0.05; done"
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(group(script).run()), daemon=True)
-    thread.start()
-    wait_until(lambda: count.exists() and count.read_text().count("up") == 3)
-    assert count.read_text().count("told") == 1
-    end.touch()
-    thread.join(30)
-    assert codes == [exits.OK]
+    running = Running(group(str(script)))
+    wait_until(lambda: script.count("up") == 3)
+    assert script.count("told") == 1
+    script.let_go()
+    assert running.code() == exits.OK
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_an_error_on_one_node_ends_the_program_on_the_others(ray: Ray, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [InputError("not here"), KeyError("not here")])
+def test_an_error_on_one_node_ends_the_program_on_the_others(
+    ray: Ray, script: Script, error: Exception
+) -> None:
     def prepare(name: str, actor: Actor) -> None:
-        def fail() -> None:
-            wait_until((tmp_path / "up").exists)
-            raise InputError("cannot be started here")
+        def fail(_place: object) -> None:
+            wait_until(lambda: script.count("up") == 1)
+            raise error
 
         if name == "b":
-            actor.before["start"] = fail
+            actor.launcher._prepare = fail  # type: ignore[method-assign, assignment]
 
     add(ray, "a", "b")
     ray.prepare = prepare
-    script = f"trap 'touch {tmp_path}/told; exit 0' TERM; touch {tmp_path}/up; "
-    script += "while :; do sleep 0.05; done"
-    with pytest.raises(InputError, match="cannot be started here"):
-        group(script).run()
-    assert (tmp_path / "told").exists()
+    with pytest.raises(type(error), match="not here"):
+        group(str(script)).run()
+    assert script.count("told") == 1
+
+
+@pytest.mark.parametrize("when", ["while the program runs", "when it is told to start it"])
+def test_a_launcher_that_is_lost_alone_is_replaced_on_its_node(
+    ray: Ray, script: Script, when: str
+) -> None:
+    def prepare(_name: str, actor: Actor) -> None:
+        if len(ray.actors) == 2 and when.startswith("when"):
+            actor.before["start"] = actor.lose
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    running = Running(group(str(script)))
+    wait_until(lambda: script.count("up") > 0)
+    if when.startswith("while"):
+        wait_until(lambda: script.count("up") == 2)
+        ray.actors[1].lose()
+    wait_until(lambda: len(ray.actors) == 3 and all(seat.runs for seat in running.group._seats))
+    assert [seat.node.id for seat in running.group._seats] == ["a", "b"]
+    script.let_go()
+    assert running.code() == exits.OK
 
 
 def test_a_node_that_is_lost_before_the_first_start_is_not_waited_for_without_end(
     ray: Ray, capfd: pytest.CaptureFixture[str]
 ) -> None:
     add(ray, "a")
-    assert group("true", capacity_wait_s=0.5).run() == exits.NO_CAPACITY
+    assert group("true", capacity_wait_s=1).run() == exits.NO_CAPACITY
     assert "1 of 2 nodes" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["notice", "loss"])
 def test_a_node_that_goes_after_its_program_has_ended_is_no_loss(
-    ray: Ray, tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]
+    ray: Ray, script: Script, how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     add(ray, "a", "b")
-    end, count = tmp_path / "end", tmp_path / "count"
-    script = f"echo up >> {count}; test $NODE_RANK = 1 || until test -e {end}; do sleep 0.05; done"
-    running = group(script)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
-    thread.start()
-    wait_until(lambda: bool(running._seats[1:]) and running._seats[1].is_done)
-    leaves = running._seats[1].launcher
+    running = Running(group(f"test $NODE_RANK = 1 && exit; {script}"))
+    seats = running.group._seats
+    wait_until(lambda: len(running.group._seats) == 2 and running.group._seats[1].is_done)
+    seats = running.group._seats
     if how == "loss":
-        leaves.lose()
+        seats[1].launcher.lose()
     else:
-        leaves.launcher._notice_file.write_text(str(time.time() + 60))
-    wait_until(lambda: running._seats[1].notice is None)
+        seats[1].launcher.launcher._notice.write_text(str(time.time() + 60))
+    wait_until(lambda: "b" in running.group._leaving)
     time.sleep(0.2)
-    end.touch()
-    thread.join(30)
-    assert codes == [exits.OK]
-    assert count.read_text().count("up") == 2
+    script.let_go()
+    assert running.code() == exits.OK
+    assert script.count("up") == 1
     assert "started again" not in capfd.readouterr().err
 
 
-def test_a_program_moves_away_from_a_node_that_has_notice(ray: Ray, tmp_path: Path) -> None:
+def test_a_program_moves_away_from_a_node_that_has_notice(ray: Ray, script: Script) -> None:
     add(ray, "a", "b")
-    end, count = tmp_path / "end", tmp_path / "count"
-    script = f"trap 'echo told >> {count}; exit 0' TERM; echo up >> {count}; "
-    script += f"until test -e {end}; do sleep 0.05; done"
-    running = group(script)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
-    thread.start()
-    wait_until(lambda: count.exists() and count.read_text().count("up") == 2)
+    running = Running(group(str(script)))
+    wait_until(lambda: script.count("up") == 2)
     add(ray, "c")
-    ray.actors[1].launcher._notice_file.write_text(str(time.time() + 60))
-    wait_until(lambda: count.read_text().count("up") == 4)
-    assert count.read_text().count("told") == 2
-    assert [seat.node.id for seat in running._seats] == ["a", "c"]
-    end.touch()
-    thread.join(30)
-    assert codes == [exits.OK]
+    ray.actors[1].launcher._notice.write_text(str(time.time() + 60))
+    wait_until(lambda: script.count("up") == 4)
+    assert script.count("told") == 2
+    assert [seat.node.id for seat in running.group._seats] == ["a", "c"]
+    script.let_go()
+    assert running.code() == exits.OK
 
 
 @pytest.mark.parametrize(("times_bad", "code"), [(2, exits.OK), (9, exits.FAILED)])
@@ -271,18 +311,21 @@ def test_a_disk_in_trouble_is_tried_again_some_times(
     errors = iter([OSError(errno.ENOSPC, "No space left on device")] * times_bad)
 
     def prepare(name: str, actor: Actor) -> None:
-        def fail() -> None:
+        own = actor.launcher._prepare
+
+        def fail(place: Place) -> None:
             if error := next(errors, None):
                 raise error
+            own(place)
 
         if name == "b":
-            actor.before["prepare"] = fail
+            actor.launcher._prepare = fail  # type: ignore[method-assign]
 
     add(ray, "a", "b")
     ray.prepare = prepare
     assert group("true").run() == code
     said = capfd.readouterr().err
-    assert said.count("cannot prepare: [Errno 28] No space left") == min(times_bad, 5)
+    assert said.count("cannot start: [Errno 28] No space left") == min(times_bad, 5)
     assert ("5 times in a row" in said) == (code == exits.FAILED)
 
 
@@ -300,7 +343,7 @@ def test_nodes_that_are_lost_at_each_start_end_the_job(
             add(ray, f"b{number}")
 
         if name.startswith("b"):
-            actor.before["wait"] = lose
+            actor.before["start"] = lose
 
     add(ray, "a", "b")
     ray.prepare = prepare
@@ -309,56 +352,32 @@ def test_nodes_that_are_lost_at_each_start_end_the_job(
     assert "5 times in a row" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_the_last_files_have_as_long_as_they_need_unless_the_job_must_end(
-    ray: Ray, is_told: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    running = group("true" if not is_told else "sleep 1000", workers="1")
-    hurried = threading.Event()
-
-    def prepare(_name: str, actor: Actor) -> None:
-        def save(_within_s: float | None) -> list[str]:
-            if is_told:
-                return []
-            running.stop()
-            return ["work/last"] if hurried.wait(30) else []
-
-        actor.launcher.save = save  # type: ignore[method-assign, assignment]
-        actor.launcher.hurry = lambda _: hurried.set()  # type: ignore[method-assign, assignment]
-        if is_told:
-            actor.before["wait"] = running.stop
-
-    add(ray, "a")
-    ray.prepare = prepare
-    running.run()
-    (saved,) = [given for name, given in ray.actors[0].called if name == "save"]
-    assert saved == ((60,) if is_told else (None,))
-    assert hurried.is_set()
-    what = "not saved: 1 file of node 0: work/last\n"
-    assert (what in capfd.readouterr().err) is not is_told
-
-
 @dataclass
 class Files:
     """What a node's last copy does: stands in for ``Mirror``."""
 
-    lost: list[str]
+    lost: list[str] = field(default_factory=list)
     is_replaced: bool = False
     is_down: bool = False
+    """The last copy lasts until it is hurried."""
     limits: list[float | None] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
+    hurried: threading.Event = field(default_factory=threading.Event)
 
     def save(self, within_s: float | None = None) -> bool:
         self.limits.append(within_s)
         if self.is_down:
-            time.sleep(120)
+            assert self.hurried.wait(60)
         return not self.lost
 
     def restore(self, start: Start, **_: object) -> None:
         self.starts.append(start)
 
+    def hurry(self, within_s: float) -> None:
+        assert within_s == 60
+        self.hurried.set()
+
     def start(self) -> None: ...
-    def hurry(self, _within_s: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -377,8 +396,7 @@ class Stored:
         self.reported: list[tuple[str, str, str]] = []
         self.group = group(script, workers=workers or str(len(files)))
         self.deadline = time.time() + 600
-        told = replace(self.group._told, storage="s3://bucket", deadline=self.deadline)
-        self.group._told = told
+        self.group._told = replace(self.group._told, storage="s3://bucket", deadline=self.deadline)
 
         def report(what: str, *, storage: str, run: str, job: str) -> None:
             if storage:
@@ -399,7 +417,7 @@ def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [f"output/{number}" for number in range(7)]
-    files = {"a": Files(lost=[]), "b": Files(lost=lost)}
+    files = {"a": Files(), "b": Files(lost=lost)}
     here = Stored(ray, monkeypatch, "true", **files)
     assert here.group.run() == exits.FILES_LOST
     named = "output/0, output/1, output/2, output/3, output/4 and 2 more"
@@ -407,6 +425,16 @@ def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
     (limit,) = files["b"].limits
     left = here.deadline - time.time()
     assert left - 70 < (limit or 0) < left - 50, "over before the head ends the job"
+
+
+def test_a_last_copy_that_breaks_off_has_lost_all(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Files):
+        def save(self, within_s: float | None = None) -> bool:
+            raise OSError(errno.EIO, f"within {within_s}: Input/output error")
+
+    assert Stored(ray, monkeypatch, "true", a=Broken()).group.run() == exits.FILES_LOST
 
 
 def test_a_program_that_has_failed_keeps_its_exit_code_where_files_are_lost(
@@ -428,121 +456,127 @@ def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_program(
 
 @pytest.mark.parametrize("has_saved", [True, False])
 def test_a_node_that_goes_after_its_program_has_ended_has_saved_its_files_or_lost_them(
-    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_saved: bool
+    ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch, has_saved: bool
 ) -> None:
-    end = tmp_path / "end"
-    script = f"test $NODE_RANK = 1 || until test -e {end}; do sleep 0.05; done"
-    files = {"a": Files(lost=[]), "b": Files(lost=[], is_down=not has_saved)}
-    here = Stored(ray, monkeypatch, script, **files)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
-    thread.start()
+    files = {"a": Files(), "b": Files(is_down=not has_saved)}
+    here = Stored(ray, monkeypatch, f"test $NODE_RANK = 1 && exit; {script}", **files)
+    running = Running(here.group)
     wait_until(lambda: bool(files["b"].limits))
     (seat,) = [seat for seat in here.group._seats if seat.number == 1]
-    if has_saved:
-        wait_until(lambda: seat.save is not None and seat.save.done())
+    wait_until(lambda: seat.is_over if has_saved else seat.is_done)
     ray.there["b"].lose()
-    end.touch()
-    thread.join(30)
-    assert codes == [exits.OK if has_saved else exits.FILES_LOST]
+    script.let_go()
+    assert running.code() == (exits.OK if has_saved else exits.FILES_LOST)
+    files["b"].hurried.set()
     lost = [("files lost: the last files of node 1, which is lost", "r1", "j1")]
     assert here.reported == ([] if has_saved else lost)
 
 
-def test_a_program_ends_on_all_nodes_when_another_job_takes_over_the_files_of_one(
-    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_last_files_have_as_long_as_they_need_unless_the_job_must_end(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    script = f"trap 'touch {tmp_path}/told-$NODE_RANK; exit 0' TERM; touch {tmp_path}/up-$NODE_RANK"
-    files = {"a": Files(lost=[]), "b": Files(lost=[])}
-    here = Stored(ray, monkeypatch, f"{script}; while :; do sleep 0.05; done", **files)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
-    thread.start()
-    wait_until(lambda: all((tmp_path / f"up-{rank}").exists() for rank in (0, 1)))
+    files = Files(is_down=True, lost=["work/last"])
+    here = Stored(ray, monkeypatch, "true", a=files)
+    running = Running(here.group)
+    wait_until(lambda: bool(files.limits))
+    time.sleep(0.5)
+    assert not files.hurried.is_set()
+    here.group.stop()
+    running.code()
+    assert files.hurried.is_set()
+    assert "not saved: 1 file of node 0: work/last\n" in capfd.readouterr().err
+
+
+def test_the_files_of_a_program_that_is_stopped_have_a_minute(
+    ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Stored(ray, monkeypatch, str(script), a=(files := Files()))
+    running = Running(here.group)
+    wait_until(lambda: script.count("up") == 1)
+    here.group.stop()
+    assert running.code() == exits.TERMINATED
+    assert files.limits == [60]
+
+
+def test_a_program_ends_on_all_nodes_when_another_job_takes_over_the_files_of_one(
+    ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"a": Files(), "b": Files()}
+    here = Stored(ray, monkeypatch, str(script), **files)
+    running = Running(here.group)
+    wait_until(lambda: script.count("up") == 2)
     files["b"].is_replaced = True
     ray.there["b"].launcher.stop(20)  # as its mirror does
-    thread.join(30)
-    assert codes == [exits.FILES_LOST]
-    assert all((tmp_path / f"told-{rank}").exists() for rank in (0, 1))
+    assert running.code() == exits.FILES_LOST
+    assert script.count("told") == 2
     assert here.reported == [
         ("files lost: another job has taken over the files of the run", "r1", "j1")
     ]
 
 
 def test_a_stop_does_not_wait_for_files_that_are_restored(
-    ray: Ray, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ray: Ray, script: Script, capfd: pytest.CaptureFixture[str]
 ) -> None:
     restoring = threading.Event()
 
     def prepare(name: str, actor: Actor) -> None:
-        def restore(_place: object) -> bool:
+        def restore(_place: object) -> None:
             restoring.set()
-            return not actor.launcher._is_broken_off.wait(120)
+            wait_until(lambda: actor.launcher._is_told)
+            raise Stopped
 
         if name == "b":
-            actor.launcher.prepare = restore  # type: ignore[method-assign, assignment]
+            actor.launcher._prepare = restore  # type: ignore[method-assign, assignment]
 
     add(ray, "a", "b")
     ray.prepare = prepare
-    running = group(f"touch {tmp_path}/up; while :; do sleep 0.05; done")
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
-    thread.start()
+    running = Running(group(str(script)))
     assert restoring.wait(30)
-    began = time.monotonic()
-    running.stop()
-    thread.join(120)
-    assert time.monotonic() - began < 60
-    assert codes == [exits.TERMINATED]
-    assert not (tmp_path / "up").exists()
+    running.group.stop()
+    assert running.code() == exits.TERMINATED
     assert "started again" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("script", "within_s"),
-    [("sleep 1000", 60), ("test $NODE_RANK = 1 && exit 7; sleep 1000", times.COMMAND_STOP_S)],
+    ("words", "within_s"),
+    [("true", 60), ("test $NODE_RANK = 1 && exit 7; true", times.COMMAND_STOP_S)],
     ids=["stopped", "failed elsewhere"],
 )
 def test_a_program_has_its_grace_where_what_it_saves_counts(
-    ray: Ray, script: str, within_s: int
+    ray: Ray, script: Script, words: str, within_s: int
 ) -> None:
     given: list[float] = []
-    running = group(script)
 
     def prepare(_name: str, actor: Actor) -> None:
         stop = actor.launcher.stop
 
-        def noted(within_s: float) -> None:
+        def noted(within_s: float, *save_s: float) -> None:
             given.append(within_s)
-            stop(within_s)
+            stop(within_s, *save_s)
 
-        actor.launcher.stop = noted  # type: ignore[method-assign]
-        if within_s == 60:
-            actor.before["wait"] = running.stop
+        actor.launcher.stop = noted  # type: ignore[method-assign, assignment]
 
     add(ray, "a", "b")
     ray.prepare = prepare
-    running.run()
+    running = Running(group(f"{words}; {script}"))
+    wait_until(lambda: script.count("up") > 0)
+    if within_s == 60:
+        running.group.stop()
+    running.code()
     assert {*given} == {within_s}
 
 
-def test_nodes_that_do_not_answer_are_waited_for_together(
-    ray: Ray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add(ray, "a")
-    monkeypatch.setattr(nodes, "ANSWER_S", 1.0)
-    told, (node,) = group("true")._told, ray.alive()
-    some = [
-        Seat(number=number, node=node, launcher=ray.start_launcher(told, node), wait=Ref())
-        for number in range(20)
-    ]
-    last = Ended(code=0, at=0.0, was_told=True)
-    some[-1].wait.set_result(last)
+@pytest.mark.usefixtures("ray")
+def test_nodes_that_do_not_answer_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_LAUNCHER_START_S", 0.3)
+    silent = SimpleNamespace(status=SimpleNamespace(remote=Ref))
+    node = NodeInfo(id="a", address="127.0.0.1", cpus=1, gpus=0, is_head=False)
+    seats = [Seat(number=number, node=node, launcher=silent) for number in range(20)]
     began = time.monotonic()
-    nodes.end_programs(some, 1.0)
-    assert time.monotonic() - began < 15, "each by itself would take 38 s together"
-    assert [seat.ended for seat in some] == [None] * 19 + [last]
-    assert not any(seat.wait for seat in some)
+    while not all(seat.is_lost for seat in seats):
+        nodes.ask(seats)
+        assert time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.3
 
 
 def test_a_program_that_failed_beside_a_bad_gpu_is_started_again_on_another_host(
@@ -566,7 +600,7 @@ def test_a_program_that_failed_beside_a_bad_gpu_is_started_again_on_another_host
     assert [actor.is_lost for actor in ray.actors] == [False, True, False]
     said = capfd.readouterr().err
     assert "node 1 (127.0.0.1) needs another host: GPU 0 (NVIDIA A100) has 7 unc" in said
-    assert "the program is started again on 2 nodes" in said
+    assert "the program is started again" in said
 
 
 def test_a_program_that_failed_by_itself_is_not_started_again(ray: Ray) -> None:
@@ -628,11 +662,9 @@ def test_a_range_shrinks_with_a_loss_and_grows_when_a_node_comes(
     count, end = tmp_path / "count", tmp_path / "end"
     script = f"echo $NODE_RANK of $PET_NNODES at $MASTER_PORT >> {count}; "
     script += f"until test -e {end}; do sleep 0.05; done"
-    files = {"a": Files(lost=[]), "b": Files(lost=[])}
+    files = {"a": Files(), "b": Files()}
     here = Stored(ray, monkeypatch, script, "1:2", **files)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
-    thread.start()
+    running = Running(here.group)
 
     def wait_for(*lines: str) -> None:
         wait_until(
@@ -646,10 +678,40 @@ def test_a_range_shrinks_with_a_loss_and_grows_when_a_node_comes(
     add(ray, "c")
     wait_for("0 of 2 at 29502", "1 of 2 at 29502")
     end.touch()
-    thread.join(30)
-    assert codes == [exits.OK]
+    assert running.code() == exits.OK
     # The node that is left keeps its number, and with it its files.
     assert [start.nodes for start in files["b"].starts] == [(0, 1), (1,), (0, 1)]
+
+
+def test_more_nodes_wait_until_files_are_restored(
+    ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 0.2)
+    restoring, is_restored = threading.Event(), threading.Event()
+
+    def prepare(_name: str, actor: Actor) -> None:
+        own = actor.launcher._prepare
+
+        def restore(place: Place) -> None:
+            restoring.set()
+            assert is_restored.wait(60)
+            own(place)
+
+        actor.launcher._prepare = restore  # type: ignore[method-assign]
+
+    add(ray, "a")
+    ray.prepare = prepare
+    running = Running(group(str(script), workers="1:2"))
+    assert restoring.wait(30)
+    add(ray, "b")
+    time.sleep(1)
+    assert len(ray.actors) == 1
+    is_restored.set()
+    wait_until(lambda: script.count("up") == 3)
+    assert script.count("told") == 1
+    script.let_go()
+    assert running.code() == exits.OK
 
 
 def test_a_program_is_not_ended_for_a_node_that_cannot_start_it(
@@ -678,7 +740,7 @@ def test_the_reason_of_a_program_that_fails_is_the_first_error_on_any_node(
     script = f"trap 'exit 1' TERM; test $NODE_RANK = 1 && echo '{own}' > $TRAIN_ERRORS/1.json "
     script += "&& while :; do sleep 0.05; done; "
     script += f"sleep 0.5; echo '{felt}' > $TRAIN_ERRORS/1.json; exit 7"
-    here = Stored(ray, monkeypatch, script, a=Files(lost=[]), b=Files(lost=[]))
+    here = Stored(ray, monkeypatch, script, a=Files(), b=Files())
     assert here.group.run() == 7
     reason = "failed on node 1, rank 1: ValueError: shapes do not match (train.py:5)"
     assert here.reported == [(f"{reason}; trainctl logs r1 --node 1", "r1", "j1")]

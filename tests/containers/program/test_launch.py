@@ -4,11 +4,10 @@ log, a SIGTERM before it is killed, and nothing of it left behind."""
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -22,22 +21,16 @@ from containers.program.bucket import Bucket
 from containers.program.disk import Disk
 from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
-from containers.program.process import Lines, NodeLog
+from containers.program.process import Lines
 from containers.program.starts import begin
 from contract import exits
 from contract.errors import InputError
-from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
+from contract.job import JobSpec
+from contract.nodes import ENV_LOG, ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3
 
-TOLD = LaunchSpec(
-    run="r1",
-    words=("true",),
-    workers=Range(2, 2),
-    variables={},
-    capacity_wait_s=30,
-    address="127.0.0.1",
-)
+ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
 BOTH = ("10.0.0.6", "10.0.0.7")
 PLACE = Place(number=1, rank=1, start=0, addresses=BOTH, gpus=4)
 
@@ -121,9 +114,7 @@ def lines_of(*chunks: tuple[float, bytes]) -> list[str]:
     said: list[str] = []
     lines = Lines(said.append)
     for now, chunk in chunks:
-        if chunk:
-            lines.feed(chunk, now=now)
-        lines.tick(now=now)
+        lines.feed(chunk, now=now)
     return said
 
 
@@ -149,19 +140,20 @@ def test_a_label_is_read_back_from_a_line_and_only_from_its_beginning() -> None:
     assert labelled_node("a [node 3] b") is None
 
 
-def test_lines_reach_the_nodes_own_output_through_its_pipe(tmp_path: Path) -> None:
+def test_lines_reach_the_output_of_the_nodes_first_process() -> None:
     script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from containers.program.process import NodeLog, log_pipe\n"
-        "with log_pipe(Path(sys.argv[1])) as pipe:\n"
-        f"    log = NodeLog(3, {{{ENV_LOG_PIPE!r}: str(pipe)}})\n"
+        "import subprocess, sys\n"
+        "from containers.program.process import NodeLog, own_output\n"
+        "if len(sys.argv) < 2:\n"
+        "    words = [sys.executable, '-c', open('/proc/self/cmdline').read().split(chr(0))[2]]\n"
+        "    subprocess.run([*words, own_output()], stdout=subprocess.DEVNULL)\n"
+        "else:\n"
+        f"    log = NodeLog(3, {{{ENV_LOG!r}: sys.argv[1]}})\n"
         "    log.write('x' * 100_000)\n"
         "    log.write('last')\n"
-        "    log.close()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [sys.executable, "-c", script],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -169,14 +161,6 @@ def test_lines_reach_the_nodes_own_output_through_its_pipe(tmp_path: Path) -> No
         check=True,
     )
     assert done.stdout == f"[node 3] {'x' * 100_000}\n[node 3] last\n"
-    assert not [*tmp_path.iterdir()]
-
-
-def test_without_a_pipe_lines_go_to_the_launchers_own_output(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    NodeLog(0, {ENV_LOG_PIPE: str(tmp_path / "none")}).write("hello")
-    assert capfd.readouterr().out == "[node 0] hello\n"
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -192,20 +176,29 @@ class Here:
 
     launchers: ClassVar[list[Launcher]] = []
 
-    def __init__(self, folder: Path, script: str, **told: object) -> None:
+    def __init__(
+        self, folder: Path, script: str, *words: str, variables: Mapping[str, str] = {}, **told: str
+    ) -> None:
         self.folder = folder
-        given = replace(TOLD, **{"words": ("sh", "-c", script), **told})  # type: ignore[arg-type]
+        order = replace(ORDER, command=words or ("sh", "-c", script))
+        given = LaunchSpec(order=order, variables=variables, **told)  # type: ignore[arg-type]
         self.launcher = Launcher(given, folder=str(folder))
         self.launchers.append(self.launcher)
 
     def start(self, **place: object) -> None:
-        there = replace(PLACE, **place)  # type: ignore[arg-type]
-        self.launcher.prepare(there)
-        self.launcher.start(there)
+        self.launcher.start(replace(PLACE, **place))  # type: ignore[arg-type]
+
+    def wait(self) -> Ended:
+        deadline = time.monotonic() + 60
+        while (status := self.launcher.status()).lost is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert status.ended
+        return status.ended
 
     def run(self) -> Ended:
         self.start()
-        return self.launcher.wait()
+        return self.wait()
 
     def wait_for(self, name: str) -> Path:
         path = self.folder / "work" / name
@@ -229,7 +222,7 @@ def folder(tmp_path: Path, notice: Path) -> Iterator[Path]:
     assert not notice.exists()
     yield tmp_path / "program"
     for launcher in Here.launchers:
-        launcher.close()
+        launcher.stop(0)
     Here.launchers.clear()
 
 
@@ -250,7 +243,7 @@ def test_a_program_keeps_its_folder_from_one_start_to_the_next(folder: Path) -> 
     )
     here.run()
     here.start(rank=0, start=1)
-    assert here.launcher.wait().code == 0
+    assert here.wait().code == 0
     assert (folder / "work" / "said").read_text() == "1 r1 b c\n0 r1 b c\n"
     assert (folder / "output" / "x").read_text() == "kept\n"
 
@@ -302,7 +295,7 @@ def test_a_line_is_in_the_log_at_once(
     here.start()
     assert printed(capfd, until="first\n") == f"{node_label(1)} first\n"
     here.launcher.stop(0)
-    assert here.launcher.wait().was_told
+    assert here.wait().was_told
 
 
 @pytest.mark.parametrize(
@@ -322,18 +315,15 @@ def test_a_user_may_say_how_python_buffers(
 
 
 def test_a_sitecustomize_of_the_users_code_is_run_too(folder: Path) -> None:
-    here = Here(folder, f'{sys.executable} -c "" > said')
-    here.launcher.prepare(PLACE)
-    (folder / "work" / "sitecustomize.py").write_text("print('mine')")
-    here.launcher.start(PLACE)
-    assert here.launcher.wait().code == 0
-    assert (folder / "work" / "said").read_text() == "mine\n"
+    own = f"echo 'print(1)' > sitecustomize.py; {sys.executable} -c '' > said"
+    assert Here(folder, own).run().code == 0
+    assert (folder / "work" / "said").read_text() == "1\n"
 
 
 def test_a_program_that_does_not_exist_is_the_users_mistake(folder: Path) -> None:
-    here = Here(folder, "", words=("nosuch",))
-    with pytest.raises(InputError, match="nosuch cannot be run: No such file"):
-        here.start()
+    trouble = Here(folder, "", "nosuch").run().trouble
+    assert isinstance(trouble, InputError)
+    assert str(trouble) == "nosuch cannot be run: No such file or directory"
 
 
 def test_a_program_that_is_stopped_gets_sigterm_first(folder: Path) -> None:
@@ -343,7 +333,7 @@ def test_a_program_that_is_stopped_gets_sigterm_first(folder: Path) -> None:
     here.start()
     here.wait_for("up")
     here.launcher.stop(20)
-    ended = here.launcher.wait()
+    ended = here.wait()
     assert (ended.code, ended.was_told) == (3, True)
     assert (folder / "work" / "saved").exists()
 
@@ -359,7 +349,7 @@ def test_a_program_that_ignores_sigterm_is_killed_with_all_that_it_started(folde
     child = int((folder / "work" / "child").read_text())
     began = time.monotonic()
     here.launcher.stop(0.5)
-    ended = here.launcher.wait()
+    ended = here.wait()
     assert (ended.code, ended.was_told) == (exits.KILLED, True)
     assert 0.4 < time.monotonic() - began < 10
     assert not is_running(child)
@@ -390,23 +380,19 @@ def test_what_a_shell_has_started_gets_sigterm_too_and_time_to_end(folder: Path)
     here.wait_for("up")
     began = time.monotonic()
     here.launcher.stop(30)
-    assert here.launcher.wait().was_told
+    assert here.wait().was_told
     assert (folder / "work" / "saved").exists()
     assert time.monotonic() - began < 20
 
 
 def test_a_program_that_has_overwritten_its_environment_is_killed(folder: Path) -> None:
     # Writes over the area that /proc shows, as setproctitle does.
-    here = Here(
-        folder,
-        "",
-        words=(sys.executable, "-c", OVERWRITES),
-    )
+    here = Here(folder, "", sys.executable, "-c", OVERWRITES)
     here.start()
     pid = int(here.wait_for("up").read_text())
     assert pid not in machine.marked(ENV_RUN, "r1")
     here.launcher.stop(0.5)
-    assert here.launcher.wait().code == exits.KILLED
+    assert here.wait().code == exits.KILLED
     assert not is_running(pid)
 
 
@@ -430,8 +416,9 @@ def test_a_second_start_ends_the_first_one(folder: Path) -> None:
     first = int(here.wait_for("pids").read_text())
     here.start(start=1)
     assert not is_running(first)
+    here.wait_for("pids")
     here.launcher.stop(20)
-    assert here.launcher.wait().was_told
+    assert here.wait().was_told
 
 
 class SavedFor(Mirror):
@@ -451,12 +438,13 @@ def test_a_programs_last_files_have_all_the_time_that_the_node_has(
 ) -> None:
     here = Here(folder, "exit 0")
     here.launcher._mirror = mirror = SavedFor(folder)
-    here.launcher.save()
-    here.launcher.save(60)
+    here.launcher._save()
+    here.launcher.stop(10, 60)
+    here.launcher._save()
     assert mirror.limits == [None, 60]
     notice.write_text(str(time.time() + 30))
-    here.launcher.wait_for_notice()
-    here.launcher.save()
+    here.launcher.status()
+    here.launcher._save()
     assert 20 < (mirror.limits[-1] or 0) <= 30
 
 
@@ -472,24 +460,8 @@ def test_a_program_whose_files_another_job_has_taken_over_ends(
     begin(bucket, [0])
     assert here.launcher._mirror
     here.launcher._mirror.round(here.launcher._mirror.look())
-    ended = here.launcher.wait()
+    ended = here.wait()
     assert (ended.code, ended.was_told, ended.was_replaced) == (143, True, True)
-
-
-def test_a_node_that_must_go_after_its_program_has_ended_saves_its_files(
-    folder: Path, notice: Path
-) -> None:
-    here = Here(folder, "exit 0")
-    assert here.run().code == 0
-    here.launcher._mirror = mirror = SavedFor(folder)
-    notice.write_text(str(time.time() + 30))
-    deadline = time.monotonic() + 20
-    while not mirror.limits:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert 20 < (mirror.limits[0] or 0) <= 30
-    ended = here.launcher.wait()
-    assert (ended.code, ended.was_told) == (0, False)
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
@@ -503,15 +475,14 @@ def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
     here.wait_for("up")
     at = time.time() + 60
     notice.write_text(str(at))
-    assert here.launcher.wait_for_notice() <= at
-    assert here.launcher.wait().was_told
+    assert here.launcher.status().leaves_at == at
+    assert here.wait().was_told
     assert float((folder / "work" / "told").read_text()) == at
 
 
-def test_processes_are_found_and_killed_by_a_variable_of_their_environment() -> None:
+def test_processes_are_found_by_a_variable_of_their_environment() -> None:
     mark = secrets.token_hex(8)  # another checkout may run the same test on this machine
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, "MARK_OF_TEST": mark}) as process:
         assert machine.marked("MARK_OF_TEST", mark) == [process.pid]
         assert machine.marked("MARK_OF_TEST", mark[:-1]) == []
-        assert machine.kill_marked("MARK_OF_TEST", mark) == 1
-        assert process.wait(10) == -signal.SIGKILL
+        process.kill()
