@@ -1,5 +1,6 @@
 """Jobs on a deployed local AWS without containers, whose heads a test ends as it likes."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -53,14 +54,15 @@ class Stage:
         self._write("ends.json", ends | {task: code})
 
     def take_host(self, host: str) -> None:
-        """Take a host away, by its ARN; one that has gone already stays so."""
+        """Take a host away, by its ARN; one that has gone already, or goes, stays so."""
         found = self._ecs.describe_container_instances(
             cluster=self._cluster, containerInstances=[host]
         )["containerInstances"]
         for each in found:
-            self._groups.terminate_instance_in_auto_scaling_group(
-                InstanceId=each["ec2InstanceId"], ShouldDecrementDesiredCapacity=False
-            )
+            with contextlib.suppress(self._groups.exceptions.ScalingActivityInProgressFault):
+                self._groups.terminate_instance_in_auto_scaling_group(
+                    InstanceId=each["ec2InstanceId"], ShouldDecrementDesiredCapacity=False
+                )
 
     def call_keeper(self, **event: str) -> Any:
         """What the function answers."""
