@@ -45,16 +45,20 @@ SMALL = {
 }
 
 
-def sequences(config: dict[str, Any]) -> torch.Tensor:
-    """The text as rows of ``length + 1`` tokens: inputs, and the same one later as labels."""
-    source = config["data"]
+def read(source: str) -> str:
+    """A text file, or what is at an https:// address."""
     if source.startswith("https://"):
         source, _ = urllib.request.urlretrieve(source)
-    text = Path(source).read_text()
+    return Path(source).read_text()
+
+
+def sequences(config: dict[str, Any]) -> torch.Tensor:
+    """The text as rows of ``length + 1`` tokens: inputs, and the same one later as labels."""
     if config["model"]:
-        tokens = torch.tensor(AutoTokenizer.from_pretrained(config["model"])(text)["input_ids"])
+        tokenizer = AutoTokenizer.from_pretrained(config["model"])
+        tokens = torch.tensor(tokenizer(config["text"])["input_ids"])
     else:
-        tokens = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
+        tokens = torch.frombuffer(bytearray(config["text"].encode()), dtype=torch.uint8).long()
     return tokens.unfold(0, config["length"] + 1, config["length"])
 
 
@@ -166,7 +170,8 @@ if __name__ == "__main__":
     ray.init()
     trainer = ray.train.torch.TorchTrainer(
         train_func,
-        train_loop_config=vars(given),
+        # Read here: Ray Train's workers run in a folder of their own, without the code's files.
+        train_loop_config={**vars(given), "text": read(given.data)},
         scaling_config=ScalingConfig(
             num_workers=given.workers, use_gpu=ray.cluster_resources().get("GPU", 0) > 0
         ),

@@ -8,8 +8,8 @@ differs:
 
 * ResNet18 is that of transformers, with the same 11,175,370 parameters, and the pictures are read
   with NumPy: torchvision is in no image of this project, and Ray's workers here need no more.
-* The data come over HTTPS, the only way out of a node's network. torchvision asks a plain HTTP
-  address.
+* The data come over HTTPS, the only way out of a node's network, and once for all workers.
+  torchvision asks a plain HTTP address.
 * Every epoch is shuffled anew, evaluated over all workers and saved, and a run that was interrupted
   resumes after its last whole epoch. The post evaluates one worker's half, once, and saves once.
 * The name of the network interface and the bucket are not written here: a job sets both.
@@ -29,7 +29,6 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
-from filelock import FileLock
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -41,23 +40,18 @@ FASHION_MNIST = (
 BATCH = 128  # images per worker and step
 
 
-def read(source: str, name: str, header: int) -> torch.Tensor:
-    """One of the four files, which is downloaded once per node; without its header, as bytes."""
-    file = Path(source) / name
-    if source.startswith("http"):
-        file = Path(tempfile.gettempdir()) / name
-        with FileLock(f"{file}.lock"):
-            if not file.exists():
-                part, _ = urllib.request.urlretrieve(f"{source}/{name}", f"{file}.part")
-                Path(part).rename(file)
-    return torch.from_numpy(np.frombuffer(gzip.open(file).read(), np.uint8, offset=header).copy())
+def read(source: str, name: str, header: int) -> np.ndarray:
+    """One of the four files of a folder or an address: its bytes after the header."""
+    file = f"{source}/{name}"
+    if source.startswith("https://"):
+        file, _ = urllib.request.urlretrieve(file)
+    return np.frombuffer(gzip.open(file).read(), np.uint8, offset=header)
 
 
-def fashion_mnist(source: str, part: str) -> TensorDataset:
+def fashion_mnist(config: dict[str, Any], part: str) -> TensorDataset:
     """Images of shape (N, 1, 28, 28) between -1 and 1, and labels of shape (N,)."""
-    images = read(source, f"{part}-images-idx3-ubyte.gz", 16).view(-1, 1, 28, 28)
-    labels = read(source, f"{part}-labels-idx1-ubyte.gz", 8).long()
-    return TensorDataset(images / 127.5 - 1, labels)
+    images, labels = (torch.from_numpy(each.copy()) for each in ray.get(config[part]))
+    return TensorDataset(images.view(-1, 1, 28, 28) / 127.5 - 1, labels.long())
 
 
 def train_func(config: dict[str, Any]) -> None:
@@ -81,10 +75,10 @@ def train_func(config: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
     # Data. `prepare_data_loader` gives each worker its share of every epoch.
-    train_data = fashion_mnist(config["data"], "train")
+    train_data = fashion_mnist(config, "train")
     train_loader = DataLoader(train_data, batch_size=BATCH, shuffle=True)
     train_loader = ray.train.torch.prepare_data_loader(train_loader)
-    test_data = fashion_mnist(config["data"], "t10k")
+    test_data = fashion_mnist(config, "t10k")
     own_test_data = Subset(test_data, range(rank, len(test_data), world))
 
     # Resume from the newest checkpoint of the run, if there is one.
@@ -144,9 +138,19 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     ray.init()
+    # Read once, on the head; Ray brings the bytes to each node.
+    data = {
+        part: ray.put(
+            (
+                read(given.data, f"{part}-images-idx3-ubyte.gz", 16),
+                read(given.data, f"{part}-labels-idx1-ubyte.gz", 8),
+            )
+        )
+        for part in ("train", "t10k")
+    }
     trainer = ray.train.torch.TorchTrainer(
         train_func,
-        train_loop_config={"data": given.data, "epochs": given.epochs},
+        train_loop_config={**data, "epochs": given.epochs},
         scaling_config=ScalingConfig(
             num_workers=given.workers, use_gpu=ray.cluster_resources().get("GPU", 0) > 0
         ),
