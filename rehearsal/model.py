@@ -357,6 +357,7 @@ class Model:
             for task in self.on(host):
                 if task["desiredStatus"] == "STOPPED":
                     self._terminate(task)
+            self._place_soon()
 
     def described(self, arn: str) -> Record:
         """A host as DescribeContainerInstances has it."""

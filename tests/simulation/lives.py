@@ -335,7 +335,8 @@ class Life:
         if written["attempts"] is not None and written["attempts"] < len(ran):
             world.blame(f"{job.name} had {written['attempts']} attempts, and {len(ran)} heads")
         for head in ran[job_outcome.MOST_IN_VAIN - 1 : -1]:
-            by_itself = head["stopCode"] == "EssentialContainerExited"
+            # A start whose answer was lost is cleaned up before its head ends in any way.
+            by_itself = head["stopCode"] == "EssentialContainerExited" and not self._has_trouble
             if by_itself and head["containers"][0].get("exitCode") == exits.KILLED:
                 world.blame(f"{job.name} is started again although {name_of(head)} was killed")
         bad = [
