@@ -17,7 +17,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
-from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, JobStatus, head_variables
+from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, PAUSE_STATE, JobStatus, head_variables
 from contract.nodes import CONTAINER
 from contract.times import (
     CONSISTENT_S,
@@ -135,6 +135,7 @@ def job_states(
     # ECS ends a head that has waited for a host for 10 to 30 minutes: asked for again, it counts as
     # the same attempt, for as long as the job wants to wait.
     waits = f"$outcome.status = '{JobStatus.NO_CAPACITY}'"
+    seconds = f"$min([{_LEFT}, {waits} ? {_PAUSE} : {_PAUSE_AFTER_FAULT}])"
     again = sfn.Pass.jsonata(
         scope,
         "Again",
@@ -143,14 +144,13 @@ def job_states(
             "token": _value("$job & '-' & $millis()"),
             "asked": _value(f"{waits} ? $asked : $millis() / 1000"),
         },
+        # The input of the pause, which trainctl reads from the history.
+        outputs={
+            "reason": _value("$outcome.reason"),
+            "until": _value(f"$floor($millis() / 1000) + {seconds}"),
+        },
     )
-    pause = sfn.Wait.jsonata(
-        scope,
-        "Pause",
-        time=sfn.WaitTime.seconds(
-            _value(f"$min([{_LEFT}, {waits} ? {_PAUSE} : {_PAUSE_AFTER_FAULT}])")
-        ),
-    )
+    pause = sfn.Wait.jsonata(scope, PAUSE_STATE, time=sfn.WaitTime.seconds(_value(seconds)))
     again.next(pause).next(head)
     failed = sfn.Fail.jsonata(
         scope, "Failed", error=_value("$outcome.status"), cause=_value("$string($outcome)")

@@ -1,10 +1,11 @@
 """Watch a job: its state, its log, its end."""
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 import typer
 
@@ -18,16 +19,34 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job, Place
+from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.polling import Polling
 from trainctl.pricing import cost_of, dollars, usd_so_far
+from training.record.fields import number
 from training.record.progress import Progress
 
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
 LAST_LINES_S: Final = 3.0
 #: The log of a job that ended this long ago is complete.
 COMPLETE_AFTER: Final = timedelta(minutes=1)
+
+
+class Waits(NamedTuple):
+    """What a job waits for."""
+
+    reason: str = ""
+    """In words; empty when it runs with all that it asked for."""
+    until: float | None = None
+    """Unix time at which that has an end; None: not known."""
+
+    def words(self, now: float) -> str:
+        """``waiting for 1 x g5.xlarge``, or ``its host was lost; trying again in 28 s``."""
+        if self.until is None:
+            return self.reason
+        left = int(self.until - now)
+        return f"{self.reason} in {duration(left)}" if left > 0 else f"{self.reason} now"
 
 
 class Watch:
@@ -38,8 +57,7 @@ class Watch:
         self.has_new_nodes = False
         """True if the last look asked for its nodes."""
         self._nodes: dict[str, Task] = {}
-        self.waits = ""
-        """Reason why it waits, in words; empty when it runs with all that it asked for."""
+        self.waits = Waits()
         self._polling = Polling(is_local=deployment.is_local)
         self._changed = True
 
@@ -53,7 +71,7 @@ class Watch:
             # Those that ECS has forgotten since have logs all the same.
             self._nodes |= {task.id: task for task in tasks}
         before = self.waits
-        self.waits = "" if job.is_over else waiting(self._deployment, job, self.nodes)
+        self.waits = Waits() if job.is_over else waiting(self._deployment, job, self.nodes)
         self._changed = self.waits != before
         return job
 
@@ -98,19 +116,30 @@ def follow(
     return job.shell_code
 
 
+def wait_until_over(deployment: Deployment, name: str) -> Job:
+    """Wait until a job has ended, without its log."""
+    return _follow(deployment, name)
+
+
 def _follow(
     deployment: Deployment,
     name: str,
     *,
-    wanted: Wanted,
-    tail: int | None,
-    printer: Printer,
+    wanted: Wanted = ALL,
+    tail: int | None = None,
+    printer: Printer | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Job:
-    """``clock``: Unix time in seconds."""
+    """Follow a job to its end, with a line that shows its state.
+
+    Args:
+        printer: shows its log; None: its log is not read.
+        clock: Unix time in seconds.
+    """
     watch, log = Watch(deployment, name), JobLog(deployment.logs, wanted)
     num_heads = 0
     reached: Progress | None = None
+    said = ""
     with output.Progress(clock=clock) as progress:
         while True:
             job = watch.look()
@@ -119,38 +148,53 @@ def _follow(
             if heads > max(1, num_heads):
                 output.say("the head was lost; another one takes over")
             num_heads = heads
-            lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
-            printer.print(lines)
+            lines: list[LogLine] = []
+            if printer:
+                lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
+                printer.print(lines)
+                # A progress bar writes many states into one line of a log.
+                said = re.split("[\r\n]", lines[-1].text.strip())[-1] if lines else said
             tail = None
             if job.is_over:
                 break
-            # Recipes write how far they are, about as often as the nodes are asked for.
+            # Recipes write their progress about as often as the nodes are asked for.
             if watch.has_new_nodes and job.spec and job.spec.recipe:
                 reached = progress_of(deployment, job)
-            now = datetime.fromtimestamp(clock(), tz=UTC)
+            figures = reached.brief() if reached else said
             progress.update(
-                watch.waits or "running",
-                figures=_figures(usd_so_far(job, seen, now=now), reached),
-                since=None if watch.waits else job.began.timestamp(),
+                watch.waits.reason or "running", line=_line(job, watch.waits, seen, figures)
             )
             watch.pause(changed=bool(lines))
     assert job.ended is not None
-    if datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
+    if printer and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
         printer.print(log.new(job, watch.nodes))
     return job
 
 
-def _figures(usd: float | None, reached: Progress | None) -> str:
-    """``$0.42 so far, step 1,200/20,000``; what is not known is left out."""
-    figures = [f"{dollars(usd)} so far"] if usd else []
-    if reached:
-        figures.append(f"step {reached.step:,}/{reached.total_steps:,}")
-    return ", ".join(figures)
+def _line(
+    job: Job, waits: Waits, tasks: Sequence[Task], figures: str
+) -> Callable[[float], str] | None:
+    """The state of a job at any moment: ``running 3 min 12 s, $0.04, step 45/184``.
+
+    Returns:
+        None where the line is how long it has waited for what.
+    """
+    if waits.reason:
+        return waits.words if waits.until else None
+    heads = [task.since for task in tasks if task.since and task.node != nodes.WORKER]
+    began = min(heads, default=job.began).timestamp()
+
+    def running(now: float) -> str:
+        usd = usd_so_far(job, tasks, now=datetime.fromtimestamp(now, tz=UTC))
+        spent = dollars(usd) if usd else ""
+        return ", ".join(filter(None, (f"running {duration(int(now - began))}", spent, figures)))
+
+    return running
 
 
-def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> str:
-    """Reason why a running job waits, in words; "" when it has all that it asked for.
+def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
+    """What a running job waits for.
 
     Args:
         tasks: all that it has had. Workers that have ended are replaced, and so waited for, only
@@ -161,36 +205,29 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> str:
     # Those of its order: the deployment may have other hosts by now.
     own = job.spec.prices if job.spec else None
     hosts = own or deployment.shape.prices(deployment.region)
-    if not heads:
-        place = deployment.jobs.queue(deployment.shape.limits).get(job.id)
-        return f"queued: {place.words}" if place else "waiting for the head to be started"
-    head = heads[-1]
-    if head.status in ("DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
-        return "waiting for its nodes to end"
-    if head.status == "PROVISIONING":
-        return f"waiting for 1 x {hosts.head.type}, for the head"
-    if head.status != "RUNNING":
-        return "waiting for the head to pull its image and start"
+    jobs, status = deployment.jobs, heads[-1].status if heads else ""
+    if not heads and (place := jobs.queue(deployment.shape.limits).get(job.id)):
+        return Waits(f"queued: {place.words}")
+    if status in ("", "DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
+        if pause := jobs.pause(job):
+            reason = str(pause.get("reason")).removeprefix("failed: ")
+            return Waits(f"{reason}; trying again", number(pause.get("until")))
+        end = "its nodes to end" if heads else "the head to be started"
+        return Waits(f"waiting for {end}")
+    if status == "PROVISIONING":
+        return Waits(f"waiting for 1 x {hosts.head.type}, for the head")
+    if status != "RUNNING":
+        return Waits("waiting for the head to pull its image and start")
     # Beyond the fewest that it may have, it waits for those that it has asked for.
     to_come = max(0, job.spec.nodes.low - len(workers)) if job.spec else 0
     present = [task for task in workers if not task.has_stopped]
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
-        return f"waiting for {to_come} x {hosts.worker.type}"
+        return Waits(f"waiting for {to_come} x {hosts.worker.type}")
     if pulling := [task for task in present if task.status != "RUNNING"]:
-        return f"waiting for {len(pulling)} of {len(present)} workers to pull their image and start"
-    return ""
-
-
-def wait_until_over(deployment: Deployment, name: str) -> Job:
-    """Wait until a job has ended, without its log."""
-    watch = Watch(deployment, name)
-    with output.Progress() as progress:
-        while not (job := watch.look()).is_over:
-            since = None if watch.waits else job.began.timestamp()
-            progress.update(f"{job.id}: {watch.waits or 'running'}", since=since)
-            watch.pause()
-    return job
+        workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
+        return Waits(f"waiting for {workers_left} to pull the image and start")
+    return Waits()
 
 
 def wait_until_gone(

@@ -144,8 +144,8 @@ class Progress:
         notes = _console(stderr=True)
         self._status = Status(self, console=notes) if notes.is_terminal else None
         self._clock = clock
-        self._text = self._figures = ""
-        self._since = 0.0
+        self._text, self._since = "", 0.0
+        self._line: Callable[[float], str] | None = None
 
     def __enter__(self) -> Self:
         if self._status:
@@ -156,20 +156,18 @@ class Progress:
         if self._status:
             self._status.stop()
 
-    def update(self, text: str, *, figures: str = "", since: float | None = None) -> None:
-        """Show what happens, and for how long it has.
+    def update(self, text: str, *, line: Callable[[float], str] | None = None) -> None:
+        """Show what happens.
 
         Args:
-            figures: what else is known by now; shown on a terminal only.
-            since: Unix time at which it began; when it was first shown by default.
+            line: what a terminal shows at a moment, in Unix time; by default the text, and for how
+                long it has been shown.
         """
         if text != self._text:
             self._since = self._clock()
             if not self._status:
                 say(f"{text} ...")
-        self._text, self._figures = text, figures
-        if since is not None:
-            self._since = since
+        self._text, self._line = text, line
 
     def __rich__(self) -> "Text":
         """The line as it is now: rich draws it several times a second, so that its clock moves."""
@@ -177,5 +175,8 @@ class Progress:
 
         if not self._text:
             return Text()
-        lasts = duration(round(self._clock() - self._since))
-        return Text(visible(", ".join(filter(None, (self._text, lasts, self._figures)))))
+        now = self._clock()
+        shown = f"{self._text}, {duration(int(now - self._since))}"
+        if self._line:
+            shown = self._line(now)
+        return Text(visible(shown), no_wrap=True, overflow="ellipsis")

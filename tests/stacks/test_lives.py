@@ -65,10 +65,11 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
         found: list[int] = []
         known = {"asked": BEGAN, "deadline": BEGAN + MAX_SECONDS}
         while sum(found) < MAX_SECONDS:
-            outcome = {"status": status.value, "attempts": len(found) + 1}
-            variables = known | {"outcome": outcome}
-            seconds = states["Pause"]["Seconds"]
-            found.append(evaluate(seconds, variables, BEGAN + sum(found)))
+            outcome = {"status": status.value, "attempts": len(found) + 1, "reason": "why"}
+            variables, now = known | {"outcome": outcome}, BEGAN + sum(found)
+            told = evaluate(states["Again"]["Output"], variables, now)
+            found.append(evaluate(states["Pause"]["Seconds"], variables, now))
+            assert told == {"reason": "why", "until": now + found[-1]}
         assert sum(found) == MAX_SECONDS, "the next head notices that the deadline has come"
         events = 20  # at most, from one request to the next
         assert len(found) * events < 25_000

@@ -194,7 +194,7 @@ def task(**changed: Any) -> Task:
     [
         ([], None, "waiting for 2 hosts"),
         ([task(status="PROVISIONING"), task()], None, "waiting for 1 host"),
-        ([task(status="ACTIVATING"), task()], None, "1 of 2 nodes to pull their image"),
+        ([task(status="ACTIVATING"), task()], None, "1 of 2 nodes to pull the image"),
         ([task(), task()], None, "waiting for Ray on the head"),
         (
             [task(), task()],

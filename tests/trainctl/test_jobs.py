@@ -123,7 +123,7 @@ def test_a_queued_job_is_shown_as_one_everywhere(
     assert main(["show", "job-0"]) == exits.OK
     assert f"deadline  {utc(until)}\n" in capsys.readouterr().out
     found = Deployment.find(profile=None, region=None)
-    assert follow.waiting(found, found.jobs.find("job-1"), []) == words
+    assert follow.waiting(found, found.jobs.find("job-1"), []).reason == words
 
 
 def test_submit_says_the_place_before_it_asks(
@@ -191,7 +191,7 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     def waits() -> str:
         job = deployment.jobs.find("job")
         jobs = deployment.jobs
-        return follow.waiting(deployment, job, [*jobs.heads(job), *jobs.workers(job)])
+        return follow.waiting(deployment, job, [*jobs.heads(job), *jobs.workers(job)]).reason
 
     assert waits() == "waiting for the head to be started"
     account.add_head("job", "head", lastStatus="PROVISIONING")
@@ -202,7 +202,7 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     account.tasks["w2"] = {"taskArn": "w2", "lastStatus": "PROVISIONING", "startedBy": "job"}
     assert waits() == "waiting for 1 x g5.xlarge"
     account.tasks["w2"]["lastStatus"] = "RUNNING"
-    assert waits() == "waiting for 1 of 2 workers to pull their image and start"
+    assert waits() == "waiting for 1 of 2 workers to pull the image and start"
     account.tasks["w1"]["lastStatus"] = "RUNNING"
     assert waits() == ""
     account.tasks["w2"]["lastStatus"] = "STOPPED"

@@ -1,25 +1,18 @@
 """``trainctl logs``: all nodes of a job in one log, searched, and with few calls."""
 
-import io
 import json
-import re
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.status import Status
 
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
 from tests.clock import FakeClock
-from tests.trainctl.account import PRICES, Account, refused
+from tests.trainctl.account import Account, refused
 from trainctl import follow, output, polling
 from trainctl.__main__ import main
-from trainctl.aws.deployment import Deployment
-from trainctl.job_log import ALL, Printer
 
 SUCCEEDED = {"status": "SUCCEEDED", "output": '{"status": "succeeded", "reason": "succeeded"}'}
 
@@ -330,86 +323,6 @@ def test_following_the_end_of_a_long_log_does_not_read_it_whole(
     account.calls.clear()
     assert main(["logs", "job", "--follow", "--tail", "0"]) == 0
     assert lines(capsys) == []
-
-
-def draws(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """Give the commands a terminal; return what draws the moving line as rich does."""
-    made: list[Status] = []
-
-    class Noted(Status):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-            made.append(self)
-
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(output, "_console", lambda **_: terminal)
-    monkeypatch.setattr("rich.status.Status", Noted)
-
-    def drawn() -> str:
-        shown = Console(file=io.StringIO(), width=100)
-        with shown.capture() as captured:
-            shown.print(made[-1].renderable)
-        return captured.get()[1:].strip()  # without what spins
-
-    return drawn
-
-
-def test_the_line_below_the_log_shows_what_is_true_at_any_moment(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job began ten minutes before the clock does. Its worker comes in second 40, and it is at
-    step 20 in second 100. Nodes and steps are asked for every 30 s, the job every 15 s."""
-    seen = range(40 + 45, 300)
-    clock, drawn = ticking(monkeypatch), draws(monkeypatch)
-    running(account, num_workers=1)
-    spec = json.loads(account.executions["job"]["input"])
-    account.executions["job"]["input"] = json.dumps({**spec, "recipe": "ddp", "nodes": "1"})
-    worker = account.tasks["w0"]
-    worker["lastStatus"] = "PROVISIONING"
-    progress = {"time": 1, "job": "job", "step": 20, "total_steps": 1840, "loss": 1.0}
-
-    def write_progress() -> None:
-        account.objects["runs/r1/progress.json"] = json.dumps(progress).encode()
-
-    def come() -> None:
-        worker.update(lastStatus="RUNNING", pullStartedAt=account.now + timedelta(seconds=40))
-
-    lines: dict[float, str] = {}
-
-    def note() -> None:
-        lines[clock.now] = drawn()
-
-    clock.script = [
-        (40, come),
-        (100, write_progress),
-        *((second, note) for second in (4, 39, *seen)),
-        (300, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
-    ]
-    clock.script.sort(key=lambda each: each[0])
-    deployment = Deployment.find(profile=None, region=None)
-    follow._follow(
-        deployment,
-        "job",
-        wanted=ALL,
-        tail=None,
-        printer=Printer(),
-        clock=lambda: account.now.timestamp() + clock.now,
-    )
-    assert lines[4] == "waiting for 1 x g5.xlarge, 4 s"
-    assert lines[39] == "waiting for 1 x g5.xlarge, 39 s"
-    hourly = PRICES.worker.usd_per_hour
-    assert hourly is not None
-    for second in seen:
-        line = lines[second]
-        found = re.fullmatch(
-            r"running, (\d+) min (\d+) s, \$([\d.]+) so far(, step 20/1,840)?", line
-        )
-        assert found, line
-        assert 60 * int(found[1]) + int(found[2]) == 600 + second, "its clock moves every second"
-        low, high = (hourly * (second - age - 40) / 3600 for age in (15, 0))
-        assert low - 0.0005 <= float(found[3]) <= high + 0.0005, line
-        if second < 100 or second >= 100 + 45:
-            assert (found[4] is not None) == (second > 100), line
 
 
 def test_where_there_is_no_terminal_a_line_is_printed_only_when_something_else_happens(

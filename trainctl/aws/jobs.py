@@ -13,6 +13,7 @@ from contract.admission import Limits, in_order
 from contract.errors import InputError
 from contract.job import (
     JOB_GROUP,
+    PAUSE_STATE,
     STOP_ERROR,
     STOPPED_BY_USER,
     JobSpec,
@@ -239,13 +240,23 @@ class Jobs:
             arns += _submitted(event.get("taskSubmittedEventDetails", {}).get("output"))
         return self._tasks.described(nodes.JOB, arns)
 
+    def pause(self, job: Job) -> dict[str, Any]:
+        """``reason`` and ``until`` (Unix time) of a job between two attempts; else empty."""
+        events = self._history(job)
+        entered = [each for each in events if each["type"].endswith("StateEntered")]
+        last = entered[-1].get("stateEnteredEventDetails") if entered else None
+        return json_object(last.get("input")) if last and last["name"] == PAUSE_STATE else {}
+
     def _submissions(self, job: Job) -> "list[HistoryEventTypeDef]":
-        """The starts of its heads in its history, which is long where it has queued for days."""
+        """The starts of its heads."""
+        return [event for event in self._history(job) if event["type"] == "TaskSubmitted"]
+
+    def _history(self, job: Job) -> "list[HistoryEventTypeDef]":
+        """All its events, oldest first: many where it has queued for days."""
         pages = self._clients.stepfunctions.get_paginator("get_execution_history").paginate(
             executionArn=self._execution(job.id), PaginationConfig={"PageSize": 1000}
         )
-        events = [event for page in pages for event in page["events"]]
-        return [event for event in events if event["type"] == "TaskSubmitted"]
+        return [event for page in pages for event in page["events"]]
 
     def deadline(self, job: Job) -> datetime | None:
         """When a job is ended at the latest; None before its head was asked for."""

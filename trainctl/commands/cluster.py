@@ -161,7 +161,7 @@ def waiting_for(
         missing = counted(expected.num_nodes - started, "host")
         return f"waiting for {missing} ({', '.join(sorted(hosts))})"
     if pulling := [task for task in tasks if task.status != "RUNNING"]:
-        return f"waiting for {len(pulling)} of {len(tasks)} nodes to pull their image and start"
+        return f"waiting for {len(pulling)} of {len(tasks)} nodes to pull the image and start"
     if size is None:
         return "waiting for Ray on the head"
     if size != expected:

@@ -1,5 +1,6 @@
 """``trainctl show``: one job, its nodes and what its run has reached."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -30,7 +31,7 @@ def show(
     jobs, place, waits = deployment.jobs, None, ""
     if not job.is_over:
         place = None if tasks else jobs.queue(deployment.shape.limits).get(job.id)
-        waits = "" if place else follow.waiting(deployment, job, tasks)
+        waits = "" if place else follow.waiting(deployment, job, tasks).words(time.time())
     deadline = None if job.is_over else jobs.deadline(job)
     reached = follow.progress_of(deployment, job)
     cost = cost_of(deployment, job, tasks)

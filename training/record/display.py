@@ -34,8 +34,7 @@ from training.record.events import (
     Warned,
     described,
 )
-from training.record.fields import Rate
-from training.record.progress import Pace
+from training.record.progress import Pace, num_epochs, speed
 from training.record.progress import Progress as RunProgress
 from training.record.result import Result
 
@@ -85,7 +84,7 @@ class LiveDisplay:
                 self._progress.update(
                     self._task,
                     completed=event.step,
-                    description=_epoch_of(event.epoch, self._start),
+                    description="training",
                     figures=self._pace.progress(self._start, event).line(),
                 )
             case _:
@@ -122,7 +121,7 @@ class PlainDisplay:
                 assert self._start is not None
                 self.say(
                     f"{_epoch_of(event.epoch, self._start)} rank {event.rank}: ".lstrip()
-                    + ", ".join([f"{event.step_time_s * 1e3:.1f} ms/step", *_rate(event.rate)])
+                    + ", ".join([f"{event.step_time_s * 1e3:.1f} ms/step", *speed(event.rate)])
                 )
             case _:
                 if line := _line_of(event, self._measures):
@@ -164,7 +163,7 @@ def result_table(
             rows[measure.phrase_label] = measure.words(figure)
     if result.loss is not None:
         rows["evaluation loss"] = f"{result.loss:.4f}"
-    for rate in _rate(result.rate):
+    for rate in speed(result.rate):
         rows["throughput"] = f"{rate} on {result.device}"
     rows["steps"] = f"{result.steps:,} on {counted(result.world_size, 'worker')}"
     if result.resumed_from is not None:
@@ -235,7 +234,7 @@ def _evaluation_line(event: Evaluation, measures: Sequence[Measure]) -> str:
     if event.loss is not None:
         figures.append(f"evaluation loss {event.loss:.4f}")
     figures += [described(name, measures).phrase(value) for name, value in event.measures.items()]
-    figures += _rate(event.rate)
+    figures += speed(event.rate)
     if event.place:
         where = event.place
     elif not event.step:
@@ -247,11 +246,6 @@ def _evaluation_line(event: Evaluation, measures: Sequence[Measure]) -> str:
     return f"{where}: {', '.join(figures)}"
 
 
-def _rate(rate: Rate | None) -> list[str]:
-    """``1,234 images/s``; none where nothing was measured."""
-    return [f"{rate.per_s:,.0f} {rate.items}/s"] if rate and rate.per_s is not None else []
-
-
 def _epoch(epoch: float) -> str:
     """The epoch, with a fraction where it is under way."""
     return f"{epoch:.0f}" if epoch == math.floor(epoch) else f"{epoch:.2f}"
@@ -259,6 +253,4 @@ def _epoch(epoch: float) -> str:
 
 def _epoch_of(epoch: float, start: Start) -> str:
     """``epoch 2/8``; empty where there are no epochs."""
-    if not start.steps_per_epoch:
-        return ""
-    return f"epoch {_epoch(epoch)}/{-(-start.total_steps // start.steps_per_epoch)}"
+    return f"epoch {_epoch(epoch)}/{num_epochs(start)}" if start.steps_per_epoch else ""

@@ -33,6 +33,10 @@ class Progress:
     """Optimizer steps done."""
     total_steps: int
     """The whole run's."""
+    epoch: int = 0
+    """Epoch of that step, counted from 1."""
+    epochs: int = 0
+    """The whole run's; 0 where there are none."""
     loss: float
     """Loss of that step."""
     rate: Rate | None = None
@@ -44,11 +48,15 @@ class Progress:
     """About what the job has cost so far, in US dollars at the list prices of its order; None where
     that is not known."""
 
+    def brief(self, *more: str) -> str:
+        """``epoch 2/8, step 1,200/20,000, 2,540 tokens/s``, with ``more`` before the rate."""
+        parts = [f"epoch {self.epoch}/{self.epochs}"] if self.epochs > 1 else []
+        parts += [f"step {self.step:,}/{self.total_steps:,}", *more, *speed(self.rate)]
+        return ", ".join(parts)
+
     def line(self) -> str:
         """``step 1,200/20,000, loss 2.3100, 2,540 tokens/s, 2 h 5 min left, $3.20 so far``."""
-        parts = [f"step {self.step:,}/{self.total_steps:,}, loss {self.loss:.4f}"]
-        if self.rate and self.rate.per_s is not None:
-            parts.append(f"{self.rate.per_s:,.0f} {self.rate.items}/s")
+        parts = [self.brief(f"loss {self.loss:.4f}")]
         if (left_s := number(self.left_s)) is not None:
             parts.append(f"{duration(round(left_s))} left")
         if self.usd is not None:
@@ -72,6 +80,16 @@ class Progress:
             ValueError: the steps are missing.
         """
         return fields.from_json(cls, values)
+
+
+def speed(rate: Rate | None) -> list[str]:
+    """``1,234 images/s``; nothing where it was not measured."""
+    return [f"{rate.per_s:,.0f} {rate.items}/s"] if rate and rate.per_s is not None else []
+
+
+def num_epochs(start: Start) -> int:
+    """Epochs of a whole run, the last one maybe in part; 0 where there are none."""
+    return -(-start.total_steps // start.steps_per_epoch) if start.steps_per_epoch else 0
 
 
 class Pace:
@@ -108,6 +126,8 @@ class Pace:
             job=job,
             step=last.step,
             total_steps=start.total_steps,
+            epoch=int(last.epoch),
+            epochs=num_epochs(start),
             loss=last.loss,
             rate=rate,
             left_s=left_s,

@@ -1,0 +1,207 @@
+"""The line of ``submit --follow``: on a terminal it shows at any moment what the job does."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.status import Status
+
+from tests.clock import FakeClock
+from tests.trainctl.account import PRICES, Account
+from tests.trainctl.test_logs import SUCCEEDED, running, ticking
+from trainctl import follow, output
+from trainctl.aws.deployment import Deployment
+from trainctl.job_log import Printer
+
+
+class Terminal:
+    """A real terminal of 100 columns, on which rich's thread draws once a second of the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._end, slave = os.openpty()
+        self._file = os.fdopen(slave, "w")
+        console = Console(file=self._file, width=100, soft_wrap=True, highlight=False)
+        assert console.is_terminal
+        made: list[Status] = []
+
+        class Noted(Status):
+            def __init__(self, *arguments: Any, **named: Any) -> None:
+                super().__init__(*arguments, **named)
+                self._live.auto_refresh = False  # the thread, which would draw by another clock
+                made.append(self)
+
+        monkeypatch.setattr(output, "_console", lambda **_: console)
+        monkeypatch.setattr("rich.status.Status", Noted)
+        self._made = made
+
+    def draw(self) -> str:
+        """Draw the line; return what the terminal got."""
+        os.set_blocking(self._end, False)
+        self._read()
+        self._made[-1]._live.refresh()
+        return self._read().strip()[2:]  # without what spins
+
+    def close(self) -> None:
+        self._file.close()
+        os.close(self._end)
+
+    def _read(self) -> str:
+        self._file.flush()
+        try:
+            found = os.read(self._end, 65536).decode()
+        except BlockingIOError:
+            return ""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", found)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    found = Terminal(monkeypatch)
+    yield found
+    found.close()
+
+
+def shown(
+    terminal: Terminal, account: Account, clock: FakeClock, events: dict[int, Callable[[], Any]]
+) -> dict[int, str]:
+    """The line at each second of a job that ends in second 500, to which this happens."""
+    lines: dict[int, str] = {}
+
+    def note(second: int) -> None:
+        lines[second] = terminal.draw()
+
+    for second, happens in events.items():
+        clock.at(second, happens)
+    for second in range(1, 500):
+        clock.at(second, note, second)
+    end = account.executions["job"].update
+    clock.at(500, lambda: end(SUCCEEDED, stopDate=account.now))
+    follow._follow(
+        Deployment.find(profile=None, region=None),
+        "job",
+        printer=Printer(),
+        clock=lambda: account.now.timestamp() + clock.now,
+    )
+    return lines
+
+
+def states(lines: dict[int, str]) -> list[str]:
+    """The lines without times (T) and dollars, each once."""
+    plain = (
+        re.sub(r"(\d+ min )?\d+ s$|(\d+ min )?\d+ s(?=,)", "T", each) for each in lines.values()
+    )
+    return [state for state, _ in groupby(re.sub(r"\$[\d.]+", "$", each) for each in plain)]
+
+
+def of_recipe(account: Account) -> None:
+    """A job of a recipe on one worker node, of which nothing has been started yet."""
+    running(account, num_workers=1)
+    job = account.executions["job"]
+    spec = {**json.loads(job["input"]), "recipe": "ddp", "nodes": "1"}
+    job |= {"input": json.dumps(spec), "startDate": account.now}
+    account.history["job"] = []
+    account.tasks.clear()
+
+
+def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_second(
+    account: Account, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
+) -> None:
+    """What AWS knows is asked for every 5 to 30 s, so a state is shown that much later."""
+    clock = ticking(monkeypatch)
+    account.now = account.now.replace(microsecond=0)  # no fraction, which no float has exactly
+    account.add("first", startDate=account.now - timedelta(hours=1))
+    of_recipe(account)
+    step = {"time": 1, "job": "job", "step": 45, "total_steps": 184, "loss": 1.0}
+    step |= {"epoch": 2, "epochs": 8, "images_per_s": 560.2}
+
+    def at(seconds: float) -> Any:
+        return account.now + timedelta(seconds=seconds)
+
+    def head(name: str, status: str) -> Callable[[], None]:
+        return lambda: account.add_head("job", name, lastStatus=status)
+
+    def becomes(task: str, status: str, **more: Any) -> Callable[[], None]:
+        return lambda: account.tasks[task].update(lastStatus=status, **more)
+
+    def pauses() -> None:
+        account.tasks["w0"]["lastStatus"] = account.tasks["h0"]["lastStatus"] = "STOPPED"
+        until = {"reason": "failed: its host was lost", "until": at(430).timestamp()}
+        details = {"name": "Pause", "input": json.dumps(until)}
+        account.history["job"].append(
+            {"type": "WaitStateEntered", "stateEnteredEventDetails": details}
+        )
+
+    worker = {
+        "taskArn": "w0",
+        "startedBy": "job",
+        "pullStartedAt": at(210),
+        "lastStatus": "PENDING",
+    }
+    lines = shown(
+        terminal,
+        account,
+        clock,
+        {
+            20: lambda: account.executions.pop("first"),
+            50: head("h0", "PROVISIONING"),
+            100: becomes("h0", "PENDING", pullStartedAt=at(100)),
+            150: becomes("h0", "RUNNING", startedAt=at(150)),
+            200: lambda: account.tasks.update(w0=worker),
+            250: becomes("w0", "RUNNING"),
+            310: lambda: account.objects.update(
+                {"runs/r1/progress.json": json.dumps(step).encode()}
+            ),
+            370: pauses,
+            440: head("h1", "PROVISIONING"),
+        },
+    )
+    assert states(lines) == [
+        "queued: number 1, after first, T",
+        "waiting for the head to be started, T",
+        "waiting for 1 x m5.large, for the head, T",
+        "waiting for the head to pull its image and start, T",
+        "waiting for 1 x g5.xlarge, T",
+        "waiting for 1 of 1 worker to pull the image and start, T",
+        "running T, $",
+        "running T, $, epoch 2/8, step 45/184, 560 images/s",
+        "its host was lost; trying again in T",
+        "its host was lost; trying again now",
+        "waiting for 1 x m5.large, for the head, T",
+    ]
+    same = [
+        after
+        for after, line in lines.items()
+        if line == lines.get(after - 1) and not line.endswith("now")
+    ]
+    assert same == [], "its clock moves every second"
+    assert re.fullmatch(
+        r"running 3 min 20 s, \$0\.0\d+, epoch 2/8, step 45/184, 560 images/s", lines[350]
+    )
+    assert lines[420] == "its host was lost; trying again in 10 s"
+
+
+def test_the_line_shows_the_cost_of_this_moment_and_the_last_line_of_a_program(
+    account: Account, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
+) -> None:
+    clock = ticking(monkeypatch)
+    running(account, num_workers=1)
+    account.tasks["w0"]["pullStartedAt"] = account.now
+    account.logs["worker/ray/w0"] = [(600, "a\n10%\r20% of \x1b[31mepoch 1")]
+    hourly = PRICES.worker.usd_per_hour
+    assert hourly is not None
+    long = (690, "x" * 200)
+    events = {90: lambda: account.logs["worker/ray/w0"].append(long)}
+    lines = shown(terminal, account, clock, events)
+    costs = [float(line.split("$")[1].split(",")[0]) for line in [*lines.values()][20:]]
+    expected = [hourly * second / 3600 for second in [*lines][20:]]
+    assert costs == pytest.approx(expected, abs=0.0006)
+    assert lines[80].startswith("running 11 min 20 s, $0.0")
+    assert lines[80].endswith(", 20% of ^[[31mepoch 1")
+    assert len(lines[499]) <= 98
+    assert lines[499].endswith("xx…"), "a long line stays one line"
