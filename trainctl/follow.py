@@ -24,7 +24,6 @@ from trainctl.aws.tasks import Task
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.polling import Polling
 from trainctl.pricing import cost_of, dollars, usd_so_far
-from training.record.fields import number
 from training.record.progress import Progress
 
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
@@ -210,8 +209,8 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
         return Waits(f"queued: {place.words}")
     if status in ("", "DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
         if pause := jobs.pause(job):
-            reason = str(pause.get("reason")).removeprefix("failed: ")
-            return Waits(f"{reason}; trying again", number(pause.get("until")))
+            reason, until = pause
+            return Waits(f"{reason.removeprefix('failed: ')}; trying again", until)
         end = "its nodes to end" if heads else "the head to be started"
         return Waits(f"waiting for {end}")
     if status == "PROVISIONING":

@@ -28,6 +28,7 @@ from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import json_object
 from trainctl.aws.tasks import Task, Tasks
+from training.record.fields import number
 
 if TYPE_CHECKING:
     from mypy_boto3_stepfunctions.type_defs import (
@@ -240,12 +241,15 @@ class Jobs:
             arns += _submitted(event.get("taskSubmittedEventDetails", {}).get("output"))
         return self._tasks.described(nodes.JOB, arns)
 
-    def pause(self, job: Job) -> dict[str, Any]:
-        """``reason`` and ``until`` (Unix time) of a job between two attempts; else empty."""
+    def pause(self, job: Job) -> tuple[str, float | None] | None:
+        """Reason and end, in Unix time, of a job's pause between two attempts; None: it has none."""
         events = self._history(job)
         entered = [each for each in events if each["type"].endswith("StateEntered")]
         last = entered[-1].get("stateEnteredEventDetails") if entered else None
-        return json_object(last.get("input")) if last and last["name"] == PAUSE_STATE else {}
+        if not last or last["name"] != PAUSE_STATE:
+            return None
+        told = json_object(last.get("input"))
+        return str(told.get("reason")), number(told.get("until"))
 
     def _submissions(self, job: Job) -> "list[HistoryEventTypeDef]":
         """The starts of its heads."""
