@@ -56,7 +56,7 @@ def _candidates(shape: ModelShape, wanted: Setup) -> Iterator[Plan]:
             continue
         for num_hosts in (1, 2, 4, 8):
             num_workers = num_hosts * machine.num_gpus
-            if wanted.global_batch % num_workers:
+            if wanted.global_batch < num_workers:
                 continue
             for recompute in RECOMPUTE:
                 yield make(

@@ -52,8 +52,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--data", "/mnt/shared/x"], "the hosts of this deployment share no file system"),
     ([*SUBMIT, "--data", "/tmp"], "--data /tmp is on this machine, where no node can read it"),
     # What suits no number of workers that the job may have: 4 GPUs a node.
-    ([*FSDP, "--nodes", "3", "--global-batch", "64"], "cannot be shared by 12 workers"),
-    ([*FSDP, "--nodes", "1:3", "--global-batch", "32"], "cannot be shared by 12"),
+    ([*FSDP, "--nodes", "1:3", "--global-batch", "8"], "fewer sequences than 12 workers"),
     ([*SUBMIT, "--global-batch", "64", "--nodes", "4"], "too small for 16 workers"),
     # What the bucket has of the run.
     ([*SUBMIT, "--run", "done"], "run 'done' is already complete; --overwrite starts it afresh"),

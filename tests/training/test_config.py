@@ -110,20 +110,19 @@ def test_checkpoint_names_sort_by_step_and_say_it() -> None:
         assert runs.checkpoint_key(other) is None
 
 
-def test_a_layout_that_does_not_divide_is_refused_with_one_that_does() -> None:
+def test_a_layout_that_leaves_a_worker_without_work_or_replica_is_refused() -> None:
     with pytest.raises(InputError, match=r"--replicas is 3.*4 workers.*one of 1, 2, 4"):
         fsdp(num_workers=4, replicas=3, global_batch=8)
-    with pytest.raises(InputError, match=r"batch of 16.*3 workers.*\(1, 2, 4, 8, 16\).*batch 18"):
-        fsdp(num_workers=3, global_batch=16)
+    with pytest.raises(InputError, match=r"--global-batch is 16, fewer sequences than 17 workers"):
+        fsdp(num_workers=17, global_batch=16)
 
 
 @pytest.mark.parametrize(
-    ("workers", "microbatch", "passes"), [(1, 4, 4), (2, 4, 2), (4, 4, 1), (1, 5, 4), (2, 3, 4)]
+    ("workers", "microbatch", "passes", "size"),
+    [(1, 4, 4, 4), (4, 4, 1, 4), (1, 5, 4, 4), (2, 3, 3, 3), (3, 4, 2, 3), (3, 16, 1, 6)],
 )
-def test_a_worker_takes_the_fewest_passes_of_equal_size(
-    workers: int, microbatch: int, passes: int
+def test_a_worker_takes_the_fewest_passes_and_none_is_larger_than_it_needs_to_be(
+    workers: int, microbatch: int, passes: int, size: int
 ) -> None:
     found = fsdp(num_workers=workers, global_batch=16, microbatch=microbatch)
-    assert found.num_microbatches == passes
-    assert 16 // workers % passes == 0
-    assert 16 // workers // passes <= microbatch
+    assert (found.num_microbatches, found.sequences_per_pass) == (passes, size)

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from contract.errors import InputError
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Message, content_of
-from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of, share
+from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of
 from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -74,7 +74,7 @@ def members_of(feed: ChatFeed, sequence: int) -> list[int]:
 
 def members(feed: ChatFeed, step: int, *, rank: int, world_size: int) -> list[int]:
     """The same of a worker's part of a step."""
-    mine = share(feed.sequences(step), rank=rank, world_size=world_size)
+    mine = feed.sequences(step)[rank::world_size]
     return [member for each in mine.tolist() for member in members_of(feed, each)]
 
 

@@ -361,6 +361,18 @@ def test_the_references_own_run_would_be_predicted_within_a_factor_of_two() -> N
     assert 0.5 < found.tokens_per_s / (5_524_480 / 3375) < 2.0
 
 
+def test_a_step_takes_as_long_as_the_worker_with_the_largest_share() -> None:
+    # 2 x 8 and 1 x 8 + 1 sequences: two passes of one for some, in the same time.
+    even, uneven = (
+        estimates.make(
+            shape("400m"),
+            setup(machine=instance_type("p4d.24xlarge"), microbatch=1, global_batch=batch),
+        )
+        for batch in (16, 9)
+    )
+    assert uneven.tokens_per_s == pytest.approx(even.tokens_per_s * 9 / 16)
+
+
 def test_what_does_not_fit_is_told_what_would() -> None:
     wanted = setup(num_workers=8, microbatch=64, recompute="none", seq_len=2048)
     assert not estimates.make(shape("6.9b"), wanted).fits

@@ -147,18 +147,22 @@ def test_a_step_that_one_rank_spoiled_changes_no_weight_on_any(
         assert each["spoiled"].sizes == [before, before]
 
 
-def test_three_ranks_with_unequal_numbers_of_tokens_take_the_steps_of_two(
-    tmp_path: Path, ranks: list[dict[str, Found]]
-) -> None:
-    config = replace(chats(tmp_path), num_workers=3, microbatch=1)
+def test_three_ranks_with_unequal_shares_take_the_steps_of_one(tmp_path: Path) -> None:
+    """Of 7 sequences, one rank has 3 and two have 2, which leaves these with an empty pass."""
+    # Adam makes a step of this size out of the rounding of gradients that should be zero.
+    config = replace(chats(tmp_path), global_batch=7, microbatch=1, lr=1e-5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
         prepared = inputs.prepare(config)
-        found = processes.run(3, sharded_runs, prepared, method=forks.METHOD)
-    two, three = ranks[0]["whole"].steps(), found[0]["whole"].steps()
-    assert sorted(two) == [1, 2]
-    assert three[1] == pytest.approx(two[1], rel=1e-4)
-    assert three[2] == pytest.approx(two[2], rel=1e-2)
+        runs = {num: replace(prepared, run=f"on-{num}") for num in (1, 3)}
+        one, three = (
+            processes.run(num, sharded_runs, each, method=forks.METHOD)
+            for num, each in runs.items()
+        )
+    steps = one[0]["whole"].steps()
+    assert sorted(steps) == [1, 2]
+    for step, found in three[0]["whole"].steps().items():
+        assert found == pytest.approx(steps[step], rel=1e-5)
 
 
 def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:

@@ -37,21 +37,26 @@ class Batch:
     """Inputs that are not padding."""
 
     def parts(self, num: int) -> "list[Batch]":
-        """Split into ``num`` batches of equally many sequences."""
-        size = len(self.tokens) // num
+        """Split into ``num`` batches whose sizes differ by at most one sequence.
+
+        All ranks of a step take as many passes, so where there are fewer sequences than ``num``,
+        the last parts repeat the first sequence and have no labels to learn.
+        """
         found = []
-        for first in range(0, num * size, size):
-            rows = slice(first, first + size)
+        total = len(self.tokens)
+        for own in np.array_split(np.arange(total), num):
+            rows = own if len(own) else np.zeros(1, np.int64)
             labels = None if self.labels is None else self.labels[rows]
+            num_labels = self.num_labels * len(own) // total
+            if labels is not None:
+                num_labels = int((labels[: len(own)] != IGNORE).sum())
             found.append(
                 Batch(
                     tokens=self.tokens[rows],
                     labels=labels,
                     positions=None if self.positions is None else self.positions[rows],
-                    num_labels=self.num_labels // num
-                    if labels is None
-                    else int((labels != IGNORE).sum()),
-                    num_tokens=self.num_tokens // num,
+                    num_labels=num_labels,
+                    num_tokens=self.num_tokens * len(own) // total,
                 )
             )
         return found
@@ -86,7 +91,7 @@ class TextFeed:
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
-        return self.batch(share(self._order.sequences(step), rank=rank, world_size=world_size))
+        return self.batch(self._order.sequences(step)[rank::world_size])
 
     def num_labels(self, step: int) -> int:
         """Number of labels that all workers learn in a step."""
@@ -189,7 +194,7 @@ class ChatFeed:
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
-        return self.batch(share(self.sequences(step), rank=rank, world_size=world_size))
+        return self.batch(self.sequences(step)[rank::world_size])
 
     def num_labels(self, step: int) -> int:
         """Number of labels that all workers learn in a step."""
@@ -315,20 +320,6 @@ def windows(tokens: npt.NDArray[Any], sequences: Tokens, seq_len: int) -> Tokens
     """Cut sequences out of a row of tokens, ``[len(sequences), seq_len + 1]``."""
     picked: Tokens = tokens[sequences[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
     return picked
-
-
-def share(sequences: Tokens, *, rank: int, world_size: int) -> Tokens:
-    """A worker's part of a step's sequences.
-
-    Raises:
-        InputError: the workers cannot all have as many.
-    """
-    if len(sequences) % world_size:
-        raise InputError(
-            f"a global batch of {len(sequences)} sequences cannot be shared by {world_size} "
-            "workers: choose a multiple"
-        )
-    return sequences[rank::world_size]
 
 
 def positions_in_documents(inputs: Tokens, end_of_text: int) -> Tokens:

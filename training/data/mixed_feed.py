@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from contract.errors import InputError
-from training.data.feed import Batch, ChatFeed, TextFeed, feed_of, share
+from training.data.feed import Batch, ChatFeed, TextFeed, feed_of
 from training.data.mixture import Source
 from training.data.text import Tokens, TokenStore
 
@@ -91,8 +91,7 @@ class MixedFeed:
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
-        mine = share(self._slots_of(step), rank=rank, world_size=world_size)
-        source, places = self._slots.of(mine)
+        source, places = self._slots.of(self._slots_of(step)[rank::world_size])
         rows = [np.flatnonzero(source == number) for number in range(len(self.parts))]
         batches = [
             each.feed.batch(each.feed.endless(places[own]))

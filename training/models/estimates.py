@@ -359,7 +359,9 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     flops = shape.flops_per_token(setup.seq_len) * tokens
     again = {"none": 0.0, "selective": 0.03, "full": 1 / 3}[setup.recompute]
     done = flops * (1 + again) * (2 / 3 if setup.lora_rank else 1)  # no gradients of frozen weights
-    compute = done / (setup.num_workers * peak * _ATTAINABLE)
+    # All wait for the workers that have one sequence more than others.
+    largest_share = -(-setup.global_batch // setup.num_workers) / setup.global_batch
+    compute = done * largest_share / (peak * _ATTAINABLE)
 
     shards = setup.num_workers // setup.replicas
     hosts = -(-shards // setup.machine.num_gpus)

@@ -51,8 +51,7 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
         return ""
     # The host is not known: assume the one with the most memory, so that no warning is wrong.
     machine = max(machines, key=lambda each: each.memory_mib / each.num_gpus)
-    rows = config.global_batch // config.num_workers // config.num_microbatches
-    settings = {**config.to_json(), "microbatch": rows}
+    settings = {**config.to_json(), "microbatch": config.sequences_per_pass}
     setup = Setup.of(settings, machine, num_workers=config.num_workers)
     found = make(shape, setup)
     if found.fits:

@@ -200,13 +200,10 @@ class FsdpConfig(TrainingConfig):
                 f"--replicas is {self.replicas}, which does not divide "
                 f"{counted(self.num_workers, 'worker')}: choose one of {divisors(self.num_workers)}"
             )
-        if self.global_batch % self.num_workers:
-            below = self.global_batch // self.num_workers * self.num_workers
+        if self.global_batch < self.num_workers:
             raise InputError(
-                f"a global batch of {self.global_batch} sequences cannot be shared by "
-                f"{counted(self.num_workers, 'worker')}: use a number of workers that divides it "
-                f"({divisors(self.global_batch)})"
-                + (f", or --global-batch {below + self.num_workers}" if below else "")
+                f"--global-batch is {self.global_batch}, fewer sequences than "
+                f"{counted(self.num_workers, 'worker')}: each needs at least one"
             )
 
     def begun(self, recorded: Mapping[str, object]) -> Self:
@@ -229,15 +226,12 @@ class FsdpConfig(TrainingConfig):
     @property
     def num_microbatches(self) -> int:
         """Passes of each worker per step: the fewest that keep each within ``microbatch``."""
-        own = self.global_batch // self.num_workers
-        return next(
-            num for num in range(1, own + 1) if own % num == 0 and own // num <= self.microbatch
-        )
+        return -(-self.global_batch // (self.num_workers * self.microbatch))
 
     @property
     def sequences_per_pass(self) -> int:
-        """Sequences of each worker in a pass: at most ``microbatch``."""
-        return self.global_batch // self.num_workers // self.num_microbatches
+        """Sequences of a worker in a pass, at most; some passes have one fewer."""
+        return -(-self.global_batch // (self.num_workers * self.num_microbatches))
 
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
