@@ -9,8 +9,6 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 #: Seconds of each reader of `make fuzz`
 SECONDS ?= 5
-#: Run whose report `make pictures` draws
-RUN ?= runs/demo
 #: More arguments for pytest or cdk: make test ARGS="-k checkpoints -x"
 ARGS ?=
 #: 1: `make deploy` and `make destroy` do not ask
@@ -69,9 +67,8 @@ bench: venv-dev ## compare with the plain ways; one JSON object each
 	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.fsdp --json
 
-pictures: venv ## redraw docs/images/report.png from the report of RUN (needs Chromium)
-	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --blink-settings=preferredColorScheme=1 \
-		--window-size=1200,1560 --screenshot=docs/images/report.png "file://$(abspath $(RUN))/report.html"
+pictures: venv ## redraw docs/images from today's code, on an idle machine
+	@$(PYTHON) .ci/pictures.py
 
 ##@ Deploy it
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network

@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "all",
         help="the whole system: deploy, train, destroy (needs a Docker Engine)",
-        description="Build the images, deploy the stacks to a local AWS, run the jobs of README.md "
+        description="Build the images, deploy the stacks to a local AWS, run the tutorials' jobs "
         "in containers, and remove everything. Downloads FashionMNIST (31 MB) once. Seconds go to "
         "stdout as JSON. After Ctrl-C nothing of it is left; the images stay for the next time.",
     )

@@ -1,4 +1,4 @@
-"""The first hour of README.md on a local AWS: ``make rehearse``, and the tests in containers.
+"""The first hour of docs/tutorials on a local AWS: ``make rehearse``, and tests in containers.
 
 ``rehearsal.cycle`` deploys the stacks and pushes the images. Then the lines of the page run as they
 are printed there, the stacks are destroyed, and nothing may be left in the account.
@@ -24,12 +24,12 @@ from training.data import catalog, download
 
 DATA: Final = "fashion-mnist"
 PUT: Final = f"trainctl data put {DATA}"
-SUBMIT: Final = f"trainctl submit ddp --nodes 2 --run first --data {DATA} --follow"
+SUBMIT: Final = f"trainctl submit ddp --nodes 2 --run first --preset tuned --data {DATA} --follow"
 LOGS: Final = "trainctl logs first --follow"
 STOP: Final = "trainctl stop first"
-#: Lines of README.md in the order of reading, and the options added to each: yes where no one can
-#: be asked, and one thread for each of the nodes that share this machine. An epoch takes minutes
-#: here, so the job is stopped long before its end.
+#: Lines of the tutorials in the order of reading, and the options added to each: yes where no one
+#: can be asked, and one thread for each of the nodes that share this machine. An epoch takes
+#: minutes here, so the job is stopped long before its end.
 FIRST: Final[Mapping[str, str]] = {
     "trainctl doctor": "",
     PUT: "",
@@ -40,11 +40,15 @@ FIRST: Final[Mapping[str, str]] = {
     STOP: "--yes",
     "trainctl cost first": "",
     "trainctl report first": "--no-browser",
+    "trainctl data ls": "",
+    "trainctl runs": "",
 }
 OWN: Final = "trainctl submit --code . --nodes 2 --run mine -- torchrun train.py"
 #: The same, in the folder of a program.
 OWN_CODE: Final[Mapping[str, str]] = {
     OWN: "--yes --follow --env OMP_NUM_THREADS=1",
+    "trainctl show mine": "",
+    "trainctl logs mine --node 1": "",
     "trainctl download mine": "",
 }
 PROGRAM: Final = ROOT / "examples" / "hf_trainer"
@@ -91,7 +95,7 @@ def first_lines() -> Mapping[str, str]:
         print(f"{error}\nscikit-learn's digits take the place of {DATA}", file=sys.stderr)
     else:
         return FIRST
-    digits = SUBMIT.replace(f"--data {DATA}", "--preset digits --epochs 1000")
+    digits = SUBMIT.replace(f"--preset tuned --data {DATA}", "--preset digits --epochs 1000")
     lines = {digits if line == SUBMIT else line: added for line, added in FIRST.items()}
     del lines[PUT]
     return lines

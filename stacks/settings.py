@@ -61,33 +61,38 @@ class Settings:
     """One deployment. ``load`` builds it from CDK's context; the defaults are in ``cdk.json``."""
 
     preset: str
-    """One of the presets in ``cdk.json``: where the machines below come from unless given."""
+    """Machines of the deployment: ``ddp``, ``fsdp``, ``cpu``, or one that you add to ``presets`` in
+    ``cdk.json``."""
     region: str
     """Region to deploy to; empty: that of the AWS profile in use."""
     availability_zone: str
-    """Zone of both subnets; empty: the first of the region. GPU types differ between zones."""
+    """Zone of both subnets; empty: CloudFormation's choice. GPU types differ between zones. It can
+    only be changed by destroying both stacks."""
 
     head_instance_type: str
     """Host of the head node."""
     head_trains: bool
-    """Whether the head's own GPUs (CPUs in preset ``cpu``) train too."""
+    """Whether the head's GPUs train too; it then needs the workers' GPU and runs their image."""
     max_heads: int
-    """Most head hosts at a time: the standing cluster is one, each running job another."""
+    """Most head hosts at a time, 1 to 16: one for the standing cluster and one for each job."""
     worker_instance_type: str
     """Host of a worker node; a whole host is one task."""
     max_workers: int
-    """Most worker hosts at a time."""
+    """Most worker hosts at a time, 1 to 64."""
     spot: bool
     """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
     capacity_reservation_id: str
-    """Reserved capacity that worker hosts start in; empty: none."""
+    """Reserved capacity, in the deployment's zone, that worker hosts start in, without a placement
+    group."""
     capacity_reservation_type: str
     """``block``: a capacity block for ML; ``on-demand``: an On-Demand Capacity Reservation."""
     efa: str
-    """``auto``: EFA where several nodes train on a type that reaches its bandwidth by EFA only;
-    ``on``: where the type has it; ``off``: never, and nodes get what one network card has."""
+    """``auto``: EFA where several nodes train on a type that needs it for its full bandwidth;
+    ``on``: where the type has it; ``off``: never, at most 100 Gb/s per node. EFA needs an image
+    with libfabric: [network](network.md#efa)."""
     shared_storage: str
-    """``fsx``: all hosts mount one file system, FSx for Lustre; ``none``: data is in the bucket."""
+    """``fsx``: all hosts mount one FSx for Lustre at ``/mnt/shared``, billed until TrainingStack is
+    destroyed: [shared file system](imagenet.md#a-shared-file-system). ``none``: no such thing."""
     fsx_deployment: str
     """``scratch``, or ``persistent``, which replaces servers that fail and costs more."""
     fsx_capacity_gib: int
@@ -99,37 +104,36 @@ class Settings:
     fsx_prefix: str
     """Prefix of the bucket that is the file system's content, in both directions."""
     fsx_on_destroy: str
-    """``export``: what is not in the bucket is written there, or destroy fails; ``delete``."""
+    """``export``: destroy writes what the bucket lacks there, or fails; ``delete``: it is lost."""
     root_volume_gib: int
-    """Root volume of each host in GiB; 0: as large as the host's images need."""
+    """Root volume of each host in GiB; 0: 200 with GPUs, 60 without."""
     max_job_hours: int
-    """Longest time from a job's admission to its deadline; the state machine enforces it."""
+    """Longest deadline of a job, 1 to 336, which the state machine enforces."""
     confirm_above_usd: int
-    """Jobs whose maximum cost is above this, or unknown, start only if their user types y."""
+    """Jobs whose maximum cost is above this, or unknown, start only if their user types ``y``."""
 
     image_tag: str
-    """Tag of both images in the two repositories; ``load`` puts the hash of what goes into them in
-    the place of an empty one."""
+    """Tag of both images; empty: the hash of their content, as ``make images`` computes it."""
     namespace: str
     """Private DNS domain; the head is ``head.<namespace>``."""
     vpc_cidr: str
-    """Addresses of the VPC, /16 to /24."""
+    """Private addresses of the VPC, /16 to /24; not 172.17.0.0/16, which Docker uses."""
     interface_endpoints: bool
     """Whether ECR, Logs and SSM are reached through endpoints instead of the NAT gateway."""
 
     retain_bucket: bool
     """Whether the bucket survives ``cdk destroy``; otherwise it is emptied and removed."""
     archive_after_days: int
-    """Age at which large files of runs move to storage for rarely read data; 0: never."""
+    """Age at which files of runs over 1 MiB move to Glacier Instant Retrieval; 0: never."""
     expire_after_days: int
-    """Age at which large files of runs are deleted for good; 0: never."""
+    """Age at which those files are deleted; 0: never."""
     log_retention_days: int
-    """How long logs are kept."""
+    """Days that logs are kept."""
 
     alarm_email: str
-    """Address that alarms are sent to; empty: they only show in the console."""
+    """Address that alarms are sent to, which has to confirm; empty: only the console shows them."""
     idle_gpu_alarm_minutes: int
-    """How long a GPU host may idle before the alarm."""
+    """How long a GPU host may idle before the alarm: 10 to 180, a multiple of 5."""
 
     github_repository: str
     """``owner/name`` whose workflow may push images; empty: none."""

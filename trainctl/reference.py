@@ -1,25 +1,46 @@
-"""Write docs/cli.md from the help of ``trainctl``: ``python -m trainctl.reference > docs/cli.md``.
+"""Write docs/cli.md and docs/settings.md from the code: ``python -m trainctl.reference``.
 
-A test compares the two, so that neither falls behind the other.
+A test compares the pages with the code, so that neither falls behind the other.
 """
 
+import ast
+import inspect
+import json
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 
+from stacks.settings import PRESETS_KEY, ROOT, Settings
 from trainctl.__main__ import app
 from trainctl.help import record
+from training import recipes
+from training.recipes import command as recipe_command
 
+DOCS: Final = ROOT / "docs"
 _HEAD = """\
 # Commands
 
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
 are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
 also has `--profile NAME` and `--region REGION`.
+"""
+_SETTINGS_HEAD = """\
+# Settings
+
+Written by `trainctl/reference.py` from the code; a test keeps it current.
+
+## Of a deployment
+
+Defaults are in `cdk.json`; `-c name=value` overrides one for one command. Where presets differ, the
+defaults are those of %s, in this order. A wrong value ends the command
+with one sentence.
+
+| setting | default | meaning |
+| --- | --- | --- |
 """
 #: Options that the head of the page describes.
 _COMMON = ("--profile NAME", "--region REGION")
@@ -81,5 +102,55 @@ def page() -> str:
     return "\n".join([_HEAD, wrapped(root.epilog or ""), *commands])
 
 
+def settings_page() -> str:
+    """Settings of a deployment and of the recipes."""
+    context = json.loads((ROOT / "cdk.json").read_text("utf-8"))["context"]
+    presets: dict[str, dict[str, object]] = context[PRESETS_KEY]
+    lines = [_SETTINGS_HEAD % ", ".join(f"`{each}`" for each in presets)]
+    for name, meaning in documented(Settings).items():
+        values = [context[name]] if name in context else [each[name] for each in presets.values()]
+        shown = ", ".join(str(value).lower() for value in values)
+        lines.append(f"| `{name}` | {shown} | {meaning} |\n")
+    known: dict[str, tuple[object, str]] = {}
+    for recipe in recipes.ALL:
+        names = [*recipe.presets]
+        presets_text = f"Presets: {', '.join(names)}. The defaults are those of the first one."
+        lines.append(f"\n## Of recipe {recipe.name}\n\n{wrapped(presets_text)}\n")
+        listed = recipe_command.listed(recipe, names[0])
+        rows = {each.option: (each.default, each.help) for each in listed}
+        same = [option for option, row in rows.items() if known.get(option) == row]
+        if same:
+            options = ", ".join(f"`{option}`" for option in same)
+            lines.append(wrapped(f"As for `{recipes.ALL[0].name}`: {options}.") + "\n")
+        lines.append("| setting | default | meaning |\n| --- | --- | --- |\n")
+        lines += [
+            f"| `{option}` | {default} | {text} |\n".replace("|MAX", "\\|MAX")
+            for option, (default, text) in rows.items()
+            if option not in same
+        ]
+        known = known or rows
+    return "".join(lines)
+
+
+def documented(kind: type) -> dict[str, str]:
+    """Field of a class -> the docstring under it."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    fields: list[str] = []
+    found: dict[str, str] = {}
+    for each in definition.body:
+        match each:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                fields.append(name)
+            case ast.Expr(value=ast.Constant(value=str(text))) if fields:
+                for name in fields:
+                    found[name] = " ".join(text.replace("``", "`").split())
+                fields = []
+    return found
+
+
+PAGES: Final = {"cli.md": page, "settings.md": settings_page}
+
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    for name, text in PAGES.items():
+        Path(DOCS, name).write_text(text(), "utf-8")

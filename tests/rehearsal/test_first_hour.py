@@ -1,4 +1,4 @@
-"""Every line of a shell block in README and two pages is run, checked, or listed here.
+"""Every line of a shell block in README, the tutorials and two pages is run, checked, or listed.
 
 Those of the first hour are the scenario of `make rehearse`, which runs here once, on the deployment
 of all tests in containers. A line that is new on a page and not in a list fails a test.
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from contract import runs
+from contract import exits, runs
 from contract.errors import InputError
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
@@ -36,14 +36,21 @@ from rehearsal.rehearse import (
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP
 from trainctl.__main__ import app
+from training import plan
 from training.data import catalog, download
 from training.recipes import command as recipe_command
 
-PAGES = ("README.md", "docs/operations.md", "docs/from-the-posts.md")
+TUTORIALS = tuple(
+    f"docs/tutorials/{name}.md" for name in ("first-hour", "your-script", "fine-tune", "team")
+)
+PAGES = ("README.md", *TUTORIALS, "docs/operations.md", "docs/from-the-posts.md")
 
 #: Trains too long for a test; recipe and settings are parsed.
 TRAINS = {
-    "python -m training.launch ddp --local --workers 2 --data fashion-mnist --run mine",
+    "python -m training.launch ddp --local --workers 2 --data fashion-mnist --preset fast "
+    "--run quick",
+    "python -m training.launch ddp --local --workers 2 --data fashion-mnist --preset tuned "
+    "--run mine",
     "python -m training.launch fsdp --local --workers 2 --run tiny",
     "trainctl shell -- python -m training.launch ddp --run first --data s3://BUCKET/data",
     "trainctl submit fsdp --model databricks/dolly-v2-3b "
@@ -52,11 +59,14 @@ TRAINS = {
     "trainctl plan fsdp --preset dolly --data tiny-shakespeare",
     "trainctl submit fsdp --preset dolly --data tiny-shakespeare --run dolly --follow",
     "trainctl submit imagenet --data imagenet-400 --nodes 1:4 --run imagenet --follow",
+    "trainctl submit fsdp --model Qwen/Qwen3-4B --recompute full --data chats --run chats --follow",
+    "trainctl submit fsdp --preset lora --model Qwen/Qwen3-8B --data chats --run adapters --follow",
 }
 _DEPLOYED = "the deployment of these tests is made and destroyed by the same command of the CDK"
 _CLUSTER = "tests/rehearsal/test_in_containers.py"
 _PREPARED = "tests/trainctl/test_data_pictures.py"
 _PROGRAMS = "tests/rehearsal/test_programs.py"
+_JOB_FILE = "tests/trainctl/test_job_file.py submits the page's file"
 _OTHER_MACHINES = "the line above with other machines, of which the local AWS has none"
 ELSEWHERE = {
     'make diff ARGS="-c preset=fsdp"': "tests/test_makefile.py and tests/stacks/test_deploy.py",
@@ -66,14 +76,11 @@ ELSEWHERE = {
     "npx cdk destroy --all": _DEPLOYED,
     "make destroy": f"tests/test_makefile.py; {_DEPLOYED}",
     "make images": "tests/containers/test_publish.py; the deployment's are made by its functions",
-    "make help": "tests/test_makefile.py",
-    "python -m training.plan fsdp --model databricks/dolly-v2-7b --workers 8": "the same tests as "
-    "tests/test_packaging.py",
+    "python -m training.plan fsdp --model databricks/dolly-v2-7b --preset dolly "
+    "--workers 8": "the next test",
     "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
     "make rehearse": "its lines run here",
-    "make test": "CI runs it",
     "source .venv/bin/activate": "the shell of these tests; tests/test_makefile.py makes another",
-    "python -m training.export RUN --to DIR": "tests/training/test_fsdp.py exports a run",
     'make deploy ARGS="-c preset=fsdp -c availability_zone=us-east-1b"': _OTHER_MACHINES,
     "npx cdk deploy CoreStack TrainingStack -c preset=cpu": "make deploy gives the same command",
     "make images TORCH_INDEX=ADDRESS": "only names an index; .ci/venv's tests do so",
@@ -91,7 +98,18 @@ ELSEWHERE = {
     "trainctl submit --code examples/posts --nodes 2 --run post -- python ddp.py": _PROGRAMS,
     "trainctl export dolly --to dolly-shakespeare": "tests/trainctl/test_export.py",
     "trainctl data prepare imagenet ILSVRC --to s3://BUCKET/datasets/imagenet-400": _PREPARED,
-    "trainctl logs mine --node 1": "tests/trainctl/test_logs.py",
+    "cd examples/ddp": "the folder of the next line",
+    "torchrun --nproc-per-node 2 train.py": "tests/examples/test_examples.py",
+    "trainctl stop mine": f"{STOP} is the same for a program",
+    'make deploy ARGS="-c spot=true -c max_workers=4"': _OTHER_MACHINES,
+    "trainctl submit --code . --nodes 2:4 --spot --run mine -- torchrun train.py": _PROGRAMS,
+    'make deploy ARGS="-c max_heads=4 -c max_workers=8 -c max_job_hours=48 '
+    '-c confirm_above_usd=50"': _OTHER_MACHINES,
+    "pipx install .": "tests/test_packaging.py installs a wheel",
+    "trainctl plan -f job.toml": _JOB_FILE,
+    "trainctl submit -f job.toml --yes": _JOB_FILE,
+    "trainctl data put chats --as chats": "tests/trainctl/test_data_sets.py",
+    "trainctl open --dashboard": "tests/trainctl/test_open.py",
     "make venv-aws": "CI installs with it",
     ".venv/bin/python -m rehearsal start": "tests/rehearsal/test_local_aws.py",
 }
@@ -122,9 +140,23 @@ def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
     known = [*ran, *TRAINS, *ELSEWHERE]
     assert len(known) == len({*known})
     assert sorted({line for line in found if not of_aws(line)}) == sorted(known)
-    # In the order of reading; the second doctor is the one after the images.
-    readme = lines("README.md")
-    assert sorted(ran, key=lambda line: readme.index(line)) == ran
+    # In the order of reading; the doctor is the one after the images.
+    order = [line for page in TUTORIALS for line in lines(page)]
+    assert sorted(FIRST, key=order.index) == [*FIRST]
+    assert sorted(OWN_CODE, key=order.index) == [*OWN_CODE]
+
+
+def test_the_plan_of_seven_billion_parameters_fits_and_has_the_figures_of_the_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (line,) = (line for line in lines("README.md") if "training.plan" in line)
+    assert plan.main(shlex.split(line)[3:]) == exits.OK
+    printed = capsys.readouterr().out
+    assert "15.1 of 19.8 GiB: fits" in printed
+    assert "2,591 tokens/s" in printed
+    for page in ("README.md", "docs/tutorials/fine-tune.md"):
+        assert "15.1 of 19.8 GiB" in (ROOT / page).read_text("utf-8")
+        assert "2,591 tokens/s" in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize("line", sorted(TRAINS))
@@ -200,6 +232,8 @@ def test_the_first_hour_as_it_stands_on_the_page(
     assert "running" in shown["trainctl show first"]
     assert "stopped by user" in shown[STOP]
     assert "$" in shown["trainctl cost first"]
+    assert "fashion-mnist" in shown["trainctl data ls"]
+    assert "first" in shown["trainctl runs"]
     page = tmp_path / "first-report.html"
     assert page.name in shown["trainctl report first"]
     assert "fashion-mnist" in page.read_text("utf-8")
@@ -247,6 +281,8 @@ def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
     assert gate < log.index(" of 2 starts at step 0")
     result = {"steps": 60, "world_size": 2}
     assert json.loads(re.findall(r"result (\{.*\})", log)[-1]).items() >= result.items()
+    assert "succeeded" in shown["trainctl show mine"]
+    assert " of 2 starts at step 0" in shown["trainctl logs mine --node 1"]
     (saved,) = (tmp_path / "mine").glob("node-*/work/result.json")
     assert json.loads(saved.read_text()).items() >= result.items()
     # A secret is in no record of the job.

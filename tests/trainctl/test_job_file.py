@@ -155,11 +155,16 @@ def test_a_mistake_in_a_file_is_a_sentence(
 def test_the_files_of_the_documentation_are_accepted(
     code: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (ROOT / "docs" / "jobs.md").read_text()
-    of_recipe, of_code = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = [
+        re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+        for page in ("jobs.md", "tutorials/team.md")
+    ]
+    (of_recipe, of_code), (of_team,) = found
     file = code / "job.toml"
     file.write_text(of_recipe.replace("training/hf-token", "training/key"))
     assert plan(capsys, "-f", str(file))["command"][-2:] == ["--data=fashion-mnist", "--epochs=10"]
+    file.write_text(of_team)
+    assert "--preset=tuned" in plan(capsys, "-f", str(file))["command"]
     (code / "train.py").touch()
     file.write_text(of_code)
     assert plan(capsys, "-f", str(file))["command"] == ["torchrun", "train.py"]

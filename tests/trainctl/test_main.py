@@ -51,9 +51,10 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert said.err == ""
 
 
-def test_the_page_of_commands_is_that_of_the_commands() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == reference.page(), (
-        "the commands have changed: python -m trainctl.reference > docs/cli.md"
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_page_of_reference_is_that_of_the_code(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == reference.PAGES[name](), (
+        "commands or settings have changed: python -m trainctl.reference"
     )
 
 

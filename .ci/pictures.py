@@ -1,0 +1,106 @@
+"""Draw docs/images from today's code: ``make pictures``.
+
+``demo.svg`` shows what ``make demo`` prints and ``report.svg`` the figures of its report: draw them
+on an idle machine. A test compares ``architecture.svg`` with the settings of the default preset.
+Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``.
+"""
+
+import html
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from contract.instance_types import InstanceType, instance_type
+from stacks import settings
+from training.record import plots
+from training.record.reader import read_run
+
+ROOT: Final = Path(__file__).parents[1]
+IMAGES: Final = ROOT / "docs" / "images"
+RUN: Final = ROOT / "runs" / "demo"
+#: Left, top, width and height of the report's figures in its picture.
+PLACES: Final = ((20, 50, 980, 320), (20, 420, 468, 280), (532, 420, 468, 280))
+
+
+def architecture() -> str:
+    """The two stacks with the machines of the default preset."""
+    given = settings.load(json.loads((ROOT / "cdk.json").read_text())["context"])
+    values = asdict(given) | {"market": "spot" if given.spot else "on demand"}
+    for name in ("head", "worker"):
+        values |= _machine(name, instance_type(values[f"{name}_instance_type"]))
+    return Template((ROOT / ".ci" / "architecture.svg").read_text()).substitute(values)
+
+
+def _machine(name: str, machine: InstanceType) -> dict[str, str]:
+    memory, shm = machine.container_memory_mib / 1024, machine.shm_mib / 1024
+    return {
+        name: machine.name,
+        f"{name}_disk": f"{machine.root_volume_gib} GiB, {machine.root_volume_mibps} MiB/s",
+        f"{name}_task": f"GPUs: {machine.num_gpus}; {machine.container_cpu / 1024:.1f} CPUs, "
+        f"{memory:.1f} GiB",
+        f"{name}_shm": f"{shm:.1f} GiB",
+    }
+
+
+def report(run: Path) -> str:
+    """Loss, measure and step times of a run, as its report has them."""
+    with plots.drawing():
+        drawn = plots.draw(read_run(run))
+        placed = [
+            f'<text x="{x}" y="{y - 12}">{html.escape(plot.title)}</text>'
+            f'<svg x="{x}" y="{y}" width="{width}" height="{height}" '
+            + plots.svg(plot).removeprefix("<svg ")
+            for plot, (x, y, width, height) in zip((*drawn[:2], drawn[-1]), PLACES, strict=True)
+        ]
+    light, dark = (
+        "".join(f"--{name}:{pair[theme]};" for name, pair in plots.COLORS.items())
+        for theme in (0, 1)
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="0 0 1020 720"><style>svg{{{light}font:600 15px sans-serif;fill:var(--ink)}}'
+        f"@media (prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+        f'<rect width="100%" height="100%" fill="var(--surface)"/>{"".join(placed)}</svg>\n'
+    )
+
+
+def terminal(command: list[str], title: str) -> str:
+    """What a command prints where no one can be asked, as on a terminal."""
+    shown = subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    ).stdout
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(Text.from_ansi(shown.rstrip()))
+    # Without rich's fonts, which a page would fetch from elsewhere.
+    drawn = console.export_svg(title=title, unique_id=title.split()[-1])
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+
+
+def main(arguments: list[str]) -> None:
+    """Draw one command's output, or all the pictures that need no AWS."""
+    if arguments:
+        name, *command = arguments
+        IMAGES.joinpath(name).write_text(terminal(command, " ".join(command)))
+        return
+    IMAGES.joinpath("architecture.svg").write_text(architecture())
+    IMAGES.joinpath("demo.svg").write_text(terminal(["make", "demo"], "make demo"))
+    IMAGES.joinpath("report.svg").write_text(report(RUN))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
