@@ -117,7 +117,9 @@ def settings_page() -> str:
         presets_text = f"Presets: {', '.join(names)}. The defaults are those of the first one."
         lines.append(f"\n## Of recipe {recipe.name}\n\n{wrapped(presets_text)}\n")
         listed = recipe_command.listed(recipe, names[0])
-        rows = {each.option: (each.default, each.help) for each in listed}
+        rows: dict[str, tuple[object, str]] = {
+            each.option: (each.default, each.help) for each in listed
+        }
         same = [option for option, row in rows.items() if known.get(option) == row]
         if same:
             options = ", ".join(f"`{option}`" for option in same)
