@@ -242,7 +242,7 @@ class Jobs:
         return self._tasks.described(nodes.JOB, arns)
 
     def pause(self, job: Job) -> tuple[str, float | None] | None:
-        """Reason and end, in Unix time, of a job's pause between two attempts; None: it has none."""
+        """Reason and end (Unix time) of a job's pause between two attempts; None: it has none."""
         events = self._history(job)
         entered = [each for each in events if each["type"].endswith("StateEntered")]
         last = entered[-1].get("stateEnteredEventDetails") if entered else None
