@@ -28,7 +28,7 @@ PAUSE_STATE: Final = "Pause"  # of the state machine: between two attempts of a 
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 7
+ORDER_VERSION: Final = 8
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -39,6 +39,7 @@ _TEXTS: Final = {
     "code_sha256": "64 hexadecimal digits, or empty",
     "on": "one of head, nodes",
     "recipe": "the name of a recipe, or empty",
+    "submitter": "the name of a user or role session of AWS, or empty",
 }
 
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
@@ -99,6 +100,8 @@ class JobSpec:
     """The same, but name of the variable -> name of the secret that holds its value."""
     prices: Prices | None = None
     """What its hosts are and cost; None: not known."""
+    submitter: str = ""
+    """User or role session of AWS that has submitted it."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)

@@ -15,6 +15,14 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def age(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``2 h`` or ``5 d``: whole units, for a column."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
 def utc(moment: datetime) -> str:
     """``2026-11-22 09:05 UTC`` of any moment with a time zone."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -244,6 +244,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         variables=from_here,
         secrets=from_secrets,
         prices=prices,
+        submitter=deployment.user,
         before=bandwidth_gate.command(
             given.before, run=run, nodes=nodes, shape=shape, variables=from_here
         )
@@ -395,6 +396,7 @@ def head_only(deployment: Deployment, *, run: str, command: Sequence[str]) -> Jo
         nodes=Range(0, 0),
         max_seconds=min(_HEAD_ONLY_S, shape.max_job_hours * 3600),
         prices=shape.prices(deployment.region),
+        submitter=deployment.user,
     )
     return JobPlan(spec=spec, shape=shape, workers=None)
 

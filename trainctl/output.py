@@ -68,17 +68,23 @@ def print_line(line: "Text") -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, prose: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    prose: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
     """Print a table for people, in which no id, state or option name is ever cut.
 
-    On a terminal that is too narrow for one line per row, columns of prose wrap first. Where that
-    does not suffice, each row becomes a few lines: its first cell, then one line per further cell.
+    On a terminal that is too narrow for one line per row, optional columns are left out and columns
+    of prose wrap. Where that does not suffice, each row becomes a few lines: its first cell, then
+    one line per further cell.
 
     Args:
         columns: headings, one per cell of a row.
         rows: cells; the first one names the row.
         prose: headings of the columns that may wrap.
+        optional: headings of the columns that may be left out, in this order.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -93,15 +99,25 @@ def print_table(
             print_text((" " * _GAP).join(cells).rstrip())
         return
 
+    least = {
+        name: min(width, _MIN_PROSE) if name in prose else width
+        for name, width in zip(columns, widths, strict=True)
+    }
+
+    def fits() -> bool:
+        return sum(least.values()) + _GAP * (len(least) - 1) <= console.width
+
+    for name in optional:
+        if not fits():
+            del least[name]
+    kept = [number for number, name in enumerate(columns) if name in least]
+    columns, rows = [*least], [[row[number] for number in kept] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    least = _GAP * (len(columns) - 1)
-    for name, width in zip(columns, widths, strict=True):
-        own = min(width, _MIN_PROSE) if name in prose else width
-        table.add_column(Text(name), min_width=own, no_wrap=name not in prose)
-        least += own
+    for name, width in least.items():
+        table.add_column(Text(name), min_width=width, no_wrap=name not in prose)
     for row in rows:
         table.add_row(*map(Text, row))
-    if least <= console.width:
+    if fits():
         console.print(table)
         return
     label = max(map(cell_len, columns[1:]))

@@ -166,7 +166,9 @@ class Account:
         return [f"{each['service']}={each['desiredCount']}" for each in calls]
 
     def on_get_caller_identity(self) -> Any:
-        return {"Account": self.account_id}
+        role = "AWSReservedSSO_Training_0123456789abcdef"
+        arn = f"arn:aws:sts::{self.account_id}:assumed-role/{role}/anna@example.com"
+        return {"Account": self.account_id, "Arn": arn}
 
     def on_describe_stacks(self, StackName: str) -> Any:  # noqa: N803
         if StackName not in self.outputs:
@@ -279,7 +281,12 @@ class Account:
         self.history[job] = []
 
     def add_head(self, job: str, task: str, **more: Any) -> None:
-        self.tasks[task] = {"taskArn": task, "lastStatus": "RUNNING", **more}
+        self.tasks[task] = {
+            "taskArn": task,
+            "lastStatus": "RUNNING",
+            "group": f"job:{job}",
+            **more,
+        }
         output = json.dumps({"Tasks": [{"TaskArn": task}]})
         details = {"output": output}
         event = {

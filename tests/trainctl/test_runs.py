@@ -104,7 +104,7 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
     assert main(["runs", "--limit", "2"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()] == ["run", "goes-on", "done"]
-    assert f"{account.now - timedelta(hours=0.5):%Y-%m-%d %H:%M} UTC" in shown
+    assert "30 min" in shown
     assert account.changes == []
 
 

@@ -1,7 +1,10 @@
 """Every table of the command line, as an ordinary terminal shows it: nothing that names is cut."""
 
+import json
 import re
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -17,12 +20,70 @@ RUN = "resnet-baseline-2-with-a-learning-rate-of-1e-3-and-warm-up-00001"[:63]
 REASON = "failed: the head was killed, 3 times: its program may be the reason"
 
 
-def jobs(account: Account) -> list[str]:
-    account.add(
-        JOB, run=RUN, status="FAILED", cause=f'{{"status": "failed", "reason": "{REASON}"}}'
-    )
+#: How twenty jobs are: the state that is shown, and what AWS tells of them.
+STATES: dict[str, dict[str, Any]] = {
+    "failed (137)": {"status": "FAILED", "cause": {"status": "failed", "exit_code": 137}},
+    "failed": {"status": "FAILED", "cause": {"status": "failed"}},
+    "host lost": {"status": "FAILED", "cause": {"status": "host_lost"}},
+    "no capacity": {"status": "FAILED", "cause": {"status": "no_capacity", "exit_code": 75}},
+    "stopped": {"status": "ABORTED"},
+    "deadline": {"status": "TIMED_OUT"},
+    "succeeded": {"status": "SUCCEEDED"},
+    "running": {},
+    "waiting": {},
+    "queued 1": {},
+}
+#: Characters of an id: those of a run with a name of usual length.
+USUAL = 24
+
+
+def jobs(account: Account, *, length: int = len(JOB)) -> list[str]:
+    """Twenty jobs, two of each state but for what runs; the reasons of failures are long."""
+    account.shape["max_heads"] = 2
+    ids = []
+    for number in range(20):
+        state = [*STATES][number] if number < 10 else [*STATES][number % 7]
+        job = f"{JOB[: length - 2]}{number:02}"
+        told = {**STATES[state]}
+        if "cause" in told:
+            told["cause"] = json.dumps({"reason": REASON, **told["cause"]})
+        began = account.now - timedelta(hours=17 - number if number < 10 else number)
+        account.add(job, run=RUN, startDate=began, **told)
+        order = {**json.loads(account.executions[job]["input"]), "nodes": "1"}
+        order["submitter"] = "bernhard@example.com"
+        account.executions[job]["input"] = json.dumps(order)
+        at = began.isoformat()
+        if state not in ("waiting", "queued 1", "running"):
+            for task, by in (("h", "AWS Step Functions"), ("w", job)):
+                event = {"taskArn": f"t/{task}{number}", "group": f"job:{job}", "startedBy": by}
+                event |= {"pullStartedAt": at, "stoppedAt": account.now.isoformat()}
+                account.task_events.append(event)
+        ids.append(job)
+    account.add_head(ids[7], "head", pullStartedAt=account.now - timedelta(hours=1))
+    worker = {"taskArn": "w7", "lastStatus": "RUNNING", "group": f"job:{ids[7]}"}
+    account.tasks["w7"] = {**worker, "startedBy": ids[7]}
+    progress = {"time": 1, "job": ids[7], "step": 30, "total_steps": 184, "loss": 1.0}
+    account.objects[f"runs/{RUN}/progress.json"] = json.dumps(progress).encode()
     assert main(["ls"]) == 0
-    return [JOB, RUN, "submitted", "UTC"]
+    return ids
+
+
+def test_twenty_jobs_are_twenty_one_lines(
+    account: Account, terminal: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = jobs(account, length=USUAL)
+    heading, *rows = plain(capsys).splitlines()
+    assert sorted(row.split()[0] for row in rows) == sorted(ids)
+    assert [row for row in rows if len(row) > terminal] == []
+    found = dict(zip((row.split()[0] for row in rows), rows, strict=True))
+    assert [
+        each for each, job in zip(STATES, ids, strict=False) if f" {each} " not in found[job]
+    ] == []
+    if terminal == 80:
+        assert heading.split() == ["job", "state", "nodes", "done", "age", "cost", "who"]
+        assert found[ids[7]].split()[1:] == ["running", "1", "16%", "10", "h", "$0.109", "bernhard"]
+    else:
+        assert heading.split() == ["job", "state", "age", "cost"]
 
 
 def job(account: Account) -> list[str]:
@@ -59,11 +120,17 @@ def cost(account: Account) -> list[str]:
     return ["m5.large", "g5.xlarge", "an hour"]
 
 
+def plain(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, without colors."""
+    output._console.cache_clear()
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
 def runs_in_the_bucket(account: Account) -> list[str]:
     four_runs(account)
     account.objects[f"runs/{RUN}/config.json"] = b'{"recipe": "ddp"}'
     assert main(["runs"]) == 0
-    return [RUN, "goes-on", "failed: user code exit 3", "accuracy 93.61%", "1,250", "UTC"]
+    return [RUN, "goes-on", "failed", "from-a-shell", "2 d"]
 
 
 def checkpoints_of_a_run(account: Account) -> list[str]:
@@ -100,8 +167,7 @@ def test_on_a_narrow_terminal_nothing_that_names_is_cut(
     table: str, terminal: int, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = TABLES[table](account)
-    output._console.cache_clear()
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    shown = plain(capsys)
     assert [each for each in whole if each not in shown] == []
     assert "…" not in shown
     # What is wider is a long name on a line of its own, or a sentence, which the terminal wraps.
@@ -133,5 +199,6 @@ def test_where_stdout_is_no_terminal_a_row_is_a_line(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs(account)
-    row = capsys.readouterr().out.splitlines()[1]
-    assert row.split("  ")[:3] == [JOB, RUN, REASON]
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 20
+    assert heading.split() == ["job", "state", "nodes", "done", "age", "cost", "who"]

@@ -170,12 +170,12 @@ def test_the_environment_of_a_head_tells_its_job_and_its_prices(
 
 
 @pytest.mark.parametrize(
-    ("reached", "line", "short"),
+    ("reached", "line", "share"),
     [
         (
             Progress(time=1.0, step=1200, total_steps=20000, loss=2.31, left_s=7500.0, usd=3.2),
             "step 1,200/20,000, loss 2.3100, 2 h 5 min left, about $3.20 so far",
-            "6%, 2 h 5 min left",
+            "6%",
         ),
         (
             Progress(time=1.0, step=1, total_steps=3, loss=0.5),
@@ -184,6 +184,6 @@ def test_the_environment_of_a_head_tells_its_job_and_its_prices(
         ),
     ],
 )
-def test_it_can_be_read_in_a_line(reached: Progress, line: str, short: str) -> None:
-    assert (reached.line(), reached.short()) == (line, short)
+def test_it_can_be_read_in_a_line(reached: Progress, line: str, share: str) -> None:
+    assert (reached.line(), reached.share) == (line, share)
     assert Progress.from_json(json.loads(json.dumps(reached.to_json()))) == reached

@@ -247,7 +247,7 @@ def as_object(value: object) -> dict[str, object]:
 
 def line_of(values: dict[str, object]) -> tuple[str, str]:
     found = Progress.from_json(values)
-    return found.line(), found.short()
+    return found.line(), found.share
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "evaluation.json", "config.json"])

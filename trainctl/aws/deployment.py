@@ -73,7 +73,10 @@ class Deployment:
         self._clients = Clients(session)
         self.region: str = session.region_name
         # Before anything else: it tells bad credentials from stacks that are not there.
-        self.account_id: str = self._clients.sts.get_caller_identity()["Account"]
+        caller = self._clients.sts.get_caller_identity()
+        self.account_id: str = caller["Account"]
+        self.user: str = caller["Arn"].rpartition("/")[2].rpartition(":")[2]
+        """Name of the user or role session whose credentials these are."""
         self._not_ready: list[NotReadyError] = []
         self._gone: list[str] = []
         self._core = self._outputs(stack_outputs.CORE_STACK)

@@ -3,7 +3,7 @@
 import difflib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -21,13 +21,14 @@ from contract.job import (
     Outcome,
     execution_arn,
 )
+from contract.job_outcome import job_of
 from contract.nodes import Range
 from contract.text import utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import json_object
-from trainctl.aws.tasks import Task, Tasks
+from trainctl.aws.tasks import Task, Tasks, node_of
 from training.record.fields import number
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _read(text: str | None, otherwise: Outcome) -> Outcome:
         return otherwise
 
 
-def _ended(event: Mapping[str, Any], job: str) -> Task:
+def _ended(event: Mapping[str, Any]) -> Task:
     """The task of a job whose end ECS reports by this event."""
     moments = {
         name: datetime.fromisoformat(str(event[name]))
@@ -138,7 +139,7 @@ def _ended(event: Mapping[str, Any], job: str) -> Task:
         if event.get(name)
     }
     task: Any = {"stoppedAt": moments.get("updatedAt"), **event, **moments, "lastStatus": "STOPPED"}
-    return Task.from_ecs(nodes.WORKER if event.get("startedBy") == job else nodes.JOB, task)
+    return Task.from_ecs(node_of(event), task)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,9 +320,20 @@ class Jobs:
     def all_nodes(self, job: Job) -> list[Task]:
         """All tasks that a job has had, heads first; those that have ended as ECS reported it."""
         heads, workers = self.heads(job), self.workers(job)
-        ended = self.ended_tasks(job)  # after them: what ends in between is among these
+        # After them: what ends in between is among these.
+        ended = [task for _, task in self._ended_since(job.began, job.id)]
         tasks = [*heads, *ended, *workers, *ended]  # of each the last one
         return [*{task.id: task for task in tasks}.values()]
+
+    def all_nodes_of(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+        """The same of many jobs, by their ids, in a few calls for all of them."""
+        found: dict[str, dict[str, Task]] = {job.id: {} for job in jobs}
+        if not jobs:
+            return {}
+        running = self._tasks.of_jobs()
+        for job, task in self._ended_since(min(job.began for job in jobs), "*") + running:
+            found.get(job, {}).setdefault(task.id, task)
+        return {job: [*tasks.values()] for job, tasks in found.items()}
 
     def alive(self, job: Job) -> list[Task]:
         """The tasks of a job that have not ended yet, heads first."""
@@ -344,22 +356,27 @@ class Jobs:
         for head in heads:
             self._tasks.stop(head, STOPPED_BY_USER)
 
-    def ended_tasks(self, job: Job) -> list[Task]:
-        """All tasks of a job that ended, from the log that outlives ECS's memory of them."""
-        group = f"{JOB_GROUP}{job.id}"
+    def _ended_since(self, began: datetime, job: str) -> list[tuple[str, Task]]:
+        """Tasks that ended, with their jobs, from the log that outlives ECS's memory of them.
+
+        Args:
+            job: its id, or ``*`` for all jobs.
+        """
         pages = self._clients.logs.get_paginator("filter_log_events").paginate(
             logGroupName=self._task_events,
-            startTime=int(job.began.timestamp() * 1000),
-            filterPattern=f'{{ $.detail.group = "{group}" }}',
+            startTime=int(began.timestamp() * 1000),
+            filterPattern=f'{{ $.detail.group = "{JOB_GROUP}{job}" }}',
         )
-        found: dict[str, Task] = {}
-        for page in pages:
-            for event in page["events"]:
-                detail = json_object(event.get("message")).get("detail")
-                if isinstance(detail, dict) and detail.get("group") == group:
-                    task = _ended(detail, job.id)
-                    found[task.id] = task
-        return [*found.values()]
+        details = (
+            json_object(event.get("message")).get("detail")
+            for page in pages
+            for event in page["events"]
+        )
+        return [
+            (owner, _ended(detail))
+            for detail in details
+            if isinstance(detail, dict) and (owner := job_of(detail)) and job in ("*", owner)
+        ]
 
 
 def _submitted(output: str | None) -> list[str]:

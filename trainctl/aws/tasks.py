@@ -1,11 +1,12 @@
 """Nodes as ECS knows them: tasks, listed and described."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from contract.job_outcome import Ending, ending
+from contract import nodes
+from contract.job_outcome import Ending, ending, job_of
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class Task:
         return self.status == "STOPPED"
 
 
+def node_of(task: Mapping[str, Any]) -> str:
+    """``worker`` or ``job``, of a task of a job."""
+    return nodes.WORKER if task.get("startedBy") == job_of(task) else nodes.JOB
+
+
 def address_in(attachments: "Sequence[AttachmentTypeDef]") -> str:
     """The address of a task's network interface; "" while it has none."""
     details = [detail for each in attachments for detail in each.get("details", [])]
@@ -112,6 +118,16 @@ class Tasks:
             arn: {"taskArn": arn, "lastStatus": "STOPPED"} for arn in arns
         }
         return [Task.from_ecs(node, found.get(arn, forgotten[arn])) for arn in arns]
+
+    def of_jobs(self) -> list[tuple[str, Task]]:
+        """The tasks of all jobs that should run, with their jobs."""
+        pages = self._clients.ecs.get_paginator("list_tasks").paginate(cluster=self._cluster)
+        found = self._described([arn for page in pages for arn in page["taskArns"]])
+        return [
+            (job, Task.from_ecs(node_of(task), task))
+            for task in found.values()
+            if (job := job_of(task))
+        ]
 
     def _described(self, arns: Sequence[str]) -> "dict[str, TaskTypeDef]":
         found: dict[str, TaskTypeDef] = {}

@@ -1,22 +1,29 @@
 """``trainctl ls``: the jobs that were submitted."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from contract.text import utc
+from contract.job import JobStatus
+from contract.text import age
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job, Place
+from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, Profile, Region
+from trainctl.pricing import cost_of, dollars
 
 
-def _state(deployment: Deployment, job: Job, place: Place | None) -> str:
-    """How it ended, how far its run is, or its place in the queue."""
+def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequence[Task]) -> str:
+    """Its state in a word or two; ``trainctl show`` has the reason."""
     if place:
-        return f"queued: {place.words}"
-    progress = follow.progress_of(deployment, job)
-    return f"{job.reason}: {progress.short()}" if progress else job.reason
+        return f"queued {place.number}"
+    if not job.is_over:
+        return "waiting" if follow.waiting(deployment, job, tasks).reason else "running"
+    code = job.outcome.exit_code if job.status == JobStatus.FAILED else None
+    return job.status.replace("_", " ") + (f" ({code})" if code else "")
 
 
 def ls(
@@ -29,24 +36,37 @@ def ls(
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """List jobs."""
+    """List jobs: state, nodes, share of the steps, age, cost at list prices and who submitted them.
+
+    The job's id begins with the name of its run. A narrow terminal shows fewer columns.
+    """
     deployment = Deployment.find(profile=profile, region=region)
     jobs = deployment.jobs.newest(limit=limit, running=running)
     is_there = any(not job.is_over for job in jobs)
     queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}
+    nodes = deployment.jobs.all_nodes_of(jobs)
+    costs = {job.id: cost_of(deployment, job, nodes[job.id]).usd for job in jobs}
     if as_json:
-        output.print_json([follow.values(job, queue.get(job.id)) for job in jobs])
-    elif not jobs:
+        output.print_json(
+            [{**follow.values(job, queue.get(job.id)), "usd": costs[job.id]} for job in jobs]
+        )
+        return
+    if not jobs:
         output.print_text("No jobs. Start one: trainctl submit ddp")
-    else:
-        rows = [
+        return
+    rows = []
+    for job in jobs:
+        progress = follow.progress_of(deployment, job)
+        rows.append(
             [
                 job.id,
-                job.run,
-                _state(deployment, job, queue.get(job.id)),
-                utc(job.began),
-                follow.lasted(job),
+                _state(deployment, job, queue.get(job.id), nodes[job.id]),
+                str(job.spec.nodes) if job.spec else "",
+                progress.share if progress else "",
+                age((datetime.now(tz=UTC) - job.began).total_seconds()),
+                "" if costs[job.id] is None else dollars(costs[job.id]),
+                job.spec.submitter.partition("@")[0] if job.spec else "",
             ]
-            for job in jobs
-        ]
-        output.print_table(["job", "run", "state", "submitted", "for"], rows, prose=["state"])
+        )
+    columns = ["job", "state", "nodes", "done", "age", "cost", "who"]
+    output.print_table(columns, rows, optional=["nodes", "done", "who", "cost"])

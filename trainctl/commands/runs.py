@@ -1,11 +1,12 @@
 """``trainctl runs``: the runs in the bucket."""
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from contract.text import byte_size, utc
+from contract.text import age, byte_size
 from trainctl import job_plan, output, run_list
 from trainctl.aws.deployment import Deployment
 from trainctl.options import AsJson, Profile, Region
@@ -35,13 +36,13 @@ def runs(
             [
                 run.name,
                 run.recipe or "own code",
-                run.state,
+                run.state.partition(":")[0],  # the reason is in trainctl show
                 "" if run.step is None else f"{run.step:,}",
                 run.measure,
-                utc(run.updated),
+                age((datetime.now(tz=UTC) - run.updated).total_seconds()),
                 byte_size(run.size),
             ]
             for run in found
         ]
-        columns = ["run", "recipe", "state", "step", "measure", "last change", "size"]
-        output.print_table(columns, rows, prose=["state"])
+        columns = ["run", "recipe", "state", "step", "measure", "changed", "size"]
+        output.print_table(columns, rows, optional=["recipe", "size", "step", "measure"])

@@ -50,12 +50,13 @@ def show(
             }
         )
         return
+    by_whom = job.spec and job.spec.submitter
     rows = {
         "job": job.id,
         "run": job.run,
         "state": f"queued: {place.words}" if place else f"{job.reason}{waits and f': {waits}'}",
         "progress": reached.line() if reached else "",
-        "submitted": utc(job.began),
+        "submitted": utc(job.began) + (f" by {by_whom}" if by_whom else ""),
         "lasted" if job.is_over else "for": follow.lasted(job),
         "deadline": utc(deadline) if deadline else "",
         "command": " ".join(job.spec.command) if job.spec else "",

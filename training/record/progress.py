@@ -63,12 +63,10 @@ class Progress:
             parts.append(f"about ${self.usd:,.2f} so far")
         return ", ".join(parts)
 
-    def short(self) -> str:
-        """``6%, 2 h 5 min left``."""
-        share = f"{self.step / max(1, self.total_steps):.0%}"
-        left_s = number(self.left_s)
-        left = "" if left_s is None else f", {duration(round(left_s))} left"
-        return share + left
+    @property
+    def share(self) -> str:
+        """Share of the steps that are done: ``6%``."""
+        return f"{self.step / max(1, self.total_steps):.0%}"
 
     def to_json(self) -> dict[str, object]:
         return fields.to_json(self)
