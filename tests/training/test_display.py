@@ -16,6 +16,7 @@ from training.record.events import (
     RankTimes,
     Start,
     Step,
+    phase,
 )
 from training.record.fields import Rate
 from training.record.progress import Progress
@@ -34,7 +35,10 @@ def step(number: int) -> Step:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (START, "training: 1,200 parameters, 2 workers on CPU (fp32), 8 steps of 64 images"),
+        (
+            START,
+            "training: 1,200 parameters, 2 workers on CPU (fp32), 8 steps of 64 images, 4 an epoch",
+        ),
         (
             RankTimes(
                 step=4,
@@ -44,7 +48,20 @@ def step(number: int) -> Step:
                 phases={"decode": 0.01},
                 rate=IMAGES,
             ),
-            "epoch 1/2 rank 1: 12.3 ms/step, 1,234 images/s",
+            "epoch 1/2 rank 1 (CPU, 10.0.1.8): 12.3 ms/step, 1,234 images/s",
+        ),
+        (
+            RankTimes(
+                step=470,
+                epoch=2,
+                rank=0,
+                steps=235,
+                items_per_step=127.66,
+                step_time_s=0.0732,
+                rate=IMAGES,
+            ),
+            "epoch 2/2 rank 0 (CPU, 10.0.1.7): 235 steps of 128 images in 17.2 s, 73.2 ms/step, "
+            "1,234 images/s",
         ),
         (
             Evaluation(
@@ -89,7 +106,8 @@ def test_a_log_has_a_line_for_what_happened(
     event: Event, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = PlainDisplay(measures=[BANDWIDTH, ACCURACY])
-    display.show(START)
+    for before in (phase("workers_ready", hosts=["10.0.1.7", "10.0.1.8"]), START):
+        display.show(before)
     capsys.readouterr()
     display.show(event)
     out, err = capsys.readouterr()
@@ -108,7 +126,9 @@ def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, _environ={})
     display = LiveDisplay(console)
-    events: list[Event] = [START, *map(step, range(1, 5)), Evaluation(step=4, epoch=1, loss=1.0)]
+    rank = RankTimes(step=4, epoch=1, rank=1, step_time_s=0.25)
+    scored = Evaluation(step=4, epoch=1, loss=1.0)
+    events: list[Event] = [START, *map(step, range(1, 5)), rank, scored]
     for event in events:
         display.show(event)
         display._progress.refresh()
@@ -117,6 +137,7 @@ def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
     assert "epoch 1/2" in text
     assert "step 4/8" in text
     assert "64 images/s, 4 s left" in text
+    assert "epoch 1/2 rank 1 (CPU): 250.0 ms/step" in text
 
 
 def test_the_result_is_a_table_for_people() -> None:
@@ -127,6 +148,8 @@ def test_the_result_is_a_table_for_people() -> None:
         loss=4.0,
         measures={"accuracy": None, "perplexity": 54.6},
         seconds=185.0,
+        total_seconds=190.4,
+        usd=0.351,
         steps=1000,
         rate=TOKENS,
         world_size=2,
@@ -146,7 +169,9 @@ def test_the_result_is_a_table_for_people() -> None:
     Console(file=file, width=120).print(result_table(result, {"report": "report.html"}))
     assert [line.split("  ")[0] for line in file.getvalue().splitlines()] == [
         *("run", "perplexity", "evaluation loss", "throughput", "steps", "skipped", "preempted"),
-        *("training time", "MFU", "report"),
+        *("training time", "with start-up", "cost", "MFU", "report"),
     ]
+    assert "3 min 10 s" in file.getvalue()
+    assert "about $0.35 at list prices" in file.getvalue()
     for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):
         assert words in file.getvalue()

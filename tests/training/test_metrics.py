@@ -27,13 +27,16 @@ def test_the_phases_of_a_step_add_up_to_the_step() -> None:
         timer.start()
         timer.mark("data")
         timer.mark("forward", items=8)
-    timer.start()  # a step that never ended does not count
+    timer.start()  # a step that never ended is not in the means
     timer.mark("data")
     means = timer.means()
     assert means.phases == {"data": 2.0, "forward": 3.0}
     assert (means.step_time_s, means.items_per_s) == (5.0, 1.6)
+    assert (means.steps, means.items_per_step) == (3, 8)
     nothing = {"data": 0.0, "forward": 0.0}
-    assert timer.means() == metrics.StepMeans(phases=nothing, step_time_s=0, items_per_s=0)
+    assert timer.means() == metrics.StepMeans(
+        phases=nothing, steps=0, items_per_step=0, step_time_s=0, items_per_s=0
+    )
 
 
 def test_mfu_is_work_over_peak_and_unknown_without_a_peak() -> None:

@@ -66,6 +66,10 @@ class StepMeans:
 
     phases: Mapping[str, float]
     """Seconds of each phase, in their order."""
+    steps: int
+    """Number that began, those included that are not in the means."""
+    items_per_step: float
+    """What this worker trained on in a step."""
     step_time_s: float
     """Of the whole step."""
     items_per_s: float
@@ -171,12 +175,24 @@ class Course:
         measured = {name: value for name, value in extras.items() if value is not None}
         # A recipe may not split its steps.
         phases = gather(means.phases, self.device) if means.phases else [{}] * self.world_size
-        times = {"step_time_s": means.step_time_s, "items_per_s": means.items_per_s}
+        times = {
+            "step_time_s": means.step_time_s,
+            "items_per_step": means.items_per_step,
+            "items_per_s": means.items_per_s,
+        }
         events = []
         for rank, each in enumerate(gather({**times, **measured}, self.device)):
             rate = Rate(items=self.items, per_s=each.pop("items_per_s"))
             events.append(
-                RankTimes(rank=rank, step=step, epoch=epoch, rate=rate, phases=phases[rank], **each)
+                RankTimes(
+                    rank=rank,
+                    step=step,
+                    epoch=epoch,
+                    steps=means.steps,
+                    rate=rate,
+                    phases=phases[rank],
+                    **each,
+                )
             )
         return events
 
@@ -261,6 +277,7 @@ class StepTimer:
 
     def means(self) -> StepMeans:
         """Means of the steps since the last call."""
+        num_all = len(self._steps)
         steps = [step for step in self._steps if step.items]  # one that never ended has none
         items = sum(step.items for step in steps)
         self._steps = []
@@ -274,6 +291,8 @@ class StepTimer:
         total = sum(totals.values())
         return StepMeans(
             phases={phase: seconds / num for phase, seconds in totals.items()},
+            steps=num_all,
+            items_per_step=items / num,
             step_time_s=total / num,
             items_per_s=items / total if total else 0.0,
         )

@@ -25,6 +25,7 @@ from training.record.events import (
     Loaded,
     Measure,
     Noted,
+    Phase,
     Preempted,
     RankTimes,
     Silent,
@@ -40,11 +41,11 @@ from training.record.result import Result
 
 
 class LiveDisplay:
-    """One bar over the whole run, and a line that stays for every epoch."""
+    """One bar over the whole run, and a line that stays per epoch and rank."""
 
     def __init__(self, console: Console, *, measures: Sequence[Measure] = ()) -> None:
         self._console = console
-        self._measures = measures
+        self._lines = _Lines(measures)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -77,7 +78,6 @@ class LiveDisplay:
                 self._pace = Pace()
                 total = event.total_steps
                 self._progress.update(self._task, total=total, completed=event.step)
-                self.say(_start_line(event))
             case Step():
                 assert self._start is not None
                 self._pace.add(event)
@@ -87,9 +87,8 @@ class LiveDisplay:
                     description="training",
                     figures=self._pace.progress(self._start, event).line(),
                 )
-            case _:
-                if line := _line_of(event, self._measures):
-                    self.say(line)
+        if line := self._lines.of(event):
+            self.say(line)
 
     def progress(self, progress: RunProgress) -> None:
         """The bar shows it already."""
@@ -102,8 +101,7 @@ class PlainDisplay:
     """A line every half a minute, per epoch and rank: what a log file or a CI job can use."""
 
     def __init__(self, *, measures: Sequence[Measure] = ()) -> None:
-        self._measures = measures
-        self._start: Start | None = None
+        self._lines = _Lines(measures)
 
     def phase(self, text: str, *, transient: bool = False) -> None:
         if not transient:
@@ -113,19 +111,8 @@ class PlainDisplay:
         print(text, file=sys.stderr, flush=True)
 
     def show(self, event: Event) -> None:
-        match event:
-            case Start():
-                self._start = event
-                self.say(_start_line(event))
-            case RankTimes():
-                assert self._start is not None
-                self.say(
-                    f"{_epoch_of(event.epoch, self._start)} rank {event.rank}: ".lstrip()
-                    + ", ".join([f"{event.step_time_s * 1e3:.1f} ms/step", *speed(event.rate)])
-                )
-            case _:
-                if line := _line_of(event, self._measures):
-                    self.say(line)
+        if line := self._lines.of(event):
+            self.say(line)
 
     def progress(self, progress: RunProgress) -> None:
         self.say(progress.line())
@@ -175,6 +162,10 @@ def result_table(
         rows["preempted"] = f"{result.preempted} (hosts that were taken away)"
     if result.seconds is not None:
         rows["training time"] = duration(result.seconds)
+    if result.total_seconds is not None:
+        rows["with start-up"] = duration(result.total_seconds)
+    if result.usd is not None:
+        rows["cost"] = f"about ${result.usd:,.2f} at list prices"
     if result.mfu is not None:
         rows["MFU"] = f"{result.mfu:.1%} of the {result.device}'s bf16 peak"
     for name, value in {**rows, **places}.items():
@@ -186,6 +177,8 @@ def _start_line(event: Start) -> str:
     how = "training" if event.parameters else "running"
     precision = f" ({event.precision})" if event.precision else ""
     batch = f" of {event.items_per_step:,} {event.items}" if event.items_per_step else ""
+    if 0 < event.steps_per_epoch < event.total_steps:
+        batch += f", {event.steps_per_epoch:,} an epoch"
     figures = [
         f"{event.parameters:,} parameters" if event.parameters else "",
         f"{counted(event.world_size, 'worker')} on {event.device}{precision}",
@@ -197,24 +190,51 @@ def _start_line(event: Start) -> str:
     )
 
 
-def _line_of(event: Event, measures: Sequence[Measure]) -> str:
-    """The line that stays of an event; empty for those that have none."""
-    match event:
-        case Evaluation():
-            return _evaluation_line(event, measures)
-        case Loaded():
-            return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
-        case Preempted():
-            return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
-        case Silent():
-            return _silent_line(event)
-        case Skipped():
-            return f"step {event.step:,} was skipped: its loss or gradient is not a number"
-        case Warned():
-            return f"warning: {event.message}"
-        case Noted():
-            return event.message
-    return ""
+class _Lines:
+    """The lines that stay of a run's events."""
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self._measures = measures
+        self._start: Start | None = None
+        self._hosts: tuple[str, ...] = ()
+
+    def of(self, event: Event) -> str:
+        """The line of an event; empty for those that have none."""
+        match event:
+            case Start():
+                self._start = event
+                return _start_line(event)
+            case Phase():
+                self._hosts = event.hosts or self._hosts
+            case RankTimes():
+                return self._rank_line(event)
+            case Evaluation():
+                return _evaluation_line(event, self._measures)
+            case Loaded():
+                return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
+            case Preempted():
+                return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
+            case Silent():
+                return _silent_line(event)
+            case Skipped():
+                return f"step {event.step:,} was skipped: its loss or gradient is not a number"
+            case Warned():
+                return f"warning: {event.message}"
+            case Noted():
+                return event.message
+        return ""
+
+    def _rank_line(self, event: RankTimes) -> str:
+        """``epoch 1/10 rank 1 (NVIDIA A10G, 10.0.1.7): 235 steps of 128 images in 17.2 s, …``."""
+        start = self._start
+        assert start is not None
+        where = ", ".join([start.device, *self._hosts[event.rank : event.rank + 1]])
+        figures = [f"{event.step_time_s * 1e3:.1f} ms/step", *speed(event.rate)]
+        if event.steps is not None and event.items_per_step is not None:
+            steps = f"{counted(event.steps, 'step')} of {event.items_per_step:,.0f} {start.items}"
+            figures.insert(0, f"{steps} in {duration(event.steps * event.step_time_s)}")
+        epoch = f"epoch {_epoch(event.epoch)}/{num_epochs(start)} " if start.steps_per_epoch else ""
+        return f"{epoch}rank {event.rank} ({where}): {', '.join(figures)}"
 
 
 def _silent_line(event: Silent) -> str:
@@ -249,8 +269,3 @@ def _evaluation_line(event: Evaluation, measures: Sequence[Measure]) -> str:
 def _epoch(epoch: float) -> str:
     """The epoch, with a fraction where it is under way."""
     return f"{epoch:.0f}" if epoch == math.floor(epoch) else f"{epoch:.2f}"
-
-
-def _epoch_of(epoch: float, start: Start) -> str:
-    """``epoch 2/8``; empty where there are no epochs."""
-    return f"epoch {_epoch(epoch)}/{num_epochs(start)}" if start.steps_per_epoch else ""

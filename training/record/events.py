@@ -164,6 +164,10 @@ class RankTimes:
     """Epochs done by then."""
     rank: int
     """Number of the worker, from 0."""
+    steps: int | None = None
+    """Number of steps since the evaluation before."""
+    items_per_step: float | None = None
+    """This worker's images or tokens in a step, a mean."""
     step_time_s: float
     """Seconds that the whole step took."""
     phases: Named = field(default_factory=dict, metadata=named(suffix="_s"))

@@ -115,6 +115,8 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
         ("Evaluation loss", run.last("loss"), significant),
         (f"{run.items.capitalize()}/s", run.last("items_per_s"), compact),
         ("Wall time", number(result.seconds) if result else None, duration),
+        ("With start-up", number(result.total_seconds) if result else None, duration),
+        ("Cost", number(result.usd) if result else None, lambda usd: f"about ${usd:,.2f}"),
         ("Workers", workers, compact),
         ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
         ("Preempted", (result.preempted or None) if result else None, compact),

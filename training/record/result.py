@@ -31,6 +31,11 @@ class Result:
     the first one."""
     seconds: float | None
     """Spent training, over all attempts, evaluation included."""
+    total_seconds: float | None = None
+    """Length of this attempt, from the start of its command, start-up included."""
+    usd: float | None = None
+    """About what the job has cost, in US dollars at the list prices of its order, as in
+    ``progress.json``; None without a job, or where a price is missing."""
     steps: int
     """Steps done."""
     rate: Rate | None

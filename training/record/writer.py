@@ -79,6 +79,7 @@ class RunRecord:
         spending: Spending | None = None,
         is_sure: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ) -> None:
         """Open a run's record, which may hold the lines of earlier attempts.
 
@@ -91,6 +92,7 @@ class RunRecord:
             is_sure: whether no other process writes this record. Nothing is written while it is
                 false, as after a stall, and all of it later.
             clock: seconds, from any beginning.
+            began: its reading when this attempt began; None: now.
         """
         self.run_uri = run_uri
         self.error: str | None = None
@@ -102,6 +104,7 @@ class RunRecord:
         self.is_finished = False
         self._run, self._recipe = run, recipe
         self._clock, self._is_sure = clock, is_sure
+        self._began = clock() if began is None else began
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
         self._pace = Pace()
@@ -380,6 +383,8 @@ class RunRecord:
             loss=last.loss,
             measures={**{each.name: None for each in self._measures}, **last.measures},
             seconds=last.seconds,
+            total_seconds=self._clock() - self._began,
+            usd=self._spending.usd() if self._spending else None,
             steps=self._step,
             rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
             world_size=self._start.world_size,

@@ -85,6 +85,7 @@ class Driver:
     def __init__(
         self, config: RunConfig, command: Command, *, workers: Workers, lease: Lease
     ) -> None:
+        self._began = time.monotonic()
         self._config = config
         self._options = command
         self._workers, self._lease = workers, lease
@@ -135,6 +136,7 @@ class Driver:
             job=job,
             spending=spending,
             is_sure=self._lease.is_sure,
+            began=self._began,
         )
         self._display.phase("starting workers")
         workers.train(self._config, self._run_uri, self._lease.number)
