@@ -49,7 +49,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo local rehearse pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo local rehearse pictures docs synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-docs venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -69,6 +69,9 @@ bench: venv-dev ## compare with the plain ways; one JSON object each
 
 pictures: venv ## redraw docs/images from today's code, on an idle machine
 	@$(PYTHON) .ci/pictures.py
+
+docs: venv-docs ## the documentation as a site with search, in build/site
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 ##@ Deploy it
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
@@ -94,11 +97,11 @@ check: venv-dev venv-aws node ## lint, format, types, rules of the templates and
 	.venv/bin/lint-imports --no-logo --no-cache
 	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not night) -q'
 
-test: venv-dev venv-aws node ## the tests that need no Docker Engine, but for the longest (minutes)
+test: venv-dev venv-aws venv-docs node ## the tests that need no Docker Engine, but for the longest (minutes)
 	$(call parallel,not engine and not night and not long) $(ARGS)
 
 # What `make check` leaves out of CI's tests, in two halves.
-test-slow: venv-dev venv-aws node ## the slow tests that need no Docker Engine
+test-slow: venv-dev venv-aws venv-docs node ## the slow tests that need no Docker Engine
 	$(call parallel,slow and not engine and not night) $(ARGS)
 
 test-engine: venv-dev venv-aws node ## the tests in containers
@@ -143,7 +146,7 @@ clean: ## remove caches and what builds leave behind; runs/ and the environments
 	find contract training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environments too
-	rm -rf .uv .venv .venv-aws .venv-audit node_modules
+	rm -rf .uv .venv .venv-aws .venv-docs .venv-audit node_modules
 
 venv: ## .venv with what training needs (other targets do this by themselves)
 	@$(VENV) $(NODE)
@@ -156,6 +159,9 @@ venv-laptop:
 
 venv-aws:
 	@TORCH_INDEX= sh .ci/venv .venv-aws -r rehearsal/requirements.txt
+
+venv-docs:
+	@TORCH_INDEX= sh .ci/venv .venv-docs -r .ci/docs-requirements.txt
 
 venv-audit:
 	@TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt

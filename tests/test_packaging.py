@@ -23,6 +23,7 @@ SOURCES = ["requirements.txt", "requirements-dev.txt", "containers/requirements.
 NOTEBOOK = "containers/notebook-requirements.txt"
 REHEARSAL = "rehearsal/requirements.txt"
 AUDIT = ".ci/audit-requirements.txt"
+SITE = ".ci/docs-requirements.txt"
 LOCK = "requirements.lock"
 COMPILE = "containers/requirements-compile.txt"
 #: Packages of this project.
@@ -62,13 +63,14 @@ def test_requirements_are_exact_and_agree_with_the_lock(source: str) -> None:
     assert asked == {name: locked().get(name) for name in asked}, "run `make lock`"
 
 
-@pytest.mark.parametrize("source", [*SOURCES, NOTEBOOK, REHEARSAL, AUDIT])
+@pytest.mark.parametrize("source", [*SOURCES, NOTEBOOK, REHEARSAL, AUDIT, SITE])
 def test_requirements_say_why_each_package_is_there(source: str) -> None:
     text = (ROOT / source).read_text()
     if source in (
         NOTEBOOK,
         REHEARSAL,
         AUDIT,
+        SITE,
     ):  # below its first pin it lists what that one brings along
         text = text[: text.index("\n", text.index("=="))]
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
@@ -280,6 +282,13 @@ def test_the_audits_packages_are_pinned_apart() -> None:
     # It is the whole closure, so that two audits of one commit see the same rules.
     assert {"boto3", "pyyaml", "requests", "bc-python-hcl2"} <= audit.keys()
     assert "checkov" not in locked()
+
+
+def test_the_sites_packages_are_pinned_apart() -> None:
+    site = pins(ROOT / SITE)
+    assert next(iter(site)) == "mkdocs-material"
+    assert {"mkdocs", "pymdown-extensions"} <= site.keys()
+    assert "mkdocs" not in locked()
 
 
 def test_the_notebooks_packages_join_those_of_the_images() -> None:
