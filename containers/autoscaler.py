@@ -25,7 +25,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from contract.job import JOB_GROUP
+from contract.job import JOB_GROUP, JOB_TAG
 from contract.job_outcome import Ending, ending
 from contract.nodes import CONTAINER, HEAD
 
@@ -241,7 +241,7 @@ class EcsNodeProvider(NodeProvider):
                 }
             },
             "overrides": {"containerOverrides": [{"name": CONTAINER, "environment": environment}]},
-            "tags": _to(tags),
+            "tags": _to({**tags, JOB_TAG: settings["job"]}),
             "enableECSManagedTags": True,
             "propagateTags": "TASK_DEFINITION",  # costs are told apart by them
             "enableExecuteCommand": True,  # per call: the service's setting is not a task's

@@ -17,7 +17,14 @@ from aws_cdk import aws_stepfunctions as sfn
 from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
-from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, PAUSE_STATE, JobStatus, head_variables
+from contract.job import (
+    DEFAULT_MAX_SECONDS,
+    JOB_GROUP,
+    JOB_TAG,
+    PAUSE_STATE,
+    JobStatus,
+    head_variables,
+)
 from contract.nodes import CONTAINER
 from contract.times import (
     CONSISTENT_S,
@@ -210,6 +217,7 @@ def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> 
             },
             # startedBy is Step Functions' own; the group is how the head's job is known.
             "Group": _value(f"'{JOB_GROUP}' & $job"),
+            "Tags": [{"Key": JOB_TAG, "Value": _value("$job")}],
             "EnableExecuteCommand": True,
             "PropagateTags": "TASK_DEFINITION",
             "Overrides": {

@@ -35,6 +35,7 @@ from ray.autoscaler.tags import (
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
 from contract import exits, nodes, times
+from contract.job import JOB_TAG
 
 HEAD = "arn:aws:ecs:us-east-1:0:task/c/head"
 TAGS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: nodes.WORKER}
@@ -421,8 +422,9 @@ def test_a_task_that_the_list_has_lost_still_counts_while_it_runs() -> None:
     assert own.non_terminated_nodes(WORKERS) == [node]
 
 
-def test_workers_take_a_shell_and_the_tags_that_costs_are_told_apart_by() -> None:
+def test_workers_take_a_shell_and_the_tags_of_their_job_and_of_their_costs() -> None:
     request = provider(SimulatedEcs())._request(TAGS, 1)
+    assert {"key": JOB_TAG, "value": JOB} in request["tags"]
     assert request["enableExecuteCommand"] is True
     assert request["propagateTags"] == "TASK_DEFINITION"
 

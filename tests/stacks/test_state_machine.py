@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract.job import JOB_TAG
 from rehearsal.models import state_faults
 from tests.stacks.conftest import PRESETS, Synth, text
 
@@ -43,6 +44,11 @@ def test_a_parameter_that_is_misspelled_is_found(
         part = part[each]
     part[name] = True
     assert state_faults(machine) == [fault]
+
+
+def test_a_head_has_its_job_as_a_tag(synth: Synth) -> None:
+    head = definition(synth, PRESETS[0])["States"]["Head"]["Arguments"]
+    assert head["Tags"] == [{"Key": JOB_TAG, "Value": "{% $job %}"}]
 
 
 def test_what_ecs_calls_throttling_is_asked_again(synth: Synth) -> None:
