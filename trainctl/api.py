@@ -323,7 +323,9 @@ def _job_options(command: Sequence[str | float | Path], options: Options) -> Job
         simple["nodes"] = str(options["nodes"])
     if "code" in options:
         simple["code"] = Path(options["code"])
-    return replace(given, **simple)
+    given = replace(given, **simple)
+    job_plan.check_given(given)
+    return given
 
 
 def _check_type(name: str, value: object) -> None:

@@ -21,21 +21,18 @@ _MOST: Final = 63  # letters of a run's name
 
 
 def command(
-    wanted: str, *, run: str, nodes: Range, shape: Shape, variables: Mapping[str, str]
+    *, run: str, nodes: Range, shape: Shape, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The words of the gate's own run, which is called RUN-bandwidth.
 
     Args:
-        wanted: value of ``--before``.
         run: the job's.
         nodes: worker nodes; the gate measures the smallest number of them.
         variables: of the job.
 
     Raises:
-        UsageError: there is no such gate, or no network between nodes to measure.
+        UsageError: there is no network between nodes to measure.
     """
-    if wanted != BANDWIDTH:
-        raise UsageError(f"--before is {wanted!r}: it must be {BANDWIDTH}")
     hosts = nodes.low + (1 if shape.head_trains else 0)
     if hosts < 2:
         raise UsageError(

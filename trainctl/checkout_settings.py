@@ -5,12 +5,14 @@ outputs (``trainctl.aws.deployment``) and needs no checkout.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
+from trainctl.aws.deployment import Undeployed
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 
@@ -113,3 +115,14 @@ def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
         raise InputError(f"{file}: its context is no table of settings")
     found = load({**context, **given}, region=region)
     return Planned(settings=found, qualifier=str(context.get(_QUALIFIER_KEY) or _QUALIFIER))
+
+
+def undeployed(context: Sequence[str], *, region: str | None) -> Undeployed:
+    """What ``make deploy`` would make with these ``-c``, where AWS's prices are known by default.
+
+    Raises:
+        InputError, UsageError: a setting is wrong, or this is no checkout.
+    """
+    planned = read(project(), given_settings(context))
+    region = region or planned.settings.region or os.environ.get("AWS_REGION") or "us-east-1"
+    return Undeployed(planned.shape, region=region)

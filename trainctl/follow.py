@@ -48,42 +48,6 @@ class Waits(NamedTuple):
         return f"{self.reason} in {duration(left)}" if left > 0 else f"{self.reason} now"
 
 
-class Watch:
-    """A job that is polled until it ends, no more often than needed."""
-
-    def __init__(self, deployment: Deployment, name: str) -> None:
-        self._deployment, self._name = deployment, name
-        self.has_new_nodes = False
-        """True if the last look asked for its nodes."""
-        self._nodes: dict[str, Task] = {}
-        self.waits = Waits()
-        self._polling = Polling(is_local=deployment.is_local)
-        self._changed = True
-
-    def look(self) -> Job:
-        """The job as it is now. Its nodes are asked for less often."""
-        job = self._deployment.jobs.find(self._name)
-        self.has_new_nodes = job.is_over or self._polling.nodes_are_due()
-        if self.has_new_nodes:
-            jobs = self._deployment.jobs
-            tasks = [*jobs.heads(job), *jobs.workers(job)] if self._nodes else jobs.all_nodes(job)
-            # Those that ECS has forgotten since have logs all the same.
-            self._nodes |= {task.id: task for task in tasks}
-        before = self.waits
-        self.waits = Waits() if job.is_over else waiting(self._deployment, job, self.nodes)
-        self._changed = self.waits != before
-        return job
-
-    @property
-    def nodes(self) -> list[Task]:
-        """All tasks that the job has had."""
-        return [*self._nodes.values()]
-
-    def pause(self, *, changed: bool = False) -> None:
-        """Wait until the next look; ``changed``: the caller has seen something new."""
-        self._polling.wait(changed=changed or self._changed)
-
-
 def follow(
     deployment: Deployment,
     name: str,
@@ -104,7 +68,7 @@ def follow(
         printer: how they are shown; as text by default.
     """
     try:
-        job = _follow(deployment, name, wanted=wanted, tail=tail, printer=printer or Printer())
+        job = watch(deployment, name, wanted=wanted, tail=tail, printer=printer or Printer())
     except KeyboardInterrupt:
         output.say(
             f"\nDetached; the job keeps running.\n  follow it   trainctl logs {name} --follow\n"
@@ -115,12 +79,7 @@ def follow(
     return job.shell_code
 
 
-def wait_until_over(deployment: Deployment, name: str) -> Job:
-    """Wait until a job has ended, without its log."""
-    return _follow(deployment, name)
-
-
-def _follow(
+def watch(
     deployment: Deployment,
     name: str,
     *,
@@ -129,20 +88,28 @@ def _follow(
     printer: Printer | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Job:
-    """Follow a job to its end, with a line that shows its state.
+    """Watch a job to its end, with a line that shows its state.
 
     Args:
         printer: shows its log; None: its log is not read.
         clock: Unix time in seconds.
     """
-    watch, log = Watch(deployment, name), JobLog(deployment.logs, wanted)
+    jobs, log = deployment.jobs, JobLog(deployment.logs, wanted)
+    polling = Polling(is_local=deployment.is_local)
+    tasks: dict[str, Task] = {}
     num_heads = 0
+    waits: Waits | None = None
     reached: Progress | None = None
     said = ""
     with output.Progress(clock=clock) as progress:
         while True:
-            job = watch.look()
-            seen = watch.nodes
+            job = jobs.find(name)
+            # Its nodes are asked for less often than its state.
+            if has_new_nodes := job.is_over or polling.nodes_are_due():
+                found = [*jobs.heads(job), *jobs.workers(job)] if tasks else jobs.all_nodes(job)
+                # Those that ECS has forgotten since have logs all the same.
+                tasks |= {task.id: task for task in found}
+            seen = [*tasks.values()]
             heads = sum(task.node != nodes.WORKER for task in seen)
             if heads > max(1, num_heads):
                 output.say("the head was lost; another one takes over")
@@ -157,17 +124,16 @@ def _follow(
             if job.is_over:
                 break
             # Recipes write their progress about as often as the nodes are asked for.
-            if watch.has_new_nodes and job.spec and job.spec.recipe:
+            if has_new_nodes and job.spec and job.spec.recipe:
                 reached = progress_of(deployment, job)
             figures = reached.brief() if reached else said
-            progress.update(
-                watch.waits.reason or "running", line=_line(job, watch.waits, seen, figures)
-            )
-            watch.pause(changed=bool(lines))
+            before, waits = waits, waiting(deployment, job, seen)
+            progress.update(waits.reason or "running", line=_line(job, waits, seen, figures))
+            polling.wait(changed=bool(lines) or waits != before)
     assert job.ended is not None
     if printer and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
-        printer.print(log.new(job, watch.nodes))
+        printer.print(log.new(job, seen))
     return job
 
 

@@ -23,7 +23,7 @@ _OWN: Final = (_RECIPE, _COMMAND, _SETTINGS)
 #: Options that are tables in a file: name -> value.
 _TABLES: Final = ("env", "secret")
 #: What is about this program and not about the job.
-_NOT_IN_FILES: Final = ("file", "help", "workers")
+_NOT_IN_FILES: Final = ("file", "help", "workers", "context")
 #: Options that only ``submit`` has: ``plan`` takes the same files and has no use for them.
 _OF_SUBMIT: Final = ("follow", "yes")
 

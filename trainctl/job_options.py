@@ -27,6 +27,8 @@ from trainctl.options import Env, NoWorkers
 from training import recipes
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
+#: Part of a deadline: hosts and images start, data comes, evaluations and checkpoints are made.
+START_S: Final = 3600
 _MIN_HOURS: Final = 1 / 3600  # orders count whole seconds
 _MAX_WAIT_MINUTES: Final = MAX_SECONDS / 60
 
@@ -91,8 +93,8 @@ class JobOptions:
             "--max-hours",
             metavar="HOURS",
             help="Deadline after the admission, waiting for hosts included.",
-            show_default=f"{DEFAULT_MAX_SECONDS / 3600:g}, or what --max-cost and the deployment "
-            "allow",
+            show_default=f"enough for the steps where their number is given, else "
+            f"{DEFAULT_MAX_SECONDS / 3600:g}; what --max-cost and the deployment allow",
         ),
     ] = None
     max_cost: Annotated[
@@ -160,21 +162,19 @@ class JobOptions:
     file: File = None
     """Its values are those of the other fields already."""
 
-    def check(self, shape: Shape) -> None:
+    def check(self) -> None:
         """
         Raises:
-            UsageError: an option has a value that no job can have, or this deployment cannot.
+            InputError, UsageError: an option has a value that no job can have.
         """
+        if self.nodes is not None:
+            Range.parse(self.nodes, option="--nodes")
+        if self.before not in (None, bandwidth_gate.BANDWIDTH):
+            raise UsageError(f"--before is {self.before!r}: it must be {bandwidth_gate.BANDWIDTH}")
         if self.max_hours is not None and not _MIN_HOURS <= self.max_hours <= MAX_HOURS:
             raise UsageError(
                 f"--max-hours is {self.max_hours:g}: it must be above 0 (at least a second) and at "
                 f"most {MAX_HOURS:g}; it limits the bill"
-            )
-        if self.max_hours is not None and self.max_hours > shape.max_job_hours:
-            raise UsageError(
-                f"--max-hours is {self.max_hours:g}: this deployment allows at most "
-                f"{shape.max_job_hours} (max_job_hours); give less, or deploy again: make deploy "
-                f'ARGS="-c preset={shape.preset} -c max_job_hours={math.ceil(self.max_hours)} ..."'
             )
         if self.max_cost is not None and not 0 < self.max_cost < math.inf:
             raise UsageError(f"--max-cost is {self.max_cost:g}: it must be above 0, in US dollars")
@@ -190,6 +190,18 @@ class JobOptions:
                 "--grace is for programs of your own (--code): a recipe saves a checkpoint when it "
                 "is told to end"
             )
+
+    def check_fit(self, shape: Shape) -> None:
+        """
+        Raises:
+            UsageError: an option has a value that no job of this deployment can have.
+        """
+        if self.max_hours is not None and self.max_hours > shape.max_job_hours:
+            raise UsageError(
+                f"--max-hours is {self.max_hours:g}: this deployment allows at most "
+                f"{shape.max_job_hours} (max_job_hours); give less, or deploy again: make deploy "
+                f'ARGS="-c preset={shape.preset} -c max_job_hours={math.ceil(self.max_hours)} ..."'
+            )
         if self.spot is not None and self.spot != shape.spot:
             has, wanted = ("spot", "on-demand") if shape.spot else ("on-demand", "spot")
             raise UsageError(
@@ -197,11 +209,18 @@ class JobOptions:
                 f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
             )
 
-    def max_seconds(self, shape: Shape) -> int:
-        """Deadline after the admission, before ``max_cost`` shortens it."""
-        if self.max_hours is None:
-            return min(DEFAULT_MAX_SECONDS, shape.max_job_hours * 3600)
-        return round(self.max_hours * 3600)
+    def max_seconds(self, shape: Shape, *, training_s: int | None) -> int:
+        """Deadline after the admission, before ``max_cost`` shortens it.
+
+        Args:
+            training_s: seconds in which the training is over; None: not known.
+        """
+        if self.max_hours is not None:
+            return round(self.max_hours * 3600)
+        enough = DEFAULT_MAX_SECONDS
+        if training_s is not None:
+            enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
+        return min(enough, shape.max_job_hours * 3600)
 
     def num_nodes(self, shape: Shape) -> Range:
         """How many worker nodes the job has. Raises InputError where that cannot be."""
@@ -243,12 +262,12 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command)
     own = [each for name, each in signature.parameters.items() if name != "given"]
 
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    ctx = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @functools.wraps(command)
-    def with_options(*, context: typer.Context, **values: object) -> None:
+    def with_options(*, ctx: typer.Context, **values: object) -> None:
         options: dict[str, Any] = {each.name: values.pop(each.name) for each in expanded}
-        job = context.obj
+        job = ctx.obj
         if isinstance(job, JobFile):
             job.check_code(is_own=options["code"] is not None)
             options["words"] = job.words(options["words"] or [])
@@ -256,5 +275,5 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
                 options[name] = [*job.pairs(name), *(options[name] or [])]
         command(given=JobOptions(**options), **values)
 
-    with_options.__signature__ = signature.replace(parameters=[context, *expanded, *own])  # type: ignore[attr-defined]
+    with_options.__signature__ = signature.replace(parameters=[ctx, *expanded, *own])  # type: ignore[attr-defined]
     return with_options

@@ -18,7 +18,7 @@ from typing import Final
 
 from contract import runs
 from contract.instance_types import Prices
-from contract.job import MAX_JOB_ID, JobSpec, Placement
+from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import Range
 from contract.text import duration
 from trainctl import (
@@ -29,9 +29,8 @@ from trainctl import (
     published_models,
     variables,
 )
-from trainctl.aws.deployment import Deployment
+from trainctl.aws.deployment import Deployment, Undeployed
 from trainctl.aws.errors import UsageError
-from trainctl.aws.files import Bucket
 from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
@@ -39,8 +38,10 @@ from trainctl.job_options import JobOptions, On
 from trainctl.options import refuse_workers
 from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
 from training import recipes
-from training.plan import Expected, expected
-from training.recipes.command import Recorded, read_command
+from training.plan import Expected
+from training.plan import expected as expected_of
+from training.recipes.command import Recorded, parse_job, read_command
+from training.recipes.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
 RUNNING_LOOKED_AT: Final = 50
@@ -48,6 +49,10 @@ RUNNING_LOOKED_AT: Final = 50
 _LEAST_S: Final = 900
 #: Deadline of a job that only works on a run's files.
 _HEAD_ONLY_S: Final = 2 * 3600
+#: A step of any recipe is faster, on few hosts and without a GPU too.
+_SLOWEST_STEP_S: Final = 120
+#: Of a deadline over the computed time of a training.
+_MARGIN: Final = 3
 _CONSONANTS: Final = "bdfghjklmnprstvz"
 _VOWELS: Final = "aiou"
 
@@ -182,15 +187,41 @@ class JobPlan:
         }
 
 
-def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
-    """Check everything that was given.
+def check_given(given: JobOptions) -> None:
+    """Check what needs no deployment, before AWS is asked for anything.
 
     Raises:
-        InputError, UsageError: it is wrong, ``training.launch`` would refuse it, or the job could
-            not be started now.
+        InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
+    """
+    words = given.words or []
+    given.check()
+    # The recipe is checked before the name that begins with it: its error is the better one.
+    if given.code is None:
+        _check_recipe(words)
+        if given.on == On.NODES:
+            raise UsageError(
+                "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
+                "brings its workers to all nodes; leave --on out"
+            )
+    elif not words:
+        raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
+    else:
+        code_folder.look_at(given.code)
+        code_folder.check_command(given.code, words)
+    if given.run is not None:
+        runs.check_run_name(given.run)
+    variables.refuse_secrets(variables.variables(given.env or []))
+
+
+def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
+    """Check what was given against the deployment, after ``check_given``.
+
+    Raises:
+        InputError, UsageError: it does not suit the deployment, or the job could not be started
+            now.
     """
     shape, words = deployment.shape, given.words or []
-    given.check(shape)
+    given.check_fit(shape)
     nodes = given.num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
@@ -199,39 +230,31 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         if given.run is None
         else given.run
     )
+    training_s, expected = None, None
     if given.code is None:
-        # The recipe is checked before the name that begins with it: its error is the better one.
-        command, expected = _recipe_command(
-            words,
-            run=run,
-            workers=workers,
-            shape=shape,
-            bucket=deployment.bucket,
-            is_new=given.run is None,
+        command, config = _recipe_command(
+            words, run=run, workers=workers, deployment=deployment, is_new=given.run is None
         )
+        expected = expected_of(
+            config,
+            shape.worker,
+            num_bytes=data_sets.text_bytes(config.data, deployment.bucket),
+            efa=shape.efa,
+        )
+        training_s = _training_s(config, expected)
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
-        if given.on == On.NODES:
-            raise UsageError(
-                "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
-                "brings its workers to all nodes; leave --on out"
-            )
     else:
-        runs.check_run_name(run)
-        command, expected = [*words], None
-        if not command:
-            raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
-        recipe, code = "", code_folder.look_at(given.code)
-        code_folder.check_command(given.code, command)
+        command, recipe, code = [*words], "", code_folder.look_at(given.code)
         on, why = placement(given, command)
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
     from_here = variables.variables(given.env or [])
-    variables.refuse_secrets(from_here)
-    from_secrets = variables.secrets(given.secret or [], deployment.account)
+    account = None if isinstance(deployment, Undeployed) else deployment.account
+    from_secrets = variables.secrets(given.secret or [], account)
     if both := from_here.keys() & from_secrets.keys():
         raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
     prices = shape.prices(deployment.region)
-    max_seconds, why_deadline = _deadline(given, prices, shape, nodes)
+    max_seconds, why_deadline = _deadline(given, prices, shape, nodes, training_s)
     spec = JobSpec(
         run=run,
         command=tuple(command),
@@ -245,9 +268,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         secrets=from_secrets,
         prices=prices,
         submitter=deployment.user,
-        before=bandwidth_gate.command(
-            given.before, run=run, nodes=nodes, shape=shape, variables=from_here
-        )
+        before=bandwidth_gate.command(run=run, nodes=nodes, shape=shape, variables=from_here)
         if given.before is not None
         else (),
     )
@@ -259,21 +280,35 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
-        place=deployment.jobs.queue(shape.limits, new=nodes).get(""),
     )
+    if isinstance(deployment, Undeployed):
+        return plan
     check(deployment, plan)
-    return plan
+    place = deployment.jobs.queue(shape.limits, new=nodes).get("")
+    return dataclasses.replace(plan, place=place)
 
 
-def _deadline(given: JobOptions, prices: Prices, shape: Shape, wanted: Range) -> tuple[int, str]:
+def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
+    """Seconds in which a recipe has certainly trained; None: not known."""
+    if expected:
+        return round(expected.hours * 3600 * _MARGIN)
+    steps = config.to_json().get("max_steps")
+    return _SLOWEST_STEP_S * steps if isinstance(steps, int) and steps else None
+
+
+def _deadline(
+    given: JobOptions, prices: Prices, shape: Shape, wanted: Range, training_s: int | None
+) -> tuple[int, str]:
     """Seconds to the deadline, and why they are fewer than usual, in words.
 
     Raises:
         UsageError: the job can cost more than ``--max-cost``.
     """
-    seconds, limit = given.max_seconds(shape), given.max_cost
+    seconds, limit = given.max_seconds(shape, training_s=training_s), given.max_cost
+    is_shorter = given.max_hours is None and training_s and seconds < DEFAULT_MAX_SECONDS
+    why = ", by its number of steps (--max-hours gives more)" if is_shorter else ""
     if limit is None:
-        return seconds, ""
+        return seconds, why
     maximum = Maximum.of(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
     if maximum.usd is None:
         raise UsageError(
@@ -281,7 +316,7 @@ def _deadline(given: JobOptions, prices: Prices, shape: Shape, wanted: Range) ->
             "--max-hours"
         )
     if maximum.usd <= limit:
-        return seconds, ""
+        return seconds, why
     within = maximum.seconds_for(limit)
     if given.max_hours is not None or within is None or within < _LEAST_S:
         can = ""
@@ -342,14 +377,7 @@ def _code_address(deployment: Deployment, run: str, job: str) -> str:
     return f"{deployment.bucket.uri}/{runs.job_code(run, job)}"
 
 
-def _recipe_command(
-    words: Sequence[str], *, run: str, workers: Range, shape: Shape, bucket: Bucket, is_new: bool
-) -> tuple[list[str], Expected | None]:
-    """The command that trains a recipe, and how long it will take.
-
-    Args:
-        is_new: nothing can be recorded under this name.
-    """
+def _check_recipe(words: Sequence[str]) -> None:
     if not words:
         raise UsageError(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
@@ -359,11 +387,22 @@ def _recipe_command(
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
             + " ".join(words)
         )
-    recipe = recipes.by_name(words[0])
     for word, after in zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == "--workers":  # after --, where it is no option of trainctl
             refuse_workers((value if equals else after) or "N")
+    parse_job(words)
+
+
+def _recipe_command(
+    words: Sequence[str], *, run: str, workers: Range, deployment: Deployment, is_new: bool
+) -> tuple[list[str], RunConfig]:
+    """The command that trains a recipe, and its settings.
+
+    Args:
+        is_new: nothing can be recorded under this name.
+    """
+    bucket, shape, recipe = deployment.bucket, deployment.shape, recipes.by_name(words[0])
     paths = bucket.run(run)
     recorded = None
     if not is_new:
@@ -375,16 +414,11 @@ def _recipe_command(
     config = read_command(
         words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
-    data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
+    if not isinstance(deployment, Undeployed):
+        data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
     published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
-    takes = expected(
-        config,
-        shape.worker,
-        num_bytes=data_sets.text_bytes(config.data, bucket),
-        efa=shape.efa,
-    )
-    return [*launch, "--workers", str(workers), *words[1:]], takes
+    return [*launch, "--workers", str(workers), *words[1:]], config
 
 
 def head_only(deployment: Deployment, *, run: str, command: Sequence[str]) -> JobPlan:

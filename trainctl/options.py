@@ -44,6 +44,17 @@ def refuse_workers(given: str | None) -> None:
         )
 
 
+Context = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--context",
+        "-c",
+        metavar="NAME=VALUE",
+        help="A deployment with this setting of cdk.json, as make deploy takes it; may be "
+        "repeated.",
+        show_default=False,
+    ),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable for the code."),

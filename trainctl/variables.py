@@ -64,8 +64,11 @@ def refuse_secrets(found: Mapping[str, str]) -> None:
             )
 
 
-def secrets(given: Sequence[str], account: Account) -> dict[str, str]:
+def secrets(given: Sequence[str], account: Account | None) -> dict[str, str]:
     """``NAME=SECRET``: which variable has the value of which secret.
+
+    Args:
+        account: has the secrets; None: it is not asked.
 
     Raises:
         InputError: a name is not usable, or there is no such secret.
@@ -80,7 +83,7 @@ def secrets(given: Sequence[str], account: Account) -> dict[str, str]:
                 f"--secret is {each!r}: it must be NAME={SECRETS_PREFIX}SECRET; jobs may read no "
                 "other secrets"
             )
-        if not account.has_secret(secret):
+        if account and not account.has_secret(secret):
             raise UsageError(
                 f"there is no secret {secret!r}: aws secretsmanager create-secret --name {secret} "
                 "--secret-string file://FILE"

@@ -82,7 +82,7 @@ def shown(
         clock.at(second, note, second)
     end = account.executions["job"].update
     clock.at(500, lambda: end(SUCCEEDED, stopDate=account.now))
-    follow._follow(
+    follow.watch(
         Deployment.find(profile=None, region=None),
         "job",
         printer=Printer(),

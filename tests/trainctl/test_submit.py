@@ -138,6 +138,15 @@ REFUSED: list[tuple[list[str], str]] = [
         "or give --nodes 1",
     ),
 ]
+#: Of those, what is refused where neither a region nor credentials are set.
+WITHOUT_AWS = (
+    *("give a recipe (ddp", "unknown recipe 'dpd'", "unknown option --epoch", "'many': it must"),
+    *("choose one of auto", "unknown preset 'tiny'", "--local is not an option", "give --model"),
+    *("settings ddp shows", "--before is 'speed'", "--on nodes is for", "run name 'a/b'"),
+    *("no option --workers", "MIN must not be above", "--max-hours is 0:", "--max-cost is 0:"),
+    *("--wait-minutes is -1", "--grace is 181", "--env is '1A'", "looks like a secret"),
+    *("there is no such folder", "there is no file in it", "did you mean mine.py", "is no command"),
+)
 HALF = {"recipe": "ddp", "run": "half", "lr": 1e-3, "epochs": 8, "global_batch": 512}
 
 
@@ -196,6 +205,54 @@ def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(
     assert "Traceback" not in said.err
     assert said.out == ""
     assert account.changes == []
+
+
+@pytest.mark.parametrize("words", WITHOUT_AWS)
+def test_what_needs_no_deployment_is_checked_before_aws_is_asked(
+    account: Account, code: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    account.region = None
+    (arguments, *_) = [each for each, said in REFUSED if words in said]
+    assert main([word.replace("CODE", str(code)) for word in arguments]) == exits.BAD_INPUT
+    assert words in capsys.readouterr().err
+    assert account.calls == []
+
+
+def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.region = None
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    asked = ["--data", "s3://mine/images", "--secret", "KEY=training/key"]
+    assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "2", *asked]) == exits.OK
+    said = capsys.readouterr().out
+    assert "head on m5.xlarge; 2 x g5.xlarge" in said
+    assert "price     $2.36 an hour" in said
+    assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "3"]) == exits.BAD_INPUT
+    assert main(["plan", "ddp", "-c", "preset=dpd"]) == exits.BAD_INPUT
+    assert "setting preset is 'dpd'" in capsys.readouterr().err
+    assert main(["plan", "ddp", "-c", "preset=ddp", "--data", "unknown"]) == exits.BAD_INPUT
+    assert account.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "hours"),
+    [
+        (["ddp"], 24),
+        (["ddp", "--epochs", "1"], 24),
+        (["imagenet", "--max-steps", "30"], 2.5),
+        (["fsdp", "--max-steps", "30"], 1.5),
+        (["fsdp", "--model", "new:6.9b", "--max-steps", "100000"], 24),
+        (["fsdp", "--max-steps", "30", "--wait-minutes", "60"], 2),
+        (["fsdp", "--max-steps", "30", "--max-hours", "3"], 3),
+    ],
+)
+@pytest.mark.usefixtures("account")
+def test_the_deadline_is_shorter_where_few_steps_are_asked_for(
+    capsys: pytest.CaptureFixture[str], words: list[str], hours: float
+) -> None:
+    assert main(["plan", *words, "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["max_hours"] == pytest.approx(hours, abs=0.01)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "ddp"]])

@@ -14,7 +14,7 @@ from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.cluster import StandingCluster
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.aws.files import Bucket
+from trainctl.aws.files import Bucket, EmptyBucket
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.logs import NodeLogs
 from trainctl.aws.sessions import Sessions
@@ -224,3 +224,11 @@ class Deployment:
     @cached_property
     def account(self) -> Account:
         return Account(self._clients)
+
+
+class Undeployed(Deployment):
+    """A deployment that has not been made, for the price of a job on it: needs no account."""
+
+    def __init__(self, shape: Shape, *, region: str) -> None:
+        self.shape, self.region, self.user = shape, region, ""
+        self.bucket = EmptyBucket()

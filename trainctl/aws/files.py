@@ -170,3 +170,16 @@ class Bucket:
             target.parent.mkdir(parents=True, exist_ok=True)
             self.download(key, target)
         return len(targets)
+
+
+class EmptyBucket(Bucket):
+    """The bucket of a deployment that has not been made."""
+
+    def __init__(self) -> None:
+        self.name = "BUCKET"
+
+    def read(self, _key: str) -> None:
+        """Nothing is there."""
+
+    def sizes(self, _prefix: str) -> dict[str, int]:
+        return {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,21 +17,10 @@ from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError,
 from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Context, Profile, Region
 
 if TYPE_CHECKING:
     from boto3 import Session
-
-Context = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--context",
-        "-c",
-        metavar="NAME=VALUE",
-        help="Check a deploy with this setting, as make deploy takes it; may be repeated.",
-        show_default=False,
-    ),
-]
 
 
 def doctor(
@@ -92,7 +81,8 @@ def look(
         where = f"account {account.id}, {session.region_name}"
     except (CliError, BotoCoreError, ClientError) as error:
         said = str(explained(error))
-        yield Check("credentials", "bad", said, _log_in(said, profile))
+        what = "region" if "no region" in said else "credentials"
+        yield Check(what, "bad", said, _log_in(said, profile))
         yield from _of_the_laptop()
         return
     yield Check("credentials", "ok", where)

@@ -3,22 +3,32 @@
 What fits on which hosts, and how fast it trains, is another question: ``python -m training.plan``.
 """
 
-from trainctl import job_plan, output
+from trainctl import checkout_settings, job_plan, output
 from trainctl.aws.deployment import Deployment
 from trainctl.job_options import JobOptions, takes_job_options
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Context, Profile, Region
 
 
 @takes_job_options
 def plan(
     *,
     given: JobOptions,
+    context: Context = None,
     as_json: AsJson = False,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """Check a job and print where it would run and its maximum cost; start nothing."""
-    found = job_plan.plan_of(Deployment.find(profile=profile, region=region, to_start=True), given)
+    """Check a job and print where it would run and its maximum cost; start nothing.
+
+    With -c it needs neither a deployment nor an account: trainctl plan ddp -c preset=ddp
+    """
+    job_plan.check_given(given)
+    found = job_plan.plan_of(
+        checkout_settings.undeployed(context, region=region)
+        if context
+        else Deployment.find(profile=profile, region=region, to_start=True),
+        given,
+    )
     if as_json:
         output.print_json(found.values())
     else:

@@ -32,6 +32,7 @@ def submit(
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
     trainctl submit -f job.toml --epochs 20
     """
+    job_plan.check_given(given)
     deployment = Deployment.find(profile=profile, region=region, to_start=True)
     plan = job_plan.plan_of(deployment, given)
     output.say(plan.text())

@@ -19,7 +19,7 @@ def wait(
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)
     try:
-        job = follow.wait_until_over(deployment, job.id)
+        job = follow.watch(deployment, job.id)
     except KeyboardInterrupt:
         output.say(f"\nThe job keeps running; wait again: trainctl wait {job.id}")
         raise typer.Exit(exits.INTERRUPTED) from None

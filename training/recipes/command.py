@@ -141,6 +141,17 @@ def read_command(
         InputError: ``training.launch`` would refuse it, in the same words. Of the class
             ``RunCompleteError`` where it would find nothing left to do.
     """
+    command = parse_job(words)
+    config = configure(command, run=run, storage=storage, workers=workers, gpus=gpus)
+    return resume(config, recorded, command)
+
+
+def parse_job(words: Sequence[str]) -> Command:
+    """Parse recipe and options of a job, and check what does not depend on its workers.
+
+    Raises:
+        InputError: a setting is wrong or missing, or the job sets it itself.
+    """
     for word in words:
         name = word.partition("=")[0]
         if name in NOT_FOR_JOBS:
@@ -151,8 +162,8 @@ def read_command(
                 "the settings"
             )
     command = parse(words)
-    config = configure(command, run=run, storage=storage, workers=workers, gpus=gpus)
-    return resume(config, recorded, command)
+    check(command)
+    return command
 
 
 def parse(words: Sequence[str]) -> Command:
