@@ -199,7 +199,7 @@ FAULTS: Final = (
         "                optimizer.step()\n",
         new="            optimizer.step()\n",
         felt="one infinite gradient makes every weight NaN",
-        tests="tests/training/test_recipe_steps.py tests/training/test_skipped_steps.py",
+        tests="tests/training/test_recipe_steps.py",
     ),
     Fault(
         name="fsdp-loss-counted-twice",

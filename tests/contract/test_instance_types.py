@@ -4,9 +4,7 @@ Every row is held against what ECS, gp3 and plain arithmetic allow; some rows ar
 AWS's pages, typed here a second time; and a wrong name is answered with the right one.
 """
 
-import dataclasses
 import re
-from typing import Any
 
 import pytest
 
@@ -134,21 +132,11 @@ def test_prices_are_plausible(host: InstanceType) -> None:
 @pytest.mark.parametrize(
     ("name", "usd"),
     [
-        ("c5.large", 0.085),
-        ("c6i.xlarge", 0.17),
         ("c7i.xlarge", 0.1785),
-        ("g4dn.xlarge", 0.526),
         ("g5.xlarge", 1.006),
-        ("g5.12xlarge", 5.672),
-        ("g6.24xlarge", 6.6752),
         ("g6e.24xlarge", 15.06559),
         ("m5.xlarge", 0.192),
-        ("m6i.2xlarge", 0.384),
-        ("m7i.4xlarge", 0.8064),
         ("p4d.24xlarge", 21.95764),
-        ("p4de.24xlarge", 27.44705),
-        ("p5.48xlarge", 55.04),
-        ("p5en.48xlarge", 63.296),
     ],
 )
 def test_prices_in_us_west_2_are_as_published_there(name: str, usd: float) -> None:
@@ -181,17 +169,10 @@ def test_larger_cpu_hosts_cost_in_proportion() -> None:
 @pytest.mark.parametrize(
     ("name", "vcpus", "gib", "num_gpus", "gpu", "efa", "gbps"),
     [
-        ("g4dn.xlarge", 4, 16, 1, "Tesla T4", 0, 5),
         ("g5.xlarge", 4, 16, 1, "NVIDIA A10G", 0, 2.5),
         ("g5.12xlarge", 48, 192, 4, "NVIDIA A10G", 1, 40),
-        ("g6.48xlarge", 192, 768, 8, "NVIDIA L4", 1, 100),
-        ("g6e.48xlarge", 192, 1536, 8, "NVIDIA L40S", 4, 400),
-        ("p4d.24xlarge", 96, 1152, 8, "NVIDIA A100-SXM4-40GB", 4, 400),
-        ("p4de.24xlarge", 96, 1152, 8, "NVIDIA A100-SXM4-80GB", 4, 400),
-        ("p5.4xlarge", 16, 256, 1, "NVIDIA H100 80GB HBM3", 1, 100),
         ("p5.48xlarge", 192, 2048, 8, "NVIDIA H100 80GB HBM3", 32, 3200),
         ("p5en.48xlarge", 192, 2048, 8, "NVIDIA H200", 16, 3200),
-        ("m5.large", 2, 8, 0, None, 0, 0.75),
         ("m5.xlarge", 4, 16, 0, None, 0, 1.25),
         ("c5.18xlarge", 72, 144, 0, None, 0, 25),
     ],
@@ -234,25 +215,7 @@ def test_an_unknown_name_is_answered_with_known_ones(name: str, parts: list[str]
         assert part in str(caught.value)
 
 
-def test_nearest_names_are_left_out_when_nothing_is_near() -> None:
-    with pytest.raises(InputError, match="families are") as caught:
-        instance_type("t3.micro")
-    assert "nearest" not in str(caught.value)
-
-
 def test_a_type_whose_gpus_the_images_cannot_use_is_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match=r"'p3\.8xlarge' is too old: CUDA 13.* g4dn") as caught:
         instance_type("p3.8xlarge")
     assert "nearest" not in str(caught.value)
-
-
-def test_nobody_changes_the_table() -> None:
-    host = instance_type("g5.xlarge")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        host.vcpus = 8  # type: ignore[misc]
-    assert host.gpu is not None
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        host.gpu.memory_gib = 80.0  # type: ignore[misc]
-    table: Any = INSTANCE_TYPES
-    with pytest.raises(TypeError):
-        table["g5.xlarge"] = host

@@ -1,8 +1,6 @@
 """A bucket in memory under ``training.system.storage``, whose requests can crash, fail or stall."""
 
-import errno
 import io
-import random
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -38,11 +36,6 @@ class Bucket:
         self.num_writes = 0
         self.crash_at: int | None = None
         """The write before which the process is gone, counted from 1."""
-        self.share_failing = 0.0
-        """Of the writes, chosen by ``random``."""
-        self.random = random.Random(0)
-        self.before_write: Callable[[int], None] = lambda _number: None
-        """Called with the number of each write."""
 
     def write(self, key: str, effect: Callable[[], None], *, removes: bool) -> None:
         """Make a request that changes ``key``."""
@@ -50,9 +43,6 @@ class Bucket:
         self.num_writes += 1
         if self.crash_at is not None and self.num_writes >= self.crash_at:
             raise CrashError
-        if self.random.random() < self.share_failing:
-            raise OSError(errno.EBUSY, "Please reduce your request rate.")
-        self.before_write(self.num_writes)
         effect()
 
     def read(self) -> None:

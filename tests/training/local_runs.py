@@ -17,9 +17,14 @@ from typing import Any
 import psutil
 
 from containers.host import machine
+from contract.runs import RunPaths
 from tests.forks import Ranks, ranks
+from training import recipes
+from training.data.sources import CACHE_VARIABLE
+from training.recipes.settings import RunConfig
 from training.record import reader
-from training.record.events import Step
+from training.record.events import Event, Step
+from training.runtime.torchrun import TorchrunWorker
 
 REPO = Path(__file__).parents[2]
 #: Variable in the environment of all that a command starts.
@@ -164,6 +169,17 @@ def ranked(folder: Path, recipe: str) -> Iterator[Callable[..., RankedRun]]:
     yield run
     for each in started:
         each.kill()
+
+
+def trained(config: RunConfig) -> list[Event]:
+    """Train as one of the ranks of ``benchmarks.processes.run``; return this rank's events."""
+    os.environ[CACHE_VARIABLE] = f"{config.storage}/cache"  # a fork has its server's variables
+    worker = TorchrunWorker(run_uri=RunPaths.of(config.storage, config.run).uri)
+    events: list[Event] = []
+    worker.on_events = lambda *found: events.extend(found)
+    recipes.by_name(config.recipe).train()(worker, config)
+    worker.close()
+    return events
 
 
 def assert_nothing_is_left(command: Command, within_s: float = 30) -> None:

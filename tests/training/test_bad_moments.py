@@ -1,5 +1,5 @@
 """Proves that an S3 in trouble when a run starts, loads or publishes ends only an attempt, and that
-the next one does it. Saves: ``test_weather.py``."""
+the next one does it. Saves: ``test_storage_simulated.py``."""
 
 import errno
 from collections.abc import Callable

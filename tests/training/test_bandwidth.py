@@ -1,16 +1,25 @@
 """The recipe that measures the network: its formulas, its settings, and a run of it."""
 
 import os
+import socket
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch import Tensor
 
+from benchmarks import processes
 from contract.errors import InputError
 from contract.nodes import Range
+from tests import forks
 from training.recipes.bandwidth import links
-from training.recipes.bandwidth.loop import bus_gb_per_s
+from training.recipes.bandwidth.loop import bus_gb_per_s, train
 from training.recipes.bandwidth.settings import MIB, BandwidthConfig
 from training.recipes.command import read_command
+from training.record.events import Event
+from training.runtime.torchrun import TorchrunWorker
 from training.system.machine import EFA, check_efa, named, transport
 
 
@@ -129,6 +138,37 @@ def test_a_host_with_efa_that_is_not_used_ends_the_run_with_the_reason(
     with pytest.raises(InputError, match=fault) as caught:
         check_efa(found, backend=backend, num_hosts=num_hosts)
     assert "deploy with -c efa=off" in str(caught.value)
+
+
+def measured(folder: str) -> list[Event]:
+    """Measure as one of three hosts, of which the second one sends slowly."""
+    worker = TorchrunWorker(run_uri=folder)
+    events: list[Event] = []
+    worker.on_events = lambda *found: events.extend(found)
+    send: Any = dist.send
+
+    def slowly(buffer: Tensor, receiver: int) -> None:
+        time.sleep(0.2 if worker.rank == 1 and buffer.numel() > 1 else 0)
+        send(buffer, receiver)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: f"host-{worker.rank}")
+        patch.setattr(dist, "send", slowly)
+        train(worker, config("--preset", "quick", "--max-bytes", "4194304", "--floor", "1e6"))
+    worker.close()
+    return events
+
+
+@pytest.mark.slow
+def test_a_slow_host_fails_the_run_and_is_named(tmp_path: Path) -> None:
+    *_, warned, _, end = processes.run(3, measured, str(tmp_path), method=forks.METHOD)[0]
+    slow = "host host-1 is slow: it sends to no other host at more than"
+    assert slow in warned.message
+    assert "below the floor of 1e+06 GB/s" in end.shortfall
+    assert slow in end.shortfall
+    assert 0 < end.measures["slowest_link"] <= (16 << 20) / 0.2 / 1e9
+    assert [row[0] for row in end.evaluation.rows] == [1 << 20]
+    assert end.evaluation.title.startswith("3 workers on 3 hosts, gloo over TCP. Bus bandwidth of")
 
 
 def test_a_slow_host_is_told_from_a_slow_link() -> None:

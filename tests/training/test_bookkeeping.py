@@ -135,11 +135,25 @@ def test_with_a_node_about_to_go_a_report_is_saved_with_the_losses_so_far() -> N
     assert [(each.step, each.epoch_items) for each in run.saved] == [(2, 16), (4, 0), (8, 0)]
 
 
-def test_a_checkpoint_is_saved_when_the_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_saved_at_any_report_at_which_its_time_has_come() -> None:
     run = Run()
-    monkeypatch.setattr(Timetable, "is_due", lambda _: run.step == 6)
-    run.train()
-    assert [each.step for each in run.saved] == [4, 6, 8]
+    run.train(replace(CONFIG, checkpoint_minutes=1e-9))
+    assert [each.step for each in run.saved] == [2, 4, 6, 8]
+
+
+def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
+    now = [100.0]
+    timetable = Timetable(15, clock=lambda: now[0])
+    never = Timetable(0, clock=lambda: now[0])
+    now[0] += 899
+    assert not timetable.is_due()
+    now[0] += 1
+    assert timetable.is_due()
+    assert not never.is_due()
+    timetable.saved()
+    assert not timetable.is_due()
+    now[0] += 900
+    assert timetable.is_due()
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_waits_for_the_save() -> None:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE
-from tests.training.bucket import RUN, Bucket, install
+from tests.training.bucket import Bucket, install
 from training.checkpoint import checkpoints, dcp, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
 from training.record.events import Event, Warned
@@ -137,16 +137,6 @@ def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
     assert checkpoints.newest(run, pytest.fail, from_scratch=True) is not None
 
 
-def test_a_run_whose_only_upload_was_cut_off_starts_at_its_beginning(bucket: Bucket) -> None:
-    save(RUN, 100)
-    bucket.rm_file(f"{RUN}/checkpoints/step-00000100/manifest.json")
-    warnings: list[str] = []
-    assert checkpoints.newest(RUN, warnings.append) is None
-    assert "cut off" in warnings[0]
-    save(RUN, 200)
-    assert checkpoints.names(RUN) == ["step-00000200"]
-
-
 # --- a storage that fails -------------------------------------------------------------------------
 
 
@@ -215,11 +205,6 @@ def save_sharded(
         group=group,
         fence=fence,
     )
-
-
-def same_weights(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(*pair) for pair in pairs)
 
 
 def failing_shards(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> None:

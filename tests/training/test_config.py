@@ -126,3 +126,20 @@ def test_a_worker_takes_the_fewest_passes_and_none_is_larger_than_it_needs_to_be
 ) -> None:
     found = fsdp(num_workers=workers, global_batch=16, microbatch=microbatch)
     assert (found.num_microbatches, found.sequences_per_pass) == (passes, size)
+
+
+@pytest.mark.parametrize(
+    ("total", "per_epoch", "given", "every"),
+    [
+        (20_000, 20_000, 0, 1000),  # 20 times
+        (600, 600, 0, 50),
+        (30, 30, 0, 30),  # a short run: as before, at the end
+        (100, 20, 0, 20),  # every epoch
+        (20_000, 20_000, 25, 25),
+    ],
+)
+def test_a_long_run_is_evaluated_twenty_times_unless_it_is_told_how_often(
+    total: int, per_epoch: int, given: int, every: int
+) -> None:
+    config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="x", evaluate_every=given)
+    assert config.steps_between_evaluations(total, per_epoch) == every

@@ -64,13 +64,6 @@ def test_digits_are_there_without_network_and_every_fifth_is_held_out() -> None:
     assert likeness.argmax(axis=1).tolist() == list(range(200))
 
 
-def test_fashion_mnist_mini_is_read_with_its_classes(fashion_mini: Path) -> None:
-    found = images.load(str(fashion_mini))
-    assert (len(found.train_images), len(found.test_images)) == (4000, 1000)
-    assert found.class_names[int(found.test_labels[0])] == "Ankle boot"
-    assert found.train_labels[:5].tolist() == [9, 0, 0, 3, 0]
-
-
 def damage_truncate(folder: Path) -> None:
     path = folder / IDX_FILES[0]
     path.write_bytes(path.read_bytes()[:-200])

@@ -1,7 +1,5 @@
 """Proves the parts of the recipe's loop: its schedule, its batches, its exact evaluation."""
 
-import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.multiprocessing.spawn import start_processes
 
+from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
 from tests.training.test_data import write_images
@@ -89,13 +87,13 @@ def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
             assert {part[2] for part in parts} == {size}
 
 
-def evaluated(rank: int, world_size: int, store: str, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+def evaluated(folder: str) -> None:
+    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = models.resnet18()
     image_set = images.load(folder)
     split = images.DeviceImages.test_split(image_set, CPU)
-    place: Any = Place(rank, world_size)
+    place: Any = Place(dist.get_rank(), dist.get_world_size())
     found = ddp.evaluate(model, split, worker=place, use_bf16=False)
     assert model.training
     model.train(False)
@@ -110,24 +108,14 @@ def evaluated(rank: int, world_size: int, store: str, folder: str) -> None:
     assert sum(map(sum, shown.confusion_matrix)) == len(split)
     assert sum(shown.confusion_matrix[i][i] for i in range(10)) == correct
     assert len({sample.index for sample in shown.samples}) == len(shown.samples)
-    dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_evaluation_is_exact_over_uneven_parts(tmp_path: Path) -> None:
     folder = write_images(tmp_path, num_test=51)
-    arguments = (2, str(tmp_path / "store"), str(folder))
-    start_processes(evaluated, args=arguments, nprocs=2, start_method=forks.METHOD)
+    processes.run(2, evaluated, str(folder), method=forks.METHOD)
 
 
-def resumed_with_other_images(rank: int, port: int, run: str, data: str) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def resumed_with_other_images(run: str, data: str) -> None:
     model = models.resnet18()
     snapshot = checkpoints.take_snapshot(
         model,
@@ -146,5 +134,5 @@ def resumed_with_other_images(rank: int, port: int, run: str, data: str) -> None
 
 def test_a_run_is_not_resumed_with_other_images(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "data", num_train=100)
-    arguments = (free_port(), str(tmp_path / "run"), str(folder))
-    start_processes(resumed_with_other_images, args=arguments, nprocs=1, start_method=forks.METHOD)
+    run = str(tmp_path / "run")
+    processes.run(1, resumed_with_other_images, run, str(folder), method=forks.METHOD)

@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,17 +18,13 @@ import pytest
 from contract import nodes
 from contract.job import JobSpec
 from contract.nodes import Range
-from contract.runs import RunPaths
 from tests.conftest import ROOT
 from tests.training.test_data import write_images
 from training import launch
 from training.recipes import command
-from training.recipes.fsdp.settings import FsdpConfig
 from training.record import reader
-from training.record.events import Event, Phase, Resume, Start, Step
+from training.record.events import Phase, Resume, Step
 from training.runtime import ray_cluster, trainer
-from training.runtime.trainer import Submission
-from training.system.lease import Lease
 
 
 @pytest.mark.parametrize(
@@ -156,69 +150,6 @@ def test_a_run_of_the_command_gets_over_lost_workers_stops_and_resumes(
     assert [each.step for each in events if isinstance(each, Resume)] == [result["resumed_from"]]
     phases = [each.name for each in events if isinstance(each, Phase)]
     assert phases[:2] == ["ray_ready", "workers_ready"]
-
-
-@pytest.mark.night
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, of its data library
-def test_a_sharded_run_grows_from_one_host_of_two_to_two_and_its_batch_does_not(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    # As with --nodes 1:2; steps until it has grown, however long that takes.
-    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question.\n\n" * 400)
-    words = ["fsdp", "--preset", "tiny", "--workers", "2:4", "--data", str(tmp_path / "text.txt")]
-    words += ["--max-steps", "100000", "--seq-len", "16", "--microbatch", "2", "--report-every"]
-    words += ["1", "--evaluate-every", "100000", "--checkpoint-every", "5", "--sample-tokens", "0"]
-    words += ["--eval-sequences", "8", "--storage", str(tmp_path), "--run", "grows"]
-    monkeypatch.setenv(nodes.ENV_WORKER_GPUS, "2")  # only whole hosts are a number of workers
-    config, workers = launch.configured(command.parse(words))
-    monkeypatch.setattr(trainer, "_RESIZE_EVERY_S", 1.0)
-    monkeypatch.chdir(tmp_path)  # as a task of its own would
-    submission = Submission(
-        config=config,
-        run_uri=RunPaths.of(config.storage, config.run).uri,
-        fence=Lease.take(RunPaths.of(config.storage, config.run).uri).number,
-        workers=workers,
-        max_failures=0,
-        environment={},
-        folder=str(tmp_path),
-    )
-    events = trainer.start_events()
-    prepared = trainer.prepare(submission, events)
-    assert not isinstance(prepared, Exception), prepared
-    submission = replace(submission, config=prepared)
-    seen: list[Event] = []
-
-    def watch() -> None:
-        deadline = time.monotonic() + 400
-        while time.monotonic() < deadline:
-            seen.extend(ray.get(events.take.remote()))
-            starts = [each for each in seen if isinstance(each, Start)]
-            steps = [each for each in seen if isinstance(each, Step)]
-            if len(starts) == 1 and len(steps) >= 6 and len(cluster.list_all_nodes()) == 2:
-                cluster.add_node(num_cpus=2)
-            if len(starts) == 2 and steps[-1].step >= starts[1].step + 3:
-                break
-            time.sleep(0.2)
-        events.request_stop.remote()
-
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    assert trainer.fit(submission, events) == ""
-    watching.join()
-    starts = [each for each in seen if isinstance(each, Start)]
-    assert len(starts) == 2, seen[-5:]
-    first, second = starts
-    assert (first.world_size, second.world_size) == (2, 4)
-    assert first.step == 0
-    assert second.resumed
-    assert second.step >= 5
-    assert first.global_batch == second.global_batch == 16
-    # Four passes of two sequences on each of two workers, and two of them on four.
-    assert isinstance(config, FsdpConfig)
-    assert [replace(config, num_workers=num).num_microbatches for num in (2, 4)] == [4, 2]
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,12 @@ from training.recipes.fsdp import loop as fsdp
 from training.recipes.fsdp.held_out import HeldOut
 from training.recipes.fsdp.model import build
 from training.recipes.fsdp.settings import FsdpConfig
+from training.recipes.imagenet import loop as imagenet
+from training.recipes.imagenet.settings import ImagenetConfig
 from training.system import machine
 
 TEXT = str(ROOT / "LICENSE")
+NEEDED: dict[str, Any] = {"run": "r", "storage": "/s", "data": TEXT}
 
 
 @pytest.fixture(autouse=True)
@@ -134,25 +138,32 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
         )
 
 
+@pytest.mark.parametrize(
+    ("loop", "settings", "advice"),
+    [
+        (fsdp, FsdpConfig(**NEEDED, recipe="fsdp"), "--microbatch 2, --recompute full"),
+        (
+            imagenet,
+            ImagenetConfig(**NEEDED, recipe="imagenet", global_batch=512, image_size=224),
+            "--batch-per-worker 128 or --image-size 160",
+        ),
+    ],
+    ids=["fsdp", "imagenet"],
+)
 def test_out_of_memory_says_what_is_kept_and_what_to_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: Any, settings: Any, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
 
-    class Rank:
-        rank = 1
-        run_uri = str(tmp_path / "r")
-        fence = 0
-
-    monkeypatch.setattr(fsdp, "_train", full)
-    worker: Any = Rank()
-    with pytest.raises(InputError, match=r"on rank 1; nothing was saved before it"):
-        fsdp.train(worker, config(tmp_path))
+    monkeypatch.setattr(loop, "_train", full)
+    worker = SimpleNamespace(rank=1, world_size=2, run_uri=str(tmp_path / "r"), fence=0)
+    with pytest.raises(InputError, match=r"on rank 1; nothing was saved before it\. .*--w"):
+        loop.train(worker, settings)
     (tmp_path / "r" / "checkpoints" / "step-00000007").mkdir(parents=True)
-    words = r"checkpoint step-00000007 is kept.*--microbatch 2, --recompute full.*Tried to allocate"
+    words = f"checkpoint step-00000007 is kept.*{advice}.*Tried to allocate"
     with pytest.raises(InputError, match=words):
-        fsdp.train(worker, config(tmp_path))
+        loop.train(worker, settings)
 
 
 def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Path) -> None:

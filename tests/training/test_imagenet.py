@@ -4,7 +4,6 @@ that a run which is interrupted goes on as if nothing had happened."""
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch.multiprocessing.spawn import start_processes
 
+from benchmarks import processes
 from contract.errors import InputError, UnreachableError
 from tests import forks
 from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, sort_val, write_tree
-from tests.training.test_ddp import free_port
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
-from training.data.pictures import reader as pictures
+from training.data.pictures.reader import rank_plan
 from training.models import picture_shapes
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
@@ -40,11 +38,6 @@ SMALL: dict[str, Any] = {
     "report_every": 1,
     "ema": 0.9,
 }
-
-
-def forked(function: Callable[..., None], arguments: tuple[object, ...], *, num: int) -> None:
-    """Run a function in so many processes, with each one's rank before the arguments."""
-    start_processes(function, args=arguments, nprocs=num, start_method=forks.METHOD)
 
 
 def config(**changes: Any) -> ImagenetConfig:
@@ -145,44 +138,13 @@ def test_a_set_of_small_images_is_refused_with_what_to_give() -> None:
         RECIPE.check_data("fashion-mnist")
 
 
-def test_each_picture_of_an_epoch_is_planned_for_one_worker() -> None:
+def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:
     order = BatchOrder(num_images=101, global_batch=32, seed=0)
-    for world_size in (1, 2, 3):
-        plans = [
-            list(
-                pictures.rank_plan(
-                    order, steps=range(order.steps_per_epoch), rank=rank, world_size=world_size
-                )
-            )
-            for rank in range(world_size)
-        ]
-        for step, parts in enumerate(zip(*plans, strict=True)):
-            assert torch.equal(torch.cat(parts), order.indices(step))
-        most = loop.most_per_worker(config(global_batch=32), world_size)
-        assert max(len(part) for plan in plans for part in plan) <= most
-
-
-def test_out_of_memory_says_what_is_kept_and_what_to_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_arguments: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
-
-    class Rank:
-        rank = 1
-        world_size = 2
-        run_uri = str(tmp_path / "r")
-        fence = 0
-
-    monkeypatch.setattr(loop, "_train", full)
-    worker: Any = Rank()
-    settings = config(global_batch=512, image_size=224)
-    with pytest.raises(InputError, match=r"on rank 1; nothing was saved before it\. Give more --w"):
-        loop.train(worker, settings)
-    (tmp_path / "r" / "checkpoints" / "step-00000007").mkdir(parents=True)
-    words = r"step-00000007 is kept.*--batch-per-worker 128 or --image-size 160.*Tried to allocate"
-    with pytest.raises(InputError, match=words):
-        loop.train(worker, settings)
+    for num in (1, 2, 3):
+        steps = range(order.steps_per_epoch)
+        for rank in range(num):
+            plan = rank_plan(order, steps=steps, rank=rank, world_size=num)
+            assert max(map(len, plan)) <= loop.most_per_worker(config(global_batch=32), num)
 
 
 def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_path: Path) -> None:
@@ -195,16 +157,10 @@ def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_pa
         loop.open_pictures(config(data=str(tmp_path)), worker, ExitStack())
 
 
-def joined(rank: int, world_size: int, port: int, run: str) -> TorchrunWorker:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return TorchrunWorker(run_uri=run)
-
-
-def evaluated(rank: int, port: int, folder: str) -> None:
+def evaluated(folder: str) -> None:
     from training.models import picture_models
 
-    worker = joined(rank, 2, port, folder)
+    worker = TorchrunWorker(run_uri=folder)
     whole = config(synthetic_images=510)  # 51 to evaluate
     found = loop.open_pictures(whole, worker, ExitStack())
     torch.manual_seed(0)
@@ -229,12 +185,12 @@ def evaluated(rank: int, port: int, folder: str) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_top1_and_top5_are_exact_over_uneven_parts(tmp_path: Path) -> None:
-    forked(evaluated, (free_port(), str(tmp_path)), num=2)
+    processes.run(2, evaluated, str(tmp_path), method=forks.METHOD)
 
 
-def trained_in_pieces(rank: int, folder: str) -> None:
+def trained_in_pieces(folder: str) -> None:
     def run(name: str, *, stop_at: int = 0, max_steps: int = 0) -> list[Event]:
-        worker = joined(rank, 1, free_port(), f"{folder}/{name}")
+        worker = TorchrunWorker(run_uri=f"{folder}/{name}")
         found: list[Event] = []
 
         def notice(*events: Event) -> None:
@@ -270,7 +226,7 @@ def trained_in_pieces(rank: int, folder: str) -> None:
 def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_in_mid_epoch(
     tmp_path: Path,
 ) -> None:
-    forked(trained_in_pieces, (str(tmp_path),), num=1)
+    processes.run(1, trained_in_pieces, str(tmp_path), method=forks.METHOD)
     whole, pieces = (
         checkpoints.newest(str(tmp_path / name), pytest.fail) for name in ("whole", "pieces")
     )

@@ -15,15 +15,14 @@ import pytest
 from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import start_processes
 
+from benchmarks import processes
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
 from contract.times import LEASE_S
 from tests import forks
 from tests.training.local_runs import DIGITS, Command, launcher
-from tests.training.test_ddp import free_port
 from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
@@ -198,10 +197,9 @@ def test_in_s3_too(s3_endpoint: str) -> None:
     assert Lease.take(run).number == 3
 
 
-def save_shards(rank: int, port: int, run: str, numbers: tuple[int, int]) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    worker = TorchrunWorker(run_uri=run, fence=numbers[rank])
+def save_shards(run: str, number: int) -> None:
+    fence = 0 if os.environ["RANK"] == "1" else number  # the lease is rank 0's alone
+    worker = TorchrunWorker(run_uri=run, fence=fence)
     model = nn.Linear(4, 4)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = optim.AdamW(model.parameters())
@@ -213,8 +211,7 @@ def save_shards(rank: int, port: int, run: str, numbers: tuple[int, int]) -> Non
 def test_under_torchrun_all_ranks_of_a_run_that_resumes_write_the_same_checkpoint(run: str) -> None:
     Lease.take(run)
     number = Lease.take(run).number
-    arguments = (free_port(), run, (number, 0))  # the lease is rank 0's alone
-    start_processes(save_shards, args=arguments, nprocs=2, start_method=forks.METHOD)
+    processes.run(2, save_shards, run, number, method=forks.METHOD)
     assert checkpoints.names(run) == ["step-00000005-lease2"]
     checkpoints.verify(RunPaths(run).checkpoint(5, number))
 

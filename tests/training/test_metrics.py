@@ -3,15 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call, patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
+from benchmarks import processes
 from tests import forks
 from training.loop import metrics
 from training.loop.worker import Pulse
@@ -103,8 +102,9 @@ def start_a_profiler_late(rank: int) -> None:
     assert 0 < watching.seconds() <= took_s
 
 
-def two_ranks(rank: int, store: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def two_ranks() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     log = metrics.StepLog(CPU)
     # Shares of 5 and 3 images: the mean is over the images, not over the ranks.
     log.add(loss_sum=torch.tensor([10.0, 6.0][rank]), norm=torch.tensor(1.5), size=8)
@@ -123,12 +123,10 @@ def two_ranks(rank: int, store: str) -> None:
     start_a_profiler_late(rank)
     gathered = metrics.gather({"a": rank + 0.1, "b": 7.0}, CPU)
     assert gathered == [{"a": 0.1, "b": 7.0}, {"a": 1.1, "b": 7.0}]
-    dist.destroy_process_group()
 
 
-def test_losses_stops_and_times_are_shared_by_all_ranks(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    start_processes(two_ranks, args=(store,), nprocs=2, start_method=forks.METHOD)
+def test_losses_stops_and_times_are_shared_by_all_ranks() -> None:
+    processes.run(2, two_ranks, method=forks.METHOD)
 
 
 def test_time_that_collectives_share_counts_once() -> None:

@@ -1,8 +1,6 @@
 """Proves that several texts are mixed as their weights say, in one order on any number of workers,
 and that each is evaluated by itself."""
 
-import json
-import os
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,17 +13,16 @@ from hypothesis import strategies as st
 
 from benchmarks import processes
 from contract.errors import InputError
-from contract.runs import RunPaths
 from tests import forks
 from tests.conftest import ROOT
+from tests.training.local_runs import trained
 from training import recipes
 from training.data import mixture
 from training.data.mixed_feed import MixedFeed, Slots, described, feed_for
 from training.loop.losses import IGNORE
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
-from training.record.events import Evaluation, Event, Finished, Noted, Step, Warned
-from training.runtime.torchrun import TorchrunWorker
+from training.record.events import Evaluation, Finished, Noted, Step, Warned
 
 LICENSE = str(ROOT / "LICENSE")
 CHATS = '{"prompt": "How many are %d and 1?", "completion": "They are %d."}\n'
@@ -227,79 +224,29 @@ def test_a_source_that_is_too_short_is_named(tmp_path: Path) -> None:
         mixed(settings)
 
 
-def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, Any]]]:
-    """Train some steps as one of several ranks.
-
-    Returns:
-        The events, and what this rank was given at each step.
-    """
-    os.environ["TRAINING_CACHE_DIR"] = str(Path(config.storage) / "cache")
-    worker = Leaving(run_uri=RunPaths.of(config.storage, config.run).uri)
-    worker.steps_left = steps
-    events: list[Event] = []
-    worker.on_events = lambda *found: events.extend(found)
-    given: list[tuple[int, Any]] = []
-    real = MixedFeed.step
-
-    def step(self: MixedFeed, step: int, *, rank: int, world_size: int) -> Any:
-        found = real(self, step, rank=rank, world_size=world_size)
-        given.append((step, found.tokens.tolist()))
-        return found
-
-    MixedFeed.step = step  # type: ignore[method-assign]
-    recipes.by_name("fsdp").train()(worker, config)
-    worker.close()
-    return events, given
-
-
-class Leaving(TorchrunWorker):
-    """A worker that is asked to stop after so many steps."""
-
-    steps_left = 10**9
-
-    def stop_requested(self) -> bool:
-        self.steps_left -= 1
-        return self.steps_left <= 0
-
-
 @pytest.mark.slow
-def test_a_run_on_a_mixture_is_evaluated_source_by_source_and_resumes_in_order(
-    tmp_path: Path,
-) -> None:
-    settings = config(
-        tmp_path,
-        two(tmp_path),
-        max_steps=6,
-        evaluate_every=3,
-        report_every=1,
-        sample_tokens=4,
-        eval_sequences=8,
+def test_a_run_on_a_mixture_is_evaluated_source_by_source(tmp_path: Path) -> None:
+    settings = inputs.prepare(
+        config(
+            tmp_path,
+            two(tmp_path),
+            max_steps=6,
+            evaluate_every=3,
+            report_every=1,
+            sample_tokens=4,
+            eval_sequences=8,
+        )
     )
-    settings = inputs.prepare(settings)
-    parts = [
-        processes.run(num, part, settings, steps, method=forks.METHOD)
-        for num, steps in ((2, 3), (1, 10**9))
-    ]
-    given: dict[int, list[Any]] = {}
-    for ranks in parts:
-        for _, seen in ranks:
-            for step, tokens in seen:
-                given.setdefault(step, []).extend(tokens)
-    feed = mixed(settings)
-    assert sorted(given) == list(range(6))
-    for step, tokens in given.items():
-        assert sorted(tokens) == sorted(feed.step(step, rank=0, world_size=1).tokens.tolist())
-    first, last = parts[0][0][0], parts[1][0][0]
-    assert sum(isinstance(each, Noted) for each in first) == 2
-    assert not [each for each in first if isinstance(each, Warned)]
-    found = [each for each in (*first, *last) if isinstance(each, Evaluation)]
+    events, _ = processes.run(2, trained, settings, method=forks.METHOD)
+    assert sum(isinstance(each, Noted) for each in events) == 2
+    assert not [each for each in events if isinstance(each, Warned)]
+    found = [each for each in events if isinstance(each, Evaluation)]
     assert [each.step for each in found] == [0, 3, 6]
     for each in found:
         assert list(each.measures) == ["perplexity", "loss_license", "loss_small"]
         weighted = 0.7 * each.measures["loss_license"] + 0.3 * each.measures["loss_small"]
         assert each.loss == pytest.approx(weighted)
-    assert json.dumps(found[-1].measures)
-    (end,) = [each for each in last if isinstance(each, Finished)]
+    (end,) = [each for each in events if isinstance(each, Finished)]
     assert end.measures == found[-1].measures
-    steps = [each.loss for each in (*first, *last) if isinstance(each, Step)]
+    steps = [each.loss for each in events if isinstance(each, Step)]
     assert steps[-1] < steps[0]

@@ -163,51 +163,30 @@ def test_taps_are_cut_only_where_the_image_size_makes_them_dead(size: int, num_c
         )
 
 
-def test_cutting_does_not_touch_running_statistics_or_the_mode() -> None:
-    _, live = pair()
-    assert live.training
-    means = [b for name, b in live.named_buffers() if name.endswith("running_mean")]
-    assert means
-    assert not any(mean.any() for mean in means)
-
-
-def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [{}, {"num_channels": 3, "num_labels": 2, "width": 8}])
+def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
     from transformers import ResNetForImageClassification
 
-    _, live = pair()
+    live, whole = (models.resnet18(**sizes) for _ in range(2))
+    models.keep_live_taps(live, image_size=28)
+    assert live.training
     optimizer = torch.optim.AdamW(live.parameters())
     snapshot = checkpoints.take_snapshot(
-        live,
-        optimizer,
-        position=checkpoints.Position(),
-        config={},
-        data="",
+        live, optimizer, position=checkpoints.Position(), config={}, data=""
     )
     checkpoints.write_model(snapshot, tmp_path)
-    loaded = ResNetForImageClassification.from_pretrained(tmp_path)
-    whole = models.resnet18()
+    loaded: Any = ResNetForImageClassification.from_pretrained(tmp_path)
     whole.load_state_dict(snapshot.model)
-    pixels = torch.randn(4, 1, 28, 28)
+    means = [each for name, each in live.named_buffers() if name.endswith("running_mean")]
+    assert not any(mean.any() for mean in means), "cutting taps shows the model no image"
+    pixels = torch.randn(4, sizes.get("num_channels", 1), 28, 28)
     with torch.no_grad():
         logits = loaded.train(False)(pixels).logits
         assert torch.equal(logits, whole.eval()(pixels).logits)
         # The taps left out are sums of zeros, in another order.
         torch.testing.assert_close(logits, live.eval()(pixels).logits, atol=1e-5, rtol=1e-5)
-
-
-def test_a_saved_model_of_other_sizes_loads_with_from_pretrained(tmp_path: Path) -> None:
-    from transformers import ResNetForImageClassification
-
-    model = models.resnet18(num_channels=3, num_labels=2, width=8)
-    optimizer = torch.optim.AdamW(model.parameters())
-    snapshot = checkpoints.take_snapshot(
-        model, optimizer, position=checkpoints.Position(), config={}, data=""
-    )
-    checkpoints.write_model(snapshot, tmp_path)
-    pixels = torch.randn(2, 3, 28, 28)
-    loaded: Any = ResNetForImageClassification.from_pretrained(tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(pixels).logits, model.eval()(pixels).logits)
 
 
 def counted_by_torch(model: nn.Module, size: int, num_channels: int) -> int:

@@ -115,16 +115,3 @@ def test_the_average_is_the_one_of_the_formula_and_its_buffers_too() -> None:
         torch.testing.assert_close(value, expected[name])
     assert average.state["1.num_batches_tracked"] == 30
     assert [tensor.shape for tensor in average.buffers(model)] == [(3,), (3,), ()]
-
-
-def test_an_average_is_taken_over_from_a_checkpoint_to_the_bit() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 3)
-    before = WeightAverage(model, decay=0.9)
-    nn.init.zeros_(model.weight)
-    before.update(model, num_updates=0)
-    after = WeightAverage(model, decay=0.9)
-    after.load({name: value.clone() for name, value in before.state.items()})
-    for average in (before, after):
-        average.update(model, num_updates=1)
-    assert all(torch.equal(after.state[name], value) for name, value in before.state.items())

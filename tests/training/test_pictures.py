@@ -149,14 +149,6 @@ def test_each_step_has_the_same_batch_on_any_number_of_ranks_in_each_form(
     assert_alike(steps, two_epochs)
 
 
-def test_a_resume_in_the_middle_of_an_epoch_repeats_and_loses_nothing(
-    sets: Sets, packed_epochs: list[Kept]
-) -> None:
-    found = sets.prepared["packed"]
-    resumed = read(found, range(2), world_size=2) + read(found, range(2, 6), world_size=3)
-    assert_same(resumed, packed_epochs)
-
-
 def test_a_bare_tree_with_sorted_val_is_the_same_set(sets: Sets, tmp_path: Path) -> None:
     tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
     found = library.open_set(str(tree))

@@ -158,20 +158,13 @@ def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not(
 
 def test_gradients_that_wait_for_the_last_pass_are_whole_on_every_gpu() -> None:
     each, last = (setup(reduce_gradients=when) for when in ("pass", "step"))
-    assert each.num_microbatches == 4
-    one, other = estimates.needed(shape("6.9b"), each), estimates.needed(shape("6.9b"), last)
-    assert other.gradients == 4 * shape("6.9b").parameters
-    assert one.gradients == other.gradients / 8
-    assert other.total - one.total > 3 * shape("6.9b").parameters
-    assert not estimates.make(shape("6.9b"), last).fits
+    one, other = (estimates.make(shape("6.9b"), setup) for setup in (each, last))
+    assert other.memory.gradients == 4 * shape("6.9b").parameters
+    assert one.memory.gradients == other.memory.gradients / 8
+    # It is the price of sending less.
+    assert other.tokens_per_s > one.tokens_per_s
     remedy, *_ = estimates.smaller(shape("6.9b"), last)
     assert estimates.differences(last, remedy) == "--reduce-gradients pass"
-    # It is the price of sending less.
-    faster, slower = estimates.make(shape("6.9b"), last), estimates.make(shape("6.9b"), each)
-    assert faster.tokens_per_s > slower.tokens_per_s
-    # With one pass there is no difference.
-    single = [dataclasses.replace(one, microbatch=8) for one in (each, last)]
-    assert estimates.needed(shape("6.9b"), single[0]) == estimates.needed(shape("6.9b"), single[1])
 
 
 def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
@@ -260,82 +253,53 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
         dist.destroy_process_group()
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"recompute": "none", "global_batch": 32},
-        {"recompute": "full", "global_batch": 64},
-        {"recompute": "full", "global_batch": 64, "reduce_gradients": "step"},
-        {"recompute": "full", "global_batch": 64, "reduce_dtype": "bf16"},
-    ],
-    ids=[
-        "one pass",
-        "reduced after each pass",
-        "reduced once a step",
-        "reduced in bf16",
-    ],
-)
-def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> None:
+def block(kind: str) -> dict[str, Any]:
+    """A model of this kind, whose activations take most of its memory."""
     values: dict[str, Any] = {
-        **SHAPES["tiny"],
+        "model_type": kind,
         "hidden_size": 512,
         "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 2048 if kind == "gpt_neox" else 1376,
         "vocab_size": 8192,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "num_hidden_layers": 2,
     }
-    values |= {"intermediate_size": 2048, "num_hidden_layers": 3}
-    planned = setup(microbatch=4, seq_len=256, **changes)
-    assert planned.num_microbatches == (1 if planned.recompute == "none" else 2)
-    found = estimates.needed(ModelShape.from_config(values), planned).total
-    assert found == pytest.approx(tracked(values, planned), rel=0.1)
+    return values if kind in ("gpt_neox", "qwen2") else {**values, "head_dim": 64}
 
 
-BLOCK: dict[str, Any] = {
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "intermediate_size": 1376,
-    "vocab_size": 8192,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "num_hidden_layers": 2,
-}
+FULL = {"microbatch": 4, "recompute": "full", "global_batch": 64}
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "num_workers", "recompute"),
+    ("kind", "changes"),
     [
-        pytest.param("gpt_neox", 1, "none", marks=pytest.mark.night),
-        ("gpt_neox", 1, "selective"),
-        pytest.param("gpt_neox", 1, "full", marks=pytest.mark.night),
-        pytest.param("llama", 1, "none", marks=pytest.mark.night),
-        pytest.param("llama", 8, "none", marks=pytest.mark.night),
-        ("llama", 8, "full"),
-        ("mistral", 8, "none"),
-        ("qwen2", 8, "selective"),
-        ("qwen3", 1, "none"),
-        pytest.param("qwen3", 8, "none", marks=pytest.mark.night),
+        ("gpt_neox", {"microbatch": 4, "recompute": "none", "global_batch": 32}),
+        ("gpt_neox", FULL),
+        ("gpt_neox", {**FULL, "reduce_gradients": "step"}),
+        ("gpt_neox", {**FULL, "reduce_dtype": "bf16"}),
+        # A single worker computes under autocast.
+        pytest.param("gpt_neox", {"num_workers": 1, "recompute": "none"}, marks=pytest.mark.night),
+        ("gpt_neox", {"num_workers": 1, "recompute": "selective"}),
+        pytest.param("gpt_neox", {"num_workers": 1}, marks=pytest.mark.night),
+        pytest.param("llama", {"num_workers": 1, "recompute": "none"}, marks=pytest.mark.night),
+        pytest.param("llama", {"recompute": "none"}, marks=pytest.mark.night),
+        ("llama", {}),
+        ("mistral", {"recompute": "none"}),
+        ("qwen2", {"recompute": "selective"}),
+        ("qwen3", {"num_workers": 1, "recompute": "none"}),
+        pytest.param("qwen3", {"recompute": "none"}, marks=pytest.mark.night),
     ],
 )
-def test_the_memory_of_each_kind_of_block_is_what_torch_tracks(
-    kind: str, num_workers: int, recompute: str
-) -> None:
-    values = {**BLOCK, "model_type": kind}
-    if kind == "gpt_neox":
-        values["intermediate_size"] = 2048
-    elif kind != "qwen2":
-        values["head_dim"] = 64
-    # Most of it are activations; a single worker computes under autocast.
-    planned = setup(
-        num_workers=num_workers,
-        recompute=recompute,
-        microbatch=16,
-        seq_len=256,
-        global_batch=16 * num_workers,
-    )
+def test_the_memory_of_a_step_is_what_torch_tracks(kind: str, changes: dict[str, Any]) -> None:
+    values = block(kind)
+    if kind == "gpt_neox" and "global_batch" in changes:
+        values["num_hidden_layers"] = 3
+    one_pass = {"microbatch": 16, "global_batch": 16 * changes.get("num_workers", 8)}
+    planned = setup(seq_len=256, **{**one_pass, **changes})
     found = estimates.needed(ModelShape.from_config(values), planned).total
     assert found == pytest.approx(tracked(values, planned), rel=0.1)
 

@@ -129,26 +129,6 @@ def test_packing_shrinks_the_shorter_side_and_keeps_all_of_a_picture(
     }
 
 
-def test_shards_are_tar_files_of_the_sources_own_bytes(tree: Path, tmp_path: Path) -> None:
-    index = made(tree, tmp_path, form="shards")
-    assert index.counts == {"train": 80, "val": 20}
-    assert index.classes == sample_pictures.CLASSES
-    shards = sorted(tmp_path.glob("train-*.tar"))
-    assert len(shards) > 1
-    found = {}
-    for shard in shards:
-        with tarfile.open(shard) as archive:
-            for member in archive:
-                file = archive.extractfile(member)
-                assert file is not None
-                found[member.name] = file.read()
-    there = {
-        str(path.relative_to(tree / "train")): path.read_bytes()
-        for path in (tree / "train").rglob("*.JPEG")
-    }
-    assert found == there
-
-
 def test_a_preparation_that_was_killed_continues_and_ends_with_the_same_bytes(
     tree: Path, tmp_path: Path
 ) -> None:

@@ -18,12 +18,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks import processes
 from tests import forks
 from tests.conftest import ROOT
-from tests.training.test_ddp import free_port
 from training.runtime.torchrun import TorchrunWorker
 
 
@@ -51,14 +50,7 @@ def watch() -> list[int]:
     return found
 
 
-def join(rank: int, world_size: int, port: int) -> None:
-    """Set the variables that torchrun sets."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def run_example(rank: int, port: int, folder: str, arguments: tuple[str, ...]) -> None:
-    join(rank, 2, port)
+def run_example(folder: str, arguments: tuple[str, ...]) -> None:
     os.chdir(folder)
     sys.argv = ["train.py", *arguments]
     found = watch()
@@ -81,12 +73,7 @@ def test_an_example_frees_ddp_before_its_process_group(
     shutil.copytree(ROOT / "examples" / name, folder)
     if name == "gpt":
         subprocess.run([sys.executable, "prepare.py"], cwd=folder, check=True)
-    start_processes(
-        run_example,
-        args=(free_port(), str(folder), arguments),
-        nprocs=2,
-        start_method=forks.METHOD,
-    )
+    processes.run(2, run_example, str(folder), arguments, method=forks.METHOD)
 
 
 def test_every_example_that_destroys_its_process_group_is_looked_at() -> None:
@@ -113,8 +100,7 @@ def train(how: str) -> None:
         fail(model)
 
 
-def end_worker(rank: int, port: int, how: str) -> None:
-    join(rank, 1, port)
+def end_worker(how: str) -> None:
     found = watch()
     worker = TorchrunWorker(run_uri="/run")
     try:
@@ -129,4 +115,4 @@ def end_worker(rank: int, port: int, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["after an error", "in a cycle"])
 def test_a_recipe_under_torchrun_frees_ddp_before_its_process_group(how: str) -> None:
-    start_processes(end_worker, args=(free_port(), how), nprocs=1, start_method=forks.METHOD)
+    processes.run(1, end_worker, how, method=forks.METHOD)

@@ -28,6 +28,8 @@ from training.recipes.settings import RunConfig
 from training.record.events import Event, Skipped, Step
 from training.runtime.torchrun import TorchrunWorker
 
+SPOILED = ("loss", "gradient")
+
 
 @dataclass
 class Found:
@@ -75,27 +77,31 @@ def chats(folder: Path) -> FsdpConfig:
     )
 
 
-def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: int = 0) -> Found:
+def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Found:
     """Train with all ranks.
 
     Args:
-        spoiled: step whose loss is not finite on the last rank; its gradient is finite.
+        spoiled: ``loss`` or ``gradient``, of the last rank in the first step; the other is finite.
     """
     found = Found()
     worker.run_uri = RunPaths.of(config.storage, config.run).uri
     worker.on_events = lambda *events: found.events.extend(events)
     real_clip = fsdp.clip
     real_forward: Any = language_models.WithLoss.forward
+    is_last = worker.rank == worker.world_size - 1
 
     def clip(model: nn.Module, limit: float) -> Tensor:
         parts = [language_models.local(each) for each in model.parameters()]
         found.sizes.append(sum(part.double().square().sum().item() for part in parts))
+        if spoiled == "gradient" and is_last and len(found.sizes) == 1:
+            gradient = next(each.grad for each in model.parameters() if each.grad is not None)
+            language_models.local(gradient).fill_(math.nan)
         return real_clip(model, limit)
 
     def forward(self: nn.Module, *inputs_of_pass: Tensor | None) -> Tensor:
         loss: Tensor = real_forward(self, *inputs_of_pass)
-        is_spoiled = self.training and len(found.sizes) + 1 == spoiled
-        return loss + math.inf if is_spoiled and worker.rank == worker.world_size - 1 else loss
+        is_spoiled = spoiled == "loss" and self.training and not found.sizes
+        return loss + math.inf if is_spoiled and is_last else loss
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fsdp, "clip", clip)
@@ -113,7 +119,8 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
         worker.close()
         return found
     found["passes"] = run(worker, replace(config, run="passes", microbatch=1))
-    found["spoiled"] = run(worker, replace(config, run="spoiled"), spoiled=1)
+    for what in SPOILED:
+        found[what] = run(worker, replace(config, run=what), spoiled=what)
     worker.close()
     return found
 
@@ -136,15 +143,17 @@ def test_every_token_of_a_step_has_the_same_weight_in_however_many_passes(
     assert passes[2] == pytest.approx(whole[2], rel=1e-2)
 
 
+@pytest.mark.parametrize("what", SPOILED)
 def test_a_step_that_one_rank_spoiled_changes_no_weight_on_any(
-    ranks: list[dict[str, Found]],
+    ranks: list[dict[str, Found]], what: str
 ) -> None:
-    skipped = [each for each in ranks[0]["spoiled"].events if isinstance(each, Skipped)]
-    assert [each.step for each in skipped] == [1]
+    (skipped,) = [each for each in ranks[0][what].events if isinstance(each, Skipped)]
+    assert skipped.step == 1
+    assert (skipped.loss is None, skipped.grad_norm is None) == (what == "loss", what != "loss")
     for each in ranks:
         before, after = each["whole"].sizes
         assert before != after
-        assert each["spoiled"].sizes == [before, before]
+        assert each[what].sizes == [before, before]
 
 
 def test_three_ranks_with_unequal_shares_take_the_steps_of_one(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Proves that what is written appears whole, on disk and in S3, and that bad places are refused."""
 
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from contract.errors import InputError
+from contract.nodes import ENV_S3_TIMEOUT
 from training.system import storage
 
 
@@ -150,6 +153,22 @@ def test_a_bucket_holds_runs_and_a_folder_of_it_is_fetched_whole(
     local = storage.fetch_folder("s3://storage-test/f", tmp_path)
     assert (local / "sub" / "x").read_bytes() == b"x"
     assert (local / "y").read_bytes() == b"y"
+
+
+def test_an_s3_that_says_nothing_is_given_up_and_may_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        variables = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        variables |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        variables |= {ENV_S3_TIMEOUT: "0.2", "AWS_MAX_ATTEMPTS": "1"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        began = time.monotonic()
+        with pytest.raises(Exception, match="timeout") as raised:
+            storage.read_bytes("s3://bucket/key")
+    assert storage.is_trouble(raised.value)
+    assert time.monotonic() - began < 30, "botocore waits for 60 s"
 
 
 @pytest.mark.slow

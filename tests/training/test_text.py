@@ -282,16 +282,6 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
         TokenStore.open(folder)
 
 
-def test_real_text_and_the_real_tokenizer(data_dir: Path) -> None:
-    store = store_for(
-        str(data_dir / "tiny-shakespeare" / "input.txt"), data_dir / "gpt-neox-tokenizer"
-    )
-    assert store.info.num_documents == 7222
-    assert store.info.vocab_size == 50277
-    tokenizer = Tokenizer.from_file(str(data_dir / "gpt-neox-tokenizer" / "tokenizer.json"))
-    assert tokenizer.decode(store.train[:12].tolist()).startswith("First Citizen:\nBefore we")
-
-
 # --- the order of sequences -----------------------------------------------------------------------
 @settings(max_examples=50, deadline=None)
 @given(

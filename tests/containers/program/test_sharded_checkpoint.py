@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import processes
 from containers.program.bucket import Bucket
 from containers.program.files import open_mirror
 from containers.program.starts import begin
 from contract.files import WORK
+from tests import forks
 from tests.containers.program.s3_in_memory import S3
-from tests.training.test_ddp import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ADDRESS = "s3://bucket/runs/r/output"
 
 
-def run_rank(rank: int, num: int, folders: list[str], port: int, loads: bool) -> None:
+def run_rank(folders: list[str], loads: bool) -> float:
     """A process of the program: it saves a checkpoint, or loads it and trains on."""
     import torch
     import torch.distributed as dist
@@ -32,18 +33,11 @@ def run_rank(rank: int, num: int, folders: list[str], port: int, loads: bool) ->
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(num),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
     dist.init_process_group("gloo")
-    os.chdir(folders[rank])
+    os.chdir(folders[dist.get_rank()])
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
-    fully_shard(model, mesh=init_device_mesh("cpu", (num,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (len(folders),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 
     def step() -> None:
@@ -64,16 +58,12 @@ def run_rank(rank: int, num: int, folders: list[str], port: int, loads: bool) ->
         save({"model": weights, "optimizer": state}, checkpoint_id="checkpoint")
     step()
     whole = [each for each in model.parameters() if isinstance(each, DTensor)]
-    total = sum(each.full_tensor().double().sum().item() for each in whole)
-    Path("total").write_text(f"{total:.6f}")
-    dist.destroy_process_group()
+    return sum(float(each.full_tensor().double().sum().item()) for each in whole)
 
 
 def test_a_checkpoint_of_two_nodes_is_loaded_on_two_new_ones_and_then_on_one(
     tmp_path: Path,
 ) -> None:
-    from torch.multiprocessing.spawn import spawn
-
     s3, totals = S3(), []
     for attempt, num in enumerate((2, 2, 1, 1)):
         start = begin(Bucket(ADDRESS, s3), range(num))
@@ -83,10 +73,8 @@ def test_a_checkpoint_of_two_nodes_is_loaded_on_two_new_ones_and_then_on_one(
             folder.mkdir(parents=True)
             mirrors.append(open_mirror({WORK: folder}, ADDRESS, node=node, client=s3))
             mirrors[-1].restore(start)
-            (folder / "total").unlink(missing_ok=True)
-        given = (num, [str(folder) for folder in folders], free_port(), attempt > 0)
-        spawn(run_rank, given, nprocs=num)
+        given = [str(folder) for folder in folders]
+        totals += processes.run(num, run_rank, given, attempt > 0, method=forks.METHOD)
         for mirror in mirrors:
             assert mirror.save()
-        totals.append((folders[0] / "total").read_text())
-    assert len({*totals}) == 1, totals
+    assert totals == pytest.approx(totals[:1] * 6, abs=1e-6)
