@@ -39,8 +39,6 @@ Defaults are in `cdk.json`; `-c name=value` overrides one for one command. Where
 defaults are those of %s, in this order. A wrong value ends the command
 with one sentence.
 
-| setting | default | meaning |
-| --- | --- | --- |
 """
 #: Options that the head of the page describes.
 _COMMON = ("--profile NAME", "--region REGION")
@@ -64,6 +62,21 @@ def wrapped(paragraph: str) -> str:
     return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+def item(text: str) -> str:
+    """An item of a list, wrapped as prose is."""
+    return (
+        textwrap.fill(
+            text,
+            100,
+            initial_indent="* ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        + "\n"
+    )
+
+
 def described(words: str, command: Any, shared: dict[str, str]) -> str:
     """One command in Markdown.
 
@@ -79,18 +92,18 @@ def described(words: str, command: Any, shared: dict[str, str]) -> str:
         row = record(each, context)
         if not row or "Show this message" in row[1] or row[0] in _COMMON:
             continue
-        name, text = (" ".join(part.replace("|", "\\|").split()) for part in row)
+        name, text = (" ".join(part.split()) for part in row)
         if words == "trainctl submit":
             shared[name] = text
         elif words in _LIKE_SUBMIT and shared.get(name) == text:
             long_name = re.search(r"--[\w-]+", name)
             same.append(f"`{long_name[0] if long_name else name}`")
             continue
-        rows.append(f"| `{name}` | {text} |")
+        rows.append(item(f"`{name}`: {text}"))
     if same:
         lines += [wrapped(f"As for `trainctl submit`: {', '.join(same)}.")]
     if rows:
-        lines += ["| | |", "| --- | --- |", *rows, ""]
+        lines += ["".join(rows)]
     return "\n".join(lines)
 
 
@@ -110,7 +123,7 @@ def settings_page() -> str:
     for name, meaning in documented(Settings).items():
         values = [context[name]] if name in context else [each[name] for each in presets.values()]
         shown = ", ".join(str(value).lower() for value in values)
-        lines.append(f"| `{name}` | {shown} | {meaning} |\n")
+        lines.append(item(f"`{name}` ({shown or 'empty'}): {meaning}"))
     known: dict[str, tuple[object, str]] = {}
     for recipe in recipes.ALL:
         names = [*recipe.presets]
@@ -124,9 +137,8 @@ def settings_page() -> str:
         if same:
             options = ", ".join(f"`{option}`" for option in same)
             lines.append(wrapped(f"As for `{recipes.ALL[0].name}`: {options}.") + "\n")
-        lines.append("| setting | default | meaning |\n| --- | --- | --- |\n")
         lines += [
-            f"| `{option}` | {default} | {text} |\n".replace("|MAX", "\\|MAX")
+            item(f"`{option}` ({default}): {text}".replace(" ():", " (empty):"))
             for option, (default, text) in rows.items()
             if option not in same
         ]
