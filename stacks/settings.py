@@ -92,7 +92,8 @@ class Settings:
     with libfabric: [network](network.md#efa)."""
     shared_storage: str
     """``fsx``: all hosts mount one FSx for Lustre at ``/mnt/shared``, billed until TrainingStack is
-    destroyed: [shared file system](imagenet.md#a-shared-file-system). ``none``: data is in the bucket only."""
+    destroyed: [shared file system](imagenet.md#a-shared-file-system). ``none``: data is in the
+    bucket only."""
     fsx_deployment: str
     """``scratch``, or ``persistent``, which replaces servers that fail and costs more."""
     fsx_capacity_gib: int

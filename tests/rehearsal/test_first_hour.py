@@ -110,8 +110,6 @@ ELSEWHERE = {
     "trainctl submit -f job.toml --yes": _JOB_FILE,
     "trainctl data put chats --as chats": "tests/trainctl/test_data_sets.py",
     "trainctl open --dashboard": "tests/trainctl/test_open.py",
-    "make venv-aws": "CI installs with it",
-    ".venv/bin/python -m rehearsal start": "tests/rehearsal/test_local_aws.py",
 }
 
 

@@ -1,8 +1,31 @@
 """Memory and speed of training a sharded language model: arithmetic only.
 
 Standard library only: a laptop asks before money is spent (``training.plan``), and a recipe asks
-whether a model fits its GPU. ``docs/fsdp.md`` has the formulas, where each number comes from, and
-how far they were from what was measured. A test compares memory with torch's memory tracker.
+whether a model fits its GPU. A test compares memory with torch's memory tracker.
+
+Bytes per GPU, ``P`` parameters over ``S`` shards, a pass of ``T`` tokens, width ``h``, ``L``
+blocks, vocabulary ``V``:
+
+* weights, gradients, moments: (4 + 4 + 8) P / S; moments 2.1 with 8 bits; 2 for frozen weights,
+  9/16 in four bits (and 8 for the largest matrix, while it is unpacked);
+* gradients that wait, reduced once a step after several passes: 4 P (2 P in bf16);
+* gathered: at the loss 4 x an embedding; when its gradient is reduced 8 x; in a block 2 x two
+  blocks + 4 x a block on its way; at the end 6 x (input embedding + a block). One worker: 2 x all
+  blocks until their backward passes, or one block where they are recomputed;
+* activations: T (L a + 8 h) at the loss (14 h with RMSNorm): a block keeps a = 36 h (none), 22 h
+  (selective) or 2 h (full) of a GPT, after arXiv 2205.05198 without the attention matrix; 45.5 h
+  and 25 h of a Llama, whose block is gated, and 6 bytes more per query and key that have norms of
+  their own. One worker: 6 h more in a gated block;
+* loss: 512 V x 8 + 4 V h, at the loss only.
+
+The worst moment counts: the loss, the reduction of the output embedding's gradient, the backward
+passes of the last block, the one before and the first, or the end of the backward pass. Tied
+embeddings stay whole from the first block's forward to its backward pass.
+
+A step takes the slower of computing and communicating: per pass two gathers of the blocks' bf16
+weights, one of the embeddings', and one reduction of fp32 gradients, each link of NCCL's ring
+carrying (S-1)/S of it; TCP carries at most 100 Gbit/s, EFA all. Then comes the optimizer's pass
+over memory.
 """
 
 import dataclasses
