@@ -312,7 +312,9 @@ class Outcome:
     again: bool = False
     """The head is started once more: this is the end of an attempt and not of the job."""
     attempts: int | None = None
-    """How often the head was started since it last ran for long; None where that is not known."""
+    """How often the head was started; None where that is not known."""
+    in_a_row: int | None = None
+    """How many of these attempts there were since the head last ran for long."""
     began: float | None = None
     """Unix time of the submission."""
     ended: float | None = None

@@ -136,6 +136,7 @@ def verdict(
     deadline: float,
     patience: float,
     attempt: int,
+    in_a_row: int,
 ) -> Outcome:
     """What the end of a head task means.
 
@@ -148,7 +149,8 @@ def verdict(
         deadline: Unix time.
         patience: Unix time until which a host for the head is asked for. What counts for both is
             when the task ended, not when this is asked.
-        attempt: number of this attempt, from 1, since one has run for long.
+        attempt: number of this attempt, from 1.
+        in_a_row: the same, counted since one has run for long.
     """
     container = _container(task)
     code = _exit_code(container)
@@ -158,10 +160,17 @@ def verdict(
     how = ending_of(task, error)
     ended_at = _time_of(task, "StoppedAt")
     if ended_at - _time_of(task, "StartedAt") > times.LONG_RUN_S:
-        attempt = 1  # it has saved since
+        in_a_row = 1  # it has saved since
 
     def ended(status: JobStatus, reason: str, *, again: bool = False) -> Outcome:
-        return Outcome(status=status, reason=reason, exit_code=code, again=again, attempts=attempt)
+        return Outcome(
+            status=status,
+            reason=reason,
+            exit_code=code,
+            again=again,
+            attempts=attempt,
+            in_a_row=in_a_row,
+        )
 
     if code == exits.OK:
         return ended(JobStatus.SUCCEEDED, "succeeded")
@@ -176,7 +185,7 @@ def verdict(
     if not_run and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
         # It did not run, so it does not count.
         found = ended(JobStatus.NO_CAPACITY, "no capacity", again=ended_at < patience)
-        return replace(found, attempts=attempt - 1)
+        return replace(found, attempts=attempt - 1, in_a_row=in_a_row - 1)
     lost = {
         Ending.BAD_HOST: f"its host is not fit: {said}",
         Ending.HOST_FAULT: f"the head could not be started: {said or error}",
@@ -190,10 +199,10 @@ def verdict(
             exits.STORAGE: "its storage did not answer, or a disk was full",
         }[code]
     if lost is not None:
-        repeated = f", {attempt} times" if attempt > 1 else ""
+        repeated = f", {in_a_row} times" if in_a_row > 1 else ""
         lost = f"failed: {lost}"[:1000]
         may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED
-        again = attempt < MOST_IN_VAIN or not may_be_program
+        again = in_a_row < MOST_IN_VAIN or not may_be_program
         return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=again)
     if how is Ending.STOPPED:
         by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)

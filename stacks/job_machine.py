@@ -44,7 +44,7 @@ _PAUSE: Final = (
 )
 #: Seconds after a fault of AWS, the host or the storage: more from one to the next.
 _PAUSE_AFTER_FAULT: Final = (
-    f"$min([{HEAD_ASKED_LATER_S}, {HEAD_ASKED_AGAIN_S} * ($outcome.attempts - 1)])"
+    f"$min([{HEAD_ASKED_LATER_S}, {HEAD_ASKED_AGAIN_S} * ($outcome.in_a_row - 1)])"
 )
 #: Seconds to the deadline: the next head notices that it has come.
 _LEFT: Final = "$max([0, $deadline - $floor($millis() / 1000)])"
@@ -73,6 +73,7 @@ def job_states(
             # As text: the head and the function that cleans up read it as a whole.
             "order": _value("$string($states.input)"),
             "attempt": 1,
+            "row": 1,
             "token": _value("$states.context.Execution.Name"),
             "began": _value(_STARTED),
             # Until lists of executions show all that began before: no two jobs take one place.
@@ -112,7 +113,8 @@ def job_states(
         payload=sfn.TaskInput.from_text(
             _value(
                 "$merge([$ended, {'Action': 'end', 'Job': $job, 'Spec': $order, "
-                "'Attempt': $attempt, 'Began': $began, 'Asked': $asked, 'Deadline': $deadline}])"
+                "'Attempt': $attempt, 'InARow': $row, "
+                "'Began': $began, 'Asked': $asked, 'Deadline': $deadline}])"
             )
         ),
         assign={"outcome": _value("$states.result.Payload")},
@@ -148,6 +150,7 @@ def job_states(
         "Again",
         assign={
             "attempt": _value("$outcome.attempts + 1"),
+            "row": _value("$outcome.in_a_row + 1"),
             "token": _value("$job & '-' & $millis()"),
             "asked": _value(f"{waits} ? $asked : $millis() / 1000"),
         },

@@ -415,14 +415,14 @@ CONTROL: Final = (
     ),
     _verdict(
         name="one-attempt-more",
-        old="again = attempt < MOST_IN_VAIN or",
-        new="again = attempt <= MOST_IN_VAIN or",
+        old="again = in_a_row < MOST_IN_VAIN or",
+        new="again = in_a_row <= MOST_IN_VAIN or",
         felt="a job whose head is killed is tried once more than it may be",
     ),
     _machine(
         name="attempts-not-counted",
-        old='"attempt": _value("$outcome.attempts + 1"),',
-        new='"attempt": _value("$attempt"),',
+        old='"row": _value("$outcome.in_a_row + 1"),',
+        new='"row": _value("$row"),',
         felt="a job whose head is lost again and again never ends",
     ),
     _machine(
@@ -482,7 +482,7 @@ CONTROL: Final = (
     ),
     _verdict(
         name="no-host-counts-as-an-attempt",
-        old="return replace(found, attempts=attempt - 1)",
+        old="return replace(found, attempts=attempt - 1, in_a_row=in_a_row - 1)",
         new="return found",
         felt="a job that waits for a spot host runs out of attempts before it began",
     ),

@@ -33,7 +33,7 @@ from containers.program import code as user_code
 from containers.program.launch import Ended, LaunchSpec, Status
 from contract import exits, times
 from contract.errors import InputError, UnreachableError
-from contract.job import JobStatus, Placement, stop_reason
+from contract.job import JobStatus, Outcome, Placement, stop_reason
 from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, verdict
 from contract.nodes import Range
 from tests.clock import FakeClock
@@ -263,9 +263,23 @@ def after_command(*, ray_ends: bool) -> int:
     return life.run()
 
 
-def judged(task: dict[str, Any], error: str = "", *, attempt: int = 1, left_s: float = 600) -> Any:
+def judged(
+    task: dict[str, Any],
+    error: str = "",
+    *,
+    in_a_row: int = 1,
+    left_s: float = 600,
+    patience_s: float = 300,
+) -> Outcome:
     now = time.time()
-    return verdict(task, error, deadline=now + left_s, patience=now + 300, attempt=attempt)
+    return verdict(
+        task,
+        error,
+        deadline=now + left_s,
+        patience=now + patience_s,
+        attempt=60,
+        in_a_row=in_a_row,
+    )
 
 
 @pytest.mark.parametrize(
@@ -475,9 +489,9 @@ def test_every_end_has_a_status_a_reason_and_maybe_another_attempt(
     assert ending_of(task, error) is how
     found = judged(task, error)
     assert (found.status, found.reason, found.again) == (status, reason, then != END)
-    assert found.attempts == 1
-    for attempt, again in ((MOST_IN_VAIN - 1, then != END), (50, then == FAULT)):
-        later = judged(task, error, attempt=attempt)
+    assert (found.attempts, found.in_a_row) == (60, 1)
+    for in_a_row, again in ((MOST_IN_VAIN - 1, then != END), (50, then == FAULT)):
+        later = judged(task, error, in_a_row=in_a_row)
         assert (later.status, later.again) == (status, again)
     assert not judged(task, error, left_s=-1).again, "nothing is tried again after the deadline"
     if not task:
@@ -486,8 +500,8 @@ def test_every_end_has_a_status_a_reason_and_maybe_another_attempt(
     ended = time.time()
     began = ended - times.LONG_RUN_S - 60
     ran = task | {"StartedAt": began * 1000, "StoppedAt": ended * 1000}
-    found = judged(ran, error, attempt=50)
-    assert (found.again, found.attempts) == (then != END, 1)
+    found = judged(ran, error, in_a_row=50)
+    assert (found.again, found.attempts, found.in_a_row) == (then != END, 60, 1)
 
 
 @pytest.mark.parametrize(
@@ -503,11 +517,10 @@ def test_a_head_that_ecs_has_given_up_on_is_asked_for_again_as_long_as_the_job_w
     said: str, error: str
 ) -> None:
     task = head(StopCode="TaskFailedToStart", StoppedReason=said) if said else {}
-    now = time.time()
-    for attempt in (1, 3):
-        found = judged(task, error, attempt=attempt)
+    for in_a_row in (1, 3):
+        found = judged(task, error, in_a_row=in_a_row)
         assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
         assert found.again, "it did not run"
-        assert found.attempts == attempt - 1, "and does not count"
-    over = verdict(task, error, deadline=now + 600, patience=now - 1, attempt=1)
+        assert (found.attempts, found.in_a_row) == (59, in_a_row - 1), "and does not count"
+    over = judged(task, error, patience_s=-1)
     assert (over.status, over.again) == (JobStatus.NO_CAPACITY, False)

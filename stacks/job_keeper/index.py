@@ -461,9 +461,10 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         task,
         error,
         deadline=event["Deadline"],
-        # An execution that began before an update of the stack does not send it.
+        # An execution that began before an update of the stack does not send all of this.
         patience=event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0),
         attempt=event["Attempt"],
+        in_a_row=event.get("InARow", event["Attempt"]),
     )
     try:
         begins = _TOLD_BY_HEAD.get(outcome.status)

@@ -439,10 +439,10 @@ class Account:
             "stoppedAt" in task and task["stoppedAt"].timestamp() < self.world.now - 60
             for task in host["_tasks"]
         )
-        if is_fit and is_idle and process.what == "sweep":
+        if is_fit and is_idle and process.what in ("sweep", "release"):
             for task in self.model.waiting(self.model.groups[host["capacityProviderName"]]):
                 if task["createdAt"].timestamp() < process.began - 2 * self.model.times.shows:
-                    self.world.blame(f"a sweep takes a host for which {name_of(task)} waits")
+                    self.world.blame(f"{who} takes a host for which {name_of(task)} waits")
         self.model.set_state(arn, status)
 
     def terminate(self, instance: str, lowers: bool, who: str) -> None:
@@ -514,6 +514,7 @@ class Account:
 
         process = world.spawn(call)
         process.what, process.began = str(event.get("Action", "after an abort")), world.now
+        process.what += " of hosts" * ("Hosts" in event)
         if self.is_broken:
             process.calls_left = 0
         elif self.is_faulty and chance.random() < 0.05:
@@ -574,6 +575,8 @@ class Execution:
         self.began, self.ended = world.now, 0.0
         self.heads: list[tuple[float, str]] = []
         """When they were submitted, and their ARNs."""
+        self.heard: list[Record] = []
+        """Heads that ran, and of whose end it has heard."""
         spec = JobSpec.from_json(order)
         self.patience_s, self.nodes = spec.capacity_wait_s, spec.nodes
         self.granted = Range(0, 0)
@@ -756,7 +759,11 @@ class Execution:
             raise StateError("States.Timeout")
         (container,) = task["containers"]
         code = container.get("exitCode")
-        described = {
+        started = {}
+        if "startedAt" in task:
+            self.heard.append(task)
+            started = {"StartedAt": round(task["startedAt"].timestamp() * 1000)}
+        described = started | {
             "Containers": [{"Name": "ray"} | ({} if code is None else {"ExitCode": code})],
             "StopCode": task["stopCode"],
             "StoppedReason": task["stoppedReason"],

@@ -334,10 +334,14 @@ class Life:
         ran = [each for each in heads if "startedAt" in each]
         if written["attempts"] is not None and written["attempts"] < len(ran):
             world.blame(f"{job.name} had {written['attempts']} attempts, and {len(ran)} heads")
-        for head in ran[job_outcome.MOST_IN_VAIN - 1 : -1]:
-            # A start whose answer was lost is cleaned up before its head ends in any way.
-            by_itself = head["stopCode"] == "EssentialContainerExited" and not self._has_trouble
-            if by_itself and head["containers"][0].get("exitCode") == exits.KILLED:
+        in_a_row = 0
+        for head in job.heard:
+            seconds = (head["stoppedAt"] - head["startedAt"]).total_seconds()
+            in_a_row = 1 if seconds > times.LONG_RUN_S else in_a_row + 1
+            was_killed = head["containers"][0].get("exitCode") == exits.KILLED
+            by_itself = head["stopCode"] == "EssentialContainerExited"
+            is_last = job.heads[-1][0] < head["stoppedAt"].timestamp()
+            if was_killed and by_itself and in_a_row >= job_outcome.MOST_IN_VAIN and not is_last:
                 world.blame(f"{job.name} is started again although {name_of(head)} was killed")
         bad = [
             each["containerInstanceArn"]
@@ -566,6 +570,12 @@ def job_is_aborted(life: Life) -> list[Execution] | None:
     return [job]
 
 
+def standing_cluster_goes_down(life: Life) -> list[Execution]:
+    """As ``trainctl cluster down``, whose hosts go at once: not those that a job waits for."""
+    life.account.notify({"Action": "release"})
+    return life.running()
+
+
 def head_is_killed(life: Life) -> list[Execution] | None:
     alive = [each for each in life.heads.values() if each.is_alive]
     if not alive:
@@ -589,6 +599,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     keeper_is_broken,
     user_stops_a_job,
     job_is_aborted,
+    standing_cluster_goes_down,
     head_is_killed,
 )
 

@@ -866,7 +866,7 @@ def test_a_head_that_gets_no_host_in_time_ends_as_no_capacity(keeper: ModuleType
     assert keeper.handler({}, None)["stopped"] == ["own-head"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     later = time.time() + 60
-    found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1)
+    found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, in_a_row=1)
     assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
 
 

@@ -65,7 +65,7 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
         found: list[int] = []
         known = {"asked": BEGAN, "deadline": BEGAN + MAX_SECONDS}
         while sum(found) < MAX_SECONDS:
-            outcome = {"status": status.value, "attempts": len(found) + 1, "reason": "why"}
+            outcome = {"status": status.value, "in_a_row": len(found) + 1, "reason": "why"}
             variables, now = known | {"outcome": outcome}, BEGAN + sum(found)
             told = evaluate(states["Again"]["Output"], variables, now)
             found.append(evaluate(states["Pause"]["Seconds"], variables, now))
