@@ -277,14 +277,6 @@ STRICT: Final = (
         tests="tests/rehearsal/test_hosts.py",
     ),
     Fault(
-        name="consistency",
-        file="stacks/job_keeper/index.py",
-        old="if statuses[job] == UNKNOWN and is_new and not is_over:",
-        new="if not job and is_new and not is_over:",
-        felt="a new job is stopped as an orphan",
-        tests="tests/stacks/test_job_keeper.py",
-    ),
-    Fault(
         name="consistency-2",
         file="stacks/job_keeper/index.py",
         old="if pending <= len(never_ran) and pending + alive <= len(stopping):",
@@ -376,12 +368,6 @@ CONTROL: Final = (
         old="            if not are_bad and not unused(",
         new="            if not unused(",
         felt="each job that waits for a host fails on the same broken one",
-    ),
-    _keeper(
-        name="new-job-swept",
-        old="if statuses[job] == UNKNOWN and is_new and not is_over:",
-        new="if False:",
-        felt="the sweep stops the head of a job that was just submitted",
     ),
     _keeper(
         name="orphans-not-swept",
@@ -640,12 +626,6 @@ STORED: Final = (
         old="            storage.remove_file(storage.join(uri, MANIFEST_FILE))\n",
         new="",
         felt="a run whose only checkpoint is half removed refuses to start",
-    ),
-    _checkpoint(
-        name="prunes-without-the-lease",
-        old="        lease.check(run_uri, fence)\n        found",
-        new="        found",
-        felt="a process that lost the run removes the checkpoint that its successor reads",
     ),
     _checkpoint(
         name="successor-pruned",

@@ -80,8 +80,6 @@ GROUP_TAG = "aws:autoscaling:groupName"
 _TOLD_BY_HEAD = {JobStatus.FILES_LOST: "files lost", JobStatus.FAILED: "failed"}
 #: Exit codes that say it all, or of a head that could say nothing.
 _NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
-#: Status of an execution that there is not.
-UNKNOWN = "unknown"
 
 
 # --- AWS ------------------------------------------------------------------------------------------
@@ -619,14 +617,10 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str], served: Collec
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
         statuses[job] = status_of(job)
-    now = time.time()
-    is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
-    is_over = now > deadline_of(task, default=now) + times.SWEEP_GRACE_S
-    if statuses[job] == UNKNOWN and is_new and not is_over:
-        return ""  # Step Functions may not tell of an execution that has just begun
     if statuses[job] != "RUNNING":
         return f"job {job}: its execution has ended ({statuses[job]})"
-    if is_over:
+    now = time.time()
+    if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
         return stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
     if task["lastStatus"] != "PROVISIONING":
         return ""
@@ -638,12 +632,13 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str], served: Collec
 
 
 def status_of(job: str) -> str:
-    """Status of a job's execution; ``UNKNOWN`` where there is none."""
+    """Status of a job's execution. It is shown by the time that there is a task: the state machine
+    has waited for that."""
     states = boto3.client("stepfunctions")
     try:
         return states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))["status"]
     except states.exceptions.ExecutionDoesNotExist:
-        return UNKNOWN
+        return "unknown"
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:

@@ -347,6 +347,8 @@ class Account:
         """The keeper fails at its first call."""
         self.client = functools.cache(functools.partial(Client, self))
         self._was_left = True
+        self._failed_at = 0.0
+        """When the keeper last failed, or was killed."""
 
     def execution(self, arn: str) -> "Execution":
         found = self.executions.get(arn.rpartition(":")[2])
@@ -506,10 +508,12 @@ class Account:
             except EndedError:
                 world.tell(f"the keeper is killed ({process.what})")
                 world.happened["keeper killed"] += 1
+                self._failed_at = world.now
             except (KeyError, AttributeError, TypeError, IndexError) as error:
                 world.blame(f"the keeper: {error!r}")
             except Exception as error:
                 world.tell(f"the keeper fails: {error!r:.150}")
+                self._failed_at = world.now
             world.after(0.1, hear, answer, is_well)
 
         process = world.spawn(call)
@@ -558,6 +562,12 @@ class Account:
         if is_left or self._was_left:
             self.notify({"Action": "sweep"})
         self._was_left = is_left
+        for task in model.tasks.values():
+            job = self.job_of(task)
+            since = max(job.ended if job else 0, task["createdAt"].timestamp(), self._failed_at)
+            is_orphan = job and job.ended and task["desiredStatus"] == "RUNNING"
+            if is_orphan and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
+                self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
 
 
 def name_of(task: Record) -> str:

@@ -148,9 +148,10 @@ class Life:
             hear()
 
     def forsake(self, head: "Head") -> None:
-        """Workers end by themselves when their head is gone."""
+        """Workers end by themselves when their head is gone, but for those that hang."""
         for task in self.model.tasks.values():
-            if task["_family"] == "worker" and task["startedBy"] == head.job.name:
+            is_own = task["_family"] == "worker" and task["startedBy"] == head.job.name
+            if is_own and self.chance.random() > 0.1:
                 seconds = times.RAY_RECONNECT_S + self.chance.uniform(0, 30)
                 self.world.after(seconds, self._end_alone, task)
 

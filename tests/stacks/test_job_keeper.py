@@ -514,10 +514,7 @@ def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) ->
     aws.executions["j1"] = "FAILED"
     assert sorted(keeper.handler({}, None)["stopped"]) == ["own-1", "own-2", "own-head"]
     assert aws.running() == {"other-head", "other-1", "standing"}
-    del aws.executions["j2"]
-    assert keeper.handler({}, None)["stopped"] == [], "it may have begun a moment ago"
-    for task in aws.tasks.values():  # older than Step Functions' memory
-        task["createdAt"] -= timedelta(seconds=times.CONSISTENT_S)
+    del aws.executions["j2"]  # older than Step Functions' memory
     assert sorted(keeper.handler({}, None)["stopped"]) == ["other-1", "other-head"]
     assert aws.running() == {"standing"}
 

@@ -75,6 +75,8 @@ class Life(World):
         self.values: dict[str, float] = {}
         """What the weights of each checkpoint are, by its name."""
         self.reported: list[tuple[int, str]] = []
+        self.leases: set[int] = set()
+        """Numbers that were taken."""
         self.recorded: set[int] = set()
         """Steps that were written down."""
         self.num = dict.fromkeys(("restores", "saves", "zombies", "refusals", "cuts", "flips"), 0)
@@ -378,6 +380,9 @@ class Head(Actor):
             return
         self.fence = self.lease.number
         life.note(f"has lease {self.fence}")
+        if self.fence in life.leases:
+            life.fail(f"has lease {self.fence}, as another head has")
+        life.leases.add(self.fence)
         try:
             self.record = RunRecord(
                 life.uri,

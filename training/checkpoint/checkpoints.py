@@ -258,8 +258,8 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
     """
     own = max(fence, 1)  # a writer without a lease names its checkpoints as the first holder does
     with contextlib.suppress(Exception):  # a save that is done has not failed
-        # Who takes the run after this finds the checkpoint that was just written.
-        lease.check(run_uri, fence)
+        # No look at the lease: who takes the run after this finds the checkpoint that was just
+        # written, and those that go are no longer read.
         found = {name: checkpoint_key(name) or (0, 0) for name in names(run_uri)}
         late = [name for name, (at, number) in found.items() if at >= step and number < own]
         mine = [name for name, (_, number) in found.items() if number <= own and name not in late]

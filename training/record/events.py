@@ -464,7 +464,7 @@ class Metrics:
 def parse_metrics(content: bytes) -> Metrics:
     """Read the content of a ``metrics.jsonl``."""
     kept: list[Line] = []
-    num_damaged = 0
+    num_damaged = newest = 0
     *whole, last = content.split(b"\n")
     for text in [*whole, last]:
         if not text.strip():
@@ -477,6 +477,11 @@ def parse_metrics(content: bytes) -> Metrics:
             continue
         if isinstance(line.event, Resume):
             kept = without_redone(kept, line.event.step)
+            newest = min(newest, line.event.step)
+        if isinstance(line.event, Step):
+            if line.event.step <= newest:
+                continue  # by a process that had lost the run and did not know it yet
+            newest = line.event.step
         kept.append(line)
     return Metrics(lines=kept, num_damaged=num_damaged)
 
