@@ -52,9 +52,7 @@ QUEUE_LOOK_S: Final = 3600  # between two looks of a job that has waited for day
 QUEUE_S: Final = 14 * 24 * 3600  # a job waits no longer for its turn: the longest job is over then
 HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a head's host, or a fault; at first
 HEAD_ASKED_LATER_S: Final = 1800  # the same for a job that has waited for days
-LONG_RUN_S: Final = (
-    3600  # a head that ran for longer has saved: a loss is the first in a row
-)
+LONG_RUN_S: Final = 3600  # a head that ran for longer has saved: a loss is the first in a row
 HEAD_WAIT_S: Final = 600  # a worker waits for its head, whose host may still pull the image
 RAY_START_S: Final = 120  # Ray on a job's head is up
 NODE_ASKED_S: Final = 180  # Ray asks again for a node that does not show; its default is 600
