@@ -65,7 +65,7 @@ bench: venv-dev ## compare with the plain ways; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
 	@$(PYTHON) -m benchmarks.checkpoint --json
 	@$(PYTHON) -m benchmarks.images --json
-	@$(PYTHON) -m benchmarks.fsdp --json
+	@$(PYTHON) -m benchmarks.gpu_fsdp --json
 
 pictures: venv ## redraw docs/images from today's code, on an idle machine
 	@$(PYTHON) .ci/pictures.py

@@ -70,7 +70,6 @@ STEPS: Final = (
         words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile --json",
         limit_s=600,
     ),
-    Step(name="imagenet_gpu", words="python -m benchmarks.imagenet_gpu --json", limit_s=600),
     Step(
         name="imagenet_gpu-packed",
         words="python -m benchmarks.imagenet_gpu --packed raw --json",
