@@ -24,7 +24,9 @@ from training.data import catalog, download
 
 DATA: Final = "fashion-mnist"
 PUT: Final = f"trainctl data put {DATA}"
-SUBMIT: Final = f"trainctl submit ddp --nodes 2 --run first --preset tuned --data {DATA} --follow"
+SUBMIT: Final = (
+    f"trainctl submit ddp --nodes 2 --run first --preset tuned --data {DATA} --max-hours 1 --follow"
+)
 LOGS: Final = "trainctl logs first --follow"
 STOP: Final = "trainctl stop first"
 #: Lines of the tutorials in the order of reading, and the options added to each: yes where no one

@@ -36,6 +36,7 @@ from rehearsal.rehearse import (
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP
 from trainctl.__main__ import app
+from trainctl.__main__ import main as trainctl
 from training import plan
 from training.data import catalog, download
 from training.recipes import command as recipe_command
@@ -62,6 +63,21 @@ TRAINS = {
     "trainctl submit fsdp --model Qwen/Qwen3-4B --recompute full --data chats --run chats --follow",
     "trainctl submit fsdp --preset lora --model Qwen/Qwen3-8B --data chats --run adapters --follow",
 }
+#: Runs here, without an account; beside it, the pages have these figures.
+PLANNED = {
+    "python -m training.plan fsdp --model databricks/dolly-v2-7b --preset dolly --workers 8": [
+        "15.1 of 19.8 GiB",
+        "2,591 tokens/s",
+    ],
+    "trainctl plan ddp --nodes 2 --preset tuned --data fashion-mnist --max-hours 1 -c preset=ddp": [
+        "$2.36 an hour",
+        "$2.82",
+    ],
+    "trainctl plan fsdp --preset dolly --data tiny-shakespeare -c preset=fsdp": [
+        "$11.49 an hour",
+        "$20.42",
+    ],
+}
 _DEPLOYED = "the deployment of these tests is made and destroyed by the same command of the CDK"
 _CLUSTER = "tests/rehearsal/test_in_containers.py"
 _PREPARED = "tests/trainctl/test_data_pictures.py"
@@ -76,8 +92,6 @@ ELSEWHERE = {
     "npx cdk destroy --all": _DEPLOYED,
     "make destroy": f"tests/test_makefile.py; {_DEPLOYED}",
     "make images": "tests/containers/test_publish.py; the deployment's are made by its functions",
-    "python -m training.plan fsdp --model databricks/dolly-v2-7b --preset dolly "
-    "--workers 8": "the next test",
     "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
     "make rehearse": "its lines run here",
     "source .venv/bin/activate": "the shell of these tests; tests/test_makefile.py makes another",
@@ -135,7 +149,7 @@ def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
     found = [line for page in PAGES for line in lines(page)]
     assert len(found) > 30
     ran = [*FIRST, *OWN_CODE]
-    known = [*ran, *TRAINS, *ELSEWHERE]
+    known = [*ran, *TRAINS, *PLANNED, *ELSEWHERE]
     assert len(known) == len({*known})
     assert sorted({line for line in found if not of_aws(line)}) == sorted(known)
     # In the order of reading; the doctor is the one after the images.
@@ -144,17 +158,17 @@ def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
     assert sorted(OWN_CODE, key=order.index) == [*OWN_CODE]
 
 
-def test_the_plan_of_seven_billion_parameters_fits_and_has_the_figures_of_the_page(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (line,) = (line for line in lines("README.md") if "training.plan" in line)
-    assert plan.main(shlex.split(line)[3:]) == exits.OK
+@pytest.mark.parametrize("line", PLANNED)
+def test_a_plan_prints_the_figures_beside_it(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(line)
+    code = plan.main(words[3:]) if words[0] == "python" else trainctl(words[1:])
+    assert code == exits.OK
     printed = capsys.readouterr().out
-    assert "15.1 of 19.8 GiB: fits" in printed
-    assert "2,591 tokens/s" in printed
-    for page in ("README.md", "docs/tutorials/fine-tune.md"):
-        assert "15.1 of 19.8 GiB" in (ROOT / page).read_text("utf-8")
-        assert "2,591 tokens/s" in (ROOT / page).read_text("utf-8")
+    assert "DOES NOT FIT" not in printed
+    pages = [(ROOT / page).read_text("utf-8") for page in PAGES if line in lines(page)]
+    assert pages
+    for text in (printed, *pages):
+        assert [figure for figure in PLANNED[line] if figure not in text] == []
 
 
 @pytest.mark.parametrize("line", sorted(TRAINS))
