@@ -1,15 +1,17 @@
 """The DDP recipe against a plain loop with the reference's semantics, on two gloo ranks.
 
-    python -m benchmarks.ddp [--data DIR] [--json]
+    python -m benchmarks.ddp [--data DIR] [--rounds 7] [--json]
 
 The plain loop is what one writes first: PIL images normalised one by one in a DataLoader without
 workers, fp32, Adam, DDP over the whole ResNet18. Both see the same images in the same order from
-the same weights, so their losses must agree; then they take turns, and medians are compared.
+the same weights, so their losses must agree; then they take turns, and medians are compared. A
+third loop is the recipe with all trackers (``--report-to``) in its process, W&B offline.
 """
 
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,11 +33,12 @@ from training.models import classifiers as models
 from training.models import replicas
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
+from training.record.events import Start, Step
+from training.record.trackers import NAMES, Trackers
 
 WORLD_SIZE: Final = 2
 _BATCH_PER_WORKER: Final = 128
 _COMPARED_STEPS: Final = 20
-_ROUNDS: Final = 7
 _STEPS_PER_ROUND: Final = 4
 
 
@@ -109,6 +112,8 @@ class RecipeLoop:
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
         self._data = images.DeviceImages.train_split(image_set, cpu)
         self._order, self._rank = order, rank
+        self.trackers: Trackers | None = None
+        self._num_done = 0
 
     def batches(self, first: int, num: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for step in _steps(first, num):
@@ -120,17 +125,26 @@ class RecipeLoop:
         nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return loss_sum.detach() / len(labels)
+        loss = loss_sum.detach() / len(labels)
+        if self.trackers is not None:
+            self._num_done += 1
+            figures = {"loss": loss.item(), "lr": 1e-3, "grad_norm": 1.0, "time": time.time()}
+            self.trackers.handle(Step(step=self._num_done, epoch=1, **figures))
+        return loss
 
 
-def measure(data: str) -> dict[str, Any]:
+def measure(data: str, rounds: int) -> dict[str, Any]:
     """Measure on one of the two ranks."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
     dist.init_process_group("gloo")
-    return _figures(dist.get_rank(), data)
+    with tempfile.TemporaryDirectory(prefix="trackers-") as folder:
+        trackers = Trackers(NAMES, Path(folder), "benchmark", {}, say=lambda event: say(f"{event}"))
+        found = _figures(dist.get_rank(), data, rounds, trackers)
+        trackers.close(0, wait_s=60)
+    return found
 
 
-def _figures(rank: int, data: str) -> dict[str, Any]:
+def _figures(rank: int, data: str, rounds: int, trackers: Trackers) -> dict[str, Any]:
     """Compare and time the loops; every rank calls this."""
     image_set = images.load(data)
     order = images.BatchOrder(
@@ -151,14 +165,21 @@ def _figures(rank: int, data: str) -> dict[str, Any]:
     figures["loss_first_last"] = [losses["recipe"][0], losses["recipe"][-1]]
 
     loops: dict[str, Any] = {name: kind(image_set, order, rank) for name, kind in kinds.items()}
-    _progress(rank, f"timing {_ROUNDS} rounds of {_STEPS_PER_ROUND} steps each, in turn")
+    loops["tracked"] = RecipeLoop(image_set, order, rank)
+    if rank == 0:  # which keeps the record
+        start = Start(step=0, resumed=False, world_size=WORLD_SIZE, total_steps=1, device="CPU")
+        trackers.handle(start)
+        loops["tracked"].trackers = trackers
+    _progress(rank, f"timing {rounds} rounds of {_STEPS_PER_ROUND} steps each, in turn")
     for loop in loops.values():
         _rate(loop, first=0)  # buffers and oneDNN's choices are made once
     rates: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(_ROUNDS):
+    for number in range(rounds):
         for name, loop in loops.items():
             rates[name].append(_rate(loop, first=number * _STEPS_PER_ROUND))
     figures["images_per_s"] = {name: statistics.median(found) for name, found in rates.items()}
+    pairs = zip(rates["tracked"], rates["recipe"], strict=True)
+    figures["ratio_with_trackers"] = statistics.median(on / off for on, off in pairs)
 
     return figures
 
@@ -166,13 +187,15 @@ def _figures(rank: int, data: str) -> dict[str, Any]:
 def main() -> int:
     parser = command_line("ddp", __doc__)
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
+    parser.add_argument("--rounds", type=int, default=7, help="of a few steps of each loop")
     options = parser.parse_args()
+    os.environ.setdefault("WANDB_MODE", "offline")
     try:
         images.load(options.data)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    figures, _ = processes.run(WORLD_SIZE, measure, options.data)
+    figures, _ = processes.run(WORLD_SIZE, measure, options.data, options.rounds)
     result = {
         "benchmark": "ddp",
         "ratio": figures["images_per_s"]["recipe"] / figures["images_per_s"]["plain"],

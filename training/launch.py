@@ -21,6 +21,7 @@ from training.data import catalog, mixture
 from training.recipes import command as commands
 from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
 from training.recipes.settings import RunConfig
+from training.record import trackers
 from training.system import storage
 from training.system.lease import Lease
 
@@ -66,6 +67,8 @@ def start(command: Command) -> int:
         InputError: something that was given is wrong.
         Exception: among others, what ``storage.is_trouble`` knows.
     """
+    if _is_first():
+        trackers.check(command.report_to)
     try:
         config, workers = configured(command)
     except RunCompleteError as error:
@@ -80,7 +83,7 @@ def start(command: Command) -> int:
         if _is_torchrun():
             from training.runtime.torchrun import run_torchrun
 
-            return run_torchrun(config, lease=lease, as_json=command.json)
+            return run_torchrun(config, command, lease=lease)
         from training.runtime.driver import Driver, Workers
 
         assert lease is not None

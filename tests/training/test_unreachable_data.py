@@ -95,7 +95,8 @@ def test_torchrun_prints_what_stops_any_of_its_processes(
     worker = SimpleNamespace(rank=1, close=lambda: None)
     monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
     config = DdpConfig(recipe="ddp", run="r", storage="s3://bucket/runs", data="")
-    code = torchrun.run_torchrun(config, lease=None, as_json=False)
+    command: Any = None  # what only rank 0 reads
+    code = torchrun.run_torchrun(config, command, lease=None)
     assert code == expected
     assert capsys.readouterr().err == f"error: {fault}\n"
 

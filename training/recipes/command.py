@@ -30,6 +30,7 @@ from training.recipes.settings import (
     kind_of,
     option_name,
 )
+from training.record import trackers
 
 EPILOG: Final = """\
 exit codes:
@@ -74,6 +75,7 @@ class Command:
     workers: Range | None
     local: bool
     max_failures: int
+    report_to: tuple[str, ...]
     overwrite: bool
     take_over: bool
     json: bool
@@ -194,6 +196,12 @@ def parse(words: Sequence[str]) -> Command:
     max_failures = _converted("max_failures", int, found.max_failures)
     if max_failures < 0:
         raise InputError(f"--max-failures is {max_failures}: it must be at least 0")
+    report_to = tuple(filter(None, found.report_to.split(",")))
+    if unknown := {*report_to} - {*trackers.NAMES}:
+        raise InputError(
+            f"--report-to is {found.report_to!r}: {min(unknown)} is none of "
+            f"{', '.join(trackers.NAMES)}"
+        )
     return Command(
         recipe=recipe,
         settings=settings,
@@ -204,6 +212,7 @@ def parse(words: Sequence[str]) -> Command:
         workers=workers,
         local=found.local,
         max_failures=max_failures,
+        report_to=report_to,
         overwrite=found.overwrite,
         take_over=found.take_over,
         json=found.json,
@@ -390,6 +399,12 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
         "a node, else runs)",
     )
     what.add_argument("--run", metavar="NAME", help="name of the run (default: recipe and time)")
+    what.add_argument(
+        "--report-to",
+        default="",
+        metavar="NAME,...",
+        help="show the curves in tensorboard, wandb, or tensorboard,wandb too",
+    )
     what.add_argument("--overwrite", action="store_true", help="delete an earlier run of that name")
     what.add_argument("--take-over", action="store_true", help="end what trains the run now")
     what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")

@@ -44,6 +44,7 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
+from training.record.trackers import FILES, PATIENCE_S, Trackers
 from training.system import storage
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
@@ -75,6 +76,7 @@ class RunRecord:
         environment: Mapping[str, object],
         display: Display,
         measures: Sequence[Measure] = (),
+        report_to: Sequence[str] = (),
         job: str = "",
         spending: Spending | None = None,
         is_sure: Callable[[], bool] = lambda: True,
@@ -87,6 +89,7 @@ class RunRecord:
             settings: content of ``config.json``.
             environment: content of ``environment.json``.
             measures: what the recipe is judged by.
+            report_to: trackers that show the curves too, by name.
             job: id of the job that trains the run; empty without one.
             spending: counts what that job costs.
             is_sure: whether no other process writes this record. Nothing is written while it is
@@ -116,6 +119,7 @@ class RunRecord:
         self._in_s3 = storage.is_s3(run_uri)
         self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
         self._metrics = self.folder / runs.METRICS_FILE
+        self._trackers = Trackers(report_to, self.folder, run, settings, say=display.show)
         if self._in_s3:
             uri = storage.join(run_uri, runs.METRICS_FILE)
             if earlier := storage.read_bytes(uri):
@@ -146,6 +150,7 @@ class RunRecord:
         for event in found:
             self._take(event)
             self._display.show(event)
+            self._trackers.handle(event)
         self.flush_in_time()
 
     def _take(self, event: Event) -> None:
@@ -216,7 +221,10 @@ class RunRecord:
             from training.record.page import write_report  # takes as long to load as all else
 
             report = self._on_disk(lambda: write_report(self.folder))
+        # An upload may take its time: meanwhile the run's own files are sent.
+        self._trackers.close(self.exit_code, wait_s=5)
         self._send_all()
+        self._trackers.close(self.exit_code, wait_s=PATIENCE_S)
         return None if self._in_s3 else report
 
     def _send_all(self) -> None:
@@ -259,6 +267,9 @@ class RunRecord:
             self._on_disk(lambda: storage.sync(self._metrics))
             for name in sorted(self._unsent):
                 self._on_disk(partial(self._write, name, quick=False))
+        if self._in_s3:
+            for path in (path for pattern in FILES for path in self.folder.glob(pattern)):
+                self._unsent[path.relative_to(self.folder).as_posix()] = None
         if not self._unsent:
             return
         if self._is_failing and self._clock() < self._flush_at:

@@ -133,6 +133,7 @@ class Driver:
             environment=environment(),
             display=self._display,
             measures=self._options.recipe.measures,
+            report_to=self._options.report_to,
             job=job,
             spending=spending,
             is_sure=self._lease.is_sure,

@@ -20,6 +20,7 @@ from contract.errors import InputError, UnreachableError, exit_code
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
+from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
@@ -29,7 +30,7 @@ from training.system.lease import Lease
 from training.system.machine import environment
 
 
-def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> int:
+def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) -> int:
     """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record.
 
     Args:
@@ -55,6 +56,7 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
             environment=environment(),
             display=display,
             measures=recipe.measures,
+            report_to=command.report_to,
             is_sure=(lambda: True) if lease is None else lease.is_sure,
         )
         worker.on_events = kept.handle
@@ -81,7 +83,7 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
         if display is not None:
             display.close()
     if kept is not None and kept.result is not None and kept.is_finished:
-        print_result(kept.result, recipe, run_uri, report=report, as_json=as_json)
+        print_result(kept.result, recipe, run_uri, report=report, as_json=command.json)
         if kept.error is not None:
             print(f"error: {kept.error}", file=sys.stderr)
             code = kept.exit_code
