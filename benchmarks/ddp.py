@@ -153,6 +153,11 @@ def _figures(rank: int, data: str, rounds: int, trackers: Trackers) -> dict[str,
     kinds: dict[str, Any] = {"plain": PlainLoop, "recipe": RecipeLoop}
     figures: dict[str, Any] = {}
 
+    # Long before rounds are timed: importing W&B takes seconds.
+    start = Start(step=0, resumed=False, world_size=WORLD_SIZE, total_steps=1, device="CPU")
+    if rank == 0:
+        trackers.handle(start)
+
     # In double precision, because in single precision two loops that round differently drift
     # apart by 1e-2 within a few steps of Adam: so does the plain loop from itself when its
     # weights are changed by one part in ten million.
@@ -166,10 +171,7 @@ def _figures(rank: int, data: str, rounds: int, trackers: Trackers) -> dict[str,
 
     loops: dict[str, Any] = {name: kind(image_set, order, rank) for name, kind in kinds.items()}
     loops["tracked"] = RecipeLoop(image_set, order, rank)
-    if rank == 0:  # which keeps the record
-        start = Start(step=0, resumed=False, world_size=WORLD_SIZE, total_steps=1, device="CPU")
-        trackers.handle(start)
-        loops["tracked"].trackers = trackers
+    loops["tracked"].trackers = trackers if rank == 0 else None  # which keeps the record
     _progress(rank, f"timing {rounds} rounds of {_STEPS_PER_ROUND} steps each, in turn")
     for loop in loops.values():
         _rate(loop, first=0)  # buffers and oneDNN's choices are made once
