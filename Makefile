@@ -67,12 +67,6 @@ bench: venv-dev ## compare with the plain ways; one JSON object each
 	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.gpu_fsdp --json
 
-pictures: venv ## redraw docs/images from today's code, on an idle machine
-	@$(PYTHON) .ci/pictures.py
-
-docs: venv-docs ## the documentation as a site with search, in build/site
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
-
 ##@ Deploy it
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)
@@ -128,6 +122,12 @@ test-fast: venv-dev venv-aws node ## the quick tests
 format: venv-dev ## rewrite the sources as `check` wants them
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+
+pictures: venv ## redraw docs/images from today's code, on an idle machine
+	@$(PYTHON) .ci/pictures.py
+
+docs: venv-docs ## the documentation as a site with search, in build/site
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 ##@ Keep house
 # Hashes of all but torch, which comes in several builds by the index it is taken from. One for CUDA
