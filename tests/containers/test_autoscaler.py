@@ -1,11 +1,9 @@
-"""Launches, tasks, ECS and the head fail in any order: in the end there are exactly as many worker
-tasks as are wanted, and the provider knows them all.
+"""Worker nodes are tasks of ECS that Ray starts and stops by way of the provider.
 
-ECS is simulated with what makes it hard: ten tasks a call, client tokens, lists that lag behind,
-throttling, answers that get lost, and no capacity.
+That there are as many as are wanted in the end, whatever fails and in which order, is shown by
+``tests/stacks/test_lives.py``, with the same provider.
 """
 
-import functools
 import itertools
 import json
 import threading
@@ -14,16 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
 from botocore.exceptions import (
     ClientError,
     NoCredentialsError,
     ParamValidationError,
-    ReadTimeoutError,
 )
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.tags import (
     NODE_KIND_HEAD,
@@ -43,42 +37,13 @@ WORKERS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 JOB = "job-1"
 
 
-def error(code: str, operation: str = "RunTask") -> ClientError:
-    return ClientError({"Error": {"Code": code, "Message": code}}, operation)
-
-
-ATTEMPTS = 6
-
-
-def repeated(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """As botocore's standard retries do it, which the last tests of this file show: six attempts
-    in all, the same arguments each time, waits that double."""
-
-    @functools.wraps(operation)
-    def call(ecs: "SimulatedEcs", **arguments: Any) -> Any:
-        for attempt in range(ATTEMPTS):
-            try:
-                return operation(ecs, **arguments)
-            except (ClientError, ReadTimeoutError) as failure:
-                lasting = isinstance(failure, ClientError) and "Throttling" not in str(failure)
-                if lasting or attempt + 1 == ATTEMPTS:
-                    raise
-            ecs.now += 0.5 * 2**attempt
-        raise AssertionError("unreachable")
-
-    return call
-
-
 class SimulatedEcs:
-    """Tasks of a cluster; time passes with each call that is repeated."""
+    """Tasks of a cluster; its lists lag behind."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.tasks: dict[str, dict[str, Any]] = {}
-        self.tokens: dict[str, list[str]] = {}
         self.capacity = 100
-        self.throttles = 0
-        self.lost_answers = 0
         self.lag_s = 0.0
         self.calls: list[int] = []
         self.released: list[tuple[str, list[str]]] = []
@@ -95,64 +60,42 @@ class SimulatedEcs:
         self.tasks[arn] |= ended
 
     # --- what ECS does ---
-    def _busy(self, operation: str) -> None:
-        if self.throttles:
-            self.throttles -= 1
-            raise error("ThrottlingException", operation)
-
-    @repeated
     def run_task(self, **arguments: Any) -> dict[str, Any]:
-        self._busy("RunTask")
         assert 1 <= arguments["count"] <= 10
         assert len(arguments["startedBy"]) <= 36
         assert len(arguments["clientToken"]) <= 64
         self.calls.append(arguments["count"])
-        token = arguments["clientToken"]
-        if token not in self.tokens:
-            room = min(arguments["count"], max(0, self.capacity - len(self.running())))
-            arns = [f"arn:aws:ecs:us-east-1:0:task/c/{next(self._number)}" for _ in range(room)]
-            for arn in arns:
-                self.tasks[arn] = {
-                    "taskArn": arn,
-                    "lastStatus": "PROVISIONING",
-                    "desiredStatus": "RUNNING",
-                    "startedBy": arguments["startedBy"],
-                    "tags": arguments["tags"],
-                    "containerInstanceArn": f"host/{arn.rpartition('/')[2]}",
-                    "visible_at": self.now + self.lag_s,
-                    "environment": arguments["overrides"]["containerOverrides"][0]["environment"],
-                }
-            self.tokens[token] = arns
-        if self.lost_answers:
-            self.lost_answers -= 1
-            raise ReadTimeoutError(endpoint_url="https://ecs")
-        arns = self.tokens[token]
+        room = min(arguments["count"], max(0, self.capacity - len(self.running())))
+        arns = [f"arn:aws:ecs:us-east-1:0:task/c/{next(self._number)}" for _ in range(room)]
+        for arn in arns:
+            self.tasks[arn] = {
+                "taskArn": arn,
+                "lastStatus": "PROVISIONING",
+                "desiredStatus": "RUNNING",
+                "startedBy": arguments["startedBy"],
+                "tags": arguments["tags"],
+                "containerInstanceArn": f"host/{arn.rpartition('/')[2]}",
+                "visible_at": self.now + self.lag_s,
+                "environment": arguments["overrides"]["containerOverrides"][0]["environment"],
+            }
         missing = arguments["count"] - len(arns)
         return {
             "tasks": [dict(self.tasks[arn]) for arn in arns],
             "failures": [{"reason": "RESOURCE:GPU", "detail": "no host has one"}] * missing,
         }
 
-    @repeated
     def list_tasks(self, **arguments: Any) -> dict[str, Any]:
-        self._busy("ListTasks")
-        assert arguments.keys() <= {"cluster", "startedBy", "nextToken"}, "the only filter"
-        found = sorted(
+        assert arguments.keys() == {"cluster", "startedBy"}, "the only filter"
+        found = [
             arn
             for arn, task in self.tasks.items()
             if task["startedBy"] == arguments["startedBy"]
             and task["desiredStatus"] == "RUNNING"
             and task["visible_at"] <= self.now
-        )
-        first = int(arguments.get("nextToken", 0))
-        page: dict[str, Any] = {"taskArns": found[first : first + 3]}
-        if len(found) > first + 3:
-            page["nextToken"] = str(first + 3)
-        return page
+        ]
+        return {"taskArns": found}
 
-    @repeated
     def describe_tasks(self, **arguments: Any) -> dict[str, Any]:
-        self._busy("DescribeTasks")
         assert 1 <= len(arguments["tasks"]) <= 100
         known = [
             self.tasks[arn]
@@ -164,11 +107,7 @@ class SimulatedEcs:
                 task["lastStatus"] = "RUNNING"
         return {"tasks": [dict(task) for task in known], "failures": []}
 
-    @repeated
     def stop_task(self, **arguments: Any) -> dict[str, Any]:
-        self._busy("StopTask")
-        if arguments["task"] not in self.tasks:
-            raise error("InvalidParameterException", "StopTask")
         task = self.tasks[arguments["task"]]
         if task["lastStatus"] != "STOPPED":
             self.end(arguments["task"])
@@ -182,16 +121,7 @@ class SimulatedEcs:
         return {}
 
     def get_paginator(self, operation: str) -> Any:
-        return SimpleNamespace(paginate=functools.partial(self._pages, getattr(self, operation)))
-
-    def _pages(self, operation: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
-        token: dict[str, str] = {}
-        while True:
-            page = operation(**arguments, **token)
-            yield page
-            if "nextToken" not in page:
-                return
-            token = {"nextToken": page["nextToken"]}
+        return SimpleNamespace(paginate=lambda **given: iter([getattr(self, operation)(**given)]))
 
 
 def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
@@ -210,121 +140,11 @@ def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
     return EcsNodeProvider(values, "job", ecs=client, functions=client, clock=lambda: ecs.now)
 
 
-class Autoscaler(RuleBasedStateMachine):
-    """Launches, failures, throttles, terminations and restarts of the head, in any order."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.ecs = SimulatedEcs()
-        self.provider = provider(self.ecs)
-        self.wanted = 0
-        self.started: set[str] = set()
-        self.shown: set[str] = set()
-
-    @rule(count=st.integers(0, 25))
-    def want(self, count: int) -> None:
-        self.wanted = count
-
-    @rule()
-    def update(self) -> None:
-        """One round of Ray's autoscaler: look, then launch or terminate the difference."""
-        try:
-            there = self.provider.non_terminated_nodes(WORKERS)
-            self.shown |= {*there}
-            if len(there) < self.wanted:
-                before = {*self.ecs.tasks}
-                self.provider.create_node({}, TAGS, self.wanted - len(there))
-                self.started |= {*self.ecs.tasks} - before
-            else:
-                self.provider.terminate_nodes(there[self.wanted :])
-        except (ClientError, ReadTimeoutError, NodeLaunchException):
-            pass  # Ray notes it and looks again
-
-    @rule(times=st.integers(1, 8))
-    def throttle(self, times: int) -> None:
-        self.ecs.throttles = times
-
-    @rule(times=st.integers(1, 7))
-    def lose_answers(self, times: int) -> None:
-        self.ecs.lost_answers = times
-
-    @rule(capacity=st.integers(0, 30))
-    def change_capacity(self, capacity: int) -> None:
-        self.ecs.capacity = capacity
-
-    @rule(lag_s=st.floats(0, 20))
-    def lag(self, lag_s: float) -> None:
-        self.ecs.lag_s = lag_s
-
-    @rule(number=st.integers(0, 100))
-    def lose_a_task(self, number: int) -> None:
-        if running := sorted(self.ecs.running()):
-            self.ecs.end(running[number % len(running)])
-
-    @rule()
-    def restart_the_head(self) -> None:
-        self.provider = provider(self.ecs)
-        self.started -= {*self.ecs.tasks} - self.shown  # this Ray has asked for none of them
-
-    @rule(seconds=st.floats(0, 90))
-    def wait(self, seconds: float) -> None:
-        self.ecs.now += seconds
-
-    @invariant()
-    def no_call_starts_more_than_ecs_allows(self) -> None:
-        if hasattr(self, "ecs"):
-            assert all(count <= 10 for count in self.ecs.calls)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "ecs"):
-            return
-        # The world calms down, and Ray looks a few more times.
-        self.ecs.throttles = self.ecs.lost_answers = 0
-        self.ecs.capacity, self.ecs.lag_s = 100, 0.0
-        for _ in range(4):
-            self.ecs.now += 61.0
-            self.update()
-        found = {*self.provider.non_terminated_nodes(WORKERS)}
-        assert found == self.ecs.running()
-        assert len(found) == self.wanted
-        assert self.started <= self.shown, "Ray waits for what it has asked for and never seen"
-        # And at the end of the job nothing of it is left.
-        self.wanted = 0
-        self.update()
-        assert self.ecs.running() == set()
-
-
-TestAutoscaler = Autoscaler.TestCase
-TestAutoscaler.settings = settings(
-    max_examples=150,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
-def test_a_lost_answer_starts_no_task_twice() -> None:
-    ecs = SimulatedEcs()
-    ecs.lost_answers = 3
-    provider(ecs).create_node({}, TAGS, 4)
-    assert len(ecs.running()) == 4
-    assert len(ecs.tokens) == 1
-
-
-def test_twenty_five_nodes_are_three_calls() -> None:
+def test_twenty_five_nodes_are_three_calls_and_a_head_that_comes_back_finds_them() -> None:
     ecs = SimulatedEcs()
     provider(ecs).create_node({}, TAGS, 25)
     assert ecs.calls == [10, 10, 5]
-
-
-def test_a_throttled_launch_is_reported_to_ray_as_a_failed_one() -> None:
-    ecs = SimulatedEcs()
-    ecs.throttles = 5
-    provider(ecs).create_node({}, TAGS, 1)
-    assert len(ecs.running()) == 1
-    ecs.throttles = 100
-    with pytest.raises(NodeLaunchException, match="ThrottlingException"):
-        provider(ecs).create_node({}, TAGS, 1)
+    assert {*provider(ecs).non_terminated_nodes(WORKERS)} == ecs.running()
 
 
 def test_what_cannot_be_placed_is_said_with_the_reason_and_the_rest_is_kept() -> None:
@@ -588,7 +408,7 @@ def test_hosts_are_left_to_the_sweep_where_the_keeper_cannot_be_called(
     ecs = SimulatedEcs()
 
     def refuse(**_: Any) -> None:
-        raise error("AccessDeniedException", "Invoke")
+        raise ClientError({"Error": {"Code": "AccessDeniedException"}}, "Invoke")
 
     monkeypatch.setattr(ecs, "invoke", refuse)
     own = provider(ecs)

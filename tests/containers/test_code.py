@@ -11,7 +11,6 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -79,27 +78,6 @@ def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
     assert prepare(CODE, tmp_path / "code", client(path)) == {"PYTHONPATH": "."}
     assert (tmp_path / "code" / "sub" / "more.py").exists()
-
-
-def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) -> None:
-    # Needs what is there already: it must not be fetched again, and is not to be found here.
-    wheel = write_wheel(tmp_path, requires="numpy")
-    path = archive(tmp_path, mine__py="", requirements__txt=f"--no-index\n./{wheel.name}\n")
-    with zipfile.ZipFile(path, "a") as file:
-        file.write(wheel, wheel.name)
-    found = prepare(CODE, tmp_path / "code", client(path))
-    packages = requirements.site_packages(tmp_path / "place" / code.PACKAGES)
-    assert sorted(each.name for each in packages.glob("*.py")) == ["greeting.py"]
-    assert found["PYTHONPATH"] == f"{packages}:."
-    done = subprocess.run(
-        [sys.executable, "-c", "import greeting, numpy; print(greeting.WORDS)"],
-        cwd=tmp_path / "code",
-        env={**os.environ, **found},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "installed\n"
 
 
 def zipped(tmp_path: Path, *entries: tuple[str, int, str]) -> Path:
@@ -230,9 +208,3 @@ def test_an_index_that_needs_a_secret_is_refused_where_workers_would_need_it(
 def test_what_cannot_be_read_is_named(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         prepare(replace(RECIPE, **changed), tmp_path / "code", client())
-
-
-def test_requirements_that_cannot_be_installed_show_the_end_of_uvs_words(tmp_path: Path) -> None:
-    path = archive(tmp_path, requirements__txt="--no-index\nthere-is-no-such-package==9\n")
-    with pytest.raises(InputError, match=r"(?s)cannot be installed:.*there-is-no-such-package"):
-        prepare(CODE, tmp_path / "code", client(path))

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
+from ray.autoscaler._private.util import validate_config
 
 from containers import demand, job, ray_head
 from containers.host.machine import OwnTask
@@ -79,6 +80,7 @@ def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     found = autoscaling(head)
+    validate_config(found)  # Ray's own
     kinds = found["available_node_types"]
     assert kinds["worker"]["resources"] == {"CPU": 8, "GPU": 1}
     assert (kinds["worker"]["min_workers"], kinds["worker"]["max_workers"]) == (1, 4)
@@ -102,13 +104,6 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     assert found["provider"].items() >= settings.items()
 
 
-def test_ray_takes_the_configuration_as_valid() -> None:
-    from ray.autoscaler._private.util import validate_config
-
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    validate_config(autoscaling(head))
-
-
 def test_ray_knows_how_long_it_may_wait_for_a_node_to_show() -> None:
     # Read when the module is imported, so in a process of its own.
     program = (
@@ -126,12 +121,6 @@ def test_ray_knows_how_long_it_may_wait_for_a_node_to_show() -> None:
         ({nodes.ENV_JOB: ""}, "TRAIN_JOB is missing"),
         ({nodes.ENV_JOB_SPEC: ""}, "TRAIN_JOB_SPEC is missing"),
         ({nodes.ENV_JOB_SPEC: ""}, "of different versions; push new images and deploy"),
-        ({nodes.ENV_JOB_SPEC: "python -c 1"}, "order is not a JSON object: 'python -c 1'"),
-        ({nodes.ENV_JOB_SPEC: '{"run": "r", "nodes": "1"}'}, "order has no command"),
-        (
-            {nodes.ENV_JOB_SPEC: SPEC.to_json().replace("{", '{"priority": 1, ', 1)},
-            "has priority, which this version does not know",
-        ),
         ({nodes.ENV_WORKER_CPUS: "many"}, "TRAIN_WORKER_CPUS is 'many'"),
         ({nodes.ENV_DEADLINE: "soon"}, "TRAIN_DEADLINE is 'soon'"),
     ],
@@ -157,21 +146,13 @@ def test_outside_ecs_a_job_says_that_it_cannot_start_workers() -> None:
     )
 
 
-def test_the_commands_words_reach_it_as_they_are() -> None:
-    words = ["python", "-c", "print('a b')"]
-    assert ordered(command=tuple(words)).spec.command == tuple(words)
-
-
 @pytest.mark.parametrize(
     ("recipe", "words", "prepared"),
     [
         ("ddp", "python -m training.launch ddp", "ddp"),
-        ("fsdp", "python -m training.launch fsdp", "fsdp"),
         # What Ray's processes print is brought to the head.
         ("ddp", "python -m training.launch ddp --verbose", ""),
         # Users' programs that are called like a part of this project.
-        ("", "python training.py", ""),
-        ("", "torchrun training.py", ""),
         ("", "python -m training.launch ddp", ""),
     ],
 )
@@ -685,16 +666,6 @@ def test_a_command_that_cannot_be_run_leaves_what_an_earlier_attempt_has_saved(
     time.sleep(0.5)  # several rounds, if the files were still copied
     assert saved(s3) == {"work/step": "1\n"}
     assert told(s3).startswith("failed: no-such-command cannot be run")
-
-
-def test_files_are_saved_while_the_program_on_the_head_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    s3 = S3()
-    own = on_head(s3, monkeypatch, "sh", "-c", "echo 1 > step; sleep 600")
-    with saving(own, s3) as (_, codes):
-        pass
-    assert codes == [exits.TERMINATED]
 
 
 def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(

@@ -55,20 +55,6 @@ def test_bad_input_is_refused_in_one_sentence(
         NodeConfig.from_environment(kind, WORKER | changed)
 
 
-def test_the_entry_point_prints_the_sentence_and_exits_with_2() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "containers", "worker"],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == exits.BAD_INPUT
-    assert run.stderr.startswith("node: error: RAY_AUTH_TOKEN is missing")
-    assert run.stderr.count("\n") == 1
-
-
 def test_ray_is_told_its_ports_and_no_two_are_the_same() -> None:
     head = NodeConfig.from_environment("head", {"RAY_AUTH_TOKEN": TOKEN})
     command = node.ray_command(head, "10.0.0.1")

@@ -1,7 +1,7 @@
 """JupyterLab on a head: installed, guarded by a token, its files saved and restored.
 
 A small server stands for JupyterLab, as a wheel of its name that real pip installs; the real one is
-opened in ``tests/rehearsal/test_in_containers.py``.
+started in ``tests/rehearsal/test_in_containers.py``.
 """
 
 import hashlib

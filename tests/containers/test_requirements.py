@@ -1,16 +1,8 @@
-"""Requirements are fetched once on a host, and installed beside what the image has.
+"""Requirements are installed beside what the image has: with its uv, from wheels made here."""
 
-With uv as it is in the image, and wheels made here: from a folder, or from an index on loopback
-that counts what is fetched from it.
-"""
-
-import http.server
 import os
 import subprocess
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,52 +39,6 @@ def install(folder: Path, **options: object) -> Path | None:
 def names(folder: Path | None) -> list[str]:
     assert folder is not None
     return sorted(each.name for each in requirements.site_packages(folder).glob("*.py"))
-
-
-@contextmanager
-def index(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """A package index with one project, and what has been asked of it."""
-    wheel = write_wheel(folder)
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(f"{self.command} {self.path}")
-            if self.path.endswith(wheel.name):
-                body, kind = wheel.read_bytes(), "application/octet-stream"
-            else:
-                body, kind = f'<a href="/{wheel.name}">{wheel.name}</a>'.encode(), "text/html"
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815 - http.server's name
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/simple", asked
-        finally:
-            server.shutdown()
-
-
-def test_a_second_job_with_the_same_requirements_fetches_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("UV_OFFLINE")
-    with index(tmp_path) as (address, asked):
-        given = {"PIP_INDEX_URL": address}
-        for name in ("first", "second"):
-            code = folder_with(tmp_path / name, requirements__txt="greeting==1.0\n")
-            assert names(install(code, environment=given)) == ["greeting.py"]
-            assert bool([each for each in asked if each.endswith(".whl")]) == (name == "first")
-            asked.clear()
 
 
 def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
@@ -164,18 +110,19 @@ def test_torchvision_comes_from_the_index_of_the_images_torch(
     given: dict[str, str],
     backend: str | None,
 ) -> None:
-    asked: list[str | None] = []
+    asked: list[tuple[str | None, ...]] = []
 
     def uv(
-        _words: object, _code: Path, variables: dict[str, str], _stop: object
+        words: list[str], _code: Path, variables: dict[str, str], _stop: object
     ) -> tuple[int, str]:
-        asked.append(variables.get("UV_TORCH_BACKEND"))
+        assert "--offline" in words, "first, what the host has already"
+        asked.append((variables.get("UV_TORCH_BACKEND"), variables.get("UV_DEFAULT_INDEX")))
         return 0, ""
 
     monkeypatch.setattr(requirements, "_uv", uv)
     monkeypatch.setattr(requirements, "_image", lambda: {"ray": "2.60.0", "torch": image})
     install(folder_with(tmp_path / "code", requirements__txt="torchvision\n"), environment=given)
-    assert asked == [backend]
+    assert asked == [(backend, given.get("PIP_INDEX_URL"))]
 
 
 def test_another_ray_is_refused(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def account_in(folder: Path) -> Iterator[Account]:
     """Start a local AWS, and send boto3 there, too."""
     if not (ROOT / ".venv-aws").is_dir():
         pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
-    started = local_aws(folder / "aws", patience_s=2, delay_s=0.5, wait_scale=0.05)
+    started = local_aws(folder / "aws", delay_s=0.5, wait_scale=0.05)
     with started as aws, pytest.MonkeyPatch.context() as patch:
         for name, value in aws.environment().items():
             patch.setenv(name, value)

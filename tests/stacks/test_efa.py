@@ -42,24 +42,16 @@ def test_each_network_card_has_one_interface_that_names_the_group_of_the_nodes(
     found = data["NetworkInterfaces"]
     assert [each["NetworkCardIndex"] for each in found] == [*range(TYPES[machine])]
     assert [each["DeviceIndex"] for each in found] == [0, *[1] * (TYPES[machine] - 1)]
+    # The host's own carries IP too; the others take no address of the subnet. Card 0 has that one
+    # only: a card of p5.48xlarge takes two, and the task's own is the other.
+    others = TYPES[machine] - 1
+    assert [each["InterfaceType"] for each in found] == ["efa", *["efa-only"] * others]
     assert {each["DeleteOnTermination"] for each in found} == {True}
     for each in found:
         (group,) = each["Groups"]
         assert text(group) == "<ClusterSecurityGroup0921994B.GroupId>"
         # EC2 refuses it with several interfaces, whatever its value; the subnet is the group's.
         assert not each.keys() & {"AssociatePublicIpAddress", "SubnetId"}
-
-
-@each_deployed
-def test_card_0_has_a_single_interface_so_that_the_tasks_own_has_room(
-    synth: Synth, machine: str
-) -> None:
-    found = hosts(synth(**DEPLOYED[machine]), "worker")["NetworkInterfaces"]
-    # A card of p5.48xlarge takes two interfaces, and the task's is one.
-    (own,) = [each for each in found if each["NetworkCardIndex"] == 0]
-    assert own["InterfaceType"] == "efa", "the host's own interface carries IP too"
-    others = {each["InterfaceType"] for each in found if each["NetworkCardIndex"]}
-    assert others <= {"efa-only"}, "which takes no address of the subnet"
 
 
 @every_efa_type
@@ -124,20 +116,6 @@ def test_the_host_loads_the_driver_and_reserves_huge_pages_before_it_joins(
     assert f"vm.nr_hugepages = {pages}" in script
     assert "modprobe efa" in script
     assert f'[ "$found" -eq {TYPES[machine]} ]' in script
-
-
-@each_deployed
-def test_hosts_with_efa_are_placed_together_and_reach_each_other(
-    synth: Synth, machine: str
-) -> None:
-    templates = synth(**DEPLOYED[machine])
-    assert templates.only("AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
-    placement = hosts(templates, "worker")["Placement"]["GroupName"]
-    assert text(placement) == "<ClusterPlacement0167579F.GroupName>"
-    for kind, peer in (("Ingress", "Source"), ("Egress", "Destination")):
-        rule = templates.only(f"AWS::EC2::SecurityGroup{kind}")
-        assert rule["GroupId"] == rule[f"{peer}SecurityGroupId"]
-        assert rule["IpProtocol"] == "-1", "EFA is no TCP"
 
 
 def test_without_efa_nothing_of_it_is_there(synth: Synth) -> None:

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from stacks import settings as deployment
 from stacks.settings import Settings
 from tests.conftest import ROOT
-from tests.stacks.conftest import PRESETS, Synth, context
+from tests.stacks.conftest import Synth, context
 
 
 def load(**settings: str) -> Settings:
@@ -41,17 +41,6 @@ def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
     assert settings.max_workers == num_workers
 
 
-def test_the_fsdp_preset_has_the_references_eight_gpus() -> None:
-    settings = load(preset="fsdp")
-    assert settings.head.num_gpus + settings.max_workers * settings.worker.num_gpus == 8
-
-
-def test_no_preset_but_cpu_is_without_gpus_and_cpu_has_none_anywhere() -> None:
-    gpus = {preset: load(preset=preset) for preset in PRESETS}
-    assert [preset for preset, of in gpus.items() if not of.worker.num_gpus] == ["cpu"]
-    assert gpus["cpu"].head.num_gpus == 0
-
-
 def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
     settings = load(
         preset="fsdp",
@@ -67,15 +56,6 @@ def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
     assert settings.worker.name == "g6.12xlarge"
     assert settings.vpc_cidr == "10.9.0.0/20"
     assert settings.retain_bucket is False
-
-
-def test_a_reserved_type_is_accepted_with_its_reservation() -> None:
-    settings = load(
-        worker_instance_type="p5e.48xlarge",
-        capacity_reservation_id="cr-0123456789abcdef0",
-        max_workers="1",
-    )
-    assert settings.worker.purchase == "capacity-block"
 
 
 def test_a_fourth_preset_is_one_more_entry_in_cdk_json() -> None:
@@ -182,23 +162,13 @@ def test_cdks_own_context_is_no_setting() -> None:
 BAD: list[tuple[Any, ...]] = [
     ({"colour": "red"}, "colour", "there are preset, region"),
     ({"wrokers": "3"}, "wrokers", "did you mean max_workers?"),
-    ({"max_worker": "3"}, "max_worker", "did you mean max_workers?"),
     ({"preset": "dpp"}, "preset", "'dpp'", "ddp, fsdp, cpu"),
-    ({"preset": ""}, "preset", "ddp, fsdp, cpu"),
     ({"presets": "ddp"}, "presets", "cdk.json"),
     ({"max_workers": "0"}, "max_workers", "1 to 64"),
-    ({"max_workers": "1000"}, "max_workers", "1000", "1 to 64"),
-    ({"max_workers": "-2"}, "max_workers", "-2"),
     ({"max_workers": "two"}, "max_workers", "'two'", "a whole number"),
-    ({"max_workers": "2.5"}, "max_workers", "a whole number"),
-    ({"max_heads": "0"}, "max_heads", "1 to 16"),
     ({"spot": "yes"}, "spot", "'yes'", "true or false"),
-    ({"spot": "1"}, "spot", "true or false"),
-    ({"retain_bucket": ""}, "retain_bucket", "true or false"),
     ({"worker_instance_type": "g5.huge"}, "worker_instance_type", "g5.huge", "g5.xlarge"),
-    ({"worker_instance_type": "gpu"}, "worker_instance_type", "'gpu'"),
     ({"worker_instance_type": "m5.xlarge"}, "worker_instance_type", "m5.xlarge", "GPUs"),
-    ({"head_instance_type": "t3.micro"}, "head_instance_type", "t3.micro"),
     ({"head_instance_type": "g5.xlarge"}, "head_instance_type", "without GPUs", "idle"),
     (
         {"preset": "cpu", "worker_instance_type": "g5.xlarge"},
@@ -232,10 +202,8 @@ BAD: list[tuple[Any, ...]] = [
     ({"vpc_cidr": "10.0.0.0"}, "vpc_cidr", "/16 to /24"),
     ({"vpc_cidr": "10.0.0.1/16"}, "vpc_cidr", "host bits"),
     ({"vpc_cidr": "10.0.0.0/8"}, "vpc_cidr", "/16 to /24"),
-    ({"vpc_cidr": "10.0.0.0/28"}, "vpc_cidr", "/16 to /24"),
     ({"vpc_cidr": "8.8.0.0/16"}, "vpc_cidr", "private"),
     ({"vpc_cidr": "172.17.0.0/16"}, "vpc_cidr", "Docker"),
-    ({"vpc_cidr": "172.17.128.0/20"}, "vpc_cidr", "Docker"),
     ({"vpc_cidr": "ten"}, "vpc_cidr", "10.0.0.0/16"),
     ({"region": "europe"}, "region", "eu-west-1"),
     ({"availability_zone": "eu-west-1"}, "availability_zone", "eu-west-1a"),
@@ -245,13 +213,11 @@ BAD: list[tuple[Any, ...]] = [
         "a zone of the region in use, eu-west-1",
     ),
     ({"image_tag": "a b"}, "image_tag", "'a b'"),
-    ({"image_tag": "x" * 129}, "image_tag", "such as v1"),
     ({"namespace": "Training!"}, "namespace", "DNS name"),
     ({"log_retention_days": "31"}, "log_retention_days", "30, 60"),
     ({"archive_after_days": "-1"}, "archive_after_days", "0 to 3650"),
     ({"expire_after_days": "10"}, "expire_after_days", "archive_after_days, 30"),
     ({"alarm_email": "me"}, "alarm_email", "e-mail"),
-    ({"idle_gpu_alarm_minutes": "5"}, "idle_gpu_alarm_minutes", "10 to 180"),
     ({"idle_gpu_alarm_minutes": "185"}, "idle_gpu_alarm_minutes", "10 to 180"),
     ({"idle_gpu_alarm_minutes": "33"}, "idle_gpu_alarm_minutes", "multiple of 5"),
     ({"github_repository": "https://github.com/a/b"}, "github_repository", "owner/name"),
@@ -299,10 +265,9 @@ def test_a_misspelt_setting_in_a_preset_is_found() -> None:
         deployment.load(given)
 
 
-@pytest.mark.parametrize(("value", "message"), [(3, "text"), (True, "text"), (None, "text")])
-def test_a_value_of_another_type_in_cdk_json_is_refused(value: object, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        deployment.load(context() | {"image_tag": value})
+def test_a_value_of_another_type_in_cdk_json_is_refused() -> None:
+    with pytest.raises(InputError, match="text"):
+        deployment.load(context() | {"image_tag": 3})
 
 
 def test_every_setting_is_in_cdk_json() -> None:

@@ -93,10 +93,6 @@ def test_the_function_keeps_its_rights_and_its_log_until_it_has_run(synth: Synth
             assert rights <= needs(resources, name)
 
 
-def test_the_code_fits_into_the_template() -> None:
-    assert len(HANDLER.read_text()) <= 4096
-
-
 class Aws:
     """What the function sees of AWS: tasks and hosts that end after a number of looks."""
 

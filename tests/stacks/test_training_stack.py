@@ -19,6 +19,7 @@ from contract.job import ORDER_VERSION
 from stacks.host_setup import agent_config
 from tests.conftest import ROOT
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text
+from tests.stacks.test_teardown import needs
 
 
 def hosts(templates: Templates, node: str) -> dict[str, Any]:
@@ -171,27 +172,10 @@ def test_no_host_runs_after_a_deploy_and_running_ones_are_not_touched(
         ]
 
 
-def needs(templates: Templates, name: str) -> set[str]:
-    """Logical ids of all that a resource needs, and that is deleted after it."""
-    resources, found, left = templates.training["Resources"], set(), [name]
-    while left:
-        resource = resources[left.pop()]
-        own = resource.get("DependsOn", [])
-        for each in [own] if isinstance(own, str) else own:
-            if each not in found:
-                found.add(each)
-                left.append(each)
-        for each in re.findall(r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)"', json.dumps(resource)):
-            if each in resources and each not in found:
-                found.add(each)
-                left.append(each)
-    return found
-
-
 def test_tasks_are_stopped_while_they_may_still_save_and_log(synth: Synth) -> None:
     templates = synth()
     (stop,) = (name for name in templates.training["Resources"] if "StopTasks" in name)
-    needed = needs(templates, stop)
+    needed = needs(templates.training["Resources"], stop)
     policies = {name for name in templates.of_type("AWS::IAM::Policy") if "Role" in name}
     for part in ("NodesHead", "NodesWorker", "NodesExecution", "JobsRole"):
         assert any(name.startswith(part) for name in needed & policies), part
@@ -338,7 +322,6 @@ def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
         "TRAIN_ON_THIS_NODE": "1",
         "TRAIN_SPOT": "1",
         "TRAIN_STORAGE": "s3://<CoreStack:ExportsOutputRefBucket239F7DF2>",
-        "TRAIN_CLUSTER": "<ClusterC2E21B66>",
         "NCCL_SHM_USE_CUDA_MEMCPY": "1",  # four GPUs without NVLink
     }
 

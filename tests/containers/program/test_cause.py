@@ -146,7 +146,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

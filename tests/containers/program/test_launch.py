@@ -26,8 +26,7 @@ from containers.program.starts import begin
 from contract import exits
 from contract.errors import InputError
 from contract.job import JobSpec
-from contract.nodes import ENV_LOG, ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
-from tests.conftest import ROOT
+from contract.nodes import ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
 from tests.containers.program.s3_in_memory import S3
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
@@ -138,29 +137,6 @@ def test_a_label_is_read_back_from_a_line_and_only_from_its_beginning() -> None:
     assert labelled_node("[node 3]") == 3
     assert labelled_node("node: head on 10.0.0.5") is None
     assert labelled_node("a [node 3] b") is None
-
-
-def test_lines_reach_the_output_of_the_nodes_first_process() -> None:
-    script = (
-        "import subprocess, sys\n"
-        "from containers.program.process import NodeLog, own_output\n"
-        "if len(sys.argv) < 2:\n"
-        "    words = [sys.executable, '-c', open('/proc/self/cmdline').read().split(chr(0))[2]]\n"
-        "    subprocess.run([*words, own_output()], stdout=subprocess.DEVNULL)\n"
-        "else:\n"
-        f"    log = NodeLog(3, {{{ENV_LOG!r}: sys.argv[1]}})\n"
-        "    log.write('x' * 100_000)\n"
-        "    log.write('last')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    assert done.stdout == f"[node 3] {'x' * 100_000}\n[node 3] last\n"
 
 
 # --- the program ----------------------------------------------------------------------------------

@@ -87,14 +87,6 @@ def test_torchrun_alone_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path:
         assert sum(line.startswith("rank") for line in run.lines(node)) == 2
 
 
-def test_a_program_that_does_not_exist_ends_the_job_in_one_sentence(here: LocalNodes) -> None:
-    run = here.start("nosuch")
-    assert run.wait() == exits.BAD_INPUT
-    said = [line for line in run.said if "error: " in line]
-    assert len(said) == 1, run
-    assert said[0].endswith("error: failed: nosuch cannot be run: No such file or directory")
-
-
 def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -> None:
     words = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
     run = here.start("sh", "-c", words)

@@ -134,15 +134,6 @@ def test_without_the_variables_ray_is_as_it_is(tmp_path: Path) -> None:
     assert start(tmp_path, program) == f"{int(without) + 1}\n"
 
 
-def test_a_sitecustomize_of_the_users_is_run_too(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
-    path = os.pathsep.join([str(STARTUP), str(own)])
-    program = "import os; print(os.environ.get('SEEN'))"
-    assert start(tmp_path, program, PYTHONPATH=path) == "yes\n"
-
-
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
 def test_a_program_that_sizes_its_own_ray_runs_on_the_jobs(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
