@@ -32,7 +32,6 @@ ENV_SPOT: Final = "TRAIN_SPOT"  # "1": hosts of workers may be taken away, with 
 ENV_SHARED: Final = "TRAIN_SHARED"  # folder of the file system that all hosts mount, if any
 ENV_EFA: Final = "TRAIN_EFA"  # EFA interfaces of the host, which its container has; 0: none
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
-ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by
 ENV_RUN: Final = "TRAIN_RUN"  # name of the run, for the command of a job
 ENV_RAY_STORAGE: Final = "TRAIN_RAY_STORAGE"  # where its Ray Train and Ray Tune save by default

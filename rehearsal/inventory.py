@@ -10,7 +10,7 @@ deleted NAT gateways and deregistered task definitions are listed for a while th
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import boto3
 from botocore.config import Config
@@ -19,159 +19,78 @@ from rehearsal.local_aws import ACCOUNT, REGION
 
 Inventory = dict[str, list[str]]
 
-# Kind -> service, operation, its arguments, key of the list in the answer, key of the name in an
-# item ("" where the item is the name).
-LISTS: Mapping[str, tuple[str, str, dict[str, Any], str, str]] = {
-    "alarm": ("cloudwatch", "describe_alarms", {}, "MetricAlarms", "AlarmName"),
-    "composite alarm": (
-        "cloudwatch",
-        "describe_alarms",
-        {"AlarmTypes": ["CompositeAlarm"]},
-        "CompositeAlarms",
-        "AlarmName",
-    ),
-    "dashboard": ("cloudwatch", "list_dashboards", {}, "DashboardEntries", "DashboardName"),
-    "stack": ("cloudformation", "describe_stacks", {}, "Stacks", "StackName"),
+# What the stacks are made of. Kind -> service, operation, key of the list in the answer, key of the
+# name in an item ("" where the item is the name).
+LISTS: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "alarm": ("cloudwatch", "describe_alarms", "MetricAlarms", "AlarmName"),
+    "dashboard": ("cloudwatch", "list_dashboards", "DashboardEntries", "DashboardName"),
+    "stack": ("cloudformation", "describe_stacks", "Stacks", "StackName"),
     "auto scaling group": (
         "autoscaling",
         "describe_auto_scaling_groups",
-        {},
         "AutoScalingGroups",
         "AutoScalingGroupName",
     ),
-    "launch configuration": (
-        "autoscaling",
-        "describe_launch_configurations",
-        {},
-        "LaunchConfigurations",
-        "LaunchConfigurationName",
-    ),
-    "scaling policy": ("autoscaling", "describe_policies", {}, "ScalingPolicies", "PolicyARN"),
-    "scheduled action": (
-        "autoscaling",
-        "describe_scheduled_actions",
-        {},
-        "ScheduledUpdateGroupActions",
-        "ScheduledActionARN",
-    ),
-    "address": ("ec2", "describe_addresses", {}, "Addresses", "AllocationId"),
-    "endpoint": ("ec2", "describe_vpc_endpoints", {}, "VpcEndpoints", "VpcEndpointId"),
-    "flow log": ("ec2", "describe_flow_logs", {}, "FlowLogs", "FlowLogId"),
+    "address": ("ec2", "describe_addresses", "Addresses", "AllocationId"),
+    "endpoint": ("ec2", "describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId"),
+    "flow log": ("ec2", "describe_flow_logs", "FlowLogs", "FlowLogId"),
     "internet gateway": (
         "ec2",
         "describe_internet_gateways",
-        {},
         "InternetGateways",
         "InternetGatewayId",
     ),
-    "launch template": (
-        "ec2",
-        "describe_launch_templates",
-        {},
-        "LaunchTemplates",
-        "LaunchTemplateId",
-    ),
-    "NAT gateway": (
-        "ec2",
-        "describe_nat_gateways",
-        {"Filters": [{"Name": "state", "Values": ["pending", "available", "deleting", "failed"]}]},
-        "NatGateways",
-        "NatGatewayId",
-    ),
-    "network ACL": ("ec2", "describe_network_acls", {}, "NetworkAcls", "NetworkAclId"),
+    "launch template": ("ec2", "describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
+    "NAT gateway": ("ec2", "describe_nat_gateways", "NatGateways", "NatGatewayId"),
+    "network ACL": ("ec2", "describe_network_acls", "NetworkAcls", "NetworkAclId"),
     "network interface": (
         "ec2",
         "describe_network_interfaces",
-        {},
         "NetworkInterfaces",
         "NetworkInterfaceId",
     ),
-    "placement group": ("ec2", "describe_placement_groups", {}, "PlacementGroups", "GroupName"),
-    "route table": ("ec2", "describe_route_tables", {}, "RouteTables", "RouteTableId"),
-    "security group": ("ec2", "describe_security_groups", {}, "SecurityGroups", "GroupId"),
+    "placement group": ("ec2", "describe_placement_groups", "PlacementGroups", "GroupName"),
+    "route table": ("ec2", "describe_route_tables", "RouteTables", "RouteTableId"),
+    "security group": ("ec2", "describe_security_groups", "SecurityGroups", "GroupId"),
     "security group rule": (
         "ec2",
         "describe_security_group_rules",
-        {},
         "SecurityGroupRules",
         "SecurityGroupRuleId",
     ),
-    "subnet": ("ec2", "describe_subnets", {}, "Subnets", "SubnetId"),
-    "volume": ("ec2", "describe_volumes", {}, "Volumes", "VolumeId"),
-    "VPC": ("ec2", "describe_vpcs", {}, "Vpcs", "VpcId"),
-    "repository": ("ecr", "describe_repositories", {}, "repositories", "repositoryName"),
-    "capacity provider": (
-        "ecs",
-        "describe_capacity_providers",
-        {},
-        "capacityProviders",
-        "name",
-    ),
-    "cluster": ("ecs", "list_clusters", {}, "clusterArns", ""),
-    "task definition": (
-        "ecs",
-        "list_task_definitions",
-        {"status": "ACTIVE"},
-        "taskDefinitionArns",
-        "",
-    ),
-    "event bus": ("events", "list_event_buses", {}, "EventBuses", "Name"),
-    "event rule": ("events", "list_rules", {}, "Rules", "Name"),
+    "subnet": ("ec2", "describe_subnets", "Subnets", "SubnetId"),
+    "VPC": ("ec2", "describe_vpcs", "Vpcs", "VpcId"),
+    "repository": ("ecr", "describe_repositories", "repositories", "repositoryName"),
+    "capacity provider": ("ecs", "describe_capacity_providers", "capacityProviders", "name"),
+    "cluster": ("ecs", "list_clusters", "clusterArns", ""),
+    "task definition": ("ecs", "list_task_definitions", "taskDefinitionArns", ""),
+    "event rule": ("events", "list_rules", "Rules", "Name"),
     "instance profile": (
         "iam",
         "list_instance_profiles",
-        {},
         "InstanceProfiles",
         "InstanceProfileName",
     ),
-    "OIDC provider": (
-        "iam",
-        "list_open_id_connect_providers",
-        {},
-        "OpenIDConnectProviderList",
-        "Arn",
-    ),
-    "policy": ("iam", "list_policies", {"Scope": "Local"}, "Policies", "Arn"),
-    "role": ("iam", "list_roles", {}, "Roles", "RoleName"),
-    "user": ("iam", "list_users", {}, "Users", "UserName"),
-    "key": ("kms", "list_keys", {}, "Keys", "KeyId"),
-    "key alias": ("kms", "list_aliases", {}, "Aliases", "AliasName"),
-    "event source mapping": (
-        "lambda",
-        "list_event_source_mappings",
-        {},
-        "EventSourceMappings",
-        "UUID",
-    ),
-    "function": ("lambda", "list_functions", {}, "Functions", "FunctionName"),
-    "layer": ("lambda", "list_layers", {}, "Layers", "LayerName"),
-    "log group": ("logs", "describe_log_groups", {}, "logGroups", "logGroupName"),
-    "log resource policy": (
-        "logs",
-        "describe_resource_policies",
-        {},
-        "resourcePolicies",
-        "policyName",
-    ),
-    "metric filter": ("logs", "describe_metric_filters", {}, "metricFilters", "filterName"),
-    "hosted zone": ("route53", "list_hosted_zones", {}, "HostedZones", "Id"),
-    "bucket": ("s3", "list_buckets", {}, "Buckets", "Name"),
-    "schedule": ("scheduler", "list_schedules", {}, "Schedules", "Arn"),
-    "schedule group": ("scheduler", "list_schedule_groups", {}, "ScheduleGroups", "Arn"),
-    "secret": ("secretsmanager", "list_secrets", {}, "SecretList", "ARN"),
-    "namespace": ("servicediscovery", "list_namespaces", {}, "Namespaces", "Id"),
-    "discovery service": ("servicediscovery", "list_services", {}, "Services", "Id"),
-    "subscription": ("sns", "list_subscriptions", {}, "Subscriptions", "SubscriptionArn"),
-    "topic": ("sns", "list_topics", {}, "Topics", "TopicArn"),
-    "queue": ("sqs", "list_queues", {}, "QueueUrls", ""),
-    "parameter": ("ssm", "describe_parameters", {}, "Parameters", "Name"),
-    "state machine": (
-        "stepfunctions",
-        "list_state_machines",
-        {},
-        "stateMachines",
-        "stateMachineArn",
-    ),
+    "role": ("iam", "list_roles", "Roles", "RoleName"),
+    "function": ("lambda", "list_functions", "Functions", "FunctionName"),
+    "log group": ("logs", "describe_log_groups", "logGroups", "logGroupName"),
+    "log resource policy": ("logs", "describe_resource_policies", "resourcePolicies", "policyName"),
+    "metric filter": ("logs", "describe_metric_filters", "metricFilters", "filterName"),
+    "hosted zone": ("route53", "list_hosted_zones", "HostedZones", "Id"),
+    "bucket": ("s3", "list_buckets", "Buckets", "Name"),
+    "secret": ("secretsmanager", "list_secrets", "SecretList", "ARN"),
+    "namespace": ("servicediscovery", "list_namespaces", "Namespaces", "Id"),
+    "discovery service": ("servicediscovery", "list_services", "Services", "Id"),
+    "subscription": ("sns", "list_subscriptions", "Subscriptions", "SubscriptionArn"),
+    "topic": ("sns", "list_topics", "Topics", "TopicArn"),
+    "state machine": ("stepfunctions", "list_state_machines", "stateMachines", "stateMachineArn"),
+}
+#: Arguments of some of the operations.
+ARGUMENTS: Final[Mapping[str, dict[str, Any]]] = {
+    "NAT gateway": {
+        "Filters": [{"Name": "state", "Values": ["pending", "available", "deleting", "failed"]}]
+    },
+    "task definition": {"status": "ACTIVE"},
 }
 
 
@@ -212,8 +131,11 @@ def inventory(endpoint: str) -> Inventory:
     """Kind of resource -> names of all that there are, sorted. Kinds without any are left out."""
     account = account_at(endpoint)
     found = {
-        kind: [item[name] if name else item for item in account.items(service, op, key, **args)]
-        for kind, (service, op, args, key, name) in LISTS.items()
+        kind: [
+            item[name] if name else item
+            for item in account.items(service, operation, key, **ARGUMENTS.get(kind, {}))
+        ]
+        for kind, (service, operation, key, name) in LISTS.items()
     }
     # An account keeps these: services need them again.
     found["role"] = [name for name in found["role"] if not name.startswith("AWSServiceRoleFor")]

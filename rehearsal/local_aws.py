@@ -106,7 +106,6 @@ def local_aws(
     host: str = "127.0.0.1",
     port: int = 0,
     python: Path | None = None,
-    patience_s: float | None = None,
     delay_s: float | None = None,
     seed: int = 0,
     wait_scale: float = WAIT_SCALE,
@@ -120,8 +119,7 @@ def local_aws(
         host: address to listen on. Loopback, unless containers are to reach it.
         port: 0 takes a free one.
         python: interpreter with the emulator. Default: that of ``.venv-aws``.
-        patience_s: how long ECS waits for a host for a task; default: a minute.
-        delay_s: within what time lists and executions show what has changed; default: a second.
+        delay_s: within what time lists of tasks show what has changed; default: a second.
         seed: of these delays.
         wait_scale: what a state machine's waits and pauses between retries are multiplied by.
 
@@ -129,7 +127,6 @@ def local_aws(
         LocalAwsError: it is not installed, the port is taken, or it ended while starting.
     """
     own = {
-        "REHEARSAL_PATIENCE_S": str(patience_s or ""),
         "REHEARSAL_DELAY_S": str(delay_s or ""),
         "REHEARSAL_SEED": str(seed),
         "SFN_WAIT_SCALE": str(wait_scale),

@@ -201,7 +201,6 @@ class RayNodes(Construct):
                 nodes.ENV_WORKER_GPUS: str(self._cluster.worker.machine.num_gpus),
                 nodes.ENV_SPOT: "1" if settings.spot else "0",
                 nodes.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
-                nodes.ENV_CLUSTER: self._cluster.cluster.cluster_name,
                 **(fabric.variables(machine, uses_efa=uses_efa) if trains else {}),
                 **(environment or {}),
             },

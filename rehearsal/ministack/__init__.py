@@ -7,11 +7,10 @@ process; nothing in the project's environment imports the modules in here.
     internals.py          MiniStack's modules, of the one version that this was written for
     server.py             the process: checks, ``install()``, MiniStack's own main
     install.py            every fix, in one call
-    cloudformation.py     fixes of the resource types that it has, and the order of deletions
-    resource_types.py     those of EC2, IAM and ECS that it lacks
+    cloudformation.py     fixes of the resource types that it has
+    resource_types.py     those of EC2 and ECS that it lacks
     ecs_runtime.py        ECS tasks as containers
     ecs_hosts.py          tasks, hosts and groups, which rehearsal.model moves
-    ecs_requests.py       what ECS refuses, and executions that do not show yet
     step_functions.py     runTask.sync as on AWS
     logs.py               log groups: targets of rules, of functions, filters
     calls.py              which role calls what: written down, and refused without a right to it

@@ -1,18 +1,14 @@
 """CloudFormation: the types that the emulator lacks, and fixes of those that it has.
 
-It assigns to MiniStack's table of handlers, whose shape is that of one version. The deletion of a
-stack stops where a resource cannot be deleted, so that what it depends on stays; the emulator goes
-on, and deletes the subnet of a file system that still exists.
+It assigns to MiniStack's table of handlers, whose shape is that of one version.
 """
 
 import json
 import string
-from collections.abc import Iterator
 from typing import Any
 
 from rehearsal.ministack import resource_types
 from rehearsal.ministack.internals import (
-    cloudformation,
     custom_resource,
     ecs,
     lambda_runtime,
@@ -21,14 +17,12 @@ from rehearsal.ministack.internals import (
     responses,
     s3,
     secretsmanager,
-    stacks,
 )
 from rehearsal.ministack.resource_types import Properties, Result, call, checked
 
 TYPES = {
     **resource_types.EC2_TYPES,
     **resource_types.ECS_TYPES,
-    **resource_types.IAM_TYPES,
 }
 
 
@@ -41,19 +35,12 @@ def install() -> None:
         provisioners._REPLACING_PROPERTIES[name] = kind.replacing
         if "Tags" in kind.in_place:
             provisioners._STACK_TAG_PROPERTY[name] = ("Tags", "list")
-    install_fixes()
-    install_order()
-
-
-def install_fixes() -> None:
-    """Fix all of them."""
     fix_container_definitions()
     fix_service()
     fix_secret()
     fix_function_delete()
     fix_bucket()
     fix_custom_resources()
-    fix_alarm_on_expressions()
 
 
 def fix_container_definitions() -> None:
@@ -200,58 +187,3 @@ def fix_custom_resources() -> None:
         return result
 
     lambda_svc._execute_function_with_config_scope = execute
-
-
-def fix_alarm_on_expressions() -> None:
-    """An alarm may watch an expression or a query; here it is a record that is never evaluated."""
-    stock = provisioners._cw_metric_alarm_record
-
-    def record(name: str, properties: Properties) -> dict[str, Any]:
-        metrics = properties.get("Metrics")
-        if not metrics:
-            alarm: dict[str, Any] = stock(name, properties)
-            return alarm
-        stand_in = {"MetricName": "expression", "Namespace": "expression"}
-        alarm = stock(name, {**properties, **stand_in, "Metrics": None})
-        return alarm | {"Metrics": metrics, "MetricName": None, "Namespace": None}
-
-    provisioners._cw_metric_alarm_record = record
-
-
-class Order(list[str]):
-    """Logical ids, each after those that it depends on.
-
-    From the end to the beginning it is the order of a deletion: that leaves out what a resource
-    depends on whose deletion has failed by then.
-    """
-
-    definitions: dict[str, Any]
-
-    def __reversed__(self) -> Iterator[str]:
-        blocked: set[str] = set()
-        for name in [*self][::-1]:
-            if name not in blocked:
-                yield name
-            if name in blocked or self._has_failed(name):
-                definition = self.definitions.get(name, {})
-                blocked |= stacks._extract_deps(definition, {*self.definitions})
-
-    def _has_failed(self, name: str) -> bool:
-        """Of these definitions' own stack."""
-        for stack in cloudformation._stacks.values():
-            if (stack.get("_template") or {}).get("Resources") is self.definitions:
-                record = stack["_resources"].get(name, {})
-                return bool(record.get("ResourceStatus") == "DELETE_FAILED")
-        return False
-
-
-def install_order() -> None:
-    """Have the emulator delete in this order."""
-    stock = stacks._topological_sort
-
-    def sort(definitions: dict[str, Any], conditions: dict[str, Any]) -> list[str]:
-        found = Order(stock(definitions, conditions))
-        found.definitions = definitions
-        return found
-
-    stacks._topological_sort = sort

@@ -52,14 +52,12 @@ FILTERS: Final = {
 
 def times() -> Times:
     """How long things take here."""
-    get = os.environ.get
-    delay = float(get("REHEARSAL_DELAY_S") or DELAY_S)
-    patience = float(get("REHEARSAL_PATIENCE_S") or PATIENCE_S)
+    delay = float(os.environ.get("REHEARSAL_DELAY_S") or DELAY_S)
     return Times(
         boots=AT_ONCE,
         places=0,
         starts=AT_ONCE,
-        gives_up=(patience, patience),
+        gives_up=(PATIENCE_S, PATIENCE_S),
         shows=delay,
         knows=0,
         terminates=AT_ONCE,
@@ -253,6 +251,9 @@ class Hosts(Model):
 
     # --- calls --------------------------------------------------------------------------------
     def run_task(self, request: Record) -> Any:
+        definition = ecs._task_defs.get(ecs._resolve_td_key(request.get("taskDefinition", "")))
+        if definition and definition["status"] == "INACTIVE":
+            return refuse("ClientException", "TaskDefinition is inactive")
         token = request.get("clientToken", "")
         started = self.known(token)
         if not started:

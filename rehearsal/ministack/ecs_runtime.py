@@ -201,19 +201,11 @@ class ContainerEngine:
         is_host_mode, task_id, task_arn = arguments[4], arguments[5], arguments[6]
         linux = definition.get("linuxParameters") or {}
         found: dict[str, Any] = {
-            "entrypoint": definition.get("entryPoint"),
-            "user": definition.get("user"),
-            "working_dir": definition.get("workingDirectory"),
-            "read_only": definition.get("readonlyRootFilesystem"),
             "init": linux.get("initProcessEnabled"),
             "shm_size": mebibytes(linux.get("sharedMemorySize")),
             "mem_limit": mebibytes(definition.get("memory")),
-            "mem_reservation": mebibytes(definition.get("memoryReservation")),
             "cpu_shares": int(definition.get("cpu") or 0),
             "healthcheck": health_check(definition.get("healthCheck")),
-            "tmpfs": {
-                each["containerPath"]: f"size={each['size']}m" for each in linux.get("tmpfs") or []
-            },
             "ulimits": [
                 Ulimit(name=each["name"], soft=int(each["softLimit"]), hard=int(each["hardLimit"]))
                 for each in definition.get("ulimits") or []

@@ -7,7 +7,6 @@ from rehearsal.ministack import (
     calls,
     cloudformation,
     ecs_hosts,
-    ecs_requests,
     logs,
     rights,
     step_functions,
@@ -17,15 +16,7 @@ from rehearsal.ministack.internals import ssm
 
 ECS_IMAGES = "/aws/service/ecs/optimized-ami"
 ECS_IMAGE_ID = "ami-0ec50000000000001"
-ECS_IMAGE_FAMILIES = (
-    "amazon-linux-2",
-    "amazon-linux-2/arm64",
-    "amazon-linux-2/gpu",
-    "amazon-linux-2023",
-    "amazon-linux-2023/arm64",
-    "amazon-linux-2023/gpu",
-    "amazon-linux-2023/neuron",
-)
+ECS_IMAGE_FAMILIES = ("amazon-linux-2023", "amazon-linux-2023/gpu")
 
 
 def install() -> None:
@@ -47,8 +38,6 @@ def install() -> None:
         ecs_runtime.install(RuntimeSettings.from_environment())
     else:
         ecs_hosts.install(ecs_hosts.Records())
-    ecs_requests.install_delays()
-    ecs_requests.install()
     validation.install()
     # After Step Functions' own fix: it asks before the calls that this one makes.
     calls.install(Path(os.environ["REHEARSAL_FOLDER"]) / "calls.jsonl")

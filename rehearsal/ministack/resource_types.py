@@ -1,12 +1,12 @@
-"""CloudFormation types that the emulator lacks: those of EC2, IAM and ECS, and their common parts.
+"""CloudFormation types that the emulator lacks: those of EC2 and ECS, and their common parts.
 
 A handler is ``create(logical_id, properties, stack) -> (physical id, attributes)``,
 ``update(physical_id, old, new, stack, logical_id)`` for changes in place, with the same result, and
 ``delete(physical_id, properties)``. What replaces a resource is in its ``Type``: the engine then
 makes the new one, and deletes the old one after the stack is updated. A change in place that no
 deployment of ours makes is refused. Each type records what its
-API would record, refuses what AWS refuses where a template of ours could get it wrong, and removes
-on delete what it made.
+API would record, and removes on delete what it made. What AWS would refuse in a template is
+cfn-lint's matter (tests/stacks/test_rules.py).
 """
 
 import re
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rehearsal.ministack.internals import autoscaling, ec2, ecs, iam, provisioners
+from rehearsal.ministack.internals import autoscaling, ec2, ecs, provisioners
 
 Properties = dict[str, Any]
 Result = tuple[str, dict[str, Any]]
@@ -27,7 +27,6 @@ class Type:
     create: Callable[[str, Properties, str], Result]
     delete: Callable[[str, Properties], None]
     update: Callable[[str, Properties, Properties, str, str], Result] | None = None
-    required: tuple[str, ...] = ()
     replacing: tuple[str, ...]
     """Properties whose change makes a new resource."""
     in_place: tuple[str, ...]
@@ -61,12 +60,9 @@ def existing(store: Any, key: str, what: str) -> Any:
 
 
 def checked(name: str, kind: Type) -> dict[str, Any]:
-    """The handlers of a type, which first refuse properties that are missing or unknown."""
+    """The handlers of a type, which first refuse properties that they do not know."""
 
     def check(logical_id: str, properties: Properties) -> None:
-        for required in kind.required:
-            if required not in properties:
-                raise ValueError(f"{name} {logical_id}: the property {required} is missing")
         for found in properties:
             if found not in (*kind.replacing, *kind.in_place):
                 raise ValueError(f"{name} {logical_id}: the local AWS knows no property {found}")
@@ -116,15 +112,7 @@ def eip_delete(address: str, _properties: Properties) -> None:
 
 # --- AWS::EC2::NatGateway -----------------------------------------------------------------------
 def nat_gateway_create(logical_id: str, properties: Properties, _stack: str) -> Result:
-    existing(ec2._subnets, properties["SubnetId"], f"{logical_id}: subnet")
-    if properties.get("ConnectivityType", "public") == "public":
-        allocation = properties.get("AllocationId", "")
-        existing(ec2._addresses, allocation, f"{logical_id}: address allocation")
-    wanted = {
-        name: properties[name]
-        for name in ("SubnetId", "AllocationId", "ConnectivityType")
-        if name in properties
-    }
+    wanted = {name: properties[name] for name in ("SubnetId", "AllocationId")}
     gateway = element(call(logical_id, ec2._create_nat_gateway(wanted)), "natGatewayId")
     provisioners._ec2_apply_tags(gateway, properties)
     return gateway, {"NatGatewayId": gateway}
@@ -139,9 +127,7 @@ def nat_gateway_delete(gateway: str, _properties: Properties) -> None:
 # --- AWS::EC2::PlacementGroup -------------------------------------------------------------------
 def placement_group_create(logical_id: str, properties: Properties, stack: str) -> Result:
     name = provisioners._physical_name(stack, logical_id, max_len=255)
-    wanted = {"GroupName": name, "Strategy": properties.get("Strategy", "cluster")}
-    if "PartitionCount" in properties:
-        wanted["PartitionCount"] = str(properties["PartitionCount"])
+    wanted = {"GroupName": name, "Strategy": properties["Strategy"]}
     group = element(call(logical_id, ec2._create_placement_group(wanted)), "groupId")
     provisioners._ec2_apply_tags(group, properties)
     return name, {"GroupName": name}
@@ -163,12 +149,6 @@ class SecurityGroupRule:
         group_id = properties["GroupId"]
         group = existing(ec2._security_groups, group_id, f"{logical_id}: security group")
         rule = self._rule(properties)
-        if not any(
-            rule[peer] for peer in ("IpRanges", "Ipv6Ranges", "PrefixListIds", "UserIdGroupPairs")
-        ):
-            raise ValueError(f"{logical_id}: the rule names no peer (CidrIp, a security group ...)")
-        if any(ec2._rules_match(rule, other) for other in group[self.store]):
-            raise ValueError(f"{logical_id}: {group_id} has this rule already")
         rule["SecurityGroupRuleId"] = ec2._sg_rule_id(group_id, self.is_egress, rule)
         group[self.store] = [*group[self.store], rule]
         return rule["SecurityGroupRuleId"], {"Id": rule["SecurityGroupRuleId"]}
@@ -179,8 +159,6 @@ class SecurityGroupRule:
             return  # a group takes its rules along
         rules = group[self.store]
         group[self.store] = [rule for rule in rules if rule.get("SecurityGroupRuleId") != rule_id]
-        if len(group[self.store]) == len(rules):
-            raise ValueError(f"{properties['GroupId']} has no rule {rule_id}")
 
     @staticmethod
     def _rule(properties: Properties) -> dict[str, Any]:
@@ -196,16 +174,10 @@ EGRESS = SecurityGroupRule(is_egress=True)
 
 # --- AWS::EC2::FlowLog --------------------------------------------------------------------------
 def flow_log_create(logical_id: str, properties: Properties, _stack: str) -> Result:
-    kind, resource = properties["ResourceType"], properties["ResourceId"]
-    stores = {
-        "VPC": ec2._vpcs,
-        "Subnet": ec2._subnets,
-        "NetworkInterface": ec2._network_interfaces,
+    wanted = {
+        "ResourceId.1": properties["ResourceId"],
+        "ResourceType": properties["ResourceType"],
     }
-    if kind not in stores:
-        raise ValueError(f"{logical_id}: ResourceType is {kind!r}, not one of {', '.join(stores)}")
-    existing(stores[kind], resource, f"{logical_id}: {kind}")
-    wanted = {"ResourceId.1": resource, "ResourceType": kind}
     for name in ("TrafficType", "LogDestinationType", "LogDestination", "LogGroupName"):
         if name in properties:
             wanted[name] = properties[name]
@@ -216,7 +188,6 @@ def flow_log_create(logical_id: str, properties: Properties, _stack: str) -> Res
 
 
 def flow_log_delete(flow_log: str, _properties: Properties) -> None:
-    existing(ec2._flow_logs, flow_log, "flow log")
     call(flow_log, ec2._delete_flow_logs({"FlowLogId.1": flow_log}))
 
 
@@ -234,7 +205,6 @@ EC2_TYPES = {
     "AWS::EC2::NatGateway": Type(
         create=nat_gateway_create,
         delete=nat_gateway_delete,
-        required=("SubnetId",),
         replacing=("AllocationId", "ConnectivityType", "PrivateIpAddress", "SubnetId", "VpcId"),
         in_place=("MaxDrainDurationSeconds", "Tags"),
     ),
@@ -247,7 +217,6 @@ EC2_TYPES = {
     "AWS::EC2::SecurityGroupIngress": Type(
         create=INGRESS.create,
         delete=INGRESS.delete,
-        required=("GroupId", "IpProtocol"),
         replacing=(
             *RULE_PEERS,
             "SourcePrefixListId",
@@ -260,14 +229,12 @@ EC2_TYPES = {
     "AWS::EC2::SecurityGroupEgress": Type(
         create=EGRESS.create,
         delete=EGRESS.delete,
-        required=("GroupId", "IpProtocol"),
         replacing=(*RULE_PEERS, "DestinationPrefixListId", "DestinationSecurityGroupId"),
         in_place=("Description",),
     ),
     "AWS::EC2::FlowLog": Type(
         create=flow_log_create,
         delete=flow_log_delete,
-        required=("ResourceId", "ResourceType"),
         replacing=(
             "DeliverCrossAccountRole",
             "DeliverLogsPermissionArn",
@@ -286,45 +253,9 @@ EC2_TYPES = {
 }
 
 
-# --- AWS::IAM::OIDCProvider ---------------------------------------------------------------------
-def oidc_provider_create(logical_id: str, properties: Properties, _stack: str) -> Result:
-    url = properties["Url"]
-    if not url.startswith("https://"):
-        raise ValueError(f"{logical_id}: Url is {url!r}, and must begin with https://")
-    xml = call(logical_id, iam._create_oidc_provider({"Url": url}))
-    arn = element(xml, "OpenIDConnectProviderArn")
-    existing(iam._oidc_providers, arn, "OIDC provider").update(
-        ClientIDList=list(properties.get("ClientIdList") or []),
-        ThumbprintList=list(properties.get("ThumbprintList") or []),
-        Tags=list(properties.get("Tags") or []),
-    )
-    return arn, {"Arn": arn}
-
-
-def oidc_provider_delete(arn: str, _properties: Properties) -> None:
-    call(arn, iam._delete_oidc_provider({"OpenIDConnectProviderArn": arn}))
-
-
-#: Which property replaces what is as the CloudFormation reference says.
-IAM_TYPES = {
-    "AWS::IAM::OIDCProvider": Type(
-        create=oidc_provider_create,
-        delete=oidc_provider_delete,
-        required=("Url",),
-        replacing=("Url",),
-        in_place=("ClientIdList", "Tags", "ThumbprintList"),
-    ),
-}
-
-
 # --- AWS::ECS::CapacityProvider -----------------------------------------------------------------
 def capacity_provider_create(logical_id: str, properties: Properties, stack: str) -> Result:
     name = properties.get("Name") or provisioners._physical_name(stack, logical_id, max_len=255)
-    if re.match("aws|ecs|fargate", name, re.IGNORECASE):
-        raise ValueError(
-            f"{logical_id}: a capacity provider cannot be called {name!r}: names that begin with "
-            "aws, ecs or fargate are reserved"
-        )
     request = {
         "name": name,
         "autoScalingGroupProvider": group_provider(logical_id, properties),
@@ -354,7 +285,7 @@ def capacity_provider_delete(name: str, _properties: Properties) -> None:
 
 
 def group_provider(logical_id: str, properties: Properties) -> dict[str, Any]:
-    """What ECS records of an Auto Scaling group, with its defaults. Refuses what ECS refuses."""
+    """What ECS records of an Auto Scaling group, with its defaults."""
     wanted: dict[str, Any] = provisioners._pascal_to_camel(properties["AutoScalingGroupProvider"])
     arn = wanted["autoScalingGroupArn"]
     # The property takes a name as well as an ARN.
@@ -365,7 +296,7 @@ def group_provider(logical_id: str, properties: Properties) -> dict[str, Any]:
     ]
     if not groups:
         raise ValueError(f"{logical_id}: Auto Scaling group {arn!r} does not exist")
-    provider = {
+    return {
         "managedTerminationProtection": "DISABLED",
         "managedDraining": "ENABLED",
         **wanted,
@@ -379,31 +310,13 @@ def group_provider(logical_id: str, properties: Properties) -> dict[str, Any]:
             **wanted.get("managedScaling", {}),
         },
     }
-    if provider["managedTerminationProtection"] == "ENABLED":
-        if provider["managedScaling"]["status"] != "ENABLED":
-            raise ValueError(f"{logical_id}: termination protection needs managed scaling")
-        if not provisioners._cfn_bool(groups[0]["NewInstancesProtectedFromScaleIn"]):
-            raise ValueError(
-                f"{logical_id}: termination protection needs NewInstancesProtectedFromScaleIn on "
-                f"{groups[0]['AutoScalingGroupName']}"
-            )
-    return provider
 
 
 # --- AWS::ECS::ClusterCapacityProviderAssociations ----------------------------------------------
-def associations_create(logical_id: str, properties: Properties, _stack: str) -> Result:
+def associations_create(_logical_id: str, properties: Properties, _stack: str) -> Result:
     cluster = properties["Cluster"]
     providers = properties["CapacityProviders"]
     strategy = provisioners._pascal_to_camel(properties["DefaultCapacityProviderStrategy"])
-    for name in providers:
-        if name not in ("FARGATE", "FARGATE_SPOT"):
-            existing(ecs._capacity_providers, name, f"{logical_id}: capacity provider")
-    for item in strategy:
-        if item["capacityProvider"] not in providers:
-            raise ValueError(
-                f"{logical_id}: the default strategy names {item['capacityProvider']!r}, "
-                f"CapacityProviders only {', '.join(providers) or 'none'}"
-            )
     put_associations(cluster, providers, strategy)
     return cluster, {}
 
@@ -428,14 +341,12 @@ ECS_TYPES = {
         create=capacity_provider_create,
         update=capacity_provider_update,
         delete=capacity_provider_delete,
-        required=("AutoScalingGroupProvider",),
         replacing=("Name",),
         in_place=("AutoScalingGroupProvider", "Tags"),
     ),
     "AWS::ECS::ClusterCapacityProviderAssociations": Type(
         create=associations_create,
         delete=associations_delete,
-        required=("CapacityProviders", "Cluster", "DefaultCapacityProviderStrategy"),
         replacing=("Cluster",),
         in_place=("CapacityProviders", "DefaultCapacityProviderStrategy"),
     ),

@@ -1,8 +1,8 @@
 """Refusal of requests that the model of their service does not allow. Inside ``.venv-aws`` only.
 
 Refused are parameters that do not exist or are missing, other types, values outside of an
-enumeration, a pattern or a limit: of requests, of the states of Step Functions that call a service,
-and of what CloudFormation makes of a template. ``rehearsal.models`` decides.
+enumeration, a pattern or a limit. ``rehearsal.models`` decides. Templates and the state machine are
+held against the same models when they are synthesized (tests/stacks).
 
 Of requests, those in JSON are read, which ECS, Step Functions, the logs and the secrets take. The
 SDKs check what EC2, IAM and S3 are sent, but for patterns and limits.
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from botocore.exceptions import UnknownServiceError
 
-from rehearsal.ministack.internals import app, iam_actions, provisioners, router, stepfunctions
-from rehearsal.models import faults, pascal, request_shape, service, state_faults, task_faults
+from rehearsal.ministack.internals import app, iam_actions, router, stepfunctions
+from rehearsal.models import faults, service
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 def refuse(
     of_request: Callable[[Request], Answer | None],
-    of_state: Callable[[str, Any], tuple[str, str] | None],
+    of_state: Callable[[str, Any], tuple[str, str] | None] = lambda *_: None,
 ) -> None:
     """Have the emulator ask first, before all that it asks already.
 
@@ -94,14 +94,6 @@ CODES = {
     "secretsmanager": "InvalidParameterException",
 }
 ANY_OTHER = "ValidationException"
-MACHINES = {f"AWSStepFunctions.{each}StateMachine" for each in ("Create", "Update")}
-#: Types of CloudFormation whose properties are the parameters of one call of ECS, spelled
-#: otherwise: the call, and the name that CloudFormation makes up where there is none.
-CALLS = {
-    "AWS::ECS::Service": ("CreateService", "ServiceName"),
-    "AWS::ECS::TaskDefinition": ("RegisterTaskDefinition", "Family"),
-}
-STATE_MACHINE = "AWS::StepFunctions::StateMachine"
 
 
 def refusal(service: str, code: str, found: list[str], request: Request) -> Answer:
@@ -126,59 +118,9 @@ def of_request(request: Request) -> Answer | None:
     service = router.detect_service(method, path, headers, params)
     if found := found_in(headers, body):
         return refusal(service, CODES.get(service, ANY_OTHER), found, request)
-    if found := of_machine(headers.get("x-amz-target", ""), body):
-        return refusal(service, "InvalidDefinition", found, request)
     return None
-
-
-def of_state(resource: str, arguments: Any) -> tuple[str, str] | None:
-    """Error and cause of a state's call that its service would refuse; None of any other."""
-    found = task_faults({"Resource": resource, "Arguments": arguments})
-    return ("States.Runtime", "; ".join(found)) if found else None
-
-
-def of_machine(target: str, body: bytes) -> list[str]:
-    """What Step Functions would refuse in the definition of a machine that a request has."""
-    if target not in MACHINES:
-        return []
-    try:
-        definition = json.loads(json.loads(body).get("definition", "{}"))
-    except ValueError:  # the emulator refuses what is no JSON
-        return []
-    return state_faults(definition)
-
-
-def of_properties(kind: str, properties: dict[str, Any]) -> list[str]:
-    """What the service would refuse in what CloudFormation makes of a resource.
-
-    CloudFormation itself makes numbers of text, and a name where there is none.
-    """
-    if kind == STATE_MACHINE:
-        text = properties.get("DefinitionString")
-        return state_faults(json.loads(text) if text else properties.get("Definition", {}))
-    action, name = CALLS[kind]
-    given = {name: "made"} | properties
-    found = faults(request_shape("ecs", action), given, spelling=pascal, is_template=True)
-    return [each for each in found if not each.endswith((" is no integer", " is no boolean"))]
-
-
-def check_resources() -> None:
-    """Have CloudFormation make none of the resources above that its service would refuse."""
-    for kind in (*CALLS, STATE_MACHINE):
-        handlers = provisioners._RESOURCE_HANDLERS[kind]
-        stock = handlers["create"]
-
-        def create(
-            logical_id: str, properties: Any, stack: str, kind: str = kind, stock: Any = stock
-        ) -> Any:
-            if found := of_properties(kind, properties):
-                raise ValueError(f"{kind} {logical_id}: {'; '.join(found)}")
-            return stock(logical_id, properties, stack)
-
-        provisioners._RESOURCE_HANDLERS[kind] = handlers | {"create": create}
 
 
 def install() -> None:
     """Give the emulator this. Before what asks for rights: AWS answers that first."""
-    refuse(of_request, of_state)
-    check_resources()
+    refuse(of_request)

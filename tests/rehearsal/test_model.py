@@ -207,7 +207,7 @@ def simulated(seed: int) -> list[Any]:
 
 def emulated(seed: int, folder: Path) -> list[Any]:
     """What the local AWS answers."""
-    with local_aws(folder, patience_s=NEVER, delay_s=1e-9, seed=seed) as aws:
+    with local_aws(folder, delay_s=1e-9, seed=seed) as aws:
         ecs = client(aws, "ecs")
         ecs.create_cluster(clusterName="c", capacityProviders=[*SIZES])
         for name, most in SIZES.items():

@@ -8,29 +8,19 @@ import functools
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.local_aws import ACCOUNT, REGION, LocalAws, local_aws
-from tests.conftest import ROOT
+from rehearsal.local_aws import ACCOUNT, REGION, LocalAws
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.slow
 
 EVENTS: Final = "events.amazonaws.com"
-
-
-@pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
-    """One whose ECS waits for a second for a host."""
-    if not (ROOT / ".venv-aws" / "bin" / "python").exists():
-        pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
-    with local_aws(tmp_path_factory.mktemp("strict"), patience_s=1, delay_s=2) as running:
-        yield running
 
 
 def client(aws: LocalAws, service: str, role: str | None = None) -> Any:
@@ -150,23 +140,15 @@ def test_a_state_machine_may_do_what_its_role_may(aws: LocalAws) -> None:
     made = states.create_state_machine(
         name="powerless", definition=json.dumps(machine), roleArn=role
     )
-    execution = states.start_execution(stateMachineArn=made["stateMachineArn"])
-    found = ended(states, execution["executionArn"])
-    assert found["error"] == "Lambda.AWSLambdaException"
-    assert "role/powerless is not authorized to perform: lambda:InvokeFunction" in found["cause"]
+    execution = states.start_execution(stateMachineArn=made["stateMachineArn"])["executionArn"]
 
-
-def ended(states: Any, execution: str) -> dict[str, Any]:
-    """An execution, once it has ended."""
-
-    def look() -> dict[str, Any] | None:
-        if refusal(states.describe_execution, executionArn=execution):
-            return None  # it does not show yet
+    def end() -> dict[str, Any] | None:
         found: dict[str, Any] = states.describe_execution(executionArn=execution)
         return found if found["status"] != "RUNNING" else None
 
-    found: dict[str, Any] = eventually("the execution has ended", look)
-    return found
+    found = eventually("the execution has ended", end)
+    assert found["error"] == "Lambda.AWSLambdaException"
+    assert "role/powerless is not authorized to perform: lambda:InvokeFunction" in found["cause"]
 
 
 def test_events_are_written_only_where_the_policy_of_the_logs_lets_them(aws: LocalAws) -> None:
@@ -235,83 +217,6 @@ def test_a_request_has_what_its_service_knows_and_nothing_else(aws: LocalAws) ->
         assert by_hand(aws, run, **given, **wrong) == "InvalidParameterException"
 
 
-def test_a_machine_or_a_template_with_a_parameter_that_there_is_not_is_refused(
-    aws: LocalAws,
-) -> None:
-    state = {
-        "Type": "Task",
-        "Resource": "arn:aws:states:::ecs:runTask.sync",
-        "Arguments": {"cluster": "a", "TaskDefinition": "b"},
-        "End": True,
-    }
-    machine = {"StartAt": "Run", "QueryLanguage": "JSONata", "States": {"Run": state}}
-    task = {
-        "Type": "AWS::ECS::TaskDefinition",
-        "Properties": {
-            "Family": "typo",
-            "ContainerDefinitions": [{"Name": "a", "Image": "b", "Memory": "512", "Initt": True}],
-        },
-    }
-    role = make_role(aws, "typo", "states.amazonaws.com")
-    given = {"name": "typo", "definition": json.dumps(machine), "roleArn": role}
-    create = client(aws, "stepfunctions").create_state_machine
-    assert refusal(create, **given) == "InvalidDefinition"
-    stacks = client(aws, "cloudformation")
-    stacks.create_stack(StackName="typo", TemplateBody=json.dumps({"Resources": {"Task": task}}))
-
-    def settled() -> list[str]:
-        events = stacks.describe_stack_events(StackName="typo")["StackEvents"]
-        if not events[0]["ResourceStatus"].endswith(("_COMPLETE", "_FAILED")):
-            return []
-        return [str(event.get("ResourceStatusReason")) for event in events]
-
-    fault = "ContainerDefinitions[0].Initt: there is no such parameter"
-    assert any(fault in reason for reason in eventually("the stack has settled", settled))
-
-
-def test_what_a_resource_depends_on_that_cannot_be_deleted_stays(aws: LocalAws) -> None:
-    """A bucket with an object cannot; it is in the way of the first two of four log groups."""
-
-    def group(name: str, **more: Any) -> dict[str, Any]:
-        return {"Type": "AWS::Logs::LogGroup", "Properties": {"LogGroupName": name}, **more}
-
-    resources = {
-        "First": group("stays-1"),
-        "Second": group("stays-2", DependsOn="First"),
-        "Full": {
-            "Type": "AWS::S3::Bucket",
-            "DependsOn": "Second",
-            "Properties": {"BucketName": "stays"},
-        },
-        "After": group("goes-1", DependsOn="Full"),
-        "Other": group("goes-2"),
-    }
-    stacks, s3, logs = (client(aws, name) for name in ("cloudformation", "s3", "logs"))
-    template = json.dumps({"Resources": resources})
-    stack = stacks.create_stack(StackName="stays", TemplateBody=template)["StackId"]
-
-    def settled() -> dict[str, Any] | None:
-        (found,) = stacks.describe_stacks(StackName=stack)["Stacks"]
-        return None if found["StackStatus"].endswith("_IN_PROGRESS") else found
-
-    assert eventually("the stack has settled", settled)["StackStatus"] == "CREATE_COMPLETE"
-    s3.put_object(Bucket="stays", Key="a", Body=b"")
-    stacks.delete_stack(StackName="stays")
-    found = eventually("the stack has settled", settled)
-    assert found["StackStatus"] == "DELETE_FAILED"
-    assert found["StackStatusReason"].endswith("failed to delete: [Full].")
-    groups = logs.describe_log_groups()["logGroups"]
-    names = [group["logGroupName"] for group in groups]
-    assert [name for name in names if name.startswith(("stays", "goes"))] == ["stays-1", "stays-2"]
-
-    # What was in the way is gone, and so is everything after another deletion.
-    s3.delete_object(Bucket="stays", Key="a")
-    stacks.delete_stack(StackName="stays")
-    assert eventually("the stack has settled", settled)["StackStatus"] == "DELETE_COMPLETE"
-    groups = logs.describe_log_groups(logGroupNamePrefix="stays")["logGroups"]
-    assert groups == []
-
-
 # --- tasks ----------------------------------------------------------------------------------------
 def make_group(aws: LocalAws, name: str, most: int = 99) -> None:
     """A group of hosts, and a capacity provider of the same name."""
@@ -337,11 +242,6 @@ def define(aws: LocalAws, name: str, **more: Any) -> str:
     return str(found["taskDefinition"]["taskDefinitionArn"])
 
 
-def have_hosts(aws: LocalAws, **numbers: int) -> None:
-    """As many hosts for each capacity provider."""
-    (aws.log.parent / "capacity.json").write_text(json.dumps(numbers))
-
-
 def start(aws: LocalAws, name: str, **more: Any) -> str:
     """ARN of a task on the hosts of a provider of the same name."""
     strategy = [{"capacityProvider": name, "weight": 1}]
@@ -349,36 +249,6 @@ def start(aws: LocalAws, name: str, **more: Any) -> str:
         cluster=name, taskDefinition=name, capacityProviderStrategy=strategy, **more
     )
     return str(started["tasks"][0]["taskArn"])
-
-
-def described(aws: LocalAws, name: str, task: str) -> dict[str, Any]:
-    (found,) = client(aws, "ecs").describe_tasks(cluster=name, tasks=[task])["tasks"]
-    return dict(found)
-
-
-def test_a_task_that_no_host_comes_for_is_ended_by_ecs(aws: LocalAws) -> None:
-    define(aws, "queue")
-    have_hosts(aws, queue=1)
-    first, second = start(aws, "queue"), start(aws, "queue")
-    assert described(aws, "queue", first)["lastStatus"] == "RUNNING"
-    task = described(aws, "queue", second)
-    assert task["lastStatus"] == "PROVISIONING"
-    assert "containerInstanceArn" not in task
-
-    def end() -> dict[str, Any] | None:
-        found = described(aws, "queue", second)
-        return found if found["lastStatus"] == "STOPPED" else None
-
-    found = eventually("the task has ended", end)
-    assert (found["stopCode"], found["stoppedReason"]) == (
-        "TaskFailedToStart",
-        "EMPTY CAPACITY PROVIDER",
-    )
-    assert "exitCode" not in found["containers"][0]
-    # A host that comes later is for those that still wait.
-    third = start(aws, "queue")
-    have_hosts(aws, queue=2)
-    eventually("the task runs", lambda: described(aws, "queue", third)["lastStatus"] == "RUNNING")
 
 
 def test_a_revision_that_was_replaced_starts_no_task(aws: LocalAws) -> None:
@@ -401,86 +271,3 @@ def test_tasks_are_listed_by_who_started_them_and_nothing_else(aws: LocalAws) ->
     eventually("the task is listed", functools.partial(lists, ecs, [task], **by_job))
     for other in ({"family": "listed"}, {"desiredStatus": "STOPPED"}):
         assert refusal(ecs.list_tasks, **by_job, **other) == "InvalidParameterException"
-
-
-def numbers(ecs: Any, states: Any, machine: str) -> list[int]:
-    """Of tasks that run, executions that run, and those that were aborted, as lists have them."""
-    of = [
-        states.list_executions(stateMachineArn=machine, statusFilter=status)["executions"]
-        for status in ("RUNNING", "ABORTED")
-    ]
-    return [len(ecs.list_tasks(cluster="late")["taskArns"]), *map(len, of)]
-
-
-def until(look: Callable[[], object], expected: object) -> None:
-    eventually(f"it is {expected!r}", lambda: look() == expected)
-
-
-def test_what_has_just_changed_shows_a_moment_later(aws: LocalAws) -> None:
-    define(aws, "late")
-    ecs, states = client(aws, "ecs"), client(aws, "stepfunctions")
-    machine = {
-        "StartAt": "Wait",
-        "States": {"Wait": {"Type": "Wait", "Seconds": 60, "End": True}},
-    }
-    made = states.create_state_machine(
-        name="late",
-        definition=json.dumps(machine),
-        roleArn=make_role(aws, "late", "states.amazonaws.com"),
-    )
-
-    shown = functools.partial(numbers, ecs, states, made["stateMachineArn"])
-    # Of twenty, a few show at once, whatever the seed.
-    tasks = [start(aws, "late") for _ in range(20)]
-    runs = [
-        states.start_execution(stateMachineArn=made["stateMachineArn"])["executionArn"]
-        for _ in range(20)
-    ]
-    told = [refusal(states.describe_execution, executionArn=run) for run in runs]
-    num_tasks, num_runs, _ = shown()
-    assert num_tasks < 20
-    assert num_runs < 20
-    assert "ExecutionDoesNotExist" in told
-    until(shown, [20, 20, 0])
-    for task, run in zip(tasks, runs, strict=True):
-        ecs.stop_task(cluster="late", task=task)
-        states.stop_execution(executionArn=run)
-    num_tasks, _, num_aborted = shown()
-    assert num_tasks
-    assert num_aborted < 20
-    ends = [states.describe_execution(executionArn=run)["status"] for run in runs]
-    assert "RUNNING" in ends
-    until(shown, [0, 0, 20])
-
-
-def test_a_shell_needs_a_task_that_was_started_for_it(aws: LocalAws) -> None:
-    how = {"cluster": "shell", "command": "bash", "interactive": True}
-    define(aws, "shell")
-    ecs = client(aws, "ecs")
-    assert (
-        refusal(ecs.execute_command, task=start(aws, "shell"), **how) == "InvalidParameterException"
-    )
-    task = start(aws, "shell", enableExecuteCommand=True)
-    assert refusal(ecs.execute_command, task=task, **how) == ""
-
-
-def test_throttling_has_the_name_in_a_state_machine_that_it_has_on_aws(aws: LocalAws) -> None:
-    definition = define(aws, "busy")
-    state = {
-        "Type": "Task",
-        "Resource": "arn:aws:states:::ecs:runTask.sync",
-        "Arguments": {"Cluster": "busy", "TaskDefinition": definition},
-        "End": True,
-    }
-    machine = {"StartAt": "Run", "QueryLanguage": "JSONata", "States": {"Run": state}}
-    rights = {"Action": ["ecs:*", "events:*"], "Resource": "*"}
-    states = client(aws, "stepfunctions")
-    made = states.create_state_machine(
-        name="busy",
-        definition=json.dumps(machine),
-        roleArn=make_role(aws, "busy", "states.amazonaws.com", rights),
-    )
-    (aws.log.parent / "throttle").touch()
-    execution = states.start_execution(stateMachineArn=made["stateMachineArn"])
-    found = ended(states, execution["executionArn"])
-    assert (found["error"], found["cause"]) == ("ECS.AmazonECSException", "Rate exceeded")
