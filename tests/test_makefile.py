@@ -263,25 +263,6 @@ def test_uv_gets_the_settings_of_pip_and_keeps_its_own(checkout: Checkout) -> No
     }
 
 
-def test_an_environment_stays_where_it_is_active_and_where_python_has_another_path(
-    checkout: Checkout, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "link").symlink_to(checkout.folder)
-    base = Path(sys.base_prefix, "bin", "python3")
-    other = elsewhere / "python3"
-    other.symlink_to(base.resolve())
-
-    assert "(new)" in checkout.make(PYTHON_BIN=str(base))
-    assert checkout.calls() != []
-    active = ". .venv/bin/activate &&"
-    assert checkout.make(before=active) == ""
-    assert checkout.make(before=active, PYTHON_BIN="python3") == ""
-    assert checkout.make(PYTHON_BIN=str(other)) == ""
-    assert checkout.make(before=f"cd {elsewhere / 'link'} &&") == ""
-    assert checkout.calls() == []
-
-
 def test_packages_join_an_environment_and_a_changed_lock_makes_it_again(checkout: Checkout) -> None:
     node, laptop = ("-r", "containers/requirements.txt"), ("-r", "requirements.txt")
     assert "(new)" in checkout.make(*node)

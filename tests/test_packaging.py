@@ -77,13 +77,6 @@ def test_requirements_say_why_each_package_is_there(source: str) -> None:
     assert [line for line in lines if not re.search(r"==\S+ +# \S", line)] == []
 
 
-def test_a_pin_that_is_not_exact_is_found(tmp_path: Path) -> None:
-    for line in ["torch>=2.13", "torch", "torch==2.13.0+cpu", "torch==2.*", "torch==1\ntorch==1"]:
-        (tmp_path / "requirements.txt").write_text(line)
-        with pytest.raises(AssertionError, match="torch"):
-            pins(tmp_path / "requirements.txt")
-
-
 @pytest.mark.parametrize(
     ("packages", "files"),
     [
@@ -109,25 +102,6 @@ def test_what_is_imported_is_asked_for_by_name(packages: list[str], files: list[
     declared = {name for file in files for name in pins(ROOT / file)}
     assert needed
     assert {name for name, any_of in needed.items() if not any_of & declared} == set()
-
-
-def test_every_file_beside_the_code_is_shipped_with_it() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    shipped = {
-        path
-        for package, patterns in listed["package-data"].items()
-        for pattern in patterns
-        for path in (ROOT / package.replace(".", "/")).glob(pattern)
-    }
-    # The images copy the whole folders; a wheel takes only what is listed.
-    there = {
-        path
-        for folder in ("contract", "training")
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix not in {".py", ".pyc"}
-    }
-    assert there
-    assert there == shipped
 
 
 def test_a_laptop_needs_neither_torch_nor_ray() -> None:
@@ -270,18 +244,11 @@ def test_the_lock_has_hashes_of_all_but_torch_and_nothing_of_cuda() -> None:
     assert [name for name in locked() if re.match(r"(nvidia|cuda|cupy)-|triton$", name)] == []
 
 
-def test_the_emulators_packages_are_pinned_apart() -> None:
-    emulator = pins(ROOT / REHEARSAL)
-    assert {"ministack", "botocore", "hypercorn"} <= emulator.keys()
-    assert "ministack" not in locked()
-
-
-def test_the_audits_packages_are_pinned_apart() -> None:
-    audit = pins(ROOT / AUDIT)
-    assert next(iter(audit)) == "checkov"
-    # It is the whole closure, so that two audits of one commit see the same rules.
-    assert {"boto3", "pyyaml", "requests", "bc-python-hcl2"} <= audit.keys()
-    assert "checkov" not in locked()
+def test_the_packages_of_emulator_and_audit_are_pinned_apart() -> None:
+    # Each list is the whole closure: two audits of one commit see the same rules.
+    assert {"ministack", "botocore", "hypercorn"} <= pins(ROOT / REHEARSAL).keys()
+    assert {"checkov", "boto3", "pyyaml", "bc-python-hcl2"} <= pins(ROOT / AUDIT).keys()
+    assert not {"ministack", "checkov"} & locked().keys()
 
 
 def test_the_sites_packages_are_pinned_apart() -> None:
@@ -315,13 +282,6 @@ def test_what_is_installed_is_what_is_locked() -> None:
         if lock.get(name) != version and not of_torch.match(name)
     }
     assert strays == set()
-
-
-def test_what_is_installed_fits_together() -> None:
-    check = subprocess.run(
-        [sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False
-    )
-    assert check.returncode == 0, check.stdout + check.stderr
 
 
 def followed_by_mypy(module: str) -> bool:

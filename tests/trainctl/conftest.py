@@ -1,15 +1,17 @@
-"""The account that the commands find, and nothing else."""
+"""The account that the commands find, and nothing else; and the commands."""
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import boto3
 import pytest
 from botocore.exceptions import ProfileNotFound
 
+from contract import exits
 from tests.trainctl.account import Account
 from trainctl import follow, polling
+from trainctl.__main__ import main
 
 
 @pytest.fixture
@@ -40,3 +42,29 @@ def code(tmp_path: Path) -> Path:
     (folder / "mine.py").write_text("print(1)\n")
     (folder / "empty").mkdir()
     return folder
+
+
+class Said(NamedTuple):
+    """What has been printed."""
+
+    out: str
+    err: str
+
+
+class Cli:
+    """The command line."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: str, code: int = exits.OK) -> Said:
+        """Give a command, which must end with this exit code; what has been printed by then."""
+        found = main([*words])
+        said = Said(*self._capsys.readouterr())
+        assert found == code, said.err
+        return said
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capsys)

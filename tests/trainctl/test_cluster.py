@@ -12,7 +12,6 @@ from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
-from trainctl import polling
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -145,27 +144,6 @@ def test_up_gives_up_after_its_time_and_says_what_is_lacking(
     assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
 
 
-def test_up_asks_less_often_while_nothing_changes(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account.starts = False
-    waits: list[float] = []
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(polling, "SHORTEST_S", 5.0)
-    monkeypatch.setattr(polling, "LONGEST_S", 15.0)
-    assert main(["cluster", "up", "--yes", "--timeout-minutes", "2"]) == exits.FAILED
-    assert (waits[0], waits[-1]) == (5.0, 15.0)
-    looks = len(account.sent("describe_services")) - 1  # the first one is before the start
-    assert looks == len(waits) + 1 <= 12
-
-
 def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
     account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,13 +187,6 @@ def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, wo
     assert words in cluster_commands.waiting_for(tasks, size, shape, EXPECTED)
     assert not cluster_commands.is_up(tasks, size, EXPECTED)
     assert cluster_commands.is_up([task(), task()], EXPECTED, EXPECTED)
-
-
-def test_a_head_that_trains_counts_as_one_of_those_that_train() -> None:
-    shape = Shape.from_json(
-        json.dumps({**SHAPE, "head_trains": True, "head_instance_type": "g5.12xlarge"})
-    )
-    assert shape.size(1) == ClusterSize(num_nodes=2, num_cpus=48 + 4, num_gpus=4 + 1)
 
 
 # --- status and down ------------------------------------------------------------------------------

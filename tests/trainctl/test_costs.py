@@ -13,6 +13,7 @@ from contract import exits, times
 from contract.instance_types import FileSystem, HostPrice, Prices, instance_type
 from contract.job import JobSpec
 from tests.trainctl.account import PRICES, Account
+from tests.trainctl.conftest import Cli
 from trainctl import output
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
@@ -146,11 +147,10 @@ def usd_with(account: Account, seconds: int) -> float:
 
 @pytest.mark.parametrize("limit", ["20", "41", "60.5", "77"])
 def test_the_hours_that_a_refusal_names_are_accepted(
-    account: Account, capsys: pytest.CaptureFixture[str], limit: str
+    account: Account, cli: Cli, limit: str
 ) -> None:
     words = [*SUBMIT, "--nodes", "2", "--max-cost", limit, "--max-hours"]
-    assert main([*words, "24"]) == exits.BAD_INPUT
-    found = re.search(r"--max-hours ([\d.]+), or", capsys.readouterr().err)
+    found = re.search(r"--max-hours ([\d.]+), or", cli(*words, "24", code=exits.BAD_INPUT).err)
     assert found is not None
     assert main([*words, found[1]]) == exits.OK
     assert account.changes == ["start_execution"]
@@ -182,12 +182,9 @@ def test_a_job_never_waits_longer_for_hosts_than_it_may_last(
     assert spec.capacity_wait_s == min(asked_s, spec.max_seconds)
 
 
-def test_the_deployment_limits_the_hours_of_a_job(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_deployment_limits_the_hours_of_a_job(account: Account, cli: Cli) -> None:
     account.shape["max_job_hours"] = 8
-    assert main([*SUBMIT, "--max-hours", "9"]) == exits.BAD_INPUT
-    said = capsys.readouterr().err
+    said = cli(*SUBMIT, "--max-hours", "9", code=exits.BAD_INPUT).err
     assert "--max-hours is 9: this deployment allows at most 8 (max_job_hours)" in said
     assert "-c max_job_hours=9" in said
     assert account.changes == []
@@ -210,26 +207,24 @@ def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
     assert bool(account.changes) == starts
 
 
-def test_a_price_names_its_region(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_price_names_its_region(account: Account, cli: Cli) -> None:
     account.region = "us-west-2"
-    assert main(["plan", "ddp"]) == exits.OK
-    assert "the NAT gateway, at us-west-2's list prices" in capsys.readouterr().out
+    assert "the NAT gateway, at us-west-2's list prices" in cli("plan", "ddp").out
 
 
-def test_in_a_region_without_known_prices_nothing_has_a_price(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_region_without_known_prices_nothing_has_a_price(account: Account, cli: Cli) -> None:
     account.region = "eu-west-1"
-    assert main(["plan", "ddp"]) == exits.OK
-    said = capsys.readouterr().out
+    said = cli("plan", "ddp").out
     assert (
         "price     unknown: list prices are known for us-east-1 and us-west-2 only, not for "
         "eu-west-1 (AWS's price pages have those of g5.12xlarge and m5.xlarge)\n" in said
     )
     assert "at most   unknown" in said
     assert "$" not in said
-    assert main([*SUBMIT, "--max-cost", "60"]) == exits.BAD_INPUT
-    assert "--max-cost 60 cannot be kept: list prices are known for" in capsys.readouterr().err
+    assert (
+        "--max-cost 60 cannot be kept: list prices are known for"
+        in cli(*SUBMIT, "--max-cost", "60", code=exits.BAD_INPUT).err
+    )
     assert account.changes == []
 
 
@@ -245,15 +240,14 @@ def test_in_a_region_without_known_prices_nothing_has_a_price(
 )
 @pytest.mark.usefixtures("account")
 def test_the_expected_cost_is_computed_where_model_and_text_are_known(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
     is_known: bool,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     data = [] if "--data" in settings else ["--data", "s3://bucket/data"]
-    assert main(["plan", "fsdp", "--json", *data, *settings]) == exits.OK
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("plan", "fsdp", "--json", *data, *settings).out)
     assert (found["usd_expected"] is not None) == is_known
     if is_known:
         assert 0 < found["usd_expected"] < found["usd_at_most"]
@@ -338,7 +332,7 @@ def _plain(host: HostPrice) -> dict[str, object]:
     ],
 )
 def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
-    account: Account, capsys: pytest.CaptureFixture[str], why: str
+    account: Account, capsys: pytest.CaptureFixture[str], cli: Cli, why: str
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     unknown(account, why)
@@ -346,19 +340,17 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
     assert found["usd"] is None
     assert why in found["why_unknown"]
     for command in ("cost", "show", "wait"):
-        assert main([command, "job"]) == exits.OK
-        said = capsys.readouterr().out
+        said = cli(command, "job").out
         assert "unknown" in said
         assert "$0.000" not in said
 
 
 def test_a_job_that_never_had_a_node_has_cost_nothing(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     account.add("job", status="FAILED", cause='{"status": "no_capacity", "exit_code": 75}')
     assert cost_of(capsys)["usd"] == 0
-    assert main(["cost", "job"]) == exits.OK
-    assert "$0 at us-east-1's list prices" in capsys.readouterr().out
+    assert "$0 at us-east-1's list prices" in cli("cost", "job").out
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -390,12 +382,9 @@ def test_a_question_names_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [True, False]
 
 
-def test_the_example_of_the_docs_is_what_the_program_prints(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_the_docs_is_what_the_program_prints(account: Account, cli: Cli) -> None:
     account.shape |= {"worker_instance_type": "g5.xlarge", "max_workers": 2}
-    assert main(["plan", "ddp", "--nodes", "2", "--max-hours", "4"]) == exits.OK
-    rows = capsys.readouterr().out.splitlines()
+    rows = cli("plan", "ddp", "--nodes", "2", "--max-hours", "4").out.splitlines()
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text("utf-8")
     example = page.partition("<!-- example")[2].partition("```\n")[2].partition("```")[0]
     assert len(example.splitlines()) == 2

@@ -6,19 +6,16 @@ from pathlib import Path
 import pytest
 
 from contract import exits
+from tests.trainctl.conftest import Cli
 from tests.training import sample_pictures
-from trainctl.__main__ import main
 
 
-def test_pictures_are_prepared_by_a_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_are_prepared_by_a_command(tmp_path: Path, cli: Cli) -> None:
     source = sample_pictures.write_tree(tmp_path / "source", num_train=30, num_val=10)
     (damaged,) = sample_pictures.damage(source / "train", num=1)
     target = tmp_path / "set"
     wish = ("--to", str(target), "--size", "64", "--processes", "1")
-    assert main(["data", "prepare", "imagenet", str(source), *wish]) == exits.OK
-    said = capsys.readouterr()
+    said = cli("data", "prepare", "imagenet", str(source), *wish)
     assert said.out == f"{target}\n"
     assert f"left out: train/{damaged}: the file is empty" in said.err
     assert "29 train + 10 val pictures of 10 classes, 1 damaged" in said.err
@@ -39,19 +36,16 @@ def test_mistakes_are_one_sentence(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["data", *words]) == exits.BAD_INPUT
-    said = capsys.readouterr().err.splitlines()
+    said = cli("data", *words, code=exits.BAD_INPUT).err.splitlines()
     assert said[-1].startswith("error: ")
     assert message in said[-1]
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_file_is_no_place_for_a_set_and_s3_is_no_source(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_no_place_for_a_set_and_s3_is_no_source(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "file"
     file.write_text("")
     to = ["--to", str(file)]
@@ -60,7 +54,6 @@ def test_a_file_is_no_place_for_a_set_and_s3_is_no_source(
         (["prepare", "imagenet", str(tmp_path), "--to", f"{file}/set"], "file/set is not a folder"),
         (["prepare", "imagenet", "s3://b/x", *to], "fetch it first (aws s3 sync s3://b/x DIR)"),
     ):
-        assert main(["data", *words]) == exits.BAD_INPUT
-        said = capsys.readouterr().err.splitlines()[-1]
+        said = cli("data", *words, code=exits.BAD_INPUT).err.splitlines()[-1]
         assert said.startswith("error: ")
         assert message in said

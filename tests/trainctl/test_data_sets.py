@@ -11,6 +11,7 @@ import pytest
 from contract import exits
 from contract.job import JobSpec
 from tests.trainctl.account import Account, refused
+from tests.trainctl.conftest import Cli
 from trainctl import data_sets
 from trainctl.__main__ import main
 from trainctl.aws.clients import Clients
@@ -48,7 +49,7 @@ def command_of(account: Account) -> tuple[str, ...]:
 
 
 def test_a_folder_is_uploaded_and_its_list_comes_last(
-    account: Account, folder: Path, capsys: pytest.CaptureFixture[str]
+    account: Account, folder: Path, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     assert put(str(folder)) == exits.OK
     said = capsys.readouterr()
@@ -60,14 +61,13 @@ def test_a_folder_is_uploaded_and_its_list_comes_last(
     (stored,) = listed(capsys)["stored"]
     assert (stored["name"], stored["size"]) == ("cats", 10)
     assert stored["files"]["one.txt"] == {"size": 3, "sha256": hashlib.sha256(b"one").hexdigest()}
-    assert main(["data", "ls"]) == exits.OK
-    out = capsys.readouterr().out
+    out = cli("data", "ls").out
     assert "cats" in out
     assert "published, nodes download it" in out
 
 
 def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
-    account: Account, folder: Path, capsys: pytest.CaptureFixture[str]
+    account: Account, folder: Path, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     real = account.on_upload_file
 
@@ -80,8 +80,10 @@ def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
     assert put(str(folder)) == exits.FAILED
     assert {*account.objects} == {"data/cats/more/two.txt"}
     assert listed(capsys)["incomplete"] == ["cats"]
-    assert main([*SUBMIT, "--data", "cats"]) == exits.BAD_INPUT
-    assert "data set cats in s3://bucket is not complete" in capsys.readouterr().err
+    assert (
+        "data set cats in s3://bucket is not complete"
+        in cli(*SUBMIT, "--data", "cats", code=exits.BAD_INPUT).err
+    )
 
     account.on_upload_file = real  # type: ignore[method-assign]
     account.calls.clear()
@@ -179,7 +181,7 @@ def test_a_job_reads_a_data_set_of_the_bucket_by_its_name(
 
 
 def test_a_mixture_has_the_address_of_each_of_its_data_sets(
-    account: Account, folder: Path, capsys: pytest.CaptureFixture[str]
+    account: Account, folder: Path, cli: Cli
 ) -> None:
     put(str(folder))
     fsdp = ["submit", "fsdp", "--yes", "--preset", "tiny"]
@@ -191,8 +193,7 @@ def test_a_mixture_has_the_address_of_each_of_its_data_sets(
         ("1 cats, 1 s3://other/text", "--data s3://other/text is in another bucket"),
         ("1 cats, 0 tiny-shakespeare", "weight 0 for tiny-shakespeare: give a positive number"),
     ):
-        assert main([*fsdp, "--run", "other", "--data", data]) == exits.BAD_INPUT
-        assert sentence in capsys.readouterr().err
+        assert sentence in cli(*fsdp, "--run", "other", "--data", data, code=exits.BAD_INPUT).err
     assert account.changes == changes
 
 
@@ -214,11 +215,10 @@ def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, fo
     ],
 )
 def test_data_that_no_node_could_read_is_refused_before_anything_starts(
-    account: Account, folder: Path, capsys: pytest.CaptureFixture[str], data: str, sentence: str
+    account: Account, folder: Path, cli: Cli, data: str, sentence: str
 ) -> None:
     words = [*SUBMIT, "--data", str(folder) if data == "DIR" else data]
-    assert main(words) == exits.BAD_INPUT
-    assert sentence in capsys.readouterr().err
+    assert sentence in cli(*words, code=exits.BAD_INPUT).err
     assert account.changes == []
 
 

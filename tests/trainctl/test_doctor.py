@@ -13,6 +13,7 @@ from contract import exits
 from contract.outputs import CORE_STACK, TRAINING_STACK, WORKER_PROVIDER
 from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
+from tests.trainctl.conftest import Cli
 from trainctl import checks, laptop
 from trainctl.__main__ import main
 
@@ -86,17 +87,6 @@ def test_doctor_names_the_command_that_fixes_what_is_missing(
     account.fails[operation] = refused("AccessDenied")
     exit_code, found = looked(capsys)
     assert (exit_code, found[what]["state"]) == (0, "unknown"), "not knowing is no fault"
-
-
-@pytest.mark.usefixtures("account")
-def test_an_answer_without_images_is_a_missing_image(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    none: dict[str, Any] = {"imageDetails": []}
-    monkeypatch.setattr(Account, "on_describe_images", lambda *_, **__: none)
-    code, found = looked(capsys)
-    assert code == exits.FAILED
-    assert bad(found) == {"image of the head", "image of the worker"}
 
 
 def test_what_the_stacks_lack_is_one_check_and_the_others_are_made(
@@ -173,7 +163,7 @@ def test_without_stacks_doctor_checks_whether_they_can_be_deployed(
 
 @pytest.mark.usefixtures("laptop_is_ready")
 def test_settings_are_read_as_the_app_reads_them(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     account.outputs = {}
     account.zones = {"g5.12xlarge": ["us-east-1a", "us-east-1b"]}
@@ -193,8 +183,10 @@ def test_settings_are_read_as_the_app_reads_them(
     assert "max_workers is 1000: it must be 1 to 64" in found["settings"]["found"]
     code, found = looked(capsys, "-c", "region=eu-west-3")
     assert found["credentials"]["found"].endswith("eu-west-3")
-    assert main(["doctor", "-c", "preset"]) == exits.BAD_INPUT
-    assert "-c preset: give a setting as name=value" in capsys.readouterr().err
+    assert (
+        "-c preset: give a setting as name=value"
+        in cli("doctor", "-c", "preset", code=exits.BAD_INPUT).err
+    )
 
 
 @pytest.mark.usefixtures("laptop_is_ready")
@@ -442,11 +434,8 @@ def test_a_region_of_cdk_json_is_where_a_deploy_goes(
 
 
 # --- the commands that fix ------------------------------------------------------------------------
-def test_commands_for_people_say_what_to_type(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_for_people_say_what_to_type(account: Account, cli: Cli) -> None:
     account.without_images = {"head"}
-    assert main(["doctor", "--profile", "work", "--region", "eu-north-1"]) == exits.FAILED
-    printed = capsys.readouterr()
+    printed = cli("doctor", "--profile", "work", "--region", "eu-north-1", code=exits.FAILED)
     assert "\n  AWS_PROFILE=work AWS_REGION=eu-north-1 make images\n" in printed.out
     assert "1 check failed. 1 could not be made." in printed.err

@@ -8,6 +8,7 @@ import pytest
 from contract import files, runs
 from contract.files import SavedFile, base_to_json
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from tests.trainctl.saved import save
 from trainctl.__main__ import main
 from trainctl.code_folder import DOWNLOADED, files_of
@@ -91,35 +92,32 @@ def test_it_fetches_what_is_asked_for(tmp_path: Path, words: list[str], names: s
         (["../x"], "run name '../x' is not usable"),
     ],
 )
-def test_what_is_not_there_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    assert main(["download", *words, "--to", str(tmp_path / "new")]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_what_is_not_there_is_named(tmp_path: Path, cli: Cli, words: list[str], said: str) -> None:
+    assert said in " ".join(
+        cli("download", *words, "--to", str(tmp_path / "new"), code=2).err.split()
+    )
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["../../out", "/etc/x", "work/../../../x"])
 def test_a_list_that_names_another_place_writes_nothing(
-    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    account: Account, tmp_path: Path, cli: Cli, name: str
 ) -> None:
     save(account, 0, {"work/good": b"x", name: b"bad"})
-    assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 2
-    assert "is refused" in capsys.readouterr().err
+    assert "is refused" in cli("download", "r1", "--to", str(tmp_path / "new"), code=2).err
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("content", [b"other", None], ids=["damaged", "removed"])
 def test_a_file_that_is_not_what_was_listed_is_asked_for_again(
-    saved: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+    saved: Account, tmp_path: Path, cli: Cli, content: bytes | None
 ) -> None:
     (key,) = [key for key, each in saved.objects.items() if each == b"eights"]
     if content is None:
         del saved.objects[key]
     else:
         saved.objects[key] = content
-    assert main(["download", "r1", "last.pt", "--to", str(tmp_path)]) == 1
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(cli("download", "r1", "last.pt", "--to", str(tmp_path), code=1).err.split())
     assert "has changed while it was fetched: the job is running" in said
     assert below(tmp_path / "node-0") == {}
 
@@ -139,12 +137,13 @@ def test_before_the_first_round_of_a_start_it_fetches_what_that_restores(
 
 
 @pytest.mark.usefixtures("saved")
-def test_what_is_in_the_way_of_a_file_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_in_the_way_of_a_file_is_named(tmp_path: Path, cli: Cli) -> None:
     def says(target: str, why: str) -> bool:
-        assert main(["download", "r1", "last.pt", "--node", "0", "--to", str(tmp_path)]) == 2
-        said = "".join(capsys.readouterr().err.split())
+        said = "".join(
+            cli(
+                "download", "r1", "last.pt", "--node", "0", "--to", str(tmp_path), code=2
+            ).err.split()
+        )
         return "".join(f"cannot write {tmp_path / target}: {why}. Remove".split()) in said
 
     (tmp_path / "node-0").write_text("once a file")
@@ -155,16 +154,13 @@ def test_what_is_in_the_way_of_a_file_is_named(
     assert below(tmp_path) == {}, "no part of a file is left"
 
 
-def test_links_that_are_left_out_are_counted(
-    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, cli: Cli) -> None:
     links = (
         SavedFile(name="work/last.pt", link="5.pt"),
         SavedFile(name="work/first.pt", link="5.pt"),
         SavedFile(name="output/log", link="x"),
     )
     save(account, 0, {"work/5.pt": b"weights"}, *links)
-    assert main(["download", "r1", "*.pt", "--to", str(tmp_path)]) == 0
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(cli("download", "r1", "*.pt", "--to", str(tmp_path)).err.split())
     assert "2 links are left out, the first is node-0/work/last.pt -> 5.pt" in said
     assert below(tmp_path) == {"node-0/work/5.pt": b"weights"}

@@ -10,6 +10,7 @@ from contract import exits
 from contract.job import JobSpec
 from contract.nodes import Range
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 
 
@@ -26,14 +27,13 @@ from trainctl.__main__ import main
 def test_a_run_that_cannot_be_exported_starts_nothing(
     account: Account,
     code: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     arguments: list[str],
     words: str,
 ) -> None:
     account.objects["runs/r1/config.json"] = b'{"recipe": "ddp"}'
     given = [word.replace("CODE", str(code)) for word in arguments]
-    assert main(given) == exits.BAD_INPUT
-    assert words in capsys.readouterr().err
+    assert words in cli(*given, code=exits.BAD_INPUT).err
     assert account.changes == []
 
 
@@ -76,12 +76,14 @@ def test_an_export_is_made_by_a_head_alone_and_fetched(
 
 
 def test_an_export_that_fails_leaves_no_folder(
-    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     cause = '{"status": "failed", "reason": "failed: user code exit 2", "exit_code": 2}'
     ends_at_once(account, monkeypatch, status="FAILED", cause=cause)
-    assert main(["export", "r1", "--to", str(tmp_path / "model"), "--yes"]) == 2
-    assert "did not succeed" in capsys.readouterr().err
+    assert (
+        "did not succeed"
+        in cli("export", "r1", "--to", str(tmp_path / "model"), "--yes", code=2).err
+    )
     assert not (tmp_path / "model").exists()
 
 
@@ -97,7 +99,7 @@ def test_a_key_that_leaves_the_folder_is_refused_before_any_file_is_written(
     account: Account,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     name: str,
 ) -> None:
     outside = tmp_path / "outside"
@@ -106,8 +108,7 @@ def test_a_key_that_leaves_the_folder_is_refused_before_any_file_is_written(
         account, monkeypatch, names=names, status="SUCCEEDED", output='{"status": "succeeded"}'
     )
     place = tmp_path / "deep" / "model"
-    assert main(["export", "r1", "--to", str(place), "--yes"]) == exits.BAD_INPUT
-    said = capsys.readouterr().err
+    said = cli("export", "r1", "--to", str(place), "--yes", code=exits.BAD_INPUT).err
     assert "object of s3://bucket/exports/" in said
     assert "is refused" in said
     assert not account.sent("download_file")

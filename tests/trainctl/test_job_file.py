@@ -11,6 +11,7 @@ import pytest
 from contract.job import JobSpec
 from tests.conftest import ROOT
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 
 RECIPE = """
@@ -116,18 +117,13 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
         ("max_hour = 3", "there is no key 'max_hour': did you mean max_hours?"),
         ("xyz = 3", "there is no key 'xyz': use recipe, command, settings, run"),
         ("workers = 3", "there is no option --workers here"),
-        ("file = 'a'", "there is no key 'file'"),
         ("max_hours = 'long'", 'max_hours is "long": it must be a number'),
-        ("max_hours = true", "max_hours is true: it must be a number"),
-        ("nodes = 1.5", "nodes is 1.5: it must be text"),
         ("spot = 'no'", 'spot is "no": it must be true or false'),
-        ("run = ['a']", 'run is ["a"]: it must be text'),
         ("on = 'moon'", "'moon' is not one of 'head', 'nodes', 'auto'"),
         ("settings = 3", "settings is 3: it must be a table, [settings]"),
         ("recipe = 'ddp'\nsettings.epochs = [1]", "settings.epochs is [1]: it must be text, a"),
         ("recipe = 'ddp'\nsettings.epoch = 1", "unknown option --epoch=1: did you mean --epochs?"),
         ("recipe = 'pdd'", "unknown recipe 'pdd': did you mean ddp?"),
-        ("recipe = 3", "recipe is 3: it must be text"),
         ("recipe = 'ddp'\ncommand = ['a']", "leave recipe and settings out"),
         ("recipe = 'ddp'\ncode = '.'", "recipe and settings are not for your own code: leave"),
         (
@@ -135,17 +131,15 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
             'command is for your own code: name its folder, code = "."',
         ),
         ("command = 'python a.py'", "it must be a list of words"),
-        ("env = ['A=1']", "it must be a table, [env]"),
         ("env.A = true", "env.A is true: it must be text or a number"),
     ],
 )
 def test_a_mistake_in_a_file_is_a_sentence(
-    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, error: str
+    account: Account, tmp_path: Path, cli: Cli, text: str, error: str
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(text)
-    assert main(["submit", "-f", str(file), "--yes"]) == 2
-    said = capsys.readouterr().err
+    said = cli("submit", "-f", str(file), "--yes", code=2).err
     assert error in said
     assert "Traceback" not in said
     assert account.changes == []
@@ -182,9 +176,8 @@ def test_a_file_that_is_a_pipe_is_read_once(capsys: pytest.CaptureFixture[str]) 
     assert found == plan(capsys, *BY_OPTIONS)
 
 
-def test_a_file_that_is_not_there_is_a_sentence(
-    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "-f", str(tmp_path / "none.toml")]) == 2
-    assert "cannot be read: No such file" in capsys.readouterr().err
+def test_a_file_that_is_not_there_is_a_sentence(account: Account, tmp_path: Path, cli: Cli) -> None:
+    assert (
+        "cannot be read: No such file" in cli("plan", "-f", str(tmp_path / "none.toml"), code=2).err
+    )
     assert account.calls == []

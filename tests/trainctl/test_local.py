@@ -12,16 +12,16 @@ import pytest
 from contract import exits
 from rehearsal import cdk, cycle, images, local_aws, processes
 from rehearsal.engine import Engine
+from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 
 
 @pytest.mark.parametrize("command", ["up", "status", "env", "down"])
 def test_without_the_rehearsal_one_line_tells_how_to_install_it(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, "rehearsal", None)  # as where it is not installed
-    assert main(["local", command]) == exits.FAILED
-    said = capsys.readouterr()
+    said = cli("local", command, code=exits.FAILED)
     (line,) = said.err.splitlines()
     assert line.startswith("error: trainctl local needs the rehearsal")
     assert "make local" in line
@@ -71,18 +71,16 @@ def install(path: Path, script: str = "") -> None:
 
 
 def test_everything_that_is_missing_is_named_at_once_with_one_command(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
+    checkout: Path, cli: Cli
 ) -> None:
     parts = {".venv-aws/bin/python", "node_modules/.bin/cdk", "aws_cdk"}
-    assert main(["local", "up"]) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli("local", "up", code=exits.FAILED).err
     assert all(part in said for part in parts)
     assert "Run `make local` there" in said
 
     install(checkout / ".venv-aws" / "bin" / "python")
     install(checkout / "bin" / "python3", "exit 1")  # without the library
-    assert main(["local", "up"]) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli("local", "up", code=exits.FAILED).err
     assert {part for part in parts if part in said} == parts - {".venv-aws/bin/python"}
 
     install(checkout / "node_modules" / ".bin" / "cdk")
@@ -100,6 +98,7 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     # The local AWS loads what an earlier one has written to its folder.
     tags = checkout / ".rehearsal" / "aws" / "state" / "tags"
@@ -143,6 +142,5 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
 
     # What is up stays up.
     capsys.readouterr()
-    assert main(["local", "up"]) == exits.FAILED
-    assert "a local deployment is up already" in capsys.readouterr().err
+    assert "a local deployment is up already" in cli("local", "up", code=exits.FAILED).err
     assert cycle.Rehearsal.here().is_up()

@@ -23,6 +23,7 @@ from contract import outputs as stack_outputs
 from contract.job import ORDER_VERSION
 from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
+from tests.trainctl.conftest import Cli
 from trainctl import reference
 from trainctl.__main__ import main
 from trainctl.aws.errors import explained
@@ -44,9 +45,8 @@ def all_commands() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("words", [[], ["cluster"], ["local"], *all_commands()], ids=" ".join)
-def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--help"]) == 0
-    said = capsys.readouterr()
+def test_every_command_has_help(words: list[str], cli: Cli) -> None:
+    said = cli(*words, "--help")
     assert "Usage: trainctl" in said.out
     assert said.err == ""
 
@@ -81,9 +81,8 @@ def test_the_help_names_the_exit_codes_and_where_training_starts(
     assert "python -m training.launch ddp --local" in shown
 
 
-def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"trainctl {metadata.version('ecs-train')}\n"
+def test_version_is_the_projects(cli: Cli) -> None:
+    assert cli("--version").out == f"trainctl {metadata.version('ecs-train')}\n"
 
 
 def test_the_command_is_installed_under_its_name() -> None:
@@ -228,12 +227,11 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(
     code: int,
     message: str,
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     for name, value in change.items():
         setattr(account, name, value)
-    assert main(argv) == code
-    captured = capsys.readouterr()
+    captured = cli(*argv, code=code)
     assert message in " ".join(captured.err.replace("│", " ").split()), captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
@@ -242,7 +240,7 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(
 
 @pytest.mark.parametrize("recipe", recipes.NAMES)
 def test_settings_lists_every_option_in_full_with_the_defaults_of_a_preset(
-    recipe: str, capsys: pytest.CaptureFixture[str]
+    recipe: str, cli: Cli
 ) -> None:
     found = recipes.by_name(recipe)
     options = {
@@ -251,10 +249,8 @@ def test_settings_lists_every_option_in_full_with_the_defaults_of_a_preset(
         if field.metadata["cli"]
     }
     for preset in found.presets:
-        assert main(["settings", recipe, "--preset", preset]) == 0
-        shown = capsys.readouterr().out
-        assert main(["settings", recipe, "--preset", preset, "--json"]) == 0
-        listed = json.loads(capsys.readouterr().out)
+        shown = cli("settings", recipe, "--preset", preset).out
+        listed = json.loads(cli("settings", recipe, "--preset", preset, "--json").out)
         assert listed.keys() == options
         for option, each in listed.items():
             (line,) = [line for line in shown.splitlines() if line.split()[0] == option]

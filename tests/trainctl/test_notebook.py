@@ -20,6 +20,7 @@ import pytest
 
 from contract import exits, nodes
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from trainctl import notebooks
 from trainctl.__main__ import main
 from trainctl.plugin import free_port, is_free
@@ -173,11 +174,10 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.mark.usefixtures("plugin")
 def test_it_starts_on_the_head_and_opens_through_a_tunnel_until_ctrl_c(
-    head: Head, account: Account, pages: list[str], capsys: pytest.CaptureFixture[str]
+    head: Head, account: Account, pages: list[str], cli: Cli
 ) -> None:
     port = free_port()
-    assert main(["notebook", "--port", str(port), "--env", "PIP_INDEX_URL=https://mine"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("notebook", "--port", str(port), "--env", "PIP_INDEX_URL=https://mine")
     assert captured.out == f"http://localhost:{port}/lab?token={PAGE_TOKEN}\n"
     assert pages == [f"page {PAGE_TOKEN}"]
     (order,) = head.submitted
@@ -198,11 +198,13 @@ def test_it_starts_on_the_head_and_opens_through_a_tunnel_until_ctrl_c(
 
 @pytest.mark.usefixtures("plugin", "head")
 def test_ctrl_c_while_the_page_is_being_opened_closes_the_tunnel_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _: os.kill(os.getpid(), signal.SIGINT))
-    assert main(["notebook", "--port", str(free_port())]) == 0
-    assert "The tunnel is closed; the notebook goes on" in capsys.readouterr().err
+    assert (
+        "The tunnel is closed; the notebook goes on"
+        in cli("notebook", "--port", str(free_port())).err
+    )
 
 
 @pytest.mark.usefixtures("plugin", "head")
@@ -228,34 +230,28 @@ def test_the_dashboard_is_opened_once_its_tunnel_is_there(
 
 @pytest.mark.usefixtures("plugin", "pages")
 def test_one_that_runs_is_opened_again_and_one_that_was_stopped_is_started_anew(
-    head: Head, capsys: pytest.CaptureFixture[str]
+    head: Head, cli: Cli
 ) -> None:
     port = str(free_port())
     assert main(["notebook", "--port", port]) == 0
-    assert main(["notebook", "--port", port, "--json", "--env", "A=1"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("notebook", "--port", port, "--json", "--env", "A=1")
     assert json.loads(captured.out.partition("\n")[2]) == {
         "address": f"http://localhost:{port}/lab?token={PAGE_TOKEN}",
         "files": "s3://bucket/runs/notebook/output/",
         "run": "notebook",
     }
     assert "--env counts after trainctl notebook --stop" in captured.err
-    assert main(["notebook", "--stop"]) == 0
-    assert "Stopped. Its files: trainctl download notebook" in capsys.readouterr().err
-    assert main(["notebook", "--stop"]) == 0
-    assert "No notebook is running." in capsys.readouterr().err
+    assert "Stopped. Its files: trainctl download notebook" in cli("notebook", "--stop").err
+    assert "No notebook is running." in cli("notebook", "--stop").err
     assert main(["notebook", "--port", port]) == 0
     assert [each["submission_id"] for each in head.submitted] == ["notebook-1", "notebook-2"]
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_start_that_fails_shows_the_end_of_its_log(
-    head: Head, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_start_that_fails_shows_the_end_of_its_log(head: Head, cli: Cli) -> None:
     head.becomes = "FAILED"
     head.log = "node: installing requirements.txt\nnode: error: no index answers\n"
-    assert main(["notebook", "--no-browser"]) == exits.FAILED
-    said = capsys.readouterr()
+    said = cli("notebook", "--no-browser", code=exits.FAILED)
     assert "JupyterLab does not start on the head (FAILED):" in said.err
     assert "node: error: no index answers" in said.err
     assert said.out == ""
@@ -263,45 +259,45 @@ def test_a_start_that_fails_shows_the_end_of_its_log(
 
 @pytest.mark.usefixtures("plugin")
 def test_a_head_that_has_just_started_is_asked_again(
-    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    head: Head, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head.refusals, head.becomes = 2, "FAILED"
     assert main(["notebook", "--no-browser"]) == exits.FAILED
     assert len(head.submitted) == 1
     monkeypatch.setattr(notebooks, "AGENT_S", 0.0)
     head.refusals = 100
-    assert main(["notebook", "--no-browser"]) == exits.FAILED
-    assert "Ray refuses POST /api/jobs/ (500): No available agent" in capsys.readouterr().err
+    assert (
+        "Ray refuses POST /api/jobs/ (500): No available agent"
+        in cli("notebook", "--no-browser", code=exits.FAILED).err
+    )
 
 
 @pytest.mark.usefixtures("plugin")
 def test_a_start_that_takes_too_long_is_left_to_go_on(
-    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    head: Head, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notebooks, "START_S", 0.1)
     head.becomes, head.log = "PENDING", "node: installing requirements.txt\n"
-    assert main(["notebook", "--no-browser"]) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli("notebook", "--no-browser", code=exits.FAILED).err
     assert "is not up after 0 min: installing requirements.txt. It keeps starting" in said
     assert head.jobs["notebook-1"]["status"] == "PENDING"
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_token_that_has_changed_since_the_start_is_told(
-    head: Head, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_that_has_changed_since_the_start_is_told(head: Head, cli: Cli) -> None:
     head.token = "an older one"
-    assert main(["notebook", "--no-browser"]) == exits.FAILED
-    assert "the head refuses the deployment's token" in capsys.readouterr().err
+    assert (
+        "the head refuses the deployment's token"
+        in cli("notebook", "--no-browser", code=exits.FAILED).err
+    )
     assert head.submitted == []
 
 
 def test_a_tunnel_that_does_not_open_tells_what_the_plug_in_says(
-    plugin: Callable[[bool], None], head: Head, capsys: pytest.CaptureFixture[str]
+    plugin: Callable[[bool], None], head: Head, cli: Cli
 ) -> None:
     plugin(True)
-    assert main(["notebook", "--no-browser"]) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli("notebook", "--no-browser", code=exits.FAILED).err
     assert "the tunnel to the head does not open: SessionManagerPlugin: the agent is away" in said
     assert head.submitted == []
 
@@ -329,15 +325,14 @@ def test_a_port_that_is_in_use_here_is_refused_before_anything_starts(
 )
 def test_what_is_lacking_is_one_sentence(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     arguments: list[str],
     head_runs: bool,
     exit_code: int,
     message: str,
 ) -> None:
     account.wanted["head-service"] = int(head_runs)
-    assert main(["notebook", *arguments]) == exit_code
-    said = capsys.readouterr()
+    said = cli("notebook", *arguments, code=exit_code)
     assert message in said.err
     assert said.out == ""
     assert account.changes == []

@@ -8,6 +8,7 @@ import pytest
 from contract import exits
 from contract import outputs as stack_outputs
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 from trainctl.aws.deployment import LOCAL_ACCOUNT
 
@@ -55,11 +56,10 @@ def test_a_page_that_another_job_has_put_there_can_run_and_send_nothing(
 
 
 def test_a_report_is_fetched_and_opened(
-    account: Account, capsys: pytest.CaptureFixture[str], opened: list[str], tmp_path: Path
+    account: Account, cli: Cli, opened: list[str], tmp_path: Path
 ) -> None:
     account.objects["runs/first/report.html"] = b"<html>first"
-    assert main(["report", "first"]) == 0
-    assert capsys.readouterr().out == "first-report.html\n"
+    assert cli("report", "first").out == "first-report.html\n"
     file = tmp_path / "first-report.html"
     assert Frame(file).page == "<html>first"
     assert opened == [file.as_uri()]
@@ -71,11 +71,12 @@ def test_a_report_is_fetched_and_opened(
 
 
 def test_a_report_goes_where_it_is_told_to(
-    account: Account, capsys: pytest.CaptureFixture[str], opened: list[str], tmp_path: Path
+    account: Account, cli: Cli, opened: list[str], tmp_path: Path
 ) -> None:
     account.objects["runs/first/report.html"] = b"<html>"
-    assert main(["report", "first", "--output", "new/page.html", "--no-browser"]) == 0
-    assert capsys.readouterr().out == "new/page.html\n"
+    assert (
+        cli("report", "first", "--output", "new/page.html", "--no-browser").out == "new/page.html\n"
+    )
     assert Frame(tmp_path / "new" / "page.html").page == "<html>"
     assert opened == []
 
@@ -93,7 +94,7 @@ def test_a_report_goes_where_it_is_told_to(
 )
 def test_a_report_that_cannot_be_fetched_is_one_error(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     opened: list[str],
     tmp_path: Path,
     arguments: list[str],
@@ -105,19 +106,15 @@ def test_a_report_that_cannot_be_fetched_is_one_error(
     account.objects["runs/first/report.html"] = b"<html>"
     account.objects["runs/training/config.json"] = b"{}"
     account.objects["runs/broken/result.json"] = b"{}"
-    assert main(["report", *arguments]) == exit_code
-    captured = capsys.readouterr()
+    captured = cli("report", *arguments, code=exit_code)
     assert message in captured.err
     assert captured.out == ""
     assert opened == []
 
 
 # --- open
-def test_the_token_is_printed_for_other_commands(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["open", "--token"]) == 0
-    assert capsys.readouterr().out == "the-token-of-ray\n"
+def test_the_token_is_printed_for_other_commands(account: Account, cli: Cli) -> None:
+    assert cli("open", "--token").out == "the-token-of-ray\n"
     assert account.changes == []
 
 
@@ -131,14 +128,13 @@ def test_the_token_is_printed_for_other_commands(
 )
 def test_the_cloudwatch_dashboard_opens_in_the_console_of_the_region(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     opened: list[str],
     region: str,
     page: str,
 ) -> None:
     account.region = region
-    assert main(["open", "--dashboard"]) == 0
-    shown = capsys.readouterr().out.strip()
+    shown = cli("open", "--dashboard").out.strip()
     assert shown.startswith(page)
     assert shown.endswith("#dashboards/dashboard/training")
     assert opened == [shown]
@@ -146,41 +142,37 @@ def test_the_cloudwatch_dashboard_opens_in_the_console_of_the_region(
     assert len(opened) == 1
 
 
-def test_a_local_deployment_has_no_console(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_local_deployment_has_no_console(account: Account, cli: Cli) -> None:
     account.account_id = LOCAL_ACCOUNT
-    assert main(["open", "--dashboard"]) == exits.FAILED
-    assert "no AWS console: trainctl open shows Ray's dashboard" in capsys.readouterr().err
+    assert (
+        "no AWS console: trainctl open shows Ray's dashboard"
+        in cli("open", "--dashboard", code=exits.FAILED).err
+    )
     # Its nodes are containers of this machine: no tunnel.
     account.wanted["head-service"] = 1
-    assert main(["open"]) == 0
-    captured = capsys.readouterr()
+    captured = cli("open")
     assert captured.out == "http://10.0.0.0:8265\n"
     assert "trainctl open --token" in captured.err
 
 
 def test_open_says_which_plug_in_is_lacking_before_it_opens_a_session(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     account.wanted["head-service"] = 1
-    assert main(["open"]) == exits.FAILED
-    assert "session-manager-plugin is not installed" in capsys.readouterr().err
+    assert "session-manager-plugin is not installed" in cli("open", code=exits.FAILED).err
     assert account.changes == []
 
 
 @pytest.mark.parametrize("more", [["first"], ["--token"]])
 def test_the_dashboard_of_the_deployment_belongs_to_no_job(
-    account: Account, capsys: pytest.CaptureFixture[str], more: list[str]
+    account: Account, cli: Cli, more: list[str]
 ) -> None:
-    assert main(["open", "--dashboard", *more]) == exits.BAD_INPUT
-    assert "leave out JOB and --token" in capsys.readouterr().err
+    assert (
+        "leave out JOB and --token" in cli("open", "--dashboard", *more, code=exits.BAD_INPUT).err
+    )
     assert account.calls == []
 
 
-def test_stacks_of_an_older_version_have_no_token_to_read(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stacks_of_an_older_version_have_no_token_to_read(account: Account, cli: Cli) -> None:
     del account.outputs[stack_outputs.TRAINING_STACK][stack_outputs.RAY_TOKEN]
-    assert main(["open", "--token"]) == exits.FAILED
-    assert "make deploy brings them up to date" in capsys.readouterr().err
+    assert "make deploy brings them up to date" in cli("open", "--token", code=exits.FAILED).err

@@ -10,6 +10,7 @@ import pytest
 
 from contract import exits
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 
 FILES = {
@@ -54,10 +55,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("model", ["owner/none", "owner/none@v1"])
 def test_a_model_without_weights_is_refused_before_a_host_starts(
-    account: Account, capsys: pytest.CaptureFixture[str], model: str
+    account: Account, cli: Cli, model: str
 ) -> None:
-    assert main([*SUBMIT, model]) == exits.BAD_INPUT
-    assert f"error: model {model} has no weights that can be used" in capsys.readouterr().err
+    assert (
+        f"error: model {model} has no weights that can be used"
+        in cli(*SUBMIT, model, code=exits.BAD_INPUT).err
+    )
     assert account.changes == []
 
 

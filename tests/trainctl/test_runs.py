@@ -8,7 +8,7 @@ import pytest
 from contract.job import JobSpec, JobStatus, Outcome, record_json
 from contract.nodes import Range
 from tests.trainctl.account import Account
-from trainctl.__main__ import main
+from tests.trainctl.conftest import Cli
 
 
 def put(account: Account, key: str, content: object, *, hours_ago: float = 0.0) -> None:
@@ -59,13 +59,12 @@ def four_runs(account: Account) -> None:
     put(account, "from-a-shell/result.json", {"status": "failed"}, hours_ago=69)
 
 
-def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(account: Account, cli: Cli) -> None:
     four_runs(account)
     checkpoint(account, "done", 470, hours_ago=29)
-    assert main(["runs", "--limit", "1", "--json"]) == 0
-    assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["goes-on"]
+    assert [run["name"] for run in json.loads(cli("runs", "--limit", "1", "--json").out)] == [
+        "goes-on"
+    ]
     listed = account.sent("list_objects_v2")
     whole = {each["Prefix"] for each in listed if "Delimiter" not in each}
     # A program of the user's own writes nothing into the run's folder itself.
@@ -73,11 +72,10 @@ def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(
 
 
 def test_runs_are_listed_newest_first_with_what_they_have_reached(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     four_runs(account)
-    assert main(["runs", "--json"]) == 0
-    found = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
+    found = {run["name"]: run for run in json.loads(cli("runs", "--json").out)}
     assert [*found] == ["goes-on", "done", "mine", "from-a-shell"]
     assert {name: run["state"] for name, run in found.items()} == {
         "goes-on": "running",
@@ -101,47 +99,38 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
         for name in found
     }
     assert {name: run["size"] for name, run in found.items()} == sizes
-    assert main(["runs", "--limit", "2"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("runs", "--limit", "2").out
     assert [line.split()[0] for line in shown.splitlines()] == ["run", "goes-on", "done"]
     assert "30 min" in shown
     assert account.changes == []
 
 
-def test_a_name_of_which_there_are_only_leases_is_no_run(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_of_which_there_are_only_leases_is_no_run(account: Account, cli: Cli) -> None:
     put(account, "refused/leases/00000001.json", {})
     put(account, "begun/leases/00000001.json", {})
     put(account, "begun/config.json", {"recipe": "ddp"})
-    assert main(["runs", "--json"]) == 0
-    assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["begun"]
+    assert [run["name"] for run in json.loads(cli("runs", "--json").out)] == ["begun"]
 
 
-def test_two_writers_of_one_step_are_listed_apart(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_writers_of_one_step_are_listed_apart(account: Account, cli: Cli) -> None:
     checkpoint(account, "r1", 200, hours_ago=2, lost="state.pt")
     for key in [*account.objects]:
         put(account, key.removeprefix("runs/").replace("00200/", "00200-lease2/"), "{}")
-    assert main(["checkpoints", "r1", "--json"]) == 0
-    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [200, 200]
+    assert [each["step"] for each in json.loads(cli("checkpoints", "r1", "--json").out)] == [
+        200,
+        200,
+    ]
 
 
-def test_a_run_whose_records_are_damaged_is_listed_all_the_same(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_records_are_damaged_is_listed_all_the_same(account: Account, cli: Cli) -> None:
     for file in ("config.json", "result.json", "jobs/a.json"):
         put(account, f"torn/{file}", '{"status": ')
     put(account, "torn/checkpoints/step-00000010/manifest.json", '{"files": 3}')
-    assert main(["runs", "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)
+    (run,) = json.loads(cli("runs", "--json").out)
     assert (run["name"], run["recipe"], run["state"], run["step"]) == ("torn", "", "", None)
 
 
-def test_checkpoints_tell_which_is_resumed_from(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoints_tell_which_is_resumed_from(account: Account, cli: Cli) -> None:
     for step, lost in (
         (100, ""),
         (200, ""),
@@ -151,13 +140,11 @@ def test_checkpoints_tell_which_is_resumed_from(
     ):
         checkpoint(account, "r1", step, hours_ago=10 - step / 100, lost=lost)
     put(account, "r1/checkpoints/damaged-step-00000090/manifest.json", "{}")
-    assert main(["checkpoints", "r1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("checkpoints", "r1", "--json").out)
     assert [each["step"] for each in found] == [500, 400, 300, 200, 100]
     assert [each["is_complete"] for each in found] == [False, False, False, True, True]
     assert [each["step"] for each in found if each["is_next"]] == [200]
-    assert main(["checkpoints", "r1"]) == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
+    rows = cli("checkpoints", "r1").out.splitlines()[1:]
     assert f"{account.now - timedelta(hours=8):%Y-%m-%d %H:%M} UTC" in rows[3]
     assert rows[3].startswith("200 ")
     assert rows[3].endswith("complete; the run resumes from it")
@@ -173,17 +160,13 @@ def test_checkpoints_tell_which_is_resumed_from(
     ],
 )
 def test_a_run_without_checkpoints_is_a_sentence(
-    account: Account, capsys: pytest.CaptureFixture[str], run: str, code: int, words: str
+    account: Account, cli: Cli, run: str, code: int, words: str
 ) -> None:
     put(account, "mine/output/node-0/output/a.pt", "z")
-    assert main(["checkpoints", run]) == code
-    said = capsys.readouterr()
+    said = cli("checkpoints", run, code=code)
     assert words in said.out + said.err
 
 
-def test_an_empty_bucket_is_a_sentence(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_bucket_is_a_sentence(account: Account, cli: Cli) -> None:
     assert account.objects == {}
-    assert main(["runs"]) == 0
-    assert "No runs in s3://bucket" in capsys.readouterr().out
+    assert "No runs in s3://bucket" in cli("runs").out
