@@ -18,6 +18,7 @@ from trainctl import output
 from trainctl.aws.errors import explained
 from trainctl.commands import cluster, data, local
 from trainctl.commands.checkpoints import checkpoints
+from trainctl.commands.compare import compare
 from trainctl.commands.cost import cost
 from trainctl.commands.doctor import doctor
 from trainctl.commands.download import download
@@ -65,7 +66,7 @@ _takes_recipe(submit)
 _takes_recipe(plan)
 for panel, commands in (
     (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
-    (_JOBS, (runs, checkpoints, report, download, export)),
+    (_JOBS, (runs, compare, checkpoints, report, download, export)),
     (_OTHER, (open_, notebook, shell, doctor)),
 ):
     for command in commands:

@@ -143,7 +143,19 @@ def result_table(
         measures: those of the recipe.
     """
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    rows = {"run": f"{result.run} ({result.status})"}
+    rows = {"run": f"{result.run} ({result.status})", **figures(result, measures=measures)}
+    for name, value in {**rows, **places}.items():
+        table.add_row(name, value)
+    return table
+
+
+def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, str]:
+    """The figures of a run in words, by their labels.
+
+    Args:
+        measures: those of the recipe.
+    """
+    rows = {}
     for measured, figure in result.measures.items():
         if figure is not None:
             measure = described(measured, measures)
@@ -168,9 +180,7 @@ def result_table(
         rows["cost"] = f"about ${result.usd:,.2f} at list prices"
     if result.mfu is not None:
         rows["MFU"] = f"{result.mfu:.1%} of the {result.device}'s bf16 peak"
-    for name, value in {**rows, **places}.items():
-        table.add_row(name, value)
-    return table
+    return rows
 
 
 def _start_line(event: Start) -> str:

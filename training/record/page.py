@@ -64,18 +64,9 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
     Args:
         drawings: SVG elements by the names of their plots.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    template = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    ).get_template("page.html.j2")
-    return template.render(
+    return render(
+        "page.html.j2",
         run=run,
-        css=_css(),
         status=_status(run),
         facts=_facts(run),
         error=run.result.error if run.result else None,
@@ -101,6 +92,20 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
             "result": RESULT_FILE,
         },
     )
+
+
+def render(template: str, **content: object) -> str:
+    """Fill in a template of this folder; every string is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.get_template(template).render(css=_css(), **content)
 
 
 def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
