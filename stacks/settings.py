@@ -78,7 +78,7 @@ class Settings:
     worker_instance_type: str
     """Host of a worker node; a whole host is one task."""
     max_workers: int
-    """Most worker hosts at a time, 1 to 64."""
+    """Most worker hosts at a time, 1 to 128."""
     spot: bool
     """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
     capacity_reservation_id: str
@@ -226,7 +226,7 @@ class Settings:
         if head.purchase != "on-demand":
             checks.refuse("head_instance_type", head.name, "a type that is sold on demand")
         checks.in_range("max_heads", self.max_heads, 1, 16)
-        checks.in_range("max_workers", self.max_workers, 1, 64)
+        checks.in_range("max_workers", self.max_workers, 1, 128)
         checks.matches(
             "capacity_reservation_id",
             self.capacity_reservation_id,

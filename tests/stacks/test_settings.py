@@ -164,7 +164,7 @@ BAD: list[tuple[Any, ...]] = [
     ({"wrokers": "3"}, "wrokers", "did you mean max_workers?"),
     ({"preset": "dpp"}, "preset", "'dpp'", "ddp, fsdp, cpu"),
     ({"presets": "ddp"}, "presets", "cdk.json"),
-    ({"max_workers": "0"}, "max_workers", "1 to 64"),
+    ({"max_workers": "0"}, "max_workers", "1 to 128"),
     ({"max_workers": "two"}, "max_workers", "'two'", "a whole number"),
     ({"spot": "yes"}, "spot", "'yes'", "true or false"),
     ({"worker_instance_type": "g5.huge"}, "worker_instance_type", "g5.huge", "g5.xlarge"),
