@@ -1,4 +1,4 @@
-"""The CDK app: settings in, CoreStack and TrainingStack out.
+"""CDK app: read the settings, make CoreStack and TrainingStack.
 
 The CDK command line runs this; see ``cdk.json``. It looks nothing up, so that ``cdk synth`` needs
 no account, no network and no Docker.

@@ -1,4 +1,4 @@
-"""Cost of a checkpoint: seconds that training waits for it, and slower steps meanwhile.
+"""Benchmark of checkpoints: seconds that training waits for a save, and slower steps meanwhile.
 
     python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--rounds 5] [--json]
 

@@ -1,4 +1,5 @@
-"""The DDP recipe against a plain loop with the reference's semantics, on two gloo ranks.
+"""Benchmark of the DDP recipe against a plain loop with the reference's semantics, on two gloo
+ranks.
 
     python -m benchmarks.ddp [--data DIR] [--rounds 7] [--json]
 

@@ -1,4 +1,5 @@
-"""Families of language models: a tiny one of each goes through everything, beside transformers.
+"""Check of every family of language models: a tiny one trains, resumes and exports beside
+transformers.
 
     python -m benchmarks.families [KIND ...]
 

@@ -1,4 +1,5 @@
-"""The sharded recipe on one GPU, beside transformers' Trainer: tokens/s, MFU, memory, losses.
+"""Benchmark of the sharded recipe on one GPU beside transformers' Trainer: tokens/s, MFU, memory,
+losses.
 
     python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b …] [--compile] [--json]
 

@@ -1,4 +1,4 @@
-"""Pictures per second of the ImageNet recipe on one GPU: with its data path, and without.
+"""Benchmark of the ImageNet recipe on one GPU: pictures per second with its data path, and without.
 
     python -m benchmarks.imagenet_gpu [--models resnet50] [--batches 128 256] [--json]
     python -m benchmarks.imagenet_gpu --packed raw [--json]

@@ -1,4 +1,4 @@
-"""Pictures per second into training: this project's reader beside Pillow and torch's DataLoader.
+"""Benchmark of the picture reader: pictures per second beside Pillow and torch's DataLoader.
 
     python -m benchmarks.images [--processes 2] [--seconds 6] [--rounds 3] [--json]
 

@@ -1,4 +1,4 @@
-"""The first commands to run on a machine with GPUs: does everything work, and how fast is it.
+"""First commands for a machine with GPUs: a check that everything works, and how fast it is.
 
     python -m benchmarks.on_gpu --to DIR [--only NAME ...] [--json]
 

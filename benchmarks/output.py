@@ -1,4 +1,4 @@
-"""The command line of every benchmark, and what it prints."""
+"""Command line and output that all benchmarks share."""
 
 import argparse
 import json

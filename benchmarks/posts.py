@@ -1,4 +1,4 @@
-"""The posts' figures beside ours, and what measures ours.
+"""Table of the public posts' figures beside ours, and the measurements behind ours.
 
     python -m benchmarks.posts                                  print the table
     python -m benchmarks.posts --measure [--only PART …]        measure what is missing here first

@@ -1,4 +1,4 @@
-"""Runs in this process and groups of processes, without Ray and without a record.
+"""Training in this process and in groups of processes, without Ray and without a record.
 
 For measurements and tests on a machine that has PyTorch and little else.
 """

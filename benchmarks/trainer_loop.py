@@ -1,4 +1,4 @@
-"""The competent way to train a language model: transformers' Trainer on packed sequences.
+"""Baseline for language models: transformers' Trainer on packed sequences, used competently.
 
 Fused AdamW, mixed precision where the device has it, attention that stores no matrix, no padding:
 what someone who knows the library writes. It is given this project's own sequences, in their order,

@@ -1,1 +1,1 @@
-"""What runs on a node of the cluster: it starts Ray, watches it, and says why it ended."""
+"""Node package: what runs in the containers of the head and of the workers."""

@@ -1,4 +1,4 @@
-"""Ray's autoscaler on ECS: each worker node is a task that Ray starts and stops.
+"""Node provider of Ray's autoscaler on ECS: each worker node is a task.
 
 Ray's monitor, beside the head, decides how many nodes of which kind are wanted and calls this
 provider (autoscaler v2, ``type: external``). The provider keeps no state of its own that matters:

@@ -1,4 +1,4 @@
-"""What a job's program asks Ray for: what can never be had, and nodes that have nothing to do.
+"""Resources that a job's program asks Ray for: requests that can never be met, and idle nodes.
 
 Ray waits for ever for resources that a cluster may still grow to. A job knows how far it can grow,
 so its head compares, and ends a job whose program asks for more than the whole of it. What is only

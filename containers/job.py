@@ -1,4 +1,4 @@
-"""The head of a job: a Ray cluster that is there for one command, and starts its own workers.
+"""Head of a job: a Ray cluster that lives as long as one command and starts its own workers.
 
     python -m containers job
 

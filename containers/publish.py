@@ -1,4 +1,4 @@
-"""Build the images of head and worker, try them out, push them: ``python -m containers.publish``.
+"""Build the images of head and worker, test them, push them: ``python -m containers.publish``.
 
     python -m containers.publish                          # to the repositories of CoreStack
     python -m containers.publish --head URI --worker URI  # to a registry docker is logged in to

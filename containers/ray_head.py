@@ -1,4 +1,4 @@
-"""Ray's head on this machine, with the autoscaler that starts a job's workers, and their settings.
+"""Ray's head on this machine: its settings, and the autoscaler that starts a job's workers.
 
 Only for the head of a job (``containers.job``); workers and clusters start Ray in
 ``containers.node``.

@@ -1,4 +1,4 @@
-"""A spot host's last two minutes: hears of them from the instance, and tells Ray.
+"""Spot notices: polls the instance metadata and has Ray drain the node.
 
 ECS drains only the tasks of services when a host is taken away; a job's workers are not among them.
 So every worker asks its instance itself. Ray then starts nothing more on this node, tells the

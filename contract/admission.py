@@ -1,4 +1,4 @@
-"""Admission: which jobs of a deployment may start their head, in the order of their submission.
+"""Admission: which queued jobs of a deployment may start their head, in order of submission.
 
 A job starts once its head and the fewest worker nodes that it can do with fit beside all that the
 jobs before it may have, whether those run or wait themselves; it may then grow to what they leave.

@@ -1,4 +1,4 @@
-"""Mistakes of users, as against faults of the program and of what it runs on."""
+"""Errors for users, apart from faults of the program and of what it runs on."""
 
 import errno
 import os

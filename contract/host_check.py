@@ -1,4 +1,4 @@
-"""Check of a node's host after a failure: the request and the answer, two files on that node.
+"""Check of a host after a failure: the request and the answer, two files on that node.
 
 What restarts the work asks every node. The first process of each container, which knows what its
 host should have, checks it and answers; a node whose host is not fit leaves by itself.

@@ -1,4 +1,4 @@
-"""A job's order, and how it ended: what submits, runs and watches jobs agrees on.
+"""Order of a job, and its outcome: JSON that the command line, state machine and nodes exchange.
 
 ``trainctl submit`` builds a ``JobSpec``, whose JSON is the input of the state machine; the machine
 hands it to the head of the job in one variable, ``TRAIN_JOB_SPEC``; the head and the function that

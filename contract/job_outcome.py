@@ -1,4 +1,4 @@
-"""How a task ended, what that means for its job, and what the project wrote on tasks and hosts.
+"""Outcome of a job from the end of its head's task, and the marks left on tasks and hosts.
 
 ``ending`` reads ECS's stop code, reason and exit code, for ``trainctl cluster up`` and for the
 function that cleans up after jobs (``stacks/job_keeper``). ``verdict`` maps the end of a head's

@@ -1,4 +1,4 @@
-"""What a node is told, in variables, and the ports and names by which it is found."""
+"""Environment variables, ports and DNS names of a node."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""Stacks and their outputs, by which the command line finds a deployment."""
+"""Stack names and outputs by which the command line finds a deployment."""
 
 from typing import Final
 

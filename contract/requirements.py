@@ -1,4 +1,4 @@
-"""Which packages a folder of code asks for: the file that counts, and what it says.
+"""Requirements of a folder of code: the file that counts, and what it lists.
 
 The command line reads it before the upload and a node before the installation, so that the first
 refuses what the second would refuse.

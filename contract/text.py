@@ -1,4 +1,4 @@
-"""Figures and names in words, for people."""
+"""Numbers, durations and names in words."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Time limits that parts of the system share or that must be in order, in seconds, with reasons.
+"""Time limits that several parts share or that must be in order, in seconds, with reasons.
 
 What ends first must leave time for what ends next, and the parts run in different places: a
 program, Ray, the ECS agent, a state machine, a function. ``tests/contract/test_times.py`` holds the

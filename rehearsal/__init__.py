@@ -1,4 +1,4 @@
-"""The rehearsal: an AWS on this machine, to deploy the stacks to before they meet the real one.
+"""Rehearsal: a local AWS on this machine, to which the unchanged stacks are deployed.
 
     python -m rehearsal start
 

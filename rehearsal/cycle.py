@@ -1,4 +1,4 @@
-"""The whole system on one machine: bring it up, take it away.
+"""Up and down of the whole system on one machine.
 
 The unchanged CDK app on a local AWS, the images of production as real containers, the command line
 that people use. ``trainctl local`` is this module; ``rehearsal.rehearse`` runs jobs in between.

@@ -1,4 +1,4 @@
-"""The Docker Engine of this machine: is there one, can it build, and what of a rehearsal is in it.
+"""The Docker Engine of this machine: its checks, and what a rehearsal has left in it.
 
 Through the ``docker`` command, which a machine with an engine has; no library is needed for that.
 """

@@ -1,4 +1,4 @@
-"""The images that the rehearsal runs: those of production, built here, from what is available here.
+"""Images of the rehearsal: those of production, built from what this machine can reach.
 
 Where no image registry can be reached, the base image is made of Debian's packages, and the wheels
 are fetched by this machine's pip, with the settings that it has. Nothing of the machine gets

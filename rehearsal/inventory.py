@@ -1,4 +1,4 @@
-"""What lies in an account: taken before a deployment and after its removal, the two are the same.
+"""Inventory of an account, to prove that a removed deployment has left nothing.
 
     before = inventory(aws.endpoint)
     ...  # cdk deploy, cdk destroy

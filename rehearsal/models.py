@@ -1,4 +1,4 @@
-"""Whether AWS would take a request, by its own models of its services, which come with botocore.
+"""Validation of requests against AWS's own service models, which come with botocore.
 
     faults(request_shape("ecs", "RunTask"), {"cluster": "train"})
     -> ["taskDefinition: it is required and missing"]

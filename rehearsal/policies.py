@@ -1,4 +1,4 @@
-"""Whether policies allow a call, decided as IAM decides it inside one account.
+"""Policy evaluation as IAM does it inside one account.
 
     statements = parse(document)
     allows(Call(caller=role, action="s3:PutObject", resource=arn), identity=statements)

@@ -1,4 +1,4 @@
-"""Child processes, the steps at the terminal, and Ctrl-C.
+"""Child processes, progress at the terminal, and Ctrl-C.
 
 Programs that are waited for are run so that an interruption leaves none of them behind. Processes
 that a rehearsal leaves running are found again by what it wrote into their environment: a file of

@@ -1,1 +1,1 @@
-"""The CDK app's stacks: what is deployed, and the settings that shape it."""
+"""Stacks of the CDK app, and the settings that shape them."""

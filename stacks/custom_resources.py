@@ -1,4 +1,4 @@
-"""CDK's own custom resources, held to this project's rules.
+"""CDK's own custom resources, adapted to this project's rules.
 
 The functions that CDK adds for some properties write to a log group that outlives the stack, with
 a role that may create log groups anywhere. Here they get a log group of the stack, and a role that

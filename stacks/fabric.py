@@ -1,4 +1,4 @@
-"""EFA: the network interfaces, devices and variables that follow from a host's instance type.
+"""EFA: network interfaces, devices and variables that follow from the instance type.
 
 Without any of these parts NCCL uses TCP and says so only in its log: the workers of a recipe look
 there before they train (``training.system.machine``).

@@ -1,4 +1,4 @@
-"""Findings of the rule checkers that stand, each with its reason.
+"""Accepted findings of the rule checkers, each with its reason.
 
 Those about what a role may do are beside its rights (``stacks.rights``). Accepted where the
 resource is made, read by cdk-nag; ``docs/security.md`` explains the more important ones. A finding

@@ -1,4 +1,4 @@
-"""User data of a host: what it does between boot and the start of the ECS agent.
+"""User data of a host: the steps between boot and the start of the ECS agent.
 
 On the ECS-optimized image the agent starts after user data has ended, so whatever is set up here
 is there before the first task, and each command that may hang has a time limit. The disk of the

@@ -1,4 +1,4 @@
-"""The states of a job: its turn, a head task, what cleans up after it, then once more or the end.
+"""State machine of a job: queue, run the head task, clean up, then retry or end.
 
     Begin -> Queue -> Admit -> Admitted -> Head | Queue | Failed
     Head -> CleanUp -> Ended -> Succeeded | Failed | Again -> Pause -> Head

@@ -1,4 +1,4 @@
-"""Jobs: a state machine runs a head task, the head its workers; a function cleans up after both.
+"""Job runner: the state machine, and the function that cleans up.
 
 One execution is one job. However the head ends (its code fails, its host is lost, its deadline
 comes, the execution is aborted), the function stops what is left, says why, and writes it down

@@ -1,4 +1,4 @@
-"""The deployment's Lambda functions, as all of them are: with a role and a log group of their own.
+"""Lambda functions of the deployment, each with its own role and log group.
 
 What a function may do is the caller's to say; beside that it can write into its log group, and
 nothing else.

@@ -1,4 +1,4 @@
-"""One log group, as all parts of the deployment have it: kept for a while, gone with the stack."""
+"""Log groups: kept for a set time, removed with the stack."""
 
 from aws_cdk import RemovalPolicy
 from aws_cdk import aws_logs as logs

@@ -1,4 +1,4 @@
-"""Ray's two kinds of node: task definitions that jobs run too, and the standing cluster's services.
+"""Task definitions of head and worker, and the services of the standing cluster.
 
 A task takes a whole host: all its GPUs and nearly all its memory go to one container, because one
 container with eight GPUs beats eight with one. Both services stay at zero tasks until

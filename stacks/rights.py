@@ -1,4 +1,4 @@
-"""What each role may do, and why what the rule checkers find about it stands.
+"""Permissions of each role, and why the rule checkers' findings about them are accepted.
 
 One function per role, each built from a few sets of rights that roles share. A right that no
 function here gives is one that nothing in the deployment has, except what CDK adds for its own

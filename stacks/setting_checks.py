@@ -1,4 +1,4 @@
-"""Checks of single settings: each raises InputError, in a sentence that says what is allowed."""
+"""Checks of single settings: each raises InputError with the allowed values."""
 
 import ipaddress
 import re

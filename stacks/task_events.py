@@ -1,4 +1,4 @@
-"""Why tasks stopped: ECS forgets it after an hour, so its events are kept in a log group.
+"""Log of stopped tasks: ECS forgets their reasons after an hour.
 
 The failed ones are counted, for the alarm.
 """

@@ -1,4 +1,4 @@
-"""What makes ``cdk destroy`` end in one go while hosts and tasks are still running.
+"""Teardown: lets ``cdk destroy`` finish in one go while hosts and tasks still run.
 
 CloudFormation on its own waits: for capacity providers that tasks still use, for groups whose
 hosts drain, for a placement group that is "in use". Two custom resources sit in the order of

@@ -1,4 +1,4 @@
-"""What every test gets: an environment that reaches nothing outside, and where the real data lies.
+"""Fixtures of all tests: an environment that reaches nothing outside, and the real data's place.
 
 ``aws`` starts a local AWS on loopback, once per session, and ``s3_endpoint`` points this process at
 it. Tests that use either are slow.

@@ -1,4 +1,4 @@
-"""The commands a newcomer types: `make` explains itself, and installing fails in plain words."""
+"""`make` explains itself to a newcomer, and a failed installation says why in plain words."""
 
 import os
 import shlex

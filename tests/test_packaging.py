@@ -1,4 +1,4 @@
-"""What is installed is what the lock says, and the lock says what the requirement files ask for."""
+"""The environment has what the lock lists, and the lock what the requirement files ask for."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""Each symptom of a fault, from where it is first seen to what becomes of the job.
+"""Each fault's symptom leads from where it is first seen to the right outcome of the job.
 
 No fault of S3, of a disk, a GPU, Ray or AWS ends a job for good before its deadline. What a user
 can fix ends it at once, and a head that is killed, or loses its Ray, again and again ends it too.

@@ -1,4 +1,4 @@
-"""``--before bandwidth``: the network between a job's nodes is measured before its command."""
+"""``--before bandwidth``: measure the network between a job's nodes before its command."""
 
 from collections.abc import Mapping
 from typing import Final

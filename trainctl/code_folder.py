@@ -1,4 +1,4 @@
-"""``--code DIR``: the user's own code, looked at and packed."""
+"""``--code DIR``: checks and packing of the user's own code."""
 
 import ast
 import difflib

@@ -1,5 +1,5 @@
-"""Data sets in the deployment's bucket: the files of one below ``data/NAME/``, and beside them, as
-``data/NAME.json``, what they are.
+"""Data sets in the deployment's bucket: files below ``data/NAME/``, described in
+``data/NAME.json``.
 
 That list is removed before a file changes and written when all files are there, so a copy that was
 interrupted is never taken for a data set. An upload that is repeated sends only what is missing.

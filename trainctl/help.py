@@ -1,4 +1,4 @@
-"""What ``--help`` prints: plain text, its commands under headings.
+"""Layout of ``--help``: plain text, commands under headings.
 
 Typer's boxes look no better and cost more than the whole command: drawing them imports rich's
 Markdown and the syntax highlighter behind it.

@@ -1,4 +1,4 @@
-"""The images that a deployment's nodes run: where they are, and whether they are there."""
+"""Images of a deployment's nodes: their addresses, and a check that they exist."""
 
 from contract import nodes
 from contract import outputs as stack_outputs

@@ -1,4 +1,4 @@
-"""The options of ``submit`` and ``plan``, once: both ask for the same job."""
+"""Options that ``submit`` and ``plan`` share."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""A job before it starts: what was given, checked, with its hosts and its price; and its start.
+"""A checked job with its hosts and its price, before it starts; and its start.
 
 Everything that a laptop can find wrong is reported here, before anything starts. After the start
 the laptop is not needed: the job is an execution of a state machine, which ends what it started.

@@ -1,4 +1,4 @@
-"""Launchers that would start a program on each node by itself, or wait for nodes without end.
+"""Check of launchers that would not find a job's other nodes, or would wait for them forever.
 
 Each node has in its environment what torchrun and accelerate need to find the others. Options of
 the command that undo this are found here, before hosts are paid for.

@@ -1,4 +1,4 @@
-"""The notebook of the standing cluster: started on its head, found again, stopped."""
+"""The notebook of the standing cluster: start it on the head, find it again, stop it."""
 
 import re
 import shlex

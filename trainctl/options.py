@@ -1,4 +1,4 @@
-"""Options that several commands have, as the AWS CLI calls them where it has them too."""
+"""Options that several commands share, named as in the AWS CLI."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""How the commands speak: data on stdout, everything else on stderr."""
+"""Output of the commands: data on stdout, everything else on stderr."""
 
 import json
 import re

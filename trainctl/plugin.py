@@ -1,4 +1,4 @@
-"""The Session Manager plug-in, through which shells and tunnels on AWS go."""
+"""The Session Manager plug-in, which carries shells and tunnels on AWS."""
 
 import contextlib
 import os

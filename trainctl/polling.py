@@ -1,4 +1,4 @@
-"""How often AWS is asked about something that is waited for.
+"""Poll intervals of waits for AWS.
 
 All clients of an account share its limits. The tightest is that of CloudWatch's FilterLogEvents, 5
 calls a second for an account and region; of the others an account has 10 to 20 a second. Ten people

@@ -1,4 +1,4 @@
-"""What the Hugging Face Hub lists of a model that a job is to train, asked before a host starts."""
+"""Check of a Hugging Face model against the Hub's file list, before a host starts."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Jobs of Ray's own on the head of a cluster, through its dashboard.
+"""Ray jobs on the head of a cluster, through its dashboard.
 
 Not the jobs of ``trainctl submit``, which bring a cluster: these are processes on one that stands.
 """

@@ -1,4 +1,4 @@
-"""The runs in the deployment's bucket, and their checkpoints, from the files that they have there.
+"""Runs in the deployment's bucket and their checkpoints, from their files there.
 
 Jobs are remembered by AWS for 90 days; a run is in the bucket for as long as its files are.
 """

@@ -1,4 +1,4 @@
-"""Let a run's model continue a prompt, before and after training.
+"""Continue a prompt with a run's model, before and after training.
 
     python -m training.generate RUN "To be, or not"
     python -m training.generate RUN "What is a step?" --chat

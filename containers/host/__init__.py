@@ -1,1 +1,1 @@
-"""This host, as a node and its program see it: its log, addresses, processes and devices."""
+"""The host under a node: its log, addresses, processes and devices."""

@@ -1,1 +1,1 @@
-"""A user's own program on the nodes of a job: how it starts, and what becomes of its files."""
+"""The user's own program on the nodes of a job: its start, its end and its files."""

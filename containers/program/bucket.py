@@ -1,4 +1,4 @@
-"""The bucket as the files of a program need it, and what its errors mean."""
+"""S3 client for a program's files, with errors sorted into user mistakes and trouble."""
 
 import time
 from collections.abc import Callable, Sequence

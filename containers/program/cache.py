@@ -1,4 +1,4 @@
-"""The cache of a host: models, data sets and packages that outlive the task that fetched them.
+"""Cache on a host's disk: models, data sets and packages that outlive the task that fetched them.
 
 One folder of the host's disk, mounted into every container at the same path. All jobs of a
 deployment that run on the host share it, see docs/security.md. What was used least recently goes

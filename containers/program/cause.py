@@ -1,4 +1,4 @@
-"""Why a program failed, in one line: the first exception that nothing caught, on any of its nodes.
+"""Cause of a program's failure in one line: the first uncaught exception on any of its nodes.
 
 Each Python of a program notes such an exception in a file (``startup/sitecustomize.py``). Where
 none did, because it was killed or has a hook of its own, the last traceback of the log is the next

@@ -1,4 +1,4 @@
-"""A job's own code on a node: fetched, checked, unpacked, its requirements installed.
+"""Code of a job on a node: fetch, check and unpack it, and install its requirements.
 
 Every node of a job does this before it joins, so that an archive or a list of requirements that
 cannot be used ends the job at its beginning. The archive stays on the node: ``unpack`` makes as

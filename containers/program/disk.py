@@ -1,4 +1,4 @@
-"""A node's folders, whose files are copied while a program writes to them."""
+"""Snapshots of a node's folders, taken while a program writes to them."""
 
 import contextlib
 import hashlib

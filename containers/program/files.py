@@ -1,4 +1,5 @@
-"""Files of a program survive: copied into the bucket while it runs, restored before the next start.
+"""Mirror of a program's files: copied into the bucket while it runs, restored before the next
+start.
 
     start = begin(bucket, nodes)           # on the head, once per start of the program on all nodes
     mirror = open_mirror({WORK: work, OUTPUT: output}, "s3://BUCKET/runs/RUN/output", node=1)

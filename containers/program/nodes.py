@@ -1,4 +1,4 @@
-"""A job's program on all of its nodes: started together, watched, started again after a loss.
+"""Supervisor of a program on all nodes: starts it together, watches it, restarts it after a loss.
 
     python -m containers.program.nodes
 

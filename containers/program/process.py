@@ -1,4 +1,4 @@
-"""One start of a command: its log lines, its end, and the end of all that it started.
+"""One run of a command: its log lines, its end, and the end of every process that it started.
 
 Ray starts the launcher of a program on a node and keeps what it prints in files of its own. So
 launchers write labelled lines to the stdout of the container's first process, which Linux lets them

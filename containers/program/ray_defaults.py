@@ -1,4 +1,4 @@
-"""Ray Train and Ray Tune save into the run's folder, without a word in the program.
+"""Default storage and retries of Ray Train and Ray Tune: the run's folder in the bucket.
 
 Ray's own default is a folder of the head's disk: on two nodes a training fails with "Unable to set
 up cluster storage", and a name with the time in it never resumes. No variable of Ray changes

@@ -1,4 +1,4 @@
-"""The packages that a user's code asks for: installed by uv into an environment of the job.
+"""Installation of the packages that a user's code asks for, by uv, into an environment of the job.
 
 They lie beside those of the image and never over them: uv counts the image's packages as installed,
 so what the image has in a suitable version is not fetched again. uv keeps what it has downloaded

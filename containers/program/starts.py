@@ -1,4 +1,4 @@
-"""A start of a program on all of its nodes, as its files know it.
+"""Starts of a program in the bucket: which round of files each of them restores.
 
 The order of calls fences earlier starts: a start is claimed before anybody looks which round is the
 newest, and a node says that a round is saved only if it sees no newer claim after its mark.

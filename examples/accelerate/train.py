@@ -1,4 +1,4 @@
-"""Accelerate: a small network fits a sine, in whatever way it is launched.
+"""Accelerate: a small network fits a sine, with any launcher.
 
     accelerate launch --num_processes 2 train.py      # or torchrun --nproc-per-node 2 train.py
 

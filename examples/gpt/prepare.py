@@ -1,4 +1,4 @@
-"""Makes the data of ``train.py``: Python's own help texts as bytes, in ``data/``."""
+"""Make the data of ``train.py``: Python's own help texts as bytes, in ``data/``."""
 
 import pydoc
 import sys

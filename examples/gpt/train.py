@@ -1,4 +1,4 @@
-"""A small GPT in one file, on bytes: what ``prepare.py`` has written to ``data/``.
+"""A small GPT in one file, trained on the bytes that ``prepare.py`` has written to ``data/``.
 
     python prepare.py && torchrun --nproc-per-node 2 train.py
 

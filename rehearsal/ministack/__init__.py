@@ -1,4 +1,4 @@
-"""MiniStack as the rehearsal needs it: everything that touches the emulator's internals.
+"""Adapters of MiniStack: everything that touches the emulator's internals.
 
 It runs in ``.venv-aws``, where MiniStack is installed: the project's own environment lacks it on
 purpose, since both pin different botocores. ``rehearsal.local_aws`` starts ``server`` as a child

@@ -1,5 +1,5 @@
-"""Which role calls what: written down, and refused where its policies do not allow it. Imported
-inside ``.venv-aws`` only.
+"""Record of calls by role, refused where the role's policies do not allow them. Imported inside
+``.venv-aws`` only.
 
 On AWS a role's keys say who calls. Here all keys are one account's; a function or task gets the
 ARN of its role as the session token, which every request carries. What the account's own keys ask

@@ -1,4 +1,4 @@
-"""CloudFormation: the types that the emulator lacks, and fixes of those that it has.
+"""CloudFormation in MiniStack: types that it lacks, and fixes of those that it has.
 
 It assigns to MiniStack's table of handlers, whose shape is that of one version.
 """

@@ -1,4 +1,5 @@
-"""All that the rehearsal changes in MiniStack, in one call. Imported inside ``.venv-aws`` only."""
+"""Install all changes of the rehearsal in MiniStack, in one call. Imported inside ``.venv-aws``
+only."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""MiniStack's modules, which this package changes and calls; nothing else imports them.
+"""References to MiniStack's modules that this package changes and calls; nothing else imports them.
 
 The fixes replace functions of these modules, private ones too. Their names and shapes are those of
 one version: another one is refused here, before it would fail in the middle of a deployment.

@@ -1,4 +1,4 @@
-"""Decide if the deployed policies allow a call. Imported inside ``.venv-aws`` only.
+"""Authorization of calls by the deployed policies. Imported inside ``.venv-aws`` only.
 
 The policies of the role that calls, and those of what is called: of buckets, functions, secrets,
 repositories and log groups. ``rehearsal.policies`` decides.

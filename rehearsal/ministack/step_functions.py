@@ -1,4 +1,4 @@
-"""Step Functions as its integration with ECS is on AWS. Imported inside ``.venv-aws`` only.
+"""Step Functions' integration with ECS as on AWS. Imported inside ``.venv-aws`` only.
 
 The emulator runs the machine itself. Replaced is the one state that runs a task and waits for its
 end: it fails when the task does, with its description as the cause, it writes down which

@@ -1,4 +1,4 @@
-"""Runs before the shared file system is deleted: has FSx write into the bucket what is not there.
+"""Lambda function: export the shared file system's new files to the bucket before it is deleted.
 
 Inline code: boto3 and cfnresponse, at most 4,096 characters. An export that takes longer than this
 function may goes on without it, and the next deletion waits for the same one.

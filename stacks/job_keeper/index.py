@@ -1,4 +1,4 @@
-"""Admits jobs, and cleans up: after each attempt, after an abort, every few minutes after anything.
+"""Lambda function: admit jobs, and clean up after attempts and aborts and every few minutes.
 
 A Lambda function of its own, without dependencies beyond what Lambda provides (boto3) and the
 project's ``contract`` package, which is packed beside it. Its events, told apart by ``Action``:

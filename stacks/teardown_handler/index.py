@@ -1,4 +1,4 @@
-"""Ends what CloudFormation would wait for when TrainingStack goes away.
+"""Lambda function: stop what CloudFormation would wait for when TrainingStack is deleted.
 
 Inline code: at most 4,096 characters.
 """

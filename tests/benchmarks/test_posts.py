@@ -1,5 +1,5 @@
-"""The table of the posts' figures is what the files hold, and its parts are commands of this code
-whose figures are written down one by one."""
+"""The table of the posts' figures shows what the files hold, and each part of it is a command of
+this code."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What a job's user brings along reaches the command, and Ray: variables, secrets, code, packages.
+"""Variables, secrets, code and packages of a job reach its command, and Ray.
 
 How requirements are installed, and kept: ``test_requirements``.
 

@@ -1,4 +1,4 @@
-"""What a job can never have is told from what only waits, in one sentence."""
+"""Requests that can never be met are told from those that only wait, in one sentence."""
 
 import pytest
 

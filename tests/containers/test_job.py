@@ -1,6 +1,5 @@
-"""The head of a job reads what it is told, tells Ray's autoscaler the right things and refuses what
-cannot be right. Whole lives of jobs, with a Ray and commands that follow a script on a fake clock.
-What it does with real Ray in real containers: tests/rehearsal."""
+"""The head of a job follows its order through whole lives, with Ray and commands played on a
+fake clock."""
 
 import functools
 import json

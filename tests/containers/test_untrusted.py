@@ -1,5 +1,4 @@
-"""Proves that what a node gets from elsewhere is read or refused, whatever it says: the code of a
-job, its order, a spot notice (``tests/fuzzing.py``)."""
+"""A node reads or refuses whatever code, orders and spot notices say (``tests/fuzzing.py``)."""
 
 import io
 import shutil

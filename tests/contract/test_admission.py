@@ -1,4 +1,4 @@
-"""Whatever is submitted, jobs start in order, within the limits, and each of them in the end."""
+"""Jobs start in order and within the limits, and each of them in the end, whatever is submitted."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What ends first leaves time for what ends next, though the parts run in different places.
+"""Each time limit leaves time for the one that follows it.
 
 Each line is a promise of the documentation: a checkpoint is saved before a spot host goes, a job
 ends by itself before the state machine ends it, and that before the sweep does.

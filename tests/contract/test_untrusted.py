@@ -1,5 +1,5 @@
-"""Proves that orders, records and names that others have written are read or refused, whatever they
-say (``tests/fuzzing.py``)."""
+"""Orders, records and names from others are read or refused, whatever they say
+(``tests/fuzzing.py``)."""
 
 from contract.errors import InputError
 from contract.files import Claim, FileList, SavedFile, base_from_json, base_to_json

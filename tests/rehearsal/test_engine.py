@@ -1,5 +1,4 @@
-"""What the rehearsal says of a Docker that is not there, not running, or not able to build; and
-that other programs, and the processes left running, end when they must.
+"""A missing, stopped or too old Docker Engine is named, and child processes end when they must.
 
 The docker command here is a script that answers as the real one does; the real one is the business
 of ``test_in_containers``.

@@ -1,4 +1,4 @@
-"""What hosts of ECS do not run, tried with a stand-in for the Docker Engine."""
+"""Tasks that ECS's hosts would not run are refused, with a stand-in for the Docker Engine."""
 
 import json
 import os

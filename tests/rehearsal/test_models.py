@@ -1,4 +1,4 @@
-"""What AWS would not take is found by AWS's own models, in requests and in state machines."""
+"""Requests and state machines that AWS would refuse are found by AWS's own models."""
 
 from typing import Any
 

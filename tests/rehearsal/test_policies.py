@@ -1,4 +1,4 @@
-"""What of IAM the evaluator of the local AWS knows, and that it refuses what it does not know."""
+"""The policy evaluator decides as IAM does, and refuses what it does not know."""
 
 from dataclasses import replace
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""In what the local AWS is as strict as AWS.
+"""The local AWS is as strict as AWS.
 
 Tasks are records here, and a caller with a role has its ARN as the session token, as functions
 and containers do.

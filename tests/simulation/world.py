@@ -1,4 +1,4 @@
-"""What a seed decides: the clock, what will happen, and processes that wait for it.
+"""A simulated world by seed: its clock, its events, and processes that wait for them.
 
 Processes are greenlets, so the product's own synchronous code is a process here without a change,
 and any two of them alternate at each call that takes time.

@@ -1,4 +1,4 @@
-"""How the CDK command line starts the app: with the first Python here that can import aws_cdk."""
+"""The CDK command line starts the app with the first Python here that can import aws_cdk."""
 
 import json
 import os

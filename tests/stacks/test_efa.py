@@ -1,4 +1,4 @@
-"""EFA: what follows from the instance type, and nothing of it where EFA is not used.
+"""EFA follows from the instance type, and nothing of it is there where it is not used.
 
 No emulator shows any of this: each trap of real AWS is asserted on the template.
 """

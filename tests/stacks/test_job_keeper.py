@@ -1,4 +1,4 @@
-"""Why a job ended, and that nothing of it stays: the function that cleans up, without AWS.
+"""The clean-up function finds why a job ended and leaves nothing of it, without AWS.
 
 The function in its place, with the state machine around it and real containers below, is in
 ``tests/rehearsal/test_jobs.py``; here it meets what those cannot do: lost hosts, full disks of

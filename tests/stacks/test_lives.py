@@ -1,4 +1,4 @@
-"""The control plane lives: jobs in a simulated account, whatever AWS and the hosts do to them."""
+"""The control plane survives whatever AWS and the hosts do to jobs in a simulated account."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the roles of the templates may do is what they need, and nothing of what others need.
+"""Each role of the templates may do what it needs, and nothing that others need.
 
 ``rehearsal.policies`` decides, which the local AWS asks for each call of a role.
 """

@@ -1,4 +1,4 @@
-"""What ``make synth`` synthesizes is validated, and a deploy does not do it again."""
+"""``make synth`` validates what it synthesizes, and a deploy does not do it again."""
 
 from pathlib import Path
 

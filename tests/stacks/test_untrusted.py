@@ -1,5 +1,4 @@
-"""Proves that the function that cleans up after jobs does so whatever the end of a job's head says
-(``tests/fuzzing.py``)."""
+"""The clean-up function cleans up whatever the end of a job's head says (``tests/fuzzing.py``)."""
 
 import json
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The account that the commands find, and nothing else; and the commands."""
+"""Fixtures of the command line: the account that the commands find, and the commands."""
 
 from pathlib import Path
 from types import SimpleNamespace

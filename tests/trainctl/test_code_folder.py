@@ -1,4 +1,4 @@
-"""What ``--code DIR`` packs is what a node unpacks: links, executable files, and the same hash."""
+"""A node unpacks what ``--code DIR`` packs: links, executable files, and the same hash."""
 
 import hashlib
 import os

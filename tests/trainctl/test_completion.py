@@ -1,4 +1,4 @@
-"""Completion, asked for as shells ask: by variables, with the answer on stdout and nothing else."""
+"""Completion answers shells as they ask: by variables, with the answer alone on stdout."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""What a job can cost and has cost: with the hosts and prices of its order, and never a guess."""
+"""A job's cost, maximum and actual, follows from the hosts and prices of its order, and never
+from a guess."""
 
 import json
 import re

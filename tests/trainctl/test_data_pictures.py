@@ -1,5 +1,5 @@
-"""``trainctl data prepare``: what a user sees, and exit codes. Whether the sets are
-right is tested in tests/training."""
+"""``trainctl data prepare``: output and exit codes. The sets themselves are tested in
+tests/training."""
 
 from pathlib import Path
 

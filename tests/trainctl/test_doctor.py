@@ -1,4 +1,5 @@
-"""``trainctl doctor``: what it looks at, before and after a deploy, and the commands that fix."""
+"""``trainctl doctor``: its checks before and after a deploy, and the commands that fix what they
+find."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""``trainctl export``, and that what comes from a bucket stays in its folder."""
+"""``trainctl export``: the model lands in the named folder, and nothing outside it."""
 
 import json
 from pathlib import Path

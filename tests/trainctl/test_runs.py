@@ -1,4 +1,4 @@
-"""``trainctl runs`` and ``trainctl checkpoints``: what there is in the bucket."""
+"""``trainctl runs`` and ``trainctl checkpoints``: the runs in the bucket."""
 
 import json
 from datetime import timedelta

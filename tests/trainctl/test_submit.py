@@ -1,4 +1,4 @@
-"""``trainctl submit`` and ``trainctl plan``: what is refused on the laptop, what is sent."""
+"""``trainctl submit`` and ``trainctl plan``: refusals on the laptop, and the order that is sent."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Proves that what AWS and the bucket hold is read or left out, whatever it says, by commands that
-list what others have started (``tests/fuzzing.py``)."""
+"""Commands that list others' jobs and runs read or leave out whatever AWS and the bucket hold
+(``tests/fuzzing.py``)."""
 
 import json
 from dataclasses import dataclass

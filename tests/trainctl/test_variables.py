@@ -1,4 +1,5 @@
-"""What looks like a secret is no variable of a job; what only sounds like one is."""
+"""Values that look like secrets are refused as variables of a job; what only sounds like one is
+not."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Proves what follows a step of every recipe: what is reported, saved and evaluated, and in which
-order, so that a run that stops, loses a node or diverges leaves the right checkpoint."""
+"""Reports, saves and evaluations follow a step in one order, so that a run that stops leaves the
+right checkpoint."""
 
 import math
 from collections.abc import Iterator

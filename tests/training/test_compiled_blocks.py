@@ -1,5 +1,4 @@
-"""What is compiled is compiled for the shapes of training: a run of the recipe's own loop, with a
-backend that only looks at the graphs, because compiling kernels takes minutes."""
+"""Blocks are compiled for the shapes of training, by a backend that only looks at the graphs."""
 
 import functools
 from collections.abc import Callable

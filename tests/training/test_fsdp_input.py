@@ -1,4 +1,4 @@
-"""What a user may get wrong with the sharded recipe is said in a sentence, before it costs much."""
+"""A mistake with the sharded recipe is explained in a sentence, before it costs much."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""How far a run is, in its log and in its folder: every half minute, or with each longer step."""
+"""Progress of a run reaches its log and folder every half minute, or with each longer step."""
 
 import json
 from collections.abc import Mapping

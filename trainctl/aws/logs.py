@@ -1,4 +1,4 @@
-"""Logs of nodes: their log streams in CloudWatch."""
+"""Log streams of nodes in CloudWatch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

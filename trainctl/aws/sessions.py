@@ -1,4 +1,4 @@
-"""Shells and tunnels: sessions for the Session Manager plug-in."""
+"""Shells and tunnels through the Session Manager plug-in."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a deployment was set up for: its hosts and how many it may start."""
+"""Hosts and limits of a deployment."""
 
 import json
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Nodes as ECS knows them: tasks, listed and described."""
+"""ECS tasks of nodes, listed and described."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``trainctl checkpoints``: what a run can resume from."""
+"""``trainctl checkpoints``: the checkpoints that a run can resume from."""
 
 from dataclasses import asdict
 

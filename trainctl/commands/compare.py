@@ -1,4 +1,4 @@
-"""``trainctl compare``: runs side by side."""
+"""``trainctl compare``: results, settings and curves of runs side by side."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``trainctl cost``: what a job has cost, from how long each of its nodes ran."""
+"""``trainctl cost``: the cost of a job, from the run time of each of its nodes."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""``trainctl download``: what a run's program wrote, on this machine."""
+"""``trainctl download``: fetch the files that a run's program wrote."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``trainctl logs``: what a job's nodes write."""
+"""``trainctl logs``: the log of a job's nodes."""
 
 import re
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""``trainctl open``: Ray's dashboard of a running cluster, on this machine; CloudWatch's, too."""
+"""``trainctl open``: Ray's dashboard of a running cluster, or CloudWatch's, in the browser."""
 
 import webbrowser
 from typing import Annotated

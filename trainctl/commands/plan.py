@@ -1,4 +1,4 @@
-"""``trainctl plan``: what ``submit`` would start, and its price.
+"""``trainctl plan``: a job as ``submit`` would start it, and its price.
 
 What fits on which hosts, and how fast it trains, is another question: ``python -m training.plan``.
 """

@@ -1,4 +1,4 @@
-"""``trainctl report``: a run's report, on this machine."""
+"""``trainctl report``: fetch a run's report and open it."""
 
 import html
 import webbrowser

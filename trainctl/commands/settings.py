@@ -1,4 +1,4 @@
-"""``trainctl settings``: what a recipe can be given."""
+"""``trainctl settings``: the settings of a recipe."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""``trainctl stop``: end a job before its time."""
+"""``trainctl stop``: end a job early."""
 
 from typing import Annotated
 

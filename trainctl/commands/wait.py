@@ -1,4 +1,4 @@
-"""``trainctl wait``: until a job has finished, without its log."""
+"""``trainctl wait``: wait until a job has finished."""
 
 import typer
 

@@ -1,1 +1,1 @@
-"""What saves and restores a run."""
+"""Saving and restoring a run."""

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per step that is whole or is not used.
+"""Checkpoints: one folder per step, used only if it is whole.
 
     <run>/checkpoints/step-00000470/     step-00000470-lease2 under the run's second lease, ...
         model.safetensors, config.json   the model in its standard shapes (Hugging Face layout)

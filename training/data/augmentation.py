@@ -1,4 +1,4 @@
-"""Pictures as a model sees them: a random part of each while training, its middle in evaluation.
+"""Views of pictures for a model: random crops in training, the middle of each in evaluation.
 
 All of it is done on the device, and what is random is a function of the seed, the step and the
 sample's number only, so it does not change with the number of workers. Resizing is two matrix

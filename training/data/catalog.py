@@ -1,4 +1,4 @@
-"""Published data sets that ``--data`` takes by name: where they are, and what their content is.
+"""Catalog of published data sets that ``--data`` takes by name: addresses and checksums.
 
 Standard library only: a laptop that submits a job knows the same names as the node that trains.
 Files are served under their own names, directly below an address. What counts is their

@@ -1,5 +1,5 @@
-"""Conversations: read from the rows of data sets, and written by a model's chat template as tokens
-of which only the answers are learned."""
+"""Conversations as tokens: rows of data sets through a model's chat template, with only the
+answers learned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The documents of a text: found where ``--data`` points, and read one after the other.
+"""Documents of a text: found where ``--data`` points, and read one after the other.
 
 Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line),
 ``.parquet``, ``.json`` or ``.csv`` (a document a row), all but Parquet also with ``.gz``. A line or

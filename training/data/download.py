@@ -1,4 +1,4 @@
-"""Downloads the files of a published data set, verifies them, and continues what broke off.
+"""Download of a published data set's files: verified, and resumed where it broke off.
 
 Standard library only, because laptops do it too (``trainctl data put``). Addresses whose content
 is not known beforehand are fetched through ``training.data.sources``.

@@ -1,4 +1,4 @@
-"""The sequences of each step of a language model, from a store of text or of conversations.
+"""Sequences of each step of a language model, from a store of text or of conversations.
 
 Text is cut into windows of one length; conversations are packed into sequences, none is torn apart,
 and none sees another. The batch of a step is a function of only the step and the seed.

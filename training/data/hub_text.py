@@ -1,4 +1,4 @@
-"""Texts of the Hugging Face Hub: which files of a data set belong to a configuration and a split.
+"""Text data sets of the Hugging Face Hub: the files of a configuration and a split.
 
 ``hf://owner/name`` is all of its files. ``hf://owner/name/CONFIGURATION`` and
 ``hf://owner/name/CONFIGURATION/SPLIT`` are a part of the Hub's own copy in Parquet, which has a

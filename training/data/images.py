@@ -1,4 +1,4 @@
-"""Small grey images that live on the device, and the batch that belongs to each step.
+"""Small grey images that live on the device, and the batch of each step.
 
 The whole set is kept as unsigned bytes where the model is (47 MB for FashionMNIST) and is
 mirrored and normalized there in a handful of tensor operations per batch: no image is

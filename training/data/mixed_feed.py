@@ -1,4 +1,4 @@
-"""The sequences of each step of a run on a mixture (``training.data.mixture``).
+"""Sequences of each step of a run on a mixture (``training.data.mixture``).
 
 Which source the n-th sequence of a run comes from depends only on n: a fixed pattern of slots, as
 even as the shares allow, repeats. Each source has its own seeded order and its own epochs, so the

@@ -1,4 +1,4 @@
-"""Several sources of text in one ``--data``, each with a weight:
+"""Mixture of text sources in one ``--data``, each with a weight:
 
     --data "0.7 s3://bucket/web, 0.3 hf://owner/name"
 

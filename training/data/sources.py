@@ -1,5 +1,5 @@
-"""Brings the files of a data set onto this node: a published one by its name, from a folder, an
-HTTP(S) mirror or S3.
+"""Files of a data set on this node: a published one by its name, from a folder, an HTTP(S) mirror
+or S3.
 
 A folder is used where it is. Anything remote is fetched into the node's cache once, under a file
 lock, so that eight workers on a node cost one download; a file appears there whole or not at all.

@@ -1,5 +1,5 @@
-"""Measurements while training: where a step's time goes, how much of the peak is used, how long
-workers are in collectives, and whom they wait for."""
+"""Measurements while training: time of a step's parts, share of the peak, time in collectives,
+stragglers."""
 
 import math
 import resource

@@ -1,4 +1,4 @@
-"""What a recipe's loop knows about where it runs: its rank, its device, and how to be heard.
+"""Interface of a recipe's loop to its worker: rank, device, events, saves and stops.
 
 ``training.runtime`` has the two kinds: ``ray_worker`` for clusters, and ``torchrun`` for the
 processes of one machine. Only rank 0 sends events.

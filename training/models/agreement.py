@@ -1,4 +1,4 @@
-"""Whether a model computes here what it computes in transformers: asked at the start of each run.
+"""Start-up check that our forward pass matches transformers'.
 
 transformers has hundreds of kinds of models. Each may do something between its blocks and its
 logits, or with the positions of packed documents, that training here does not do: the run would

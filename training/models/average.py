@@ -1,4 +1,4 @@
-"""A running average of a model's weights, which is often better than the weights themselves."""
+"""Running average of a model's weights, which is often better than the weights themselves."""
 
 from collections.abc import Mapping
 

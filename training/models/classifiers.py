@@ -1,4 +1,4 @@
-"""ResNet18, and what can be left out of it without changing what it computes.
+"""ResNet18 for small images, without the taps that only ever meet padding.
 
 ResNet18 has transformers' layout, so that a saved model loads with
 ``ResNetForImageClassification.from_pretrained``.

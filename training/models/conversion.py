@@ -1,4 +1,4 @@
-"""Weights that were published as ``pytorch_model.bin``, converted to safetensors once per node.
+"""Conversion of weights published as ``pytorch_model.bin`` to safetensors, once per node.
 
 Such files are pickles, which can run code when they are loaded. They are read with
 ``weights_only=True``, which makes tensors and nothing else, and memory-mapped, so that no more

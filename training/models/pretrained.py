@@ -1,4 +1,4 @@
-"""Where models and tokenizers come from: a folder, S3, the Hugging Face Hub, or nowhere (random).
+"""Models and tokenizers from a folder, S3, the Hugging Face Hub, or from random weights.
 
 Everything ends up as a folder on this node. What comes from the Hub is put into the bucket of the
 runs by the first who fetches it, so that eight workers take it from there, free of charge for

@@ -1,5 +1,5 @@
-"""What a model is served with beside its weights: tokenizer, chat template, and which tokens end an
-answer, in the files that transformers reads."""
+"""Files that a model is served with: tokenizer, chat template and stop tokens, as transformers
+reads them."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which files of a published model hold its weights. Standard library only.
+"""Choice of a published model's weight files. Standard library only.
 
 A laptop looks at a model's list of files before it submits a job, the node before it trains.
 """

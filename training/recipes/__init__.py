@@ -1,4 +1,4 @@
-"""All recipes. Standard library only: what trains is imported when it is asked for."""
+"""All recipes. Standard library only: a loop is imported when it is asked for."""
 
 import difflib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The command line of a recipe, built from its record, and what it makes of a run.
+"""Command line of a recipe, built from its record, and the run that it asks for.
 
 Standard library only. A laptop that submits a job (``read_command``) and the node that trains
 (``training.launch``) take the same steps here, so that both refuse the same things in the same

@@ -1,4 +1,4 @@
-"""What a run is made of: frozen settings that know their help texts and their limits.
+"""Settings of a run: frozen dataclasses whose fields know their help texts and limits.
 
 Standard library only. Each field carries what the command line, the checks and the documentation
 need to know about it, so that all of that is written once. A recipe derives a class from

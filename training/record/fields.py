@@ -1,4 +1,4 @@
-"""JSON of the record's dataclasses: one rule for writing and one for reading, for all of them.
+"""JSON of the record's dataclasses: one rule for writing and one for reading.
 
 A run's files outlive the version that wrote them, in both directions. So a reader ignores what it
 does not know, and takes a value of the wrong kind for missing. What is missing gets the field's

@@ -1,4 +1,4 @@
-"""Reads the record of a run, also an unfinished or damaged one, and one of another version."""
+"""Reader of a run's record, also of an unfinished or damaged one, and of another version's."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a run came to: ``result.json``, and ``evaluation.json`` for its last evaluation."""
+"""Result of a run: ``result.json``, and ``evaluation.json`` for its last evaluation."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The curves of a run in TensorBoard and in Weights & Biases (``--report-to``).
+"""Curves of a run in TensorBoard and in Weights & Biases (``--report-to``).
 
 The record passes its events on, and a thread writes them: a tracker that is slow, or fails, holds
 up neither the record nor the training. Neither package is imported unless it is asked for. Curves

@@ -1,4 +1,4 @@
-"""Writes the record of a run: every event becomes a line, a figure or a file in the run's folder.
+"""Writer of a run's record: every event becomes a line, a figure or a file in the run's folder.
 
 One process does it: the command itself under Ray, rank 0 under torchrun. A folder on disk is
 written line by line. In S3 nothing can be appended to: ``metrics.jsonl`` is written there as a

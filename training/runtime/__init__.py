@@ -1,1 +1,1 @@
-"""What starts a recipe's processes."""
+"""Processes of a recipe, started locally, by torchrun or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Runs a recipe: has workers started, keeps the run's record, and ends cleanly.
+"""Driver of a run: has workers started, keeps the record, and ends cleanly.
 
 The workers are on a Ray cluster (``training.runtime.ray_cluster``) or processes of this machine
 (``training.runtime.local``); this process reads their events, shows them and waits for signals. The

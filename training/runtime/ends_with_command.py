@@ -1,4 +1,4 @@
-"""Loaded first by the server of ``--local``'s workers, which then ends with the command, also while
+"""First import in the server of ``--local``'s workers: it then ends with the command, also while
 it still loads the rest."""
 
 from training.runtime import processes

@@ -1,4 +1,4 @@
-"""The workers of a run on one machine (``--local``), without Ray: forks of a server that has loaded
+"""Workers of a run on one machine (``--local``), without Ray: forks of a server that has loaded
 torch and the recipe's loop.
 
 The server is the standard library's (``multiprocessing``). It ends with the command, and Linux ends

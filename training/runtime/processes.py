@@ -1,4 +1,4 @@
-"""The processes of a run's workers: where they are, what they are doing, and how they are ended.
+"""Processes of a run's workers: find them, see what they are doing, end them.
 
 A worker that hangs cannot be asked. On Linux, what can be read from outside is read by another
 process of its node (on a cluster, in a task of Ray): the state in ``/proc``, and the stack of every

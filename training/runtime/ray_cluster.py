@@ -1,4 +1,4 @@
-"""The workers of a run on a Ray cluster: this process joins it, and has Ray Train start them.
+"""Workers of a run on a Ray cluster, which this process joins and on which Ray Train starts them.
 
 Looking at the data and Ray Train's ``fit`` are tasks of Ray (``training.runtime.trainer``), so that
 the command imports neither torch nor Ray Train.

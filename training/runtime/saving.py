@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background, and gets over a storage that fails for a while."""
+"""Background saves of checkpoints, which survive a storage that fails for a while."""
 
 import threading
 from collections.abc import Callable

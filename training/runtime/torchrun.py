@@ -1,5 +1,5 @@
-"""Runs a recipe in a process that torchrun started, for debugging and profiling; the worker here is
-also that of ``--local``."""
+"""Run of a recipe in a process that torchrun started, for debugging and profiling; the worker
+here is also that of ``--local``."""
 
 import contextlib
 import gc

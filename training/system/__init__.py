@@ -1,1 +1,1 @@
-"""The ground of training: this machine, storage, and the lease of a run."""
+"""Ground of training: this machine, storage, and the lease of a run."""

@@ -1,4 +1,4 @@
-"""The lease of a run: one process at a time may write it.
+"""Lease of a run: one process at a time may write it.
 
     <folder>/leases/00000007.json   who holds it, and when that was last confirmed
 

@@ -1,5 +1,4 @@
-"""This machine without importing torch: its devices, its name, its packages, and the network that
-NCCL uses."""
+"""This machine without torch: its devices, name and packages, and the network that NCCL uses."""
 
 import os
 import platform

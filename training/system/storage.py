@@ -1,4 +1,4 @@
-"""Where runs are kept: a folder or ``s3://bucket/prefix``, behind the same few operations.
+"""Storage of runs: a folder or ``s3://bucket/prefix``, behind the same few operations.
 
 fsspec does the work (torch brings it, s3fs adds S3), so that a recipe saves the same way under
 Ray, under torchrun and on a box without pyarrow. Addresses are plain strings.

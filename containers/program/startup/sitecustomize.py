@@ -1,4 +1,5 @@
-"""Python imports this by itself at its start, where this folder is on PYTHONPATH.
+"""Hooks for the user's program: Python imports this file at each start with this folder on
+PYTHONPATH.
 
 That is so for a job's own program, on the head and on all nodes, and for what it starts, also
 through Ray. An exception that nothing catches is noted for the job's outcome

@@ -1,4 +1,4 @@
-"""Calls boto3 for a Lambda function in JavaScript; started by ``aws_sdk.js``.
+"""Bridge from a JavaScript Lambda function to boto3; started by ``aws_sdk.js``.
 
 python aws_sdk_bridge.py SERVICE              prints the names of the service's operations
 python aws_sdk_bridge.py SERVICE OPERATION    input on stdin, output or error on stdout, as JSON

@@ -1,5 +1,5 @@
-"""Why a program failed: the first error of all nodes, told by its own processes or by its log; and
-what the processes of a real torchrun on two nodes note."""
+"""A failed program's cause is the first error of all its nodes, with real torchrun on two nodes,
+too."""
 
 import json
 import os

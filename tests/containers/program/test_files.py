@@ -1,4 +1,4 @@
-"""What a user's program writes is saved while it runs, and is there again at its next start.
+"""A user's program finds what it has written again at its next start.
 
 Real folders and a bucket in memory. That no failure of a bucket or host harms what is saved is
 shown in ``test_files_simulated.py``; the real calls of S3 in ``test_files_in_s3.py``.

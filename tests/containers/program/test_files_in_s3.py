@@ -1,4 +1,4 @@
-"""What the files of a program rely on in S3, with boto3's own calls against a real server.
+"""S3 does what a program's files rely on: boto3's own calls against a real server.
 
 ``test_files.py`` and ``test_files_simulated.py`` have the behavior in all its cases, with a bucket
 in memory. Here is what only the calls themselves can show: conditional writes, lists of several

@@ -1,5 +1,5 @@
-"""What a job does about its nodes, with real launchers and programs and no Ray: threads stand in
-for its actors, so that a node can be lost at any moment, also between two calls."""
+"""A job reacts to lost and new nodes, with real launchers and threads in the place of Ray's
+actors."""
 
 import errno
 import threading

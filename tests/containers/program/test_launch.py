@@ -1,5 +1,5 @@
-"""What a program finds on each node: variables for every launcher, its folder, its lines in the
-log, a SIGTERM before it is killed, and nothing of it left behind."""
+"""A program finds its variables, folder and time to save on each node, and leaves nothing
+behind."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Programs on several nodes, with real Ray, real torchrun and a real loss: each rank once, and a
-start anew after a node is gone. Also what Ray reports of a program that asks it for too much.
+"""A program starts on several nodes and again after a loss, with real Ray and torchrun.
 
 ``test_group`` has what else may happen, without Ray.
 """

@@ -1,4 +1,4 @@
-"""The worker processes' half of a ``Reader``: from the bytes of a picture to pixels in the ring.
+"""Decoding of a picture's bytes into the shared ring, in the worker processes of a ``Reader``.
 
 ``Decoder`` is the data set of torch's DataLoader. Its items are not pictures but tasks: it decodes
 a task's pictures into shared memory, and only returns how large they are.

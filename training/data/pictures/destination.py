@@ -1,4 +1,5 @@
-"""Where a prepared set is written, and verified: a folder or S3, from a laptop too.
+"""Destination of a prepared set, a folder or S3, where it is written and verified; from a laptop
+too.
 
 Nodes read S3 by ``training.system.storage``; a laptop has boto3 and no fsspec. Standard library
 only, but for boto3 when it is S3.

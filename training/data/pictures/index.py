@@ -1,4 +1,4 @@
-"""The index of a set of pictures: what its files are, and where each picture lies.
+"""Index of a set of pictures: its files, and the place of each picture in them.
 
 ``index.json`` describes the set, and is written last. Beside it, ``train.tsv`` and ``val.tsv`` have
 a line for each picture, in the order of the samples' numbers: a line is found by its offset and

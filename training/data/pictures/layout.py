@@ -1,4 +1,4 @@
-"""Finds the pictures of ImageNet in what was downloaded: folders, archives, archives of archives.
+"""Layouts of ImageNet as downloaded: folders, archives, archives of archives.
 
 Nothing is unpacked. A tar file that is not compressed keeps its members in one piece, and so do
 those inside of it: a picture is a place in a file. What counts is the path that it would have:

@@ -1,4 +1,4 @@
-"""Opens a set of pictures: a tree of class folders, or what ``prepare`` made of one.
+"""An opened set of pictures: a tree of class folders, or what ``prepare`` made of one.
 
 A folder with an ``index.json`` is a prepared set. Any other must be a tree in ImageNet's layout,
 ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, and is listed: quick on a disk, a minute for a

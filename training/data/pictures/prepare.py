@@ -1,4 +1,4 @@
-"""Makes a set of pictures out of ImageNet as it is downloaded: a tree, tar shards or packed shards.
+"""Preparation of a picture set from ImageNet as downloaded: a tree, tar shards or packed shards.
 
 ``trainctl data prepare`` runs it on a laptop, ``python -m training.data.pictures`` on a node. Each
 shard is one piece of work; a preparation that was interrupted continues with the shards that are

@@ -1,4 +1,4 @@
-"""Bandwidth: how fast workers exchange data, before a job depends on it. See ``loop.py``."""
+"""Bandwidth recipe: how fast workers exchange data, before a job depends on it. See ``loop.py``."""
 
 from typing import Final
 

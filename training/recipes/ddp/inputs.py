@@ -1,4 +1,4 @@
-"""The DDP recipe's data, looked at before its loop starts. Imports no torch by itself."""
+"""Check of the DDP recipe's data before its loop starts. Imports no torch by itself."""
 
 from training.data import catalog, sources
 from training.recipes.ddp.settings import DdpConfig

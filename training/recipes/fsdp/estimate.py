@@ -1,4 +1,4 @@
-"""Advice about GPU memory for runs of this recipe."""
+"""Advice about GPU memory for runs of the FSDP recipe."""
 
 from torch import nn
 

@@ -1,4 +1,5 @@
-"""The FSDP recipe's text, looked at before its loop starts. Imports no torch by itself."""
+"""Check and tokenization of the FSDP recipe's text before its loop starts. Imports no torch by
+itself."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The ImageNet recipe's pictures: looked at before its loop starts, and read in it.
+"""The ImageNet recipe's pictures: checked before its loop starts, and read in it.
 
 Imports no torch by itself.
 """
