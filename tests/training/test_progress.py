@@ -136,6 +136,10 @@ def test_a_head_that_takes_over_counts_on_and_another_job_begins_anew(tmp_path: 
         written = run.written()
         assert written.usd is not None
         usd.append(written.usd)
+        run.record.handle(Finished(step=1, seconds=30.0))
+        assert run.record.result is not None
+        assert run.record.result.usd == pytest.approx(written.usd)
+        assert run.record.result.total_seconds == 40
     assert usd[1] == pytest.approx(2 * usd[0])
     assert usd[2] == pytest.approx(usd[0])
 
