@@ -5,9 +5,11 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Final, Self
 
 from contract.errors import InputError
+from contract.text import counted
 
 JOB: Final = "job"  # what the container of a head runs that brings its own workers
 HEAD: Final = "head"  # the two kinds of node: task definition, service, image repository, DNS name
@@ -93,7 +95,8 @@ def is_shared(path: str) -> bool:
 
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
-_CLUSTER = re.compile(r"cluster: (\d{1,9}) nodes, (\d{1,9}) CPUs, (\d{1,9}) GPUs$")
+_NUMBER = r"(\d[\d,]{0,10})"
+_CLUSTER = re.compile(rf"cluster: {_NUMBER} nodes?, {_NUMBER} CPUs?, {_NUMBER} GPUs?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,15 @@ class ClusterSize:
     num_cpus: int
     num_gpus: int
 
+    @property
+    def words(self) -> str:
+        """``3 nodes, 8 CPUs, 1 GPU``."""
+        parts = ((self.num_nodes, "node"), (self.num_cpus, "CPU"), (self.num_gpus, "GPU"))
+        return ", ".join(starmap(counted, parts))
+
     def line(self) -> str:
         """The line of the head's log."""
-        return f"cluster: {self.num_nodes} nodes, {self.num_cpus} CPUs, {self.num_gpus} GPUs"
+        return f"cluster: {self.words}"
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
@@ -156,7 +165,7 @@ class ClusterSize:
         match = _CLUSTER.search(line.rstrip())
         if not match:
             return None
-        nodes, cpus, gpus = map(int, match.groups())
+        nodes, cpus, gpus = (int(each.replace(",", "")) for each in match.groups())
         return cls(num_nodes=nodes, num_cpus=cpus, num_gpus=gpus)
 
 

@@ -220,7 +220,11 @@ def test_the_installed_command_line_works_without_a_checkout(installed: Installe
     [
         (["trainctl", "ls"], exits.BAD_INPUT, "no AWS credentials were found"),
         (["trainctl", "local", "up"], exits.FAILED, "in a checkout"),
-        (["python", "-m", "training.launch", "ddp"], exits.BAD_INPUT, "ecs-train[training]"),
+        (
+            ["python", "-m", "training.launch", "ddp"],
+            exits.BAD_INPUT,
+            "run make venv in a checkout",
+        ),
     ],
     ids=["without credentials", "without the rehearsal", "without torch"],
 )

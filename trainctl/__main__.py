@@ -133,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         app(list(argv) if argv is not None else None, prog_name="trainctl")
     except SystemExit as end:  # typer's way to return a code, after it has shown a usage error
+        if isinstance(end.__context__, typer.Abort):  # Ctrl-C, for which click exits with 1
+            return exits.INTERRUPTED
         return end.code if isinstance(end.code, int) else exits.OK
     except Exception as error:
         known = explained(error)

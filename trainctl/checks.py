@@ -64,7 +64,7 @@ class Finding(NamedTuple):
 
     state: str
     """``ok``; ``bad``; ``next`` for a step that has not been taken yet; ``unknown`` where it could
-    not be checked."""
+    not be checked; ``skipped`` where there is nothing to check."""
     found: str
     fix: str = ""
     """The command that fixes it; empty where nothing needs it, or no single command does."""

@@ -1,4 +1,4 @@
-"""Download of the files that a run's program wrote: its nodes' files, and what Ray saved.
+"""Download of a run's files: those of its nodes, what Ray saved, and the model of a recipe.
 
 Any job may write into the bucket, so the names in it become paths only through ``safe_join``, and
 all of them are checked before the first file is written.
@@ -14,6 +14,7 @@ from contract import files, runs
 from contract.errors import InputError
 from contract.files import FileList, Mark, SavedFile, sha256_of
 from contract.runs import safe_join
+from contract.text import byte_size, counted
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import Bucket
 from trainctl.code_folder import DOWNLOADED
@@ -24,16 +25,16 @@ class Wanted:
     """One file to fetch."""
 
     source: str
-    """``node-0``, or ``ray``."""
+    """``node-0``, ``ray`` or ``model``."""
     name: str
     """Relative path below the source's folder."""
     size: int
     """Bytes."""
     target: Path
     key: str = ""
-    """Key of what Ray saved; empty for a node's file."""
+    """Key of what Ray or a recipe saved; empty for a node's file."""
     file: SavedFile | None = None
-    """Its entry in the node's list; None for what Ray saved."""
+    """Its entry in the node's list; None for what Ray or a recipe saved."""
 
 
 def find(
@@ -69,25 +70,25 @@ def find(
                 for each in content.files
                 if each.link and _matches(each.name, pattern)
             ]
-    if node is None:
-        of_ray = runs.ray_prefix(run)
-        for key, size in bucket.sizes(of_ray).items():
-            name = key.removeprefix(of_ray)
+    of_job = {"ray": runs.ray_prefix(run), "model": f"{runs.run_prefix(run)}{runs.MODEL_DIR}/"}
+    for source, folder in of_job.items() if node is None else ():
+        for key, size in bucket.sizes(folder).items():
+            name = key.removeprefix(folder)
             if name and not name.endswith("/"):
-                target = safe_join(to / "ray", name, what="object of the run")
-                found.append(Wanted(source="ray", name=name, key=key, size=size, target=target))
+                target = safe_join(to / source, name, what="object of the run")
+                found.append(Wanted(source=source, name=name, key=key, size=size, target=target))
     if not found:
         where = f"node {node} of run {run!r}" if node is not None else f"run {run!r}"
         raise UsageError(
-            f"{where} has no files of a program in {bucket.uri}/{prefix}: trainctl ls lists the "
-            f"runs; a recipe's model: aws s3 cp --recursive {bucket.run(run).model}/ DIR"
+            f"{where} has no files of a program and no model in {bucket.uri}: trainctl runs lists "
+            f"the runs; a model in parts: trainctl export {run} --to DIR"
         )
     if links:
-        note(f"{len(links)} links are left out, the first is {links[0]}")
+        note(f"{counted(len(links), 'link')} left out, the first is {links[0]}")
     matching = [each for each in found if _matches(each.name, pattern)]
     if not matching:
         raise UsageError(
-            f"none of the {len(found)} files of run {run!r} matches {pattern!r}: the first is "
+            f"no file of run {run!r} matches {pattern!r}: there are {len(found)}, the first is "
             f"{found[0].name!r}"
         )
     return matching
@@ -195,7 +196,8 @@ def download(
     total = sum(each.size for each in wanted)
 
     def say(files: int, size: int) -> None:
-        report(f"{files} of {len(wanted)} files, {_mib(size)} of {_mib(total)} MiB")
+        num_files = counted(len(wanted), "file")
+        report(f"{files} of {num_files}, {byte_size(size)} of {byte_size(total)}")
 
     done = 0
     for number, each in enumerate(wanted):
@@ -210,7 +212,3 @@ def download(
         done += each.size
     say(len(wanted), total)
     return wanted
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f}"

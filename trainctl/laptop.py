@@ -49,7 +49,7 @@ def plugin() -> Finding:
     if found := shutil.which(PLUGIN):
         return ok(found)
     said = f"{PLUGIN} is not installed; trainctl shell, open and notebook need it"
-    return Finding("unknown", said, _plugin_command())
+    return Finding("next", said, _plugin_command())
 
 
 def _plugin_command() -> str:

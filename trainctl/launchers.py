@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Final
 
 from contract.nodes import Range
+from contract.text import counted
 from trainctl.aws.errors import UsageError
 
 _LAUNCHERS: Final = frozenset({"accelerate", "deepspeed", "python", "python3", "torchrun"})
@@ -40,7 +41,7 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
     asked = _processes(parts) if _starts("torchrun", parts) else 0
     if gpus and asked > gpus:
         raise UsageError(
-            f"--nproc-per-node is {asked}, and a node has {gpus} GPU{'s' if gpus > 1 else ''}: "
+            f"--nproc-per-node is {asked}, and a node has {counted(gpus, 'GPU')}: "
             "leave it out; it is set to the GPUs of a node"
         )
 

@@ -18,6 +18,7 @@ import torch
 
 from contract import exits
 from contract.errors import InputError
+from contract.text import counted
 from training import export
 from training.checkpoint import sharded_checkpoints
 from training.data import vocabulary
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(result, indent=1))
     else:
         print(f"before training:\n{options.prompt}{before}\n")
-        print(f"after {step:,} steps:\n{options.prompt}{after}")
+        print(f"after {counted(step, 'step')}:\n{options.prompt}{after}")
     return exits.OK
 
 

@@ -42,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(
             f"error: training needs packages that are not installed, {error.name} first of all: "
-            "install ecs-train[training], or run make venv in a checkout and use its "
-            ".venv/bin/python",
+            "run make venv in a checkout and use its .venv/bin/python",
             file=sys.stderr,
         )
         return exits.BAD_INPUT

@@ -26,6 +26,7 @@ from contract.errors import InputError, is_full
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
 from contract.requirements import file_of, source_folders
+from contract.text import counted
 
 #: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
 RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -209,7 +210,8 @@ def unpack(archive: Path, folder: Path) -> None:
     # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"the code cannot be unpacked: {error}") from None
-    say(f"code: {sum(path.is_file() for path in folder.rglob('*'))} files")
+    num_files = sum(path.is_file() for path in folder.rglob("*"))
+    say(f"code: {counted(num_files, 'file')}")
 
 
 # --- its packages ---------------------------------------------------------------------------------

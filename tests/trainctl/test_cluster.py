@@ -52,7 +52,7 @@ def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.logs[HEAD_LOG] = [
-        "node: cluster: 1 nodes, 0 CPUs, 0 GPUs",
+        "node: cluster: 1 node, 0 CPUs, 0 GPUs",
         "node: cluster: 3 nodes, 8 CPUs, 2 GPUs",
     ]
     assert main(["cluster", "up", "--nodes", "2", "--yes"]) == 0
@@ -192,7 +192,7 @@ def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, wo
 # --- status and down ------------------------------------------------------------------------------
 def test_status_is_data_for_machines(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
     account.wanted = {"head-service": 1, "worker-service": 1}
-    account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPUs"]
+    account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPU"]
     assert main(["cluster", "status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["up"] is True

@@ -383,6 +383,18 @@ def test_a_question_names_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [True, False]
 
 
+def test_ctrl_c_at_a_question_is_told_by_the_exit_code(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> bool:
+        raise typer.Abort  # what click makes of Ctrl-C
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", interrupted)
+    assert main(["submit", "ddp"]) == exits.INTERRUPTED
+    assert account.changes == []
+
+
 def test_the_example_of_the_docs_is_what_the_program_prints(account: Account, cli: Cli) -> None:
     account.shape |= {"worker_instance_type": "g5.xlarge", "max_workers": 2}
     rows = cli("plan", "ddp", "--nodes", "2", "--max-hours", "4").out.splitlines()

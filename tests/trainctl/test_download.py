@@ -49,6 +49,19 @@ def test_it_fetches_what_all_nodes_wrote(
     assert "4 of 4 files" in printed.err
 
 
+def test_it_fetches_the_model_of_a_recipe(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.objects = {
+        "runs/r1/config.json": b"{}",
+        "runs/r1/model/config.json": b"{}",
+        "runs/r1/model/model.safetensors": b"weights",
+    }
+    assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new/model/model.safetensors").read_bytes() == b"weights"
+    assert "model: 2 files, 9 B" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("saved")
 @pytest.mark.parametrize("in_git", [False, True])
 def test_what_was_fetched_into_a_folder_of_code_is_not_uploaded_again(
@@ -88,7 +101,7 @@ def test_it_fetches_what_is_asked_for(tmp_path: Path, words: list[str], names: s
     [
         (["other"], "run 'other' has no files of a program"),
         (["r1", "--node", "7"], "node 7 of run 'r1' has no files"),
-        (["r1", "*.jpg"], "none of the 4 files of run 'r1' matches '*.jpg'"),
+        (["r1", "*.jpg"], "no file of run 'r1' matches '*.jpg': there are 4"),
         (["../x"], "run name '../x' is not usable"),
     ],
 )
@@ -162,5 +175,5 @@ def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, c
     )
     save(account, 0, {"work/5.pt": b"weights"}, *links)
     said = " ".join(cli("download", "r1", "*.pt", "--to", str(tmp_path)).err.split())
-    assert "2 links are left out, the first is node-0/work/last.pt -> 5.pt" in said
+    assert "2 links left out, the first is node-0/work/last.pt -> 5.pt" in said
     assert below(tmp_path) == {"node-0/work/5.pt": b"weights"}

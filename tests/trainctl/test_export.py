@@ -21,7 +21,10 @@ from trainctl.__main__ import main
         (["export", "r1", "--to", "CODE"], "exists already: give a new folder"),
         (["export", "r1", "--to", "s3://b/x", "--dtype", "int8"], "it must be fp32, bf16 or fp16"),
         (["export", "../r1", "--to", "DIR"], "run name '../r1' is not usable"),
-        (["export", "r1", "--to", "DIR"], "was trained with ddp, whose model is whole"),
+        (
+            ["export", "r1", "--to", "DIR"],
+            "model is whole already: it is in s3://bucket/runs/r1/model; trainctl download r1",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_exported_starts_nothing(

@@ -57,7 +57,7 @@ REFUSED: list[tuple[list[str], str]] = [
     # What the bucket has of the run.
     ([*SUBMIT, "--run", "done"], "run 'done' is already complete; --overwrite starts it afresh"),
     ([*SUBMIT, "--run", "other"], "run 'other' was trained with recipe 'fsdp'"),
-    ([*SUBMIT, "--run", "half", "--epochs", "9"], "epochs: the run has 8, now 9"),
+    ([*SUBMIT, "--run", "half", "--epochs", "9"], "--epochs: the run has 8, now 9"),
     # Help of a recipe is that of training.launch, whose other options a job does not have.
     ([*SUBMIT, "--help"], "trainctl settings ddp shows the settings, and trainctl submit --help"),
     (["submit", "fsdp", "--lr", "1", "-h"], "-h after a recipe: trainctl settings fsdp shows"),

@@ -83,7 +83,7 @@ def test_what_a_resumed_run_may_change_is_not_reported() -> None:
 def test_what_a_resumed_run_must_keep_is_named_with_both_values() -> None:
     recorded = config(global_batch=64).to_json()
     found = differences(recorded, config(global_batch=64, seed=1, epochs=3))
-    assert found == ["epochs: the run has 10, now 3", "seed: the run has 0, now 1"]
+    assert found == ["--epochs: the run has 10, now 3", "--seed: the run has 0, now 1"]
 
 
 @pytest.mark.parametrize("made", [config, fsdp])

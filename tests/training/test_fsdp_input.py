@@ -88,6 +88,14 @@ def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> 
     assert inputs.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
 
 
+def test_a_model_that_is_not_there_is_noticed_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fsdp", "--local", "--storage", str(tmp_path), "--model", "./nope"]
+    assert launch.main(arguments) == exits.BAD_INPUT
+    assert capsys.readouterr().err == "error: model folder ./nope does not exist\n"
+
+
 def test_a_run_does_not_go_on_with_another_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +105,7 @@ def test_a_run_does_not_go_on_with_another_model(
     settings, _ = launch.configured(command.parse(arguments))
     (folder / runs.CONFIG_FILE).write_text(json.dumps(settings.to_json()))
     assert launch.main([*arguments, "--model", "new:160m"]) == exits.BAD_INPUT
-    assert "model: the run has 'new:tiny', now 'new:160m'" in capsys.readouterr().err
+    assert "--model: the run has 'new:tiny', now 'new:160m'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def test_resuming_with_other_settings_names_each_difference(
     before = (elsewhere / "runs" / "mine" / "config.json").read_bytes()
     err = refused([*LOCAL, "--run", "mine", "--lr", "0.01", "--seed", "4"], capsys)
     assert "lr:" not in err  # which may change
-    assert "seed: the run has 0, now 4" in err
-    assert "epochs: the run has 9" in err
+    assert "--seed: the run has 0, now 4" in err
+    assert "--epochs: the run has 9" in err
     assert "--overwrite" in err
     assert (elsewhere / "runs" / "mine" / "config.json").read_bytes() == before
 

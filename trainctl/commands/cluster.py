@@ -77,7 +77,7 @@ def up(
     now = {node: services[node].wanted for node in NODES}
     wanted = {nodes.HEAD: 1, nodes.WORKER: num_nodes}
     if now == wanted:
-        output.say(f"Already requested: a head, {_worker_nodes(num_nodes)}.")
+        output.say(f"Already requested: a head, {counted(num_nodes, 'worker node')}.")
     else:
         check_images(deployment)
         output.say(f"{_described(shape, num_nodes)}\n{_price(deployment, num_nodes)}")
@@ -161,7 +161,8 @@ def waiting_for(
         missing = counted(expected.num_nodes - started, "host")
         return f"waiting for {missing} ({', '.join(sorted(hosts))})"
     if pulling := [task for task in tasks if task.status != "RUNNING"]:
-        return f"waiting for {len(pulling)} of {len(tasks)} nodes to pull the image and start"
+        num_nodes = counted(len(tasks), "node")
+        return f"waiting for {len(pulling)} of {num_nodes} to pull the image and start"
     if size is None:
         return "waiting for Ray on the head"
     if size != expected:
@@ -282,7 +283,7 @@ def _release(deployment: Deployment) -> str:
     except (CliError, ClientError, BotoCoreError) as error:
         output.say(f"The hosts were not terminated at once: {explained(error)}")
         return "Empty hosts terminate within about ten minutes"
-    return f"{count} empty host{'' if count == 1 else 's'} terminated"
+    return f"{counted(count, 'empty host')} terminated"
 
 
 def _ending(deployment: Deployment) -> list[Task]:
@@ -329,9 +330,9 @@ def status(
         for task in tasks
     ]
     output.print_table(["node", "task", "status", "health", "address", "since"], rows)
-    wanted = services[nodes.WORKER].wanted
+    wanted, tag = services[nodes.WORKER].wanted, deployment.shape.image_tag
     output.print_text(
-        f"\nwanted: a head, {_worker_nodes(wanted)}; images: {deployment.shape.image_tag}\n"
+        f"\nwanted: a head, {counted(wanted, 'worker node')}; images: {tag}\n"
         f"Ray:    {_sized(size)}\n"
         f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
     )
@@ -391,19 +392,12 @@ def _described(shape: Shape, num_nodes: int) -> str:
     """The hosts of a cluster and its images."""
     hosts = [f"head on {shape.head.name}{', trains too' if shape.head_trains else ''}"]
     if num_nodes:
-        hosts.append(f"{_worker_nodes(num_nodes)} on {shape.worker.name}")
+        hosts.append(f"{counted(num_nodes, 'worker node')} on {shape.worker.name}")
     return f"{'; '.join(hosts)}; images: {shape.image_tag}"
 
 
-def _worker_nodes(count: int) -> str:
-    return f"{count} worker node{'' if count == 1 else 's'}"
-
-
 def _sized(size: ClusterSize | None) -> str:
-    if size is None:
-        return "nothing yet"
-    nodes, cpus = counted(size.num_nodes, "node"), counted(size.num_cpus, "CPU")
-    return f"{nodes}, {cpus}, {counted(size.num_gpus, 'GPU')}"
+    return size.words if size else "nothing yet"
 
 
 def _age(since: datetime | None) -> str:

@@ -10,6 +10,7 @@ from contract import exits
 from contract import outputs as stack_outputs
 from contract.errors import InputError
 from contract.instance_types import FileSystem
+from contract.text import counted
 from trainctl import checkout_settings, checks, laptop, output
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
@@ -46,12 +47,11 @@ def doctor(
         rows = [[check.state, check.what, check.found] for check in found]
         output.print_table(["state", "what", "found"], rows, prose=["found"])
         for check in found:
-            if check.state != "ok" and check.fix:
+            if check.fix:
                 output.print_text(f"\n{check.what}: {check.found}\n  {check.fix}")
     bad = sum(check.state == "bad" for check in found)
     unknown = sum(check.state == "unknown" for check in found)
-    failed = f"{bad} check{'' if bad == 1 else 's'} failed."
-    said = [failed if bad else "All checks passed."]
+    said = [f"{counted(bad, 'check')} failed." if bad else "All checks passed."]
     if unknown:
         said.append(f"{unknown} could not be made.")
     output.say(" ".join(said))
@@ -109,6 +109,12 @@ def look(
         yield from _before(place, given, missing=(), there=shape.shared)
         return
 
+    own = checks.of_a_deployment(place, deployment)
+    if deployment.is_local:
+        yield from checks.run(own)
+        yield Check("account and hosts", "skipped", "a local AWS has no quotas, zones and roles")
+        return
+
     def zone() -> str:
         return account.zone(deployment.output(stack_outputs.SUBNET))
 
@@ -116,7 +122,7 @@ def look(
     yield from checks.run(
         {
             "plug-in": laptop.plugin,
-            **checks.of_a_deployment(place, deployment),
+            **own,
             **checks.of_hosts(place, shape, zone, context=context, is_deployed=True),
         }
     )

@@ -1,11 +1,11 @@
-"""``trainctl download``: fetch the files that a run's program wrote."""
+"""``trainctl download``: fetch a run's model, or the files that its program wrote."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from contract.text import counted
+from contract.text import byte_size, counted
 from trainctl import downloads, output
 from trainctl.aws.deployment import Deployment
 from trainctl.options import Profile, Region, RunName
@@ -31,9 +31,10 @@ def download(
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """Fetch the files that a run's program wrote: DIR/node-N/work, DIR/node-N/output, DIR/ray.
+    """Fetch a run's files: DIR/model of a recipe; DIR/node-N/work, DIR/node-N/output and DIR/ray
+    of a program.
 
-    Also while its job is running: what has been copied so far.
+    Also while its job is running: what has been copied so far. The model of fsdp: trainctl export.
     """
     bucket = Deployment.find(profile=profile, region=region).bucket
     folder = Path(to or run)
@@ -49,6 +50,6 @@ def download(
         )
     for source in sorted({each.source for each in found}):
         of_source = [each for each in found if each.source == source]
-        size = sum(each.size for each in of_source) / 2**20
-        output.say(f"{source}: {counted(len(of_source), 'file')}, {size:,.1f} MiB")
+        size = byte_size(sum(each.size for each in of_source))
+        output.say(f"{source}: {counted(len(of_source), 'file')}, {size}")
     output.print_text(str(folder))

@@ -103,19 +103,20 @@ def weights_folder(model: str, *, runs: str) -> Path:
 
 
 def check_weights(model: str, *, runs: str) -> None:
-    """Look whether a model has weights, before anything is downloaded or started.
+    """Look whether a model is there and has weights, before they and PyTorch are loaded.
 
-    Where that cannot be found out now, such as without a way to the Hub, it is left to
-    ``weights_folder``.
+    For runs in a bucket, whether it is there is left to ``weights_folder``.
 
     Raises:
-        InputError: it has none that can be used.
+        InputError: there is none, or it has none that can be used.
     """
     names: list[str] | None = None
     if (path := Path(model).expanduser()).is_dir():
         names = [each.name for each in path.iterdir()]
     elif "://" not in model and not is_new(model):
         copy = _shared_copy(model, _MODEL_FILES, runs=runs)
+        if copy is None:
+            _folder(model, (CONFIG_FILE,), runs=runs, what="model")
         if copy is None or not storage.exists(storage.join(copy, _COMPLETE)):
             names = hub.names(model)
     if names is not None and not is_new(model):
@@ -144,14 +145,14 @@ def tokenizer_file(tokenizer: str, model: str, *, runs: str) -> Path:
         tokenizer: a file, a folder, an ``s3://`` folder, a Hub id, ``bytes``, or empty: the
             model's own, and bytes for a new model.
     """
-    if not tokenizer:
-        tokenizer = BYTES if is_new(model) else model
+    what = "tokenizer" if tokenizer else "model"
+    tokenizer = tokenizer or (BYTES if is_new(model) else model)
     if tokenizer == BYTES:
         return _byte_tokenizer()
     path = Path(tokenizer).expanduser()
     if path.is_file():
         return path
-    folder = _folder(tokenizer, _TOKENIZER_FILES, runs=runs, what="tokenizer")
+    folder = _folder(tokenizer, _TOKENIZER_FILES, runs=runs, what=what)
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise InputError(

@@ -116,12 +116,12 @@ class Recipe:
         return function
 
     def look_at(self, config: RunConfig) -> None:
-        """Check cheaply, before anything starts, whether the data is there.
+        """Check cheaply, before anything starts, whether the data and the model are there.
 
         Raises:
-            InputError: it is not.
+            InputError: one is not.
         """
-        if self.inputs and config.data != self.built_in_data:
+        if self.inputs and (self.is_planned or config.data != self.built_in_data):
             import_module(self.inputs).look_at(config)
 
     def prepare(self, config: RunConfig, report: Report | None = None) -> RunConfig:
@@ -172,9 +172,10 @@ class Recipe:
         """
         if self.model is Model.FOLDER:
             model = runs.RunPaths(run_uri).model
-            how = f"aws s3 cp --recursive {model}/ DIR" if "://" in model else f"it is in {model}"
+            how = f"; trainctl download {run} fetches it" if "://" in model else ""
             raise InputError(
-                f"run {run!r} was trained with {self.name}, whose model is whole already: {how}"
+                f"run {run!r} was trained with {self.name}, whose model is whole already: it is in "
+                f"{model}{how}"
             )
         if self.model is Model.NONE:
             raise InputError(

@@ -248,7 +248,7 @@ def differences(recorded: Mapping[str, object], wanted: RunConfig) -> list[str]:
         if not field.metadata["same_on_resume"] or name not in recorded:
             continue
         if recorded[name] != value:
-            found.append(f"{name}: the run has {recorded[name]!r}, now {value!r}")
+            found.append(f"{option_name(name)}: the run has {recorded[name]!r}, now {value!r}")
     return found
 
 

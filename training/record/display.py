@@ -192,7 +192,7 @@ def _start_line(event: Start) -> str:
     figures = [
         f"{event.parameters:,} parameters" if event.parameters else "",
         f"{counted(event.world_size, 'worker')} on {event.device}{precision}",
-        f"{event.total_steps:,} steps{batch}",
+        f"{counted(event.total_steps, 'step')}{batch}",
     ]
     return (
         f"{f'resuming at step {event.step:,}' if event.resumed else how}: "

@@ -212,7 +212,7 @@ def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]
     """Continuations of each prompt, and when they were made."""
     by_prompt: dict[str, list[tuple[str, str]]] = {}
     for sample in samples:
-        when = f"after {sample.step:,} steps" if sample.step else "before training"
+        when = f"after {counted(sample.step, 'step')}" if sample.step else "before training"
         by_prompt.setdefault(sample.prompt, []).append((when, sample.text))
     return [*by_prompt.items()]
 

@@ -15,10 +15,11 @@ from training.system import storage
 
 
 def look_at(config: FsdpConfig) -> None:
-    """Check that a local file or folder is there; what is remote is left to ``prepare``.
+    """Check that local files and folders and the model are there; remote text is left to
+    ``prepare``.
 
     Raises:
-        InputError: it is not.
+        InputError: one is not.
     """
     for place in mixture.places_of(config.data):
         if "://" in place or catalog.find(place) or place == PYTHON_HELP:
@@ -28,6 +29,7 @@ def look_at(config: FsdpConfig) -> None:
                 f"text {place} does not exist: give --data a file, a folder or an address; "
                 f"{catalog.by_name(Path(place).name)}"
             )
+    check_weights(config.model, runs=config.storage)
 
 
 def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
@@ -36,7 +38,6 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     Raises:
         InputError: text or tokenizer cannot be used, or the run has been trained on others.
     """
-    check_weights(config.model, runs=config.storage)
     template = config.chat_template
     if template and not storage.is_s3(template):  # workers run in another folder
         config = replace(config, chat_template=str(Path(template).expanduser().absolute()))
