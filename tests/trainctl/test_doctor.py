@@ -195,7 +195,7 @@ def test_settings_are_read_as_the_app_reads_them(
     )
     code, found = looked(capsys, "-c", "max_workers=1000")
     assert (code, bad(found)) == (exits.FAILED, {"settings"})
-    assert "max_workers is 1000: it must be 1 to 64" in found["settings"]["found"]
+    assert "max_workers is 1000: it must be 1 to 128" in found["settings"]["found"]
     code, found = looked(capsys, "-c", "region=eu-west-3")
     assert found["credentials"]["found"].endswith("eu-west-3")
     assert (
