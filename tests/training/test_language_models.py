@@ -319,6 +319,6 @@ def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:
     lora.add(model, rank=2, targets="v_proj, up_proj")
     trained = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
     assert trained == {"v_proj", "up_proj"}
-    language_models.keep_frozen_in_bf16(model)
+    language_models.keep_in_bf16(model, only_frozen=True)
     kinds = {(each.requires_grad, each.dtype) for each in model.parameters()}
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}

@@ -106,7 +106,7 @@ def test_a_product_keeps_the_packed_matrix_for_its_backward_pass() -> None:
 
 def test_frozen_weights_take_the_memory_that_is_planned() -> None:
     model: Any = quantized("qwen3")
-    language_models.keep_frozen_in_bf16(model)
+    language_models.keep_in_bf16(model, only_frozen=True)
     frozen = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
     trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
     shape = ModelShape.from_config(model.config.to_dict())

@@ -1,22 +1,20 @@
 """Models and tokenizers are found wherever they are said to be; where they are not, the error says
-what to do. The Hugging Face Hub is a server on loopback that answers as the real one does."""
+what to do."""
 
 import io
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from contract.errors import InputError
 from tests.conftest import ROOT
+from tests.training import loopback_hub
 from training.models import pretrained
 from training.system import storage
 
@@ -38,8 +36,6 @@ def pickled() -> bytes:
     return content.getvalue()
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONVERTED_COMMIT = COMMIT[::-1]
 FILES = {
     "config.json": json.dumps({"model_type": "gpt_neox", "hidden_size": 64}).encode(),
     "model.safetensors": b"weights",
@@ -70,65 +66,12 @@ REPOSITORIES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """owner/open and owner/texts are there, owner/gated wants a permission, nothing else is
-    known."""
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        path = self.path.partition("?")[0]
-        for api, (place, files) in REPOSITORIES.items():
-            converted = CONVERTED.get(api, {})
-            if path.startswith(api):
-                commit = COMMIT
-                if "refs%2Fconvert%2Fparquet" in path or CONVERTED_COMMIT in path:
-                    files, commit = converted, CONVERTED_COMMIT
-                tree = [
-                    {"type": "file", "path": name, "size": len(files[name]), "oid": "0" * 40}
-                    for name in files
-                ]
-                siblings = [{"rfilename": name, "size": len(files[name])} for name in files]
-                info = {"id": api.partition("s/")[2], "sha": commit, "siblings": siblings}
-                answer = tree if "/tree/" in path else info
-                self._send(200, json.dumps(answer).encode(), with_body)
-                return
-            for commit, content in ((COMMIT, files), (CONVERTED_COMMIT, converted)):
-                name = path.removeprefix(f"{place}/resolve/{commit}/")
-                if name in content:
-                    tag = {"ETag": f'"{name}"', "X-Repo-Commit": commit}
-                    self._send(200, content[name], with_body, **tag)
-                    return
-        if "owner/gated" in path:
-            self._send(403, b"{}", with_body, **{"X-Error-Code": "GatedRepo"})
-        else:
-            self._send(401, b"{}", with_body, **{"X-Error-Code": "RepoNotFound"})
-
-    def _send(self, code: int, body: bytes, with_body: bool, **headers: str) -> None:
-        self.send_response(code)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, *_arguments: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    """owner/open and owner/texts are there, owner/gated wants a permission, nothing else is
+    known."""
+    with loopback_hub.serve(REPOSITORIES, CONVERTED) as address:
+        yield address
 
 
 def asked(models: list[str], hub: str, tmp_path: Path, runs: str = "runs") -> list[str]:

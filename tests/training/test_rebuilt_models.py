@@ -10,13 +10,15 @@ import torch
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from contract.errors import InputError
 from tests.conftest import ROOT
 from training import export, generate
 from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
-from training.models import model_weights
+from training.models import language_models, model_weights, pretrained
+from training.models.language_models import WithLoss
 from training.models.model_weights import SINGLE_FILE
 from training.recipes.fsdp import inputs
-from training.recipes.fsdp.model import build, describe, fill
+from training.recipes.fsdp.model import build, describe, fill, rebuild
 from training.recipes.fsdp.settings import FsdpConfig
 from training.system import storage
 
@@ -72,3 +74,43 @@ def checkpoint(folder: Path, text: str, place: str) -> Found:
 
 def exported(found: Found, to: Path) -> bytes:
     return (Path(export.export(found, str(to))) / SINGLE_FILE).read_bytes()
+
+
+CONFIG = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="text", model="new:tiny")
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "error", "message"),
+    [
+        (12, InputError, r"need 12\.8 GiB, and 12\.0 are free on NVIDIA T4: use"),
+        (13, RuntimeError, "it is loaded"),
+    ],
+    ids=["less", "enough"],
+)
+def test_a_model_that_does_not_fit_the_gpu_is_refused_before_it_is_loaded(
+    free_gib: int, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise RuntimeError("it is loaded")
+
+    shape = pretrained.model_config("new:6.9b", runs="/s").to_dict()
+    monkeypatch.setattr(model_weights, "allocate", load)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA T4")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_gib * 2**30, 15 * 2**30))
+    with pytest.raises(error, match=message):
+        rebuild(CONFIG.to_json(), shape, torch.device("cuda"))
+
+
+def test_a_model_in_bf16_predicts_what_it_does_in_fp32() -> None:
+    shape = pretrained.model_config(CONFIG.model, runs="/s", vocab_size=256).to_dict()
+    tokens = torch.arange(20).unsqueeze(0)
+    found = []
+    for is_bf16 in (False, True):
+        model: Any = rebuild(CONFIG.to_json(), shape, torch.device("cpu"))
+        if is_bf16:
+            language_models.keep_in_bf16(model, only_frozen=False)
+        with torch.no_grad():
+            found.append(WithLoss(model)(tokens, predict=True))
+    in_fp32, in_bf16 = found
+    assert torch.allclose(in_fp32, in_bf16, atol=0.02)
+    assert not torch.equal(in_fp32, in_bf16)

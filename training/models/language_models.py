@@ -391,11 +391,11 @@ def _have_ended(continuations: Tensor, stops: Sequence[int]) -> bool:
     return bool(ends.any(dim=1).all())
 
 
-def keep_frozen_in_bf16(model: nn.Module) -> None:
-    """Keep weights that are not trained in bf16, for a model that computes in it: no update would
-    need more. The model is on the meta device, without memory yet."""
+def keep_in_bf16(model: nn.Module, *, only_frozen: bool) -> None:
+    """Keep weights in bf16, for a model that computes in it: those that are not trained, because no
+    update needs more, or all. The model is on the meta device, without memory yet."""
     for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
+        if parameter.is_floating_point() and not (only_frozen and parameter.requires_grad):
             parameter.data = parameter.data.to(torch.bfloat16)
 
 

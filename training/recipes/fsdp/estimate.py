@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
 from training.models import language_models, lora, nf4
 from training.models.estimates import GIB, Setup, differences, make, smaller
@@ -61,3 +62,21 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
         f"by the arithmetic of training.plan this needs {found.memory.total / GIB:.1f} GiB of each "
         f"GPU, and {found.available / GIB:.1f} are free: "
     ) + (f"{differences(setup, remedies[0])} would fit" if remedies else "give more --workers")
+
+
+def check_fits(model: nn.Module, free: int, gpu_name: str) -> None:
+    """Fail if a model's weights, not yet loaded, need more than the free memory of one GPU.
+
+    Args:
+        model: on the meta device.
+        free: in bytes.
+
+    Raises:
+        InputError: they do.
+    """
+    needed = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    if needed > free:
+        raise InputError(
+            f"the weights need {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free on {gpu_name}:"
+            " use a larger GPU, or the CPU (CUDA_VISIBLE_DEVICES='')"
+        )

@@ -100,7 +100,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 worker.emit(Warned(message=tight))
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     if use_bf16:
-        language_models.keep_frozen_in_bf16(model)
+        language_models.keep_in_bf16(model, only_frozen=True)
     language_models.recompute(model, config.recompute)
     if config.compile:
         machine.check_compiler("--compile")

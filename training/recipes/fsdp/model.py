@@ -16,7 +16,7 @@ from training.models import (
     pretrained,
     serving,
 )
-from training.recipes.fsdp import inputs
+from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.settings import PACKED_BITS, FsdpConfig
 
 
@@ -82,17 +82,23 @@ def fill(model: nn.Module, config: FsdpConfig) -> None:
 def rebuild(
     settings: Mapping[str, object], model_config: Mapping[str, object], device: torch.device
 ) -> nn.Module:
-    """A run's model before training, for one process, wherever and however it was trained.
+    """A run's model before training, for one process, wherever and however it was trained. On a GPU
+    its weights are in bf16, which takes half the memory.
 
     Args:
         model_config: from the ``config.json`` of a checkpoint. The training text, whose tokenizer
             set the size of the vocabulary, may no longer exist.
 
     Raises:
-        InputError: the model that the run starts from is no longer available.
+        InputError: the model that the run starts from is no longer available, or is too large for
+            the GPU.
     """
     config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
     model, _ = _built(config, pretrained.config_of(model_config, model=config.model))
+    if device.type == "cuda":
+        language_models.keep_in_bf16(model, only_frozen=False)
+        free, _ = torch.cuda.mem_get_info(device)
+        estimate.check_fits(model, free, torch.cuda.get_device_name(device))
     model_weights.allocate(model, device)
     fill(model, config)
     return model
