@@ -2,7 +2,9 @@
 only."""
 
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from rehearsal.ministack import (
     calls,
@@ -13,7 +15,7 @@ from rehearsal.ministack import (
     step_functions,
     validation,
 )
-from rehearsal.ministack.internals import ssm
+from rehearsal.ministack.internals import s3, ssm
 
 ECS_IMAGES = "/aws/service/ecs/optimized-ami"
 ECS_IMAGE_ID = "ami-0ec50000000000001"
@@ -22,6 +24,9 @@ ECS_IMAGE_FAMILIES = ("amazon-linux-2023", "amazon-linux-2023/gpu")
 
 def install() -> None:
     """Give the emulator what it lacks; ECS tasks as containers only where it is told a network."""
+    # Arrow sends the first with each upload, and the emulator's own takes 0.4 s for a MB.
+    checksums: Any = import_module("awscrt.checksums")
+    s3._crc64nvme, s3._crc32c = checksums.crc64nvme, checksums.crc32c
     cloudformation.install()
     logs.install_targets()
     logs.install_function_logs()
