@@ -59,7 +59,7 @@ TRAINS = {
     "trainctl cluster down; trainctl submit ddp --nodes 2 --preset digits --follow",
     "trainctl plan fsdp --preset dolly --data tiny-shakespeare",
     "trainctl submit fsdp --preset dolly --data tiny-shakespeare --run dolly --follow",
-    "trainctl submit imagenet --data imagenet-400 --nodes 1:4 --run imagenet --follow",
+    "trainctl submit imagenet --data s3://BUCKET/datasets/imagenet-400 --nodes 1:4 --run imagenet",
     "trainctl submit fsdp --model Qwen/Qwen3-4B --recompute full --data chats --run chats --follow",
     "trainctl submit fsdp --preset lora --model Qwen/Qwen3-8B --data chats --run adapters --follow",
 }
