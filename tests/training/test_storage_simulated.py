@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -366,6 +367,8 @@ class Head(Actor):
         self.life, self.number, self.alive_at = life, number, life.now
         self.ranks: list[Ranks] = []
         self.told: set[int] = set()
+        self.waiting: list[Any] = []
+        """Events that it has not taken, or not to the end."""
 
     def begin(self) -> None:
         life = self.life
@@ -439,24 +442,29 @@ class Head(Actor):
             self.is_dead = True
 
     def tell(self, *events: Any) -> None:
-        """Take events, if the command is there."""
+        """Take events, if the command is there; after those before them, as it has one thread."""
         life = self.life
-        life.is_record_synced = False
-        try:
-            life.act(self, lambda: self.record.handle(*events))
-        except OSError as error:
-            life.note(f"{self.name} cannot read its record: {error}")
-            self.is_dead = True
-        self.told |= {event.step for event in events if isinstance(event, Step)}
-        is_safe = life.in_s3 or life.is_record_synced
-        if is_safe and self.has_written and self.lease.is_sure():
-            life.recorded |= self.told
+        self.waiting += [events]
+        if len(self.waiting) > 1:
+            return
+        while self.waiting:
+            life.is_record_synced = False
+            try:
+                life.act(self, partial(self.record.handle, *self.waiting[0]))
+            except OSError as error:
+                life.note(f"{self.name} cannot read its record: {error}")
+                self.is_dead = True
+            self.told |= {event.step for event in self.waiting.pop(0) if isinstance(event, Step)}
+            is_safe = life.in_s3 or life.is_record_synced
+            if is_safe and self.has_written and self.lease.is_sure():
+                life.recorded |= self.told
 
     @property
     def has_written(self) -> bool:
         """Whether all of its record is in storage."""
         kept = self.record
-        return not (kept._unsent or kept._lines or kept._is_anew or self.is_dead)
+        is_behind = kept._unsent or kept._lines or kept._is_anew or self.waiting
+        return not (is_behind or self.is_dead)
 
 
 class Ranks(Actor):
