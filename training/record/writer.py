@@ -438,6 +438,8 @@ class RunRecord:
                     file.write(content)
             self._lines, self._is_anew = [], False
 
+        if not (self._in_s3 or self._is_sure()):
+            return  # the run's own folder may be another process's by now
         if self._lines or self._is_anew:
             self._on_disk(write)
             self._note_lines()
