@@ -8,6 +8,7 @@ Another command's output becomes a picture by ``python .ci/pictures.py NAME COMM
 import html
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -73,11 +74,13 @@ def report(run: Path) -> str:
     )
 
 
-def terminal(command: list[str], title: str) -> str:
-    """What a command prints where no one can be asked, as on a terminal."""
+def terminal(name: str, command: list[str]) -> None:
+    """Draw what a command prints where no one can be asked, as on a terminal."""
     shown = subprocess.run(
         command,
         cwd=ROOT,
+        # Inside `make pictures`, another make would print its folder.
+        env={key: value for key, value in os.environ.items() if "MAKE" not in key},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,18 +90,18 @@ def terminal(command: list[str], title: str) -> str:
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(Text.from_ansi(shown.rstrip()))
     # Without rich's fonts, which a page would fetch from elsewhere.
-    drawn = console.export_svg(title=title, unique_id=title.split()[-1])
-    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    drawn = console.export_svg(title=" ".join(command), unique_id=name)
+    without_fonts = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    IMAGES.joinpath(f"{name}.svg").write_text(without_fonts)
 
 
 def main(arguments: list[str]) -> None:
     """Draw one command's output, or all the pictures that need no AWS."""
     if arguments:
-        name, *command = arguments
-        IMAGES.joinpath(name).write_text(terminal(command, " ".join(command)))
+        terminal(arguments[0], arguments[1:])
         return
     IMAGES.joinpath("architecture.svg").write_text(architecture())
-    IMAGES.joinpath("demo.svg").write_text(terminal(["make", "demo"], "make demo"))
+    terminal("demo", ["make", "demo"])
     IMAGES.joinpath("report.svg").write_text(report(RUN))
 
 

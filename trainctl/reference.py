@@ -56,25 +56,17 @@ def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield " ".join(words), command
 
 
-def wrapped(paragraph: str) -> str:
-    """As prose in the other pages is wrapped."""
-    words = " ".join(paragraph.split())
-    return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def item(text: str) -> str:
-    """An item of a list, wrapped as prose is."""
-    return (
-        textwrap.fill(
-            text,
-            100,
-            initial_indent="* ",
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        + "\n"
+def wrapped(text: str, bullet: str = "") -> str:
+    """As prose in the other pages is wrapped; with ``bullet``, an item of a list."""
+    filled = textwrap.fill(
+        " ".join(text.split()),
+        100,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+    return filled + "\n"
 
 
 def described(words: str, command: Any, shared: dict[str, str]) -> str:
@@ -99,7 +91,7 @@ def described(words: str, command: Any, shared: dict[str, str]) -> str:
             long_name = re.search(r"--[\w-]+", name)
             same.append(f"`{long_name[0] if long_name else name}`")
             continue
-        rows.append(item(f"`{name}`: {text}"))
+        rows.append(wrapped(f"`{name}`: {text}", "* "))
     if same:
         lines += [wrapped(f"As for `trainctl submit`: {', '.join(same)}.")]
     if rows:
@@ -123,7 +115,7 @@ def settings_page() -> str:
     for name, meaning in documented(Settings).items():
         values = [context[name]] if name in context else [each[name] for each in presets.values()]
         shown = ", ".join(str(value).lower() for value in values)
-        lines.append(item(f"`{name}` ({shown or 'empty'}): {meaning}"))
+        lines.append(wrapped(f"`{name}` ({shown or 'empty'}): {meaning}", "* "))
     known: dict[str, tuple[object, str]] = {}
     for recipe in recipes.ALL:
         names = [*recipe.presets]
@@ -138,7 +130,7 @@ def settings_page() -> str:
             options = ", ".join(f"`{option}`" for option in same)
             lines.append(wrapped(f"As for `{recipes.ALL[0].name}`: {options}.") + "\n")
         lines += [
-            item(f"`{option}` ({default}): {text}".replace(" ():", " (empty):"))
+            wrapped(f"`{option}` ({str(default) or 'empty'}): {text}", "* ")
             for option, (default, text) in rows.items()
             if option not in same
         ]
@@ -147,19 +139,17 @@ def settings_page() -> str:
 
 
 def documented(kind: type) -> dict[str, str]:
-    """Field of a class -> the docstring under it."""
+    """Field of a dataclass -> the docstring under it."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(definition, ast.ClassDef)
-    fields: list[str] = []
     found: dict[str, str] = {}
+    name = ""
     for each in definition.body:
         match each:
             case ast.AnnAssign(target=ast.Name(id=name)):
-                fields.append(name)
-            case ast.Expr(value=ast.Constant(value=str(text))) if fields:
-                for name in fields:
-                    found[name] = " ".join(text.replace("``", "`").split())
-                fields = []
+                pass
+            case ast.Expr(value=ast.Constant(value=str(text))) if name:
+                found[name] = text.replace("``", "`")
     return found
 
 
