@@ -43,8 +43,8 @@ RUN_TASK_MOST: Final = 10  # tasks that ECS starts in a call
 DESCRIBE_MOST: Final = 100
 #: botocore repeats what was throttled, timed out or answered with a server's error, after waits
 #: that double, and sends the same body again: RunTask with its client token starts nothing twice.
-#: What can never succeed, such as wrong parameters or missing credentials, it does not repeat.
-#: All of them, each without an answer, take less than Ray waits (``times.NODE_ASKED_S``): it would
+#: It does not repeat what can never succeed: wrong parameters, missing credentials.
+#: All attempts, each without an answer, take less than Ray waits (``times.NODE_ASKED_S``): it would
 #: ask once more, with another token.
 _RETRIES: Final = Config(
     connect_timeout=10, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 6}
@@ -59,7 +59,7 @@ class ProviderConfig(TypedDict):
     cluster: str
     """ECS cluster, name or ARN."""
     job: str
-    """Of the tasks: their ``startedBy``, at most 36 characters."""
+    """ID of the job: ``startedBy`` of its tasks, at most 36 characters."""
     head: str
     """ARN of the head's own task."""
     task_definition: str
@@ -165,7 +165,7 @@ class EcsNodeProvider(NodeProvider):
         return self.internal_ip(node_id)
 
     def _listed(self) -> list[str]:
-        # Those that should run; startedBy must be the only filter.
+        # Tasks that should run; startedBy must be the only filter.
         pages = self._ecs.get_paginator("list_tasks").paginate(
             cluster=self._settings["cluster"], startedBy=self._settings["job"]
         )
@@ -320,12 +320,12 @@ def lambda_client() -> "LambdaClient":
 
 
 def _has_ended(task: "TaskTypeDef") -> bool:
-    """Whether a task is over, or told to be: it no longer counts, and cannot be restarted."""
+    """True if a task has stopped or was told to: it no longer counts, and cannot be restarted."""
     return task.get("lastStatus") == "STOPPED" or task.get("desiredStatus") == "STOPPED"
 
 
 def _bad_host(task: "TaskTypeDef") -> bool:
-    """Whether it ended because its host is not fit: it says so, or ECS does where it never ran."""
+    """True if it ended because its host is not fit: it reports that, or ECS where it never ran."""
     return any(
         ending(
             stop_code=task.get("stopCode", ""),

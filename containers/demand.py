@@ -20,7 +20,7 @@ from contract.text import counted
 POLL_S: Final = 3.0
 #: A program may ask, give up and ask for less; what it asks for this long, it means.
 MEANT_S: Final = 15.0
-#: Until a program has asked for anything; Ray is imported after this, not while the job starts.
+#: Delay of the first look at demand, so that Ray is not imported while the job starts.
 FIRST_LOOK_S: Final = 5.0
 #: What a job's order says of a node's size. A program that asks for memory, or for resources of its
 #: own, that no node has waits for them, as on any cluster of Ray.
@@ -37,16 +37,16 @@ class Request:
     bundles: tuple[Resources, ...]
     """Each is on one node; only CPUs and GPUs are compared."""
     strategy: str = ""
-    """Of a placement group, as Ray names it; empty for a task or an actor."""
+    """Strategy of a placement group, as Ray names it; empty for a task or an actor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """All that a job can have at a time, with nothing running on it."""
+    """Resources that a job can have at a time, with nothing running on them."""
 
     head: Resources
     worker: Resources
-    """Of each worker node."""
+    """Resources of each worker node."""
     workers: int
     """Worker nodes at most."""
 
@@ -57,16 +57,16 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What Ray reports at a moment."""
+    """Ray's report at a moment."""
 
     requests: tuple[Request, ...]
     idle_s: tuple[float, ...]
-    """Of each live worker node: how long it has had nothing to do; 0 while it works."""
+    """Seconds that each live worker node has been idle; 0 while it works."""
 
 
 def impossible(request: Request, capacity: Capacity) -> str | None:
-    """Why a job can never fulfill a request, in words; None where it can, or might: of bundles that
-    differ, each kind is counted as if it were the only one."""
+    """Reason why a job can never fulfill a request, in words; None where it can, or might: of
+    bundles that differ, each kind is counted as if it were the only one."""
     bundles = [{k: v for k, v in each.items() if k in _OF_SIZE and v} for each in request.bundles]
     nodes = capacity.nodes
     if request.strategy in ("", "STRICT_PACK"):
@@ -86,7 +86,7 @@ def impossible(request: Request, capacity: Capacity) -> str | None:
 
 
 def _times(bundle: Resources, node: Resources) -> int:
-    """How often a bundle fits on an idle node."""
+    """Number of copies of a bundle that fit on an idle node."""
     # A little more than nothing: thirds of a GPU do not add up to one.
     fits = [math.floor(node[name] / wanted + 1e-6) for name, wanted in bundle.items() if wanted]
     return min(fits, default=1_000_000)
@@ -108,7 +108,7 @@ class Reader:
         self._messages: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
 
     def __call__(self) -> Seen:
-        """What Ray reports now. Raises Ray's own errors where it does not answer."""
+        """Read Ray's report now. Raises Ray's own errors where it does not answer."""
         reply = self._messages.GetClusterResourceStateReply()
         reply.ParseFromString(self._client.get_cluster_resource_state())
         return parse(reply.cluster_resource_state)
@@ -146,7 +146,7 @@ class Watch:
         self._capacity = capacity
         self._since: dict[str, float] = {}
         self.reason = ""
-        """Why the program can never have what it asks for; empty while it can."""
+        """Reason why the program can never have what it asks for; empty while it can."""
         self.idle_s: tuple[float, ...] = ()
 
     def run(self, address: str, ended: threading.Event) -> None:

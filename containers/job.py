@@ -46,7 +46,7 @@ from contract.nodes import (
 )
 from contract.text import counted, listed
 
-#: Of things on this machine that cost next to nothing to look at.
+#: Poll interval for cheap local checks, in seconds.
 _POLL_S: Final = 0.1
 #: ``ray start --block`` looks at Ray's processes every second.
 _RAY_ENDS_S: Final = 3.0
@@ -55,16 +55,16 @@ _RAY_ENDS_S: Final = 3.0
 # --- decisions ------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What a head sees of its job at a moment."""
+    """Observations of a head about its job at a moment."""
 
     now: float
     """Unix time."""
     monotonic: float
-    """By the clock that only goes forward, in seconds."""
+    """Monotonic clock, in seconds."""
     num_workers: int | None
     """Worker nodes that Ray has; None until Ray is up."""
     ray_code: int | None = None
-    """Of a Ray that has ended by itself."""
+    """Exit code of a Ray that has ended by itself."""
     is_stopped: bool = False
     """The head was told to end."""
     is_replaced: bool = False
@@ -72,13 +72,13 @@ class Seen:
     is_unfit: bool = False
     """The head's own host cannot train."""
     demand: str = ""
-    """Why the program asks Ray for more than the job can have."""
+    """Reason why the program asks Ray for more than the job can have."""
     failure: str | None = None
-    """Why a worker node could not prepare."""
+    """Reason why a worker node could not prepare."""
 
 
 class Decisions:
-    """Whether a job may go on, from what its head has seen so far."""
+    """Decides if a job may continue, from its head's observations so far."""
 
     def __init__(self, spec: JobSpec, deadline: float, began: float) -> None:
         """
@@ -90,18 +90,18 @@ class Decisions:
         # None while there are as many worker nodes as it needs.
         self._short_since: float | None = began
         self.capacity_at: float | None = None
-        """When there first were."""
+        """Time at which there first were enough, by the monotonic clock."""
 
     @property
     def early_s(self) -> int:
-        """How long before the deadline the command is told to end, in seconds; a recipe saves
+        """Seconds between the command's SIGTERM and the deadline; a recipe saves
         after it. A short job loses at most a quarter of its time."""
         spec = self._spec
         return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
 
     @property
     def waits(self) -> bool:
-        """Whether it lacks worker nodes that it needs. A recipe waits for those that it has lost
+        """True while it lacks worker nodes that it needs. A recipe waits for those that it has lost
         while the others are billed. A program may go on without them, and one on all nodes has its
         own patience (``containers.program.nodes``)."""
         has_lost = self.capacity_at is not None
@@ -350,7 +350,7 @@ class Job:
         return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _must_end(self) -> bool:
-        """Whether there is a reason to end, before the command runs; says it once."""
+        """True if there is a reason to end before the command runs; logs it once."""
         if self._ending is None:
             self._ending = self._reason_to_end()
         return self._ending is not None
@@ -421,7 +421,7 @@ class Job:
         return code
 
     def _has_lost_ray(self) -> bool:
-        """Whether Ray has ended, which a command may notice, and fail of, a moment earlier."""
+        """True if Ray has ended; the command may notice, and fail, a moment earlier."""
         until = self._clock.monotonic() + _RAY_ENDS_S
         while (code := self._ray.poll()) is None and self._clock.monotonic() < until:
             self._clock.sleep(_POLL_S)
@@ -430,7 +430,7 @@ class Job:
         return code is not None
 
     def _stop_s(self) -> int:
-        """How long the command may take to end, in seconds."""
+        """Seconds that the command may take to end."""
         if self._config.spec.recipe:
             return times.RECIPE_STOP_S  # it saves a checkpoint
         if self._config.spec.on == Placement.NODES:
@@ -467,7 +467,7 @@ class Job:
         return code
 
     def _failure_of_worker(self, now: float) -> str | None:
-        """Why a worker node that has not joined could not prepare; asks the bucket now and then."""
+        """Reason why a worker node could not prepare and join; asks the bucket now and then."""
         code = self._config.spec.code
         if not code or now < self._ask_worker_at:
             return None

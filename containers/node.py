@@ -48,7 +48,7 @@ PORTS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeConfig:
-    """What the task definition says of this node."""
+    """Settings of this node from the task definition."""
 
     kind: str
     """``head`` or ``worker``."""
@@ -59,9 +59,9 @@ class NodeConfig:
     num_gpus: int
     """GPUs the host has."""
     head_wait_s: float
-    """How long a worker waits for the head's port."""
+    """Seconds that a worker waits for the head's port."""
     spot: bool
-    """Whether hosts of workers are spot instances, so that the node watches for a notice."""
+    """True if hosts of workers are spot instances: the node then watches for a notice."""
     recipe: str = ""
     """The only one that is trained here, if that is known."""
     num_efa: int = 0
@@ -181,7 +181,7 @@ def ray_command(config: NodeConfig, address: str) -> list[str]:
 
 
 def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
-    """What Ray and the training processes below it inherit; a task definition may override it."""
+    """Environment of Ray and the training processes; a task definition may override it."""
     only_coordinates = config.kind == nodes.HEAD and config.num_cpus == 0
     return {
         nodes.ENV_NODE: config.kind,
@@ -227,7 +227,7 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
 
 
 def token_refused(head: str, token: str) -> str | None:
-    """Why the head does not accept ``token``; None when it does, or cannot say."""
+    """Reason why the head does not accept ``token``; None if it does, or cannot say."""
     connection = http.client.HTTPConnection(head, nodes.DASHBOARD_PORT, timeout=5)
     try:
         connection.request("GET", "/api/version", headers={"Authorization": f"Bearer {token}"})
@@ -372,7 +372,7 @@ class Node:
                 ray.kill()
 
     def _head_is_lost(self) -> str | None:
-        """Why the head does not answer; None when it does."""
+        """Reason why the head does not answer; None if it does."""
         return machine.wait_for_port(
             self.config.head, nodes.GCS_PORT, timeout_s=0, should_stop=bool, say=say
         )
@@ -417,7 +417,7 @@ class Node:
 
 #: The answer lists all nodes, and takes the dashboard some milliseconds.
 SIZE_POLL_S: Final = 1.0
-#: Until there is a first answer: a job's command waits for it.
+#: Poll interval before the first answer, for which a job's command waits.
 FIRST_SIZE_S: Final = 0.2
 _NODES_PATH: Final = "/api/v0/nodes?detail=1&limit=10000&timeout=5"
 

@@ -31,7 +31,7 @@ from contract.requirements import REQUIREMENTS_TXT
 
 #: The folder that the page shows is below it, always at the same place, because notebooks name it.
 PLACE: Final = Path("/tmp/notebook")
-#: What `%pip install` in a cell adds: the image's own folder cannot be written.
+#: Folder for `%pip install` in a cell: the image's own folder cannot be written.
 ADDED: Final = Path("/tmp/notebook-packages")
 LOOPBACK: Final = "127.0.0.1"
 
@@ -181,7 +181,7 @@ class Notebook:
         return self._is_stopped or self._has_notice()
 
     def _has_notice(self) -> bool:
-        """Whether the node has to end."""
+        """True if the node has to end."""
         notice = self._environment.get(ENV_NOTICE)
         return notice is not None and Path(notice).exists()
 

@@ -32,9 +32,9 @@ TWO_STEPS: Final = {
     "ddp": ("--preset", "digits", "--epochs", "1", "--batch-per-worker", "700"),
     "fsdp": ("--preset", "tiny", "--max-steps", "2"),
 }
-#: What the hosts have, whatever the machine is that builds.
+#: Platform of the hosts, whatever machine builds.
 PLATFORM: Final = "linux/amd64"
-#: What the labels with the versions of ray, torch and transformers begin with.
+#: Prefix of the labels with the versions of ray, torch and transformers.
 LABEL: Final = "ecs-train."
 _STDERR: Final = 2  # the file descriptor: stdout is for the result
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -46,7 +46,7 @@ class PublishError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Login:
-    """How to log in to a registry."""
+    """Credentials of a registry."""
 
     registry: str
     user: str
@@ -87,7 +87,7 @@ class DockerCommand:
         self._run(command, stdout=subprocess.DEVNULL, given=password)
 
     def has(self, image: str) -> bool:
-        """Whether the registry has an image. Raises PublishError when there is no Docker."""
+        """True if the registry has an image. Raises PublishError when there is no Docker."""
         command = [self.client, "manifest", "inspect", image]
         try:
             done = subprocess.run(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """What the task's environment says: the job's order, and what its workers run on."""
+    """Settings from the task's environment: the job's order, and where its workers run."""
 
     job: str
     """Id of the job."""
@@ -116,7 +116,7 @@ def for_autoscaler() -> dict[str, str]:
 def worker_provider(
     config: JobConfig, *, recipe: str, task: machine.OwnTask, address: str
 ) -> "ProviderConfig":
-    """What ``containers.autoscaler`` needs to start workers.
+    """Settings with which ``containers.autoscaler`` starts workers.
 
     Args:
         recipe: the only one that is trained, or empty.
@@ -201,7 +201,7 @@ def autoscaling(
                 "max_workers": most,
             },
         },
-        # What follows is for clusters that Ray sets up over SSH; it must be there.
+        # Required by Ray's schema; used only for clusters that Ray sets up over SSH.
         "auth": {},
         "file_mounts": {},
         "cluster_synced_files": [],
@@ -217,7 +217,7 @@ def autoscaling(
 
 
 def capacity(config: JobConfig, head: NodeConfig) -> demand.Capacity:
-    """All that a job can have at a time."""
+    """Resources that a job can have at a time."""
     return demand.Capacity(
         head={"CPU": head.num_cpus, "GPU": head.num_gpus},
         worker={"CPU": config.worker_cpus, "GPU": config.worker_gpus},
@@ -256,7 +256,7 @@ class RayHead:
         self._ray: Program | None = None
         self.address = address
         self.size: ClusterSize | None = None
-        """Of the cluster as it is now; None until Ray is up."""
+        """Size of the cluster now; None until Ray is up."""
         self.demand = demand.Watch(capacity(config, head))
 
     def start(self) -> None:
@@ -266,7 +266,7 @@ class RayHead:
         threading.Thread(target=node.watch_cluster, args=watch, daemon=True).start()
         command = node.ray_command(self._head, self.address)
         command += [f"--autoscaling-config={self._folder / _SCALING}"]
-        # What it says at its start is for people who start it by hand.
+        # `ray start` prints hints for interactive use; keep them out of the job's log.
         self._ray = Program(
             tuple(command), folder=None, environment=self._environment, emit=self._said.append
         )
@@ -277,7 +277,7 @@ class RayHead:
         return self._ray.poll()
 
     def last_lines(self) -> list[str]:
-        """What Ray printed last."""
+        """Last lines that Ray printed."""
         return [*self._said]
 
     def scale(self, *, least: int | None = None, most: int | None = None) -> None:

@@ -29,7 +29,7 @@ _TIMEOUT_S: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """That this host goes away."""
+    """Notice that this host will be taken away."""
 
     action: str
     """``terminate``, ``stop`` or ``hibernate``."""
@@ -37,7 +37,7 @@ class Notice:
     """When, as Unix time in seconds."""
 
     def seconds(self) -> int:
-        """From now until then."""
+        """Seconds left."""
         return max(0, round(self.at - time.time()))
 
 
@@ -103,7 +103,7 @@ class Drain:
 
     head: str
     address: str
-    """Of this node."""
+    """Address of this node."""
     environment: Mapping[str, str]
     say: Callable[[str], None]
 

@@ -22,13 +22,13 @@ class UnreachableError(Exception):
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk, or a quota, is used up; uv and ``copytree`` tell so in words only."""
+    """True if a disk or a quota is full; uv and ``copytree`` report it in words only."""
     said = str(error)
     return any(os.strerror(number) in said for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def exit_code(error: BaseException) -> int:
-    """Of a command that an error has ended."""
+    """Exit code of a command that ended with an error."""
     if isinstance(error, UnreachableError) or is_full(error):
         return exits.STORAGE
     return exits.BAD_INPUT if isinstance(error, InputError) else exits.FAILED

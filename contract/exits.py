@@ -2,19 +2,19 @@
 
 from typing import Final
 
-# What ``python -m training.launch`` returns to the shell.
+# Codes of ``python -m training.launch``.
 OK: Final = 0
 FAILED: Final = 1  # something broke that the user could not have typed differently
 BAD_INPUT: Final = 2  # a wrong option, bad data, a loss that is not a number
 INTERRUPTED: Final = 130  # Ctrl-C; the run resumes when its command is given again
 TERMINATED: Final = 143  # SIGTERM; the same
 
-# What a node's container returns to ECS, beside the codes above.
+# Further codes of a node's container.
 NO_HEAD: Final = 3  # the head did not answer in time, or was lost
 REFUSED: Final = 4  # the head does not accept this node's token
 BAD_HOST: Final = 76  # the host's GPUs or EFA are not as they should be; no command's code
 
-# What the head of a job returns beside what its command does.
+# Further codes of a job's head; otherwise it returns its command's.
 FILES_LOST: Final = 74  # the program succeeded, and not all of its last files were saved
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
 RAY_FAILED: Final = 77  # Ray did not start on the head, or ended there by itself
@@ -31,6 +31,6 @@ OF_THE_SYSTEM: Final = (
     STORAGE,
     DEADLINE,
 )
-#: Of a head that is started again. The hosts of its workers stay for the next one.
+#: Codes after which the head is started again. The hosts of its workers stay for the next one.
 TRIED_AGAIN: Final = (BAD_HOST, RAY_FAILED, STORAGE)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same

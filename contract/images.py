@@ -10,12 +10,12 @@ from typing import Final
 
 #: Folders and files of the project that the images are built from; CI builds when one changes.
 SOURCES: Final = ("contract", "training", "containers", "requirements.lock")
-#: Of those, what `containers/Dockerfile.dockerignore` keeps out of the build.
+#: Parts of them that `containers/Dockerfile.dockerignore` keeps out of the build.
 _LEFT_OUT: Final = ("containers/Dockerfile.dockerignore", "containers/publish.py")
 
 
 def _is_by_the_way(part: str) -> bool:
-    """Whether a file or folder of this name is left by an editor, a desktop or Python itself."""
+    """True if editors, desktops or Python itself leave files or folders of this name."""
     return part == "__pycache__" or part.startswith(".") or part.endswith(".egg-info")
 
 

@@ -34,7 +34,7 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 
-# Of one network card, of one interface and so of one task, as AWS documents it.
+# Limit of one network card, and so of one interface and one task, as AWS documents it.
 CARD_GBPS: Final = 100.0
 
 
@@ -43,7 +43,7 @@ class Gpu:
     """One GPU as NVIDIA's data sheet has it."""
 
     name: str
-    """As ``nvidia-smi`` and ``torch.cuda.get_device_name`` print it."""
+    """Name that ``nvidia-smi`` and ``torch.cuda.get_device_name`` print."""
     memory_gib: float
     """Per GPU, as EC2 gives it: the "24 GB" of an A10G are 24 x 10^9 bytes. What the driver has
     for programs differs by a few percent, and is less on a T4."""
@@ -541,7 +541,7 @@ class Prices:
 
     @property
     def why_unknown(self) -> str:
-        """Why a price is missing, in a phrase; "" where none is."""
+        """Reason for a missing price, in a phrase; "" if none is missing."""
         if self.region not in PRICED_REGIONS:
             types = " and ".join(sorted({self.head.type, self.worker.type}))
             return (

@@ -50,7 +50,7 @@ DEFAULT_IDLE_S: Final = 60
 
 
 class Placement(StrEnum):
-    """Where a job's command runs."""
+    """Nodes on which a job's command runs."""
 
     HEAD = "head"
     """Once, on the head, with Ray beside it: recipes, and programs that use Ray."""
@@ -61,7 +61,7 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """What a job shall run, on how many nodes, for how long.
+    """Order of a job: its command, its nodes and its time limits.
 
     Raises:
         InputError: a value is not usable; the message names the field.
@@ -75,9 +75,9 @@ class JobSpec:
     """Worker nodes, beside the head: it starts when MIN have joined and grows up to MAX. 0: the
     head works by itself."""
     max_seconds: int = DEFAULT_MAX_SECONDS
-    """From the admission to the deadline, waiting for hosts included."""
+    """Seconds from the admission to the deadline, waiting for hosts included."""
     capacity_wait_s: int = DEFAULT_CAPACITY_WAIT_S
-    """How long the job, once admitted, waits for its head's host, and then for MIN worker nodes."""
+    """Seconds that an admitted job waits for its head's host, and then for MIN worker nodes."""
     grace_s: int = DEFAULT_GRACE_S
     """Seconds between SIGTERM and SIGKILL for a program of the user's at a stop; and SIGTERM comes
     this long before the deadline. A recipe saves a checkpoint instead."""
@@ -87,7 +87,7 @@ class JobSpec:
     """Name of the recipe that the command trains; empty: it is another program. The words of the
     command do not tell: a user's script may have any name."""
     on: Placement = Placement.HEAD
-    """Where the command runs."""
+    """Nodes on which the command runs."""
     before: tuple[str, ...] = ()
     """Words of a command that must succeed on the head before the other one starts; empty: none."""
     code: str = ""
@@ -100,7 +100,7 @@ class JobSpec:
     secrets: Mapping[str, str] = field(default_factory=dict)
     """The same, but name of the variable -> name of the secret that holds its value."""
     prices: Prices | None = None
-    """What its hosts are and cost; None: not known."""
+    """Types and prices of its hosts; None: not known."""
     submitter: str = ""
     """User or role session of AWS that has submitted it."""
 
@@ -229,7 +229,7 @@ class JobSpec:
 
 
 def head_variables(*, job: str, deadline: str, spec: str) -> dict[str, str]:
-    """What the task of a job's head is started with, by variable.
+    """Environment variables of a job's head task.
 
     The state machine calls it with expressions in place of the values.
     """
@@ -270,12 +270,12 @@ def execution_arn(state_machine_arn: str, job: str) -> str:
 
 
 class JobStatus(StrEnum):
-    """What became of a job."""
+    """State of a job, or how it ended."""
 
     QUEUED = "queued"
-    """It waits until it is admitted: earlier jobs have the hosts."""
+    """Waits to be admitted: earlier jobs have the hosts."""
     RUNNING = "running"
-    """It waits for hosts or runs; it has no outcome yet."""
+    """Waits for hosts, or runs; it has no outcome yet."""
     SUCCEEDED = "succeeded"
     """Its command ended with exit code 0."""
     FILES_LOST = "files_lost"
@@ -285,7 +285,7 @@ class JobStatus(StrEnum):
     STOPPED = "stopped"
     """Ended by a person: ``trainctl stop``, ECS's or Step Functions' console."""
     DEADLINE = "deadline"
-    """It was still running at its deadline."""
+    """Was still running at its deadline."""
     NO_CAPACITY = "no_capacity"
     """The hosts that it needs at least were not available in time."""
     HOST_LOST = "host_lost"
@@ -302,19 +302,19 @@ STOP_ERROR: Final = "stopped"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a job, or one attempt of it, ended."""
+    """End of a job, or of one attempt of it."""
 
     status: JobStatus
     reason: str
     """The status in words."""
     exit_code: int | None = None
-    """Of the head's container; None where it did not start or AWS does not know."""
+    """Exit code of the head's container; None where it did not start or AWS does not know."""
     again: bool = False
     """The head is started once more: this is the end of an attempt and not of the job."""
     attempts: int | None = None
-    """How often the head was started; None where that is not known."""
+    """Number of starts of the head; None where that is not known."""
     in_a_row: int | None = None
-    """How many of these attempts there were since the head last ran for long."""
+    """Number of attempts since the head last ran for long."""
     began: float | None = None
     """Unix time of the submission."""
     ended: float | None = None
@@ -348,7 +348,7 @@ class Outcome:
 
     @classmethod
     def of_abort(cls, *, error: str | None, cause: str | None) -> Self:
-        """Of an execution that was aborted, with the error and the cause that were given then.
+        """Outcome of an aborted execution, from the error and the cause that were given.
 
         ``trainctl stop`` gives both. Step Functions' console gives none unless a user types
         them, and other programs may give their own.

@@ -19,7 +19,7 @@ from contract.nodes import ENV_DEADLINE
 
 #: Stop codes of a task whose host went away below it.
 _HOST_LOST: Final = ("SpotInterruption", "TerminationNotice")
-#: What is wrong with an image that another attempt cannot pull either.
+#: Reasons why an image cannot be pulled in another attempt either.
 _NO_IMAGE: Final = r"not found|manifest unknown|does not exist|no such image|platform"
 #: GPUs or EFA devices that are not there when a container starts, and a full disk: the next task
 #: fails there too.
@@ -33,12 +33,12 @@ _HOST_FAULT: Final = (
     r"DockerTimeout|\bAGENT\b|agent .*disconnect|Throttl|Rate exceeded|"
     r"ECS\.(AmazonECS|Server)Exception"
 )
-#: Of a secret: what AWS says then, it says again.
+#: Errors about a secret, which another attempt would get too.
 _NO_SECRET: Final = r"ResourceNotFoundException|AccessDenied"
 
 
 class Ending(Enum):
-    """How a task ended."""
+    """Kinds of end of a task."""
 
     HOST_LOST = auto()
     """Its host was reclaimed, terminated or stopped."""
@@ -47,7 +47,7 @@ class Ending(Enum):
     SURPLUS = auto()
     """Its service had more tasks than it should keep."""
     IMAGE_NOT_FOUND = auto()
-    """There is no such image."""
+    """The image does not exist."""
     BAD_HOST = auto()
     """Its host is not fit to run it: its GPUs do not answer, or its disk is full."""
     HOST_FAULT = auto()
@@ -63,7 +63,7 @@ class Ending(Enum):
 
 
 def ending(*, stop_code: str, reason: str, exit_code: int | None) -> Ending:
-    """How a task ended.
+    """Classify the end of a task.
 
     Args:
         stop_code: of the task.
@@ -224,7 +224,7 @@ def verdict(
 
 
 def ending_of(task: Mapping[str, Any], error: str = "") -> Ending:
-    """How a head's task ended, or how RunTask did."""
+    """Classify the end of a head's task, or of the RunTask call."""
     container = _container(task)
     said = text_of(container, "Reason") or text_of(task, "StoppedReason") or error
     code = _exit_code(container)

@@ -23,7 +23,7 @@ DASHBOARD_PORT: Final = 8265
 AGENT_PORT: Final = 52365  # every node's agent; its health check is open to the node itself
 
 
-# What the task definitions tell the entry point of a node.
+# Variables that the task definitions pass to the entry point of a node.
 ENV_NODE: Final = "TRAIN_NODE"  # head or worker; the entry point sets it for what it starts
 ENV_HEAD_WAIT: Final = "TRAIN_HEAD_WAIT_S"  # seconds that a worker waits for its head
 ENV_HEAD_ADDRESS: Final = "TRAIN_HEAD_ADDRESS"  # name or address that workers join
@@ -74,7 +74,7 @@ _LABEL = re.compile(r"\[node (\d+)\](?: |$)")
 
 
 def node_label(number: int) -> str:
-    """What each line of a program begins with on node ``number`` of those it runs on."""
+    """Prefix of each line that a program prints on node ``number``."""
     return f"[node {number}]"
 
 
@@ -84,24 +84,24 @@ def labelled_node(line: str) -> int | None:
     return int(match[1]) if match else None
 
 
-#: Of a container instance: by it ECS keeps tasks from hosts that could not mount the file system.
+#: Attribute of container instances; it keeps tasks from hosts that could not mount the file system.
 SHARED_ATTRIBUTE: Final = "training.shared"
 SHARED_MOUNTED: Final = "mounted"
 
 
 def is_shared(path: str) -> bool:
-    """Whether a path is on the file system that all hosts mount, where there is one."""
+    """True if a path is on the file system that all hosts mount, where there is one."""
     return f"{path}/".startswith(f"{SHARED_DIR}/")
 
 
-# What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
+# The line that the head logs whenever nodes join or leave; ``trainctl cluster`` reads it.
 _NUMBER = r"(\d[\d,]{0,10})"
 _CLUSTER = re.compile(rf"cluster: {_NUMBER} nodes?, {_NUMBER} CPUs?, {_NUMBER} GPUs?$")
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """How many nodes or workers a job or run is made for: at least ``low``, at most ``high``."""
+    """Number of nodes or workers of a job or run: at least ``low``, at most ``high``."""
 
     low: int
     high: int
@@ -143,7 +143,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSize:
-    """What Ray has to offer at a moment, head included."""
+    """Size of a Ray cluster at a moment, head included."""
 
     num_nodes: int
     num_cpus: int
@@ -161,7 +161,7 @@ class ClusterSize:
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """What a line of the head's log says, or None when it is about something else."""
+        """Parse a line of the head's log; None when it is about something else."""
         match = _CLUSTER.search(line.rstrip())
         if not match:
             return None
@@ -177,13 +177,13 @@ class Gpus:
     """
 
     per_node: int = 0
-    """Of each worker node."""
+    """GPUs of each worker node."""
     on_head: int | None = None
-    """Of the head; None where it does not train."""
+    """GPUs of the head; None where it does not train."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """What a head's variables say; outside a cluster, hosts of one process each."""
+        """Read a head's variables; outside a cluster, hosts of one process each."""
         trains = environment.get(ENV_TRAINS, "1") == "1" and ENV_NUM_GPUS in environment
         return cls(
             per_node=int(environment.get(ENV_WORKER_GPUS, "0")),
@@ -218,7 +218,7 @@ NOTEBOOK_READY: Final = "notebook: ready"  # the line of its log that tells that
 
 
 def page_token(cluster_token: str) -> str:
-    """What the page asks for: known to all who know the token of the cluster.
+    """Token of the notebook's page, computable by all who know the token of the cluster.
 
     The page's address holds it and lands in browser histories, so the cluster's own token cannot be
     computed from it.

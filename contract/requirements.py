@@ -37,7 +37,7 @@ def file_of(folder: Path) -> str:
 
 
 def dependencies(folder: Path) -> tuple[str, ...]:
-    """What ``pyproject.toml`` lists below ``[project]``, one requirement each.
+    """Dependencies that ``pyproject.toml`` lists below ``[project]``.
 
     Raises:
         InputError: the file is no TOML, or computes its dependencies when it is built.

@@ -28,7 +28,7 @@ RUNS_PREFIX: Final = "runs"
 
 JOBS_DIR: Final = "jobs"  # of a run: <run>/jobs/<job>.json says how each job ended
 
-# What a user's own program writes.
+# Files of a user's own program.
 OUTPUT_DIR: Final = "output"  # of a run: <run>/output/ has its nodes' files (contract.files)
 RAY_DIR: Final = "ray"  # of a run: where Ray Train and Ray Tune save unless the program says so
 #: At most this much of a node's folders is kept. Copied at 100 MB/s, it takes nine minutes.
@@ -125,11 +125,12 @@ class RunPaths:
     """Addresses of a run's files, for a folder on disk and for ``s3://bucket/prefix`` alike."""
 
     uri: str
-    """Of the run's folder, with no slash at its end."""
+    """Address of the run's folder, with no slash at its end."""
 
     @classmethod
     def of(cls, root: str, run: str) -> "RunPaths":
-        """Of a run by name below ``root``, which ``training.system.storage.runs_root`` returns."""
+        """Addresses of a run by name below ``root``, the result of
+        ``training.system.storage.runs_root``."""
         return cls(f"{root.rstrip('/')}/{check_run_name(run)}")
 
     def file(self, name: str) -> str:

@@ -93,7 +93,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended; asks AWS."""
+        """True if it has ended; asks AWS."""
         return self._look().is_over
 
     @property
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended: status, reason in words, exit code; its status is ``running`` before.
+        """Its end: status, reason in words, exit code; its status is ``running`` before.
 
         Asks AWS until it has ended.
         """
@@ -161,12 +161,12 @@ class Job:
 
     @_explains
     def cost(self) -> float | None:
-        """What it has cost so far, in US dollars at list prices; None: not known."""
+        """Cost so far, in US dollars at list prices; None: not known."""
         return pricing.cost_of(self._deployment, self._found).usd
 
     @_explains
     def result(self) -> Result | None:
-        """What a recipe's run has reached: measures, loss, steps; None before it has written it.
+        """Result of a recipe's run: measures, loss, steps; None before it has written it.
 
         Other programs have a result where they wrote one: ``download``.
         """
@@ -205,22 +205,22 @@ class Job:
 
 
 class Options(TypedDict, total=False):
-    """What ``submit`` and ``plan`` take by name; what is not given is as on the command line."""
+    """Keyword arguments of ``submit`` and ``plan``, with the command line's defaults."""
 
     run: str
     """Name of the run; the same again resumes it. A new name by default."""
     nodes: int | str
     """Worker nodes: a number, or a range such as ``"1:4"``; as many as were deployed by default."""
     on: Literal["head", "nodes", "auto"]
-    """Where the command of ``code`` runs: once on the head, or on every node."""
+    """Nodes on which the command of ``code`` runs: once on the head, or on every node."""
     max_hours: float
     """Deadline, in hours after the admission, waiting for hosts included."""
     max_cost: float
     """US dollars that the maximum cost may reach; without ``max_hours`` the deadline follows."""
     before: Literal["bandwidth"]
-    """What must succeed before the command starts: the network between the nodes is measured."""
+    """Check that must pass before the command starts: the network between the nodes is measured."""
     wait_minutes: float
-    """How long to wait for hosts."""
+    """Minutes to wait for hosts."""
     grace: int
     """Seconds that the command of ``code`` has to save at a stop, and before the deadline."""
     spot: bool
@@ -232,12 +232,12 @@ class Options(TypedDict, total=False):
     code: Path | str
     """Folder of your own code, in place of a recipe."""
     profile: str | None
-    """Of the AWS configuration."""
+    """Profile of the AWS configuration."""
     region: str | None
-    """Of the deployment."""
+    """Region of the deployment."""
 
 
-#: Of each option: the types that it may have, and in words. A bool is no number here.
+#: Types that each option may have, and in words. A bool is no number here.
 _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "run": ((str,), "text"),
     "nodes": ((int, str), 'a number, or a range such as "1:4"'),
@@ -258,7 +258,7 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 
 @_explains
 def plan(*command: str | float | Path, **options: Unpack[Options]) -> JobPlan:
-    """What ``submit`` would start with the same arguments, and its price; starts nothing.
+    """Plan what ``submit`` would start with the same arguments, with its price; start nothing.
 
     Raises:
         UsageError: a value is wrong, or the job could not be started now.

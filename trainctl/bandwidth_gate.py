@@ -10,7 +10,7 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 
 BANDWIDTH: Final = "bandwidth"
-#: Of what AWS gives for the network of a host: the floor below which the job's command is not run.
+#: Share of a host's nominal network bandwidth below which the job's command is not run.
 SHARE: Final = 0.7
 #: The same where sockets do not fill the network, above so many Gb/s: the published 2.4 GB/s of a
 #: p4d.24xlarge are a fifth of its 100 (docs/scaling.md).

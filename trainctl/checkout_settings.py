@@ -19,7 +19,7 @@ from trainctl.aws.shape import Shape
 if TYPE_CHECKING:
     from stacks.settings import Settings
 
-#: What the CDK calls its bootstrap where no other name is set.
+#: Default name of the CDK's bootstrap.
 _QUALIFIER: Final = "hnb659fds"
 _QUALIFIER_KEY: Final = "@aws-cdk/core:bootstrapQualifier"
 
@@ -118,7 +118,7 @@ def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
 
 
 def undeployed(context: Sequence[str], *, region: str | None) -> Undeployed:
-    """What ``make deploy`` would make with these ``-c``, where AWS's prices are known by default.
+    """Deployment that ``make deploy`` would make with these ``-c``, by default in a priced region.
 
     Raises:
         InputError, UsageError: a setting is wrong, or this is no checkout.

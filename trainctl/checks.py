@@ -39,15 +39,15 @@ QUOTAS: Final = {
     ("standard", False): "L-1216C47A",
     ("standard", True): "L-34B43A08",
 }
-#: Of the network: (service, code). CoreStack takes one of each.
+#: Network quotas: (service, code). CoreStack takes one of each.
 VPCS: Final = ("vpc", "L-F678F1CE")
 ADDRESSES: Final = ("ec2", "L-0263D0A3")
 #: Resource policies of CloudWatch Logs in an account and region, which AWS does not raise.
 MOST_LOG_POLICIES: Final = 10
-#: What the templates ask of the CDK's bootstrap stack.
+#: Version of the CDK's bootstrap stack that the templates need.
 MIN_BOOTSTRAP: Final = 6
 _AWS_DISK_KEY: Final = "alias/aws/ebs"
-#: What EC2 Auto Scaling does with a disk's key.
+#: KMS actions of EC2 Auto Scaling on a disk's key.
 _KEY_OPERATIONS: Final = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
     "DescribeKey CreateGrant"

@@ -19,7 +19,7 @@ from contract.runs import check_relative
 from contract.text import counted
 from trainctl.aws.errors import UsageError
 
-#: Of a code folder: more is data, and belongs into the bucket.
+#: Largest code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
 _MENTIONS_RAY: Final = re.compile(rb"\bray\b")
 #: For files in another Python's syntax; what stands in a text counts too, which ``--on`` overrides.
@@ -33,7 +33,7 @@ DOWNLOADED: Final = ".trainctl-download"
 _LAUNCHERS: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|bash|sh")
 #: After one of these, what runs is no file of the code.
 _NO_FILE: Final = {"-c", "-m", "--module", "--no-python", "--no_python"}
-#: Of every file in an archive, the earliest that one can hold: the same files have the same hash.
+#: Date of every file in an archive, the earliest that zip knows: equal files give equal hashes.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -94,7 +94,7 @@ def importer_of_ray(folder: Path) -> str:
 
 
 def _imports_ray(source: bytes) -> bool:
-    """Whether Python code imports Ray, at any depth."""
+    """True if Python code imports Ray, at any depth."""
     if not _MENTIONS_RAY.search(source):
         return False
     try:
@@ -110,7 +110,7 @@ def _imports_ray(source: bytes) -> bool:
 
 
 def look_at(folder: Path) -> str:
-    """What would be uploaded, in words. Raises UsageError where that cannot be."""
+    """Describe what would be uploaded. Raises UsageError where that cannot be."""
     if not folder.is_dir():
         raise UsageError(f"--code {folder}: there is no such folder")
     files = files_of(folder)
@@ -146,7 +146,7 @@ def look_at(folder: Path) -> str:
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Whether words that were given without ``--code`` begin with a program, not a recipe."""
+    """True if words that were given without ``--code`` begin with a program, not a recipe."""
     return bool(_LAUNCHERS.fullmatch(words[0])) or words[0].endswith(".py")
 
 
@@ -210,7 +210,7 @@ def _check_links(files: list[Path], folder: Path) -> None:
 
 
 def _target(link: Path) -> Path | None:
-    """Where a link leads in the end; None where it leads in a circle."""
+    """Final target of a link; None where it leads in a circle."""
     try:
         return link.resolve()
     except (OSError, RuntimeError):  # which of the two depends on the version of Python

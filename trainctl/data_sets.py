@@ -49,7 +49,7 @@ class StoredSet:
 
     name: str
     files: Mapping[str, StoredFile]
-    """By name, relative to the set's folder."""
+    """Files by name, relative to the set's folder."""
     uploaded: str
     """When, in UTC: ``2026-01-31 12:00``."""
 
@@ -63,7 +63,7 @@ class StoredSet:
 
     @classmethod
     def from_json(cls, text: bytes) -> Self | None:
-        """What ``to_json`` wrote; None for anything else."""
+        """Parse what ``to_json`` wrote; None for anything else."""
         try:
             values = json.loads(text)
             files = {name: StoredFile(**each) for name, each in values["files"].items()}

@@ -33,7 +33,7 @@ COMPLETE_AFTER: Final = timedelta(minutes=1)
 
 
 class Waits(NamedTuple):
-    """What a job waits for."""
+    """Reason why a job waits."""
 
     reason: str = ""
     """In words; empty when it runs with all that it asked for."""
@@ -107,7 +107,7 @@ def watch(
             # Its nodes are asked for less often than its state.
             if has_new_nodes := job.is_over or polling.nodes_are_due():
                 found = [*jobs.heads(job), *jobs.workers(job)] if tasks else jobs.all_nodes(job)
-                # Those that ECS has forgotten since have logs all the same.
+                # Tasks that ECS has forgotten since still have logs.
                 tasks |= {task.id: task for task in found}
             seen = [*tasks.values()]
             heads = sum(task.node != nodes.WORKER for task in seen)
@@ -159,7 +159,7 @@ def _line(
 
 
 def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
-    """What a running job waits for.
+    """Find what a running job waits for.
 
     Args:
         tasks: all that it has had. Workers that have ended are replaced, and so waited for, only
@@ -167,7 +167,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     """
     heads = [task for task in tasks if task.node != nodes.WORKER]
     workers = [task for task in tasks if task.node == nodes.WORKER]
-    # Those of its order: the deployment may have other hosts by now.
+    # Hosts of its order: the deployment may have others by now.
     own = job.spec.prices if job.spec else None
     hosts = own or deployment.shape.prices(deployment.region)
     jobs, status = deployment.jobs, heads[-1].status if heads else ""

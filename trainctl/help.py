@@ -16,7 +16,7 @@ from training import recipes
 WIDTH = 100
 
 
-#: What people type who know other tools -> what it is called here.
+#: Names from other tools -> the command here.
 MEANT: Final = {
     **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
     **dict.fromkeys(("status", "describe", "job"), "show JOB"),

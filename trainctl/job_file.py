@@ -22,7 +22,7 @@ _RECIPE, _COMMAND, _SETTINGS = "recipe", "command", "settings"
 _OWN: Final = (_RECIPE, _COMMAND, _SETTINGS)
 #: Options that are tables in a file: name -> value.
 _TABLES: Final = ("env", "secret")
-#: What is about this program and not about the job.
+#: Options about this program and not about the job.
 _NOT_IN_FILES: Final = ("file", "help", "workers", "context")
 #: Options that only ``submit`` has: ``plan`` takes the same files and has no use for them.
 _OF_SUBMIT: Final = ("follow", "yes")
@@ -141,7 +141,7 @@ class JobFile:
         return [*first, *kept, *rest]
 
     def check_code(self, *, is_own: bool) -> None:
-        """Whether what runs fits the code: the user's own, or a recipe's.
+        """Check that what runs fits the code: the user's own, or a recipe's.
 
         Raises:
             UsageError: it does not.

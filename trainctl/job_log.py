@@ -24,14 +24,14 @@ _LATE_MS: Final = 30_000
 _SKEW_MS: Final = 600_000
 #: States of a task in which it cannot have written yet.
 _NOT_STARTED: Final = ("PROVISIONING", "PENDING", "ACTIVATING")
-#: What means the same to CloudWatch, between %, as to Python.
+#: Patterns that mean the same to CloudWatch, between %, as to Python.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_#=@/;,:-]+")
 _STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_green")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Which lines of a job's log are wanted."""
+    """Selection of a job's log lines."""
 
     node: int | None = None
     """Only what its command printed on this node, of a job whose command runs on all nodes."""
@@ -104,7 +104,7 @@ class JobLog:
         return _ms(job.began) - _SKEW_MS
 
     def _started(self, tasks: Sequence[Task]) -> list[Task]:
-        """Those of the wanted nodes that can have written something."""
+        """The wanted nodes that can have written something."""
         only = self._wanted.task
         return [
             task

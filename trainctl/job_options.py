@@ -43,7 +43,7 @@ class On(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """What the user of ``submit`` or ``plan`` has given. Each field is an option."""
+    """Options that the user of ``submit`` or ``plan`` has given, a field each."""
 
     words: Annotated[
         list[str] | None,
@@ -223,7 +223,7 @@ class JobOptions:
         return min(enough, shape.max_job_hours * 3600)
 
     def num_nodes(self, shape: Shape) -> Range:
-        """How many worker nodes the job has. Raises InputError where that cannot be."""
+        """Number of worker nodes of the job. Raises InputError where that cannot be."""
         if self.nodes is None:
             return Range(shape.max_workers, shape.max_workers)
         return check_nodes(shape, Range.parse(self.nodes, option="--nodes"))

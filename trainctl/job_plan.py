@@ -51,7 +51,7 @@ _LEAST_S: Final = 900
 _HEAD_ONLY_S: Final = 2 * 3600
 #: A step of any recipe is faster, on few hosts and without a GPU too.
 _SLOWEST_STEP_S: Final = 120
-#: Of a deadline over the computed time of a training.
+#: Ratio of a deadline to the computed time of a training.
 _MARGIN: Final = 3
 _CONSONANTS: Final = "bdfghjklmnprstvz"
 _VOWELS: Final = "aiou"
@@ -59,7 +59,7 @@ _VOWELS: Final = "aiou"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
-    """What a job would run, where, for how long and for how much."""
+    """Plan of a job: command, nodes, deadline and price."""
 
     spec: JobSpec
     """The order, without the address of the code, which is known once it is uploaded."""
@@ -68,19 +68,19 @@ class JobPlan:
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
     code: str = ""
-    """What would be uploaded, in words."""
+    """Files that would be uploaded, in words."""
     why_on: str = ""
-    """Why the command runs where it does, in words; empty for recipes."""
+    """Reason for the choice of nodes, in words; empty for recipes."""
     why_deadline: str = ""
-    """Why the deadline is shorter than usual, in words."""
+    """Reason for a deadline shorter than usual, in words."""
     expected: Expected | None = None
-    """How long it will train; None where that cannot be computed."""
+    """Expected training time; None where that cannot be computed."""
     place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
 
     @property
     def prices(self) -> Prices:
-        """Those of its order."""
+        """Prices of its order."""
         assert self.spec.prices is not None
         return self.spec.prices
 
@@ -112,7 +112,7 @@ class JobPlan:
 
     @property
     def is_expensive(self) -> bool:
-        """Whether its maximum cost is high or unknown, so that Enter must not start it."""
+        """True if its maximum cost is high or unknown: Enter must not start it."""
         usd = self.usd_at_most
         return usd is None or usd > self.shape.confirm_above_usd
 
@@ -330,7 +330,7 @@ def _deadline(
 
 
 def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str]:
-    """Where the command of ``--code`` runs, and why, in words."""
+    """Nodes for the command of ``--code``, and the reason in words."""
     assert given.code is not None
     if given.on == On.HEAD:
         return Placement.HEAD, "the head, by --on"

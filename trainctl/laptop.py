@@ -53,7 +53,7 @@ def plugin() -> Finding:
 
 
 def _plugin_command() -> str:
-    """How AWS's documentation installs the plug-in on this system; empty where that is not known.
+    """Command that installs the plug-in here, after AWS's documentation; empty if unknown.
 
     The addresses are AWS's own.
     """
@@ -69,7 +69,7 @@ def _plugin_command() -> str:
 
 
 def _printed(*command: str) -> str:
-    """What a program prints; empty where there is none, or it fails."""
+    """Output of a program; empty if it is missing or fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

@@ -13,7 +13,7 @@ from contract.text import counted
 from trainctl.aws.errors import UsageError
 
 _LAUNCHERS: Final = frozenset({"accelerate", "deepspeed", "python", "python3", "torchrun"})
-#: Of two commands of a shell.
+#: Separators of two commands of a shell.
 _BETWEEN: Final = frozenset({"&&", "||", ";", "|"})
 
 
@@ -47,7 +47,7 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
 
 
 def _starts(launcher: str, parts: Sequence[str]) -> bool:
-    """Whether a command starts its program with this launcher; any word may be its argument."""
+    """True if a command starts its program with this launcher; any word may be its argument."""
     is_argument = False
     for part in parts:
         name = PurePath(part).name

@@ -18,7 +18,7 @@ STOP_S: Final = 330.0
 #: A head that has just started: its agent, which starts jobs, comes after its dashboard.
 AGENT_S: Final = 60.0
 _NO_AGENT: Final = "No available agent"  # so Ray puts it
-#: How long Ray waits for a job that was told to stop: the last files are saved meanwhile.
+#: Seconds that Ray waits for a stopped job, which saves its last files meanwhile.
 _GRACE: Final = {"RAY_JOB_STOP_WAIT_TIME_S": "300"}
 
 

@@ -94,7 +94,7 @@ def require_free(port: int) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether nothing answers at a port of this machine."""
+    """True if nothing answers at a port of this machine."""
     with socket.socket() as asked:
         asked.settimeout(1)
         return asked.connect_ex((_LOOPBACK, port)) != 0

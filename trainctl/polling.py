@@ -12,7 +12,7 @@ from typing import Final
 SHORTEST_S: Final = 5.0
 #: The same when nothing has changed for a while.
 LONGEST_S: Final = 15.0
-#: Which nodes a job has is asked again after this: it takes five calls.
+#: Interval between two requests for a job's nodes, which take five calls.
 NODES_EVERY_S: Final = 30.0
 #: A local AWS has no limits, and no other users.
 LOCAL_S: Final = 1.0
@@ -40,7 +40,7 @@ class Polling:
         self._next = min(self._next * _GROWTH, self._longest)
 
     def nodes_are_due(self) -> bool:
-        """Whether to ask for the nodes at this look."""
+        """True if the nodes are due at this poll."""
         now = time.monotonic()
         if self._nodes_at is not None and now - self._nodes_at < self._nodes_every:
             return False

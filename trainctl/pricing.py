@@ -16,7 +16,7 @@ from trainctl.aws.jobs import Job
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 
-#: What no figure here includes.
+#: Costs that no figure here includes.
 NOT_INCLUDED: Final = "data through the NAT gateway ($0.045 a GB), S3 and CloudWatch"
 
 
@@ -77,7 +77,7 @@ class Cost:
     seconds: dict[str, float] | None
     """Run time of its nodes, by kind; None: not known."""
     why_unknown: str = ""
-    """Why ``usd`` is None, in a phrase."""
+    """Reason for a missing ``usd``, in a phrase."""
 
 
 def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = None) -> Cost:

@@ -67,7 +67,7 @@ class RayJobs:
         self._ask("POST", "/api/jobs/", order)
 
     def log(self, job: str) -> str:
-        """All that a job has printed so far."""
+        """Output of a job so far."""
         found = self._ask("GET", f"/api/jobs/{job}/logs")
         return str(found["logs"]) if isinstance(found, dict) and "logs" in found else ""
 

@@ -57,7 +57,7 @@ def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def wrapped(text: str, bullet: str = "") -> str:
-    """As prose in the other pages is wrapped; with ``bullet``, an item of a list."""
+    """Wrap a paragraph like the prose of the other pages, or with ``bullet`` an item of a list."""
     filled = textwrap.fill(
         " ".join(text.split()),
         100,

@@ -75,7 +75,7 @@ def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]
 
 
 def _changed(bucket: Bucket, name: str) -> datetime | None:
-    """When a run last wrote a file; None where it has none but the leases of starts that were
+    """Last time that a run wrote a file; None where it has none but the leases of starts that were
     refused.
 
     A recipe writes into the run's folder itself all the time. Its checkpoints, which may be

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 QUERY: Final = ("index", "name", "ecc.errors.uncorrected.volatile.total")
-#: Of a GPU, or of the host itself: Linux then kills the process that tries the GPUs.
+#: Memory of a GPU or of the host ran out: Linux then kills the process that tries the GPUs.
 #: cuBLAS, which comes after the context and the matrices, has words of its own for it.
 _NO_MEMORY: Final = re.compile(
     r"out of memory|[Cc]annot allocate memory|MemoryError|code -9$"
@@ -119,7 +119,7 @@ DEVICES: Final = Path("/dev/infiniband")
 
 
 def efa_faults(num_efa: int, devices: Path = DEVICES) -> list[str]:
-    """What is wrong with the devices, a line each; empty when all are fit.
+    """Faults of the devices, a line each; empty when all are fit.
 
     Args:
         num_efa: How many there should be.
@@ -140,7 +140,7 @@ MOUNT_KIND: Final = "lustre"
 
 
 def mount_faults(folder: str, mounts: Path = MOUNTS) -> list[str]:
-    """What is wrong with the mount, a line each; empty when it is as it should be.
+    """Faults of the mount, a line each; empty when it is as it should be.
 
     Args:
         folder: Where it should be.

@@ -149,7 +149,7 @@ def marked(name: str, value: str) -> list[int]:
         if pid == os.getpid():
             continue
         try:
-            # Of a zombie it is empty.
+            # Empty for a zombie.
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
         except OSError:

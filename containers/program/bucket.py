@@ -15,7 +15,7 @@ from contract.errors import InputError, UnreachableError
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
 PARALLEL: Final = 8
-#: What a call raises when the bucket does not answer, or refuses.
+#: Exceptions of a call that the bucket does not answer, or refuses.
 ERRORS: Final = (BotoCoreError, ClientError, OSError)
 #: Between two attempts; doubled from one to the next.
 PAUSE_S: Final = 1.0
@@ -135,7 +135,7 @@ def until_answered(
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether an error may pass by itself: S3 is unreachable, overloaded or broken.
+    """True if an error may pass by itself: S3 is unreachable, overloaded or broken.
 
     It does not if S3 refuses a request, such as for a missing right, nor if the node's own disk is
     full.
@@ -149,12 +149,12 @@ def is_temporary(error: Exception) -> bool:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether AWS refuses what it was given: a name, or a missing right."""
+    """True if AWS refuses the request: a wrong name, or a missing permission."""
     return isinstance(error, InputError | ClientError) and not is_temporary(error)
 
 
 def failure(what: str, error: Exception) -> Exception:
-    """What to raise where AWS does not give ``what``."""
+    """Exception to raise where AWS does not return ``what``."""
     kind = InputError if is_refusal(error) else UnreachableError
     return kind(f"{what} cannot be read: {explained(error)}")
 

@@ -19,13 +19,13 @@ from typing import Any, Final
 from containers.host.machine import say
 from contract.nodes import CACHE_DIR
 
-#: Of the file system that the cache is on: less than this share free, and the oldest things go. The
+#: Share of the cache's file system: with less free, the oldest entries are removed. The
 #: images are on it too, where the host has no disk of its own for the cache.
 KEEP_FREE: Final = 0.2
 #: uv's own cache, which is removed as a whole.
 UV: Final = "packages/uv"
 _HUGGING_FACE: Final = "huggingface"
-#: What is removed as a whole.
+#: Folders that are removed as a whole.
 _ENTRIES: Final = (
     f"{_HUGGING_FACE}/hub/*",
     f"{_HUGGING_FACE}/datasets/*",
@@ -36,7 +36,7 @@ _ENTRIES: Final = (
 
 
 def entries(root: Path) -> list[Path]:
-    """All that can be removed, the least recently used first."""
+    """Entries that can be removed, the least recently used first."""
     found = [path for pattern in _ENTRIES for path in root.glob(pattern)]
     return sorted(found, key=lambda path: (_last_use(path), path))
 
@@ -131,7 +131,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _last_use(path: Path) -> float:
-    """When a file below ``path`` was last read or written.
+    """Last time that a file below ``path`` was read or written.
 
     A folder's own times tell nothing: looking at it, as this does, counts as a use.
     """

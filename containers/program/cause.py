@@ -20,7 +20,7 @@ _FELT: Final = re.compile(
     r"[Cc]onnection|DistBackendError|DistNetworkError|DistStoreError|ChildFailedError|"
     r"CalledProcessError|ProcessExitedException|SignalException|Gloo|gloo|NCCL"
 )
-#: Of a traceback in a log: its first line, a frame and its last line.
+#: Lines of a traceback in a log: the first one, a frame and the last one.
 _BEGIN: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'  File "(.+)", line (\d+)')
 _END: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
@@ -40,13 +40,13 @@ class Error:
     node: int | None = None
     """Number of the node; None on the head."""
     rank: str = ""
-    """Of the process; empty where it has none."""
+    """Rank of the process; empty where it has none."""
     attempt: str = ""
-    """How often torchrun had started its processes again; empty in a process of no torchrun."""
+    """Number of restarts by torchrun until then; empty in a process of no torchrun."""
 
     @property
     def is_felt(self) -> bool:
-        """Whether it only tells of another process's end."""
+        """True if it only reports another process's end."""
         return _FELT.search(self.line) is not None
 
     def reason(self, run: str) -> str:
@@ -61,7 +61,7 @@ class Error:
 
 
 def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
-    """What the processes of a program have noted in a folder."""
+    """Errors that the processes of a program have noted in a folder."""
     found: dict[str, tuple[str, Error]] = {}  # process -> its parent, and its error
     for path in folder.glob("*.json"):
         # Any process of a user's can write there.
@@ -85,7 +85,7 @@ def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
 def cause(
     errors: Sequence[Error], *, code: int, node: int | None = None, last_error: str = ""
 ) -> Error:
-    """Why a program failed.
+    """Find why a program failed.
 
     The error that came first counts. Those that only tell of another's end come last, and of
     processes that torchrun has started again only the last start counts: the ones before were got
@@ -114,7 +114,7 @@ class LastError:
     def __init__(self) -> None:
         self.line = ""
         self._place: str | None = None
-        """Of the traceback that is being read; None outside of one."""
+        """File and line in the traceback that is being read; None outside of one."""
 
     def hear(self, line: str) -> None:
         """The next line."""

@@ -123,7 +123,7 @@ def prepare_worker(
     if not address:
         return
     place = place or Path(PROGRAM_DIR)
-    # What fails here may work on the node that comes next.
+    # A failure here may be this node's own: the next one may succeed.
     unpack(fetch(address, environment.get(ENV_CODE_SHA256, ""), place, client=client), folder)
     try:
         requirements.install(folder, place / PACKAGES, should_stop=should_stop)
@@ -135,7 +135,7 @@ def prepare_worker(
 
 
 def failure_of_worker(address: str, *, client: Any = None) -> str:
-    """Why a worker node could not prepare the code at this address; "" if none has failed."""
+    """Reason why a worker node could not prepare the code at this address; "" if all could."""
     with contextlib.suppress(*ERRORS):
         return (Bucket(address, client).get(_FAILED) or b"").decode()
     return ""

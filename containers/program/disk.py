@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Look:
-    """What lies in a node's folders at one moment, by name: ``work/checkpoints/last.pt``."""
+    """Files in a node's folders at one moment, by name: ``work/checkpoints/last.pt``."""
 
     files: dict[str, Seen] = field(default_factory=dict)
     folders: dict[str, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Content(contextlib.AbstractContextManager["Content"]):
         return os.pread(self._number, size, offset)
 
     def is_as(self, seen: Seen) -> bool:
-        """Whether it has the content that was seen. A rename over it changes its ctime."""
+        """True if it has the content that was seen. A rename over it changes its ctime."""
         now = Seen.of(os.fstat(self._number))
         return replace(now, changed_ns=seen.changed_ns) == seen
 
@@ -87,7 +87,7 @@ class Disk:
         self._folders = dict(folders)
 
     def _path(self, name: str) -> Path:
-        """Where a name lies: one of a list, which was checked when it was read."""
+        """Path of a name from a list, which was checked when it was read."""
         first, _, rest = name.partition("/")
         return self._folders[first] / rest
 

@@ -85,7 +85,7 @@ class Moment:
     """The folders at T."""
 
     number: int
-    """Of the round."""
+    """Number of the round."""
     at_ns: float
     """T in Unix nanoseconds; infinite once the program has ended."""
     look: Look
@@ -267,7 +267,7 @@ class Mirror:
         return data
 
     def _is_older_than_its_code(self, file: SavedFile) -> bool:
-        """Whether a file came with the code, was changed by the program, and has since been changed
+        """True if a file came with the code, was changed by the program, and has since been changed
         in the code: what the user has now counts."""
         has = (self._code or {}).get(file.name, "")
         if not has or file.code == has:
@@ -313,7 +313,7 @@ class Mirror:
         self._until = min(self._until, self._clock.monotonic() + within_s)
 
     def _has_time(self, seconds: float = 0) -> bool:
-        """Whether more than so many seconds are left."""
+        """True if more than so many seconds are left."""
         return self._until - self._clock.monotonic() > seconds
 
     # --- rounds
@@ -369,7 +369,7 @@ class Mirror:
         if not self._is_on:
             return not self.is_replaced  # the program has not run since its files were saved
         if within_s is not None:
-            # Of a round that is being made, too. The list is written after the files.
+            # Also those of a round in progress: its list is written after its files.
             self.hurry(within_s - min(within_s / 6, times.FILES_LIST_S))
         is_saved = self._busy.acquire(timeout=-1 if within_s is None else within_s)
         if is_saved:
@@ -485,7 +485,7 @@ class Mirror:
         return True
 
     def _has(self, name: str, seen: Seen) -> bool:
-        """Whether a file has been sent as it was seen."""
+        """True if a file has been sent as it was seen."""
         return name in self._known and self._known[name][0] == seen
 
     def _above_limits(self, own: Mapping[str, Seen]) -> set[str]:
@@ -631,7 +631,7 @@ class Mirror:
 
 
 def _offsets(seen: Seen) -> range:
-    """Where the pieces of a file begin; a link has none."""
+    """Offsets of a file's pieces; a link has none."""
     return range(0, 0 if seen.link else seen.size, files.PIECE)
 
 

@@ -43,12 +43,12 @@ from contract.nodes import (
     PROGRAM_DIR,
 )
 
-#: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
+#: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"
 #: Value of PYTHONUNBUFFERED with which ``sitecustomize.py`` makes Python write whole lines. Where
 #: Python does not run that file, it has no buffer at all, so that its lines come at once too.
 LINES: Final = "lines"
-#: Of the system's own variables, what a program may see.
+#: The system's own variables that a program may see.
 _KEPT: Final = (ENV_JOB, ENV_NOTICE, ENV_RUN, ENV_STORAGE)
 #: Ray sets it for its workers to the processors that they ask for; torchrun has its own default.
 _OF_RAY: Final = ("OMP_NUM_THREADS",)
@@ -57,7 +57,7 @@ ENV_PROGRAM: Final = "TRAIN_PROGRAM"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What runs on every node of a job: the head passes it to ``containers.program.nodes``, which
+    """Launch of a program on every node: the head passes it to ``containers.program.nodes``, which
     passes it to the launchers."""
 
     order: JobSpec
@@ -81,20 +81,20 @@ class LaunchSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where one node is among the others of a start."""
+    """Place of one node among the others of a start."""
 
     number: int
-    """Of this node in the log and in the bucket; a node that replaces it has the same."""
+    """Number of this node in the log and in the bucket; a node that replaces it has the same."""
     rank: int
     """The same as its number, unless a range of nodes has lost some."""
     start: int
     """0, and 1 more each time that the program is started again on all nodes."""
     addresses: tuple[str, ...]
-    """Of the nodes that begin together, by rank."""
+    """Addresses of the nodes that start together, by rank."""
     gpus: int
-    """Of this node."""
+    """Number of GPUs of this node."""
     files: Start | None = None
-    """What is restored before this start; None: files are not kept."""
+    """Files to restore before this start; None: files are not kept."""
 
     @property
     def num_nodes(self) -> int:
@@ -113,7 +113,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How a program ended on one node."""
+    """End of a program on one node."""
 
     code: int
     """Its exit code; 128 + N where signal N ended it."""
@@ -124,23 +124,23 @@ class Ended:
     was_replaced: bool = False
     """Another job has taken over the files of this node."""
     errors: tuple[Error, ...] = ()
-    """What its processes have noted."""
+    """Errors that its processes have noted."""
     last_error: str = ""
-    """Of its log."""
+    """Last error in its log."""
     trouble: Exception | None = None
-    """Why it could not be started."""
+    """Reason why it could not be started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """What a launcher answers when it is asked."""
+    """Answer of a launcher that is polled."""
 
     start: int = -1
     """The one that it was told last."""
     runs: bool = False
     """Its program has been started: files are restored before, which may take long."""
     ended: Ended | None = None
-    """How the program of that start has ended, once it has."""
+    """End of that start's program, once it has ended."""
     lost: tuple[str, ...] | None = None
     """Names of its files that could not be saved; None until the others are."""
     leaves_at: float | None = None
@@ -182,7 +182,7 @@ def launcher_environment(place: Place) -> dict[str, str]:
 
 
 def accelerate_config(place: Place) -> str:
-    """What ``accelerate launch`` reads from its default file: it asks no variable for its nodes.
+    """Default file of ``accelerate launch``, which reads the nodes from no variable.
 
     It is JSON, which is YAML too.
     """
@@ -227,7 +227,7 @@ _HF_CACHES: Final = ("HF_HUB_CACHE", "HF_DATASETS_CACHE")
 
 
 def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a program inherits of its node: neither Ray's variables and token nor the system's."""
+    """Environment that a program inherits from its node, without Ray's variables and token."""
     return {
         name: value
         for name, value in environment.items()
@@ -267,7 +267,7 @@ class Launcher:
     def start(self, place: Place) -> Status:
         """Bring the code and the files of the run to this node, and start the program."""
         if self._thread is not None:
-            # Of a start that another node did not live to see; two would clash.
+            # Left over from a start during which another node died; two programs would clash.
             self.stop(times.COMMAND_STOP_S)
             self._thread.join()
         with self._lock:
@@ -277,8 +277,8 @@ class Launcher:
         return self.status()
 
     def status(self) -> Status:
-        """How far it is; also shows that the node is alive. Passes a notice that this node goes on
-        to the program, as SIGTERM."""
+        """Status of the program, and a sign that the node is alive. Passes on a notice that this
+        node goes, as SIGTERM."""
         leaves_at = self._leaves_at()
         if leaves_at is not None:
             left = leaves_at - time.time()
@@ -322,7 +322,7 @@ class Launcher:
             program = self._begin(place)
             program.wait(lambda: self._kill_at)
             at, was_told = time.time(), self._is_told
-            # What outlives a program that has ended by itself is not waited for.
+            # Processes that outlive a program which has ended by itself are not waited for.
             code = program.end(lambda: self._kill_at if was_told else 0.0)
         except Stopped:
             was_told = True
@@ -362,7 +362,7 @@ class Launcher:
         self._mirror = None
         if self._log is None or place.files:
             self._log = self._log or NodeLog(place.number, os.environ)
-            # What another start has left is in the bucket.
+            # Files of an earlier start are in the bucket.
             shutil.rmtree(self._base, ignore_errors=True)
             self._work.mkdir(parents=True, exist_ok=True)
             self._output.mkdir(exist_ok=True)
@@ -374,7 +374,7 @@ class Launcher:
                 f"{self._told.storage}/{runs.output_prefix(self._told.order.run)}",
                 node=place.number,
                 say=self._log.write,
-                # What the program computes from now on would be lost.
+                # Whatever the program computes from now on would be lost.
                 on_replaced=lambda: self.stop(times.COMMAND_STOP_S),
             )
             self._mirror.restore(place.files, should_stop=lambda: self._is_told)
@@ -433,16 +433,16 @@ class Launcher:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadProgram:
-    """What the command on the head is started with."""
+    """Launch parameters of the command on the head."""
 
     folder: Path | None
-    """Where it runs; None: where the node's own program does."""
+    """Working directory; None: that of the node's own program."""
     environment: dict[str, str]
     """Variables, beside those of the node."""
     mirror: Mirror | None
     """Its files; None where they are not kept."""
     errors: Path | None = None
-    """Where its processes note why they fail."""
+    """Folder in which its processes note why they fail."""
 
 
 def prepare_head(
@@ -472,7 +472,7 @@ def prepare_head(
     output, names, errors = place / OUTPUT, place / "names", place / "errors"
     for folder in (output, names, errors):
         folder.mkdir(exist_ok=True)
-    # Of the command and of what Ray starts for it alike, on every node at the same place.
+    # Same path on every node, for the command and for what Ray starts for it.
     paths = [str(STARTUP), variables.get("PYTHONPATH", "")]
     given = {
         **variables,
@@ -480,7 +480,7 @@ def prepare_head(
         ENV_RAY_STORAGE: f"{storage}/{runs.ray_prefix(spec.run)}".rstrip("/"),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
-    # What the program writes and what comes back is not sent to the other nodes with its code.
+    # Outputs and restored files are not sent to the other nodes with the code.
     shutil.copytree(work, place / "code", symlinks=True)
     return HeadProgram(
         folder=work,
@@ -491,7 +491,7 @@ def prepare_head(
             # A program may name a runtime environment of its own; without this, Ray refuses both.
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
             # Every few seconds, a line for each trial that waits its turn would call it impossible.
-            # What can never be had, the head reports.
+            # The head reports requests that can never be met.
             "RAY_SCHEDULER_EVENTS": "0",
             ENV_RAY_NAMES: str(names),
             ENV_ERRORS: str(errors),

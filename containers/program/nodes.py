@@ -66,7 +66,7 @@ _GROW_AFTER_S: Final = 120.0
 #: Nodes that go again and again without notice, soon after a start, go because of the program.
 _STARTS_IN_VAIN: Final = 5
 _LONG_RUN_S: Final = 600.0
-#: What ``ray.nodes()`` calls the head.
+#: Resource that marks the head in ``ray.nodes()``.
 _HEAD: Final = "node:__internal_head__"
 
 
@@ -118,13 +118,13 @@ def start_launcher(told: LaunchSpec, node: NodeInfo) -> Any:
 
 # --- decisions ------------------------------------------------------------------------------------
 class Next(Enum):
-    """What happens to a program that has been started."""
+    """Verdict about a started program."""
 
     WAIT = auto()
     AGAIN = auto()
-    """It is ended wherever it runs, and started again."""
+    """Stop it wherever it runs, and start it again."""
     REPLACED = auto()
-    """It is ended: another job has taken over its files."""
+    """Stop it: another job has taken over its files."""
     FAILED = auto()
     DONE = auto()
 
@@ -162,7 +162,7 @@ def first_failure(ends: Sequence[Ended | None]) -> int | None:
 def new_seats(
     here: Sequence[NodeInfo], taken: Mapping[str, int], *, most: int, unfit: Collection[str]
 ) -> list[tuple[int, NodeInfo]]:
-    """Who takes the free seats: a number, the lowest that is free, and a node for each.
+    """Assign free seats, the lowest numbers first, to nodes.
 
     Args:
         here: the nodes that there are.
@@ -203,7 +203,7 @@ class Seat:
 
     @property
     def ended(self) -> Ended | None:
-        """How the program has ended here."""
+        """End of the program here; None while it runs."""
         return self.status.ended if self.status.start == self.start else None
 
     @property
@@ -218,7 +218,7 @@ class Seat:
 
     @property
     def lost(self) -> str:
-        """What of its files is lost, in words."""
+        """Lost files of the program, in words."""
         if self.ended is None or (names := self.status.lost) is None:
             what = "is lost" if self.is_lost else "does not answer"
             return f"the last files of node {self.number}, which {what}"
@@ -348,7 +348,7 @@ class Group:
         return new_seats(alive(), taken, most=self._nodes.high, unfit=self._leaving)
 
     def _has_settled(self) -> bool:
-        """Whether nodes that come just after the first need not be waited for."""
+        """True once nodes that join just after the first need not be waited for."""
         now = time.monotonic()
         if len(self._seats) != self._num_seen:
             self._num_seen, self._seen_at = len(self._seats), now
@@ -440,7 +440,7 @@ class Group:
         return exits.FAILED
 
     def _next(self) -> Next:
-        """What comes next, now that all nodes were asked."""
+        """Decide what comes next, now that all nodes have answered."""
         if all(seat.runs for seat in self._seats):
             self._began = min(self._began, time.monotonic())
         ends = [seat.ended for seat in self._seats]
@@ -540,6 +540,6 @@ def run(group: Group) -> int:
 
 
 if __name__ == "__main__":
-    # Where Ray prints the last twenty lines of a lost node's own log, again and again.
+    # Ray prints the last twenty lines of a lost node's own log there, again and again.
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         sys.exit(main())

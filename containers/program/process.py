@@ -55,7 +55,7 @@ class Lines:
         if whole:
             self._since = now
         for line in whole:
-            # What a terminal shows of a line that was written over.
+            # Keep what a terminal would show of an overwritten line.
             shown = next((part for part in reversed(line.split(b"\r")) if part), b"")
             self._emit(shown.decode(errors="replace").rstrip())
 
@@ -198,6 +198,6 @@ class Program:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    # It has ended, or has become another user's.
+    # The process has ended, or its number is another user's now.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)

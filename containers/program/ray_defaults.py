@@ -28,7 +28,7 @@ NAMES: Final = "TRAIN_RAY_NAMES"
 RUN: Final = "TRAIN_RUN"
 
 MAX_FAILURES: Final = 2
-#: Of ``ray.init``: sizes of a cluster that it starts, which it refuses where there is one.
+#: Arguments of ``ray.init`` that size a new cluster; it refuses them where one exists.
 _OF_CLUSTER: Final = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 

@@ -50,7 +50,7 @@ _VISION: Final = (
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the node was told to end
-    """What a node does before its program runs was broken off, because the node has to end."""
+    """Preparation was interrupted because the node has to end."""
 
 
 def install(
@@ -94,7 +94,7 @@ def install(
         command += ["--link-mode", "copy", "-c", str(fixed)]
         torch, _, build = image.get("torch", "").partition("+")
         if re.fullmatch(r"cpu|cu\d+", build) and "UV_DEFAULT_INDEX" not in variables:
-            # What is made for torch, such as torchvision, comes from the index of the image's.
+            # Packages built for torch, such as torchvision, come from its own index.
             variables = {"UV_TORCH_BACKEND": build, **variables}
         pins = [f"{each}=={image[each].partition('+')[0]}\n" for each in _KEPT if each in image]
         # Without the network first: what an earlier job of this host has fetched is used again. The
@@ -119,7 +119,7 @@ def install(
 
 
 def site_packages(folder: Path) -> Path:
-    """Where Python finds the packages of an environment."""
+    """Folder in which Python finds the packages of an environment."""
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder)}))
 
 

@@ -21,13 +21,13 @@ class SharedFiles:
     lifecycle: str
     """``AVAILABLE``, or what it is instead."""
     reason: str
-    """Why it is not; empty where FSx does not say."""
+    """Reason why it is not; empty where FSx gives none."""
     places: tuple[str, ...]
     """Subnets of a file system; ``s3://`` and what is linked."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any], places: Sequence[str]) -> Self:
-        """From an answer of FSx."""
+        """Read an answer of FSx."""
         reason = found.get("FailureDetails", {}).get("Message", "")
         return cls(lifecycle=found["Lifecycle"], reason=reason, places=tuple(places))
 

@@ -46,13 +46,13 @@ class Host:
     state: str
     """``ACTIVE``, ``DRAINING`` where no task may come any more, or ``UNREGISTERED``."""
     is_connected: bool
-    """Whether ECS hears of its agent. If not, no task comes to it, and none on it can be stopped;
-    agents reconnect several times an hour, within minutes."""
+    """True if its agent is connected to ECS. If not, no task comes to it, and none on it can be
+    stopped; agents reconnect several times an hour, within minutes."""
     disconnected_since: datetime | None
-    """When a sweep first saw that it is not; None while no sweep has."""
+    """Time at which a sweep first found it disconnected; None while no sweep has."""
     num_tasks: int
     since: datetime
-    """When it joined; where it has not, when it was launched."""
+    """Time at which it joined or, before that, was launched."""
 
     @classmethod
     def from_ecs(cls, found: "ContainerInstanceTypeDef") -> Self:
@@ -84,7 +84,7 @@ class Host:
 
 
 class StandingCluster:
-    """What runs in the two services, and how many tasks they keep."""
+    """The two services: their tasks, and how many they keep."""
 
     def __init__(
         self, clients: Clients, *, cluster: str, services: Mapping[str, str], keeper: str
@@ -145,7 +145,7 @@ class StandingCluster:
         """Instances of the groups that are not among those that have joined."""
         pages = self._clients.ec2.get_paginator("describe_instances").paginate(
             Filters=[
-                # As CloudFormation names the groups.
+                # CloudFormation's names of the groups.
                 {"Name": "tag:aws:autoscaling:groupName", "Values": [f"{TRAINING_STACK}-*"]},
                 {"Name": "instance-state-name", "Values": ["pending", "running"]},
             ]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _IN_ORDER: Final = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"
-#: Of regions with a console of their own, by the beginning of their names.
+#: Console domains of regions with a separate console, by the beginning of their names.
 _CONSOLES: Final = {"cn-": "console.amazonaws.cn", "us-gov-": "console.amazonaws-us-gov.com"}
 
 
@@ -156,7 +156,7 @@ class Deployment:
 
     @property
     def is_local(self) -> bool:
-        """Whether this is a rehearsal on this machine."""
+        """True if this is a rehearsal on this machine."""
         return self.account_id == LOCAL_ACCOUNT
 
     @cached_property
@@ -207,7 +207,7 @@ class Deployment:
 
     @cached_property
     def ray_token(self) -> str:
-        """What Ray's dashboard asks for."""
+        """Token that Ray's dashboard asks for."""
         secret = self.output(stack_outputs.RAY_TOKEN)
         return self._clients.secrets.get_secret_value(SecretId=secret)["SecretString"]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CliError(Exception):
-    """What happened, why, and what to do next. Printed without a traceback."""
+    """Error with what happened, why, and what to do next; printed without a traceback."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ def explained(error: Exception) -> CliError | None:
         case aws.ClientError():
             return _of_the_service(error)
         case Boto3Error():
-            # Of an upload or a download. It keeps AWS's own error only as its context.
+            # From an upload or a download: it keeps AWS's own error only as its context.
             cause = error.__context__
             known = explained(cause) if isinstance(cause, Exception) else None
             return known or CliError(f"the transfer broke off: {error}. Give the command again")

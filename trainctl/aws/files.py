@@ -10,7 +10,7 @@ from typing import Final
 from contract.runs import RUNS_PREFIX, RunPaths, safe_join
 from trainctl.aws.clients import Clients, code_of
 
-#: Of an object's metadata.
+#: Key in an object's metadata.
 _SHA256: Final = "sha256"
 
 
@@ -44,7 +44,7 @@ class Bucket:
         return f"s3://{self.name}"
 
     def run(self, run: str) -> RunPaths:
-        """Where the files of a run lie."""
+        """Addresses of a run's files."""
         return RunPaths.of(f"{self.uri}/{RUNS_PREFIX}", run)
 
     def key(self, uri: str) -> str:

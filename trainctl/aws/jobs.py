@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Among how many of the newest jobs a run is looked for by its name.
 JOBS_LOOKED_AT: Final = 100
 CONSISTENT_EVERY_S: Final = 0.5
-#: What ``job_plan.new_id`` puts behind a run's name.
+#: Suffix that ``job_plan.new_id`` appends to a run's name.
 _JOB_ID: Final = re.compile(
     r"(-[bdfghjklmnprstvz][aiou][bdfghjklmnprstvz][aiou][bdfghjklmnprstvz]){2}$"
 )
@@ -149,7 +149,7 @@ class Place:
     number: int
     """1: it is the next one."""
     after: str
-    """Of the next one: the job with whose end it has room; of others, the job before it."""
+    """For the next one, the job whose end makes room for it; for others, the job before it."""
     until: datetime | None
     """Deadline of that job; None while it is queued itself."""
 
@@ -182,7 +182,7 @@ class Jobs:
 
     def newest(self, *, limit: int, running: bool = False) -> list[Job]:
         """The newest jobs, newest first; one call for each of them."""
-        # What was submitted is not in the list.
+        # The list has no orders.
         found = [self._described(each) for each in self.newest_ids(limit=limit, running=running)]
         # One that has just been started may be in the list and not be described yet.
         jobs = [job for job in found if job]
@@ -224,7 +224,7 @@ class Jobs:
         for job in newest:
             if job.run == name:
                 return job
-        # What has just been submitted is described a moment later.
+        # A new execution can be described only a moment later.
         until = time.monotonic() + (CONSISTENT_S if _JOB_ID.search(name) else 0)
         while time.monotonic() < until:
             time.sleep(CONSISTENT_EVERY_S)
@@ -264,7 +264,7 @@ class Jobs:
         return [event for page in pages for event in page["events"]]
 
     def deadline(self, job: Job) -> datetime | None:
-        """When a job is ended at the latest; None before its head was asked for."""
+        """Deadline of a job; None before its head was requested."""
         starts = self._submissions(job)
         if not starts or not job.spec:
             return None
@@ -282,7 +282,7 @@ class Jobs:
         )
         order = in_order(each for page in pages for each in page["executions"])
         order += [] if new is None else [""]
-        # Those behind them wait for a head, whatever they are.
+        # All behind them wait for a head in any case.
         first = order[: limits.max_heads + 1]
         jobs = [self._described(name) if name else None for name in first]
         wanted = [job.spec.nodes if job and job.spec else Range(0, 0) for job in jobs]

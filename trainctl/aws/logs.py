@@ -24,7 +24,7 @@ class LogLine:
 
     task: Task
     at: int
-    """When it was written: Unix time in milliseconds."""
+    """Unix time at which it was written, in milliseconds."""
     text: str
     id: str
     """CloudWatch's."""

@@ -23,7 +23,7 @@ class Shape:
     """Worker nodes at a time, of all jobs and the standing cluster together."""
     spot: bool
     efa: bool
-    """Whether the hosts that train have EFA."""
+    """True if the hosts that train have EFA."""
     image_tag: str
     max_heads: int
     """Heads at a time, of all jobs and the standing cluster together."""
@@ -34,9 +34,9 @@ class Shape:
     confirm_above_usd: float
     """Jobs whose maximum cost is above this start only if their user types y."""
     log_retention_days: int
-    """How long ECS's events are kept, from which costs are computed."""
+    """Days that ECS's events are kept, from which costs are computed."""
     shared: FileSystem | None = None
-    """What all hosts mount."""
+    """The file system that all hosts mount."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -62,7 +62,7 @@ class Shape:
         return cls(**built, **{name: values[name] for name in names})
 
     def prices(self, region: str) -> Prices:
-        """Of its hosts, at today's list prices."""
+        """List prices of its hosts today."""
         return Prices.of(
             region=region,
             head=self.head,
@@ -74,7 +74,7 @@ class Shape:
 
     @property
     def limits(self) -> Limits:
-        """What its jobs may have at a time."""
+        """Limits of its jobs, all together."""
         return Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
     @property
@@ -88,7 +88,7 @@ class Shape:
         return min(self.max_heads, 2) - 1
 
     def size(self, num_nodes: int) -> ClusterSize:
-        """What Ray has to offer once a head and ``num_nodes`` worker nodes have joined."""
+        """Size of the Ray cluster of a head and ``num_nodes`` worker nodes."""
         heads = 1 if self.head_trains else 0
         return ClusterSize(
             num_nodes=num_nodes + 1,
@@ -99,7 +99,7 @@ class Shape:
 
     @property
     def gpus(self) -> Gpus:
-        """Of the hosts that train."""
+        """GPUs of the hosts that train."""
         return Gpus(
             per_node=self.worker.num_gpus,
             on_head=self.head.num_gpus if self.head_trains else None,

@@ -34,9 +34,9 @@ class Task:
     """ARN of the host as ECS knows it; "" while there is none."""
     since: datetime | None
     pulled: datetime | None
-    """When its host began to fetch the image; None before that: there may be no host."""
+    """Time at which its host began to pull the image; None before that: there may be no host."""
     stopped: datetime | None
-    """When it ended; None before that, and of tasks that ECS has forgotten."""
+    """Time at which it ended; None before that, and for tasks that ECS has forgotten."""
     stop_code: str
     stopped_reason: str
     exit_code: int | None
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def ending(self) -> Ending:
-        """How it ended, once it has."""
+        """Kind of its end, once it has ended."""
         return ending(
             stop_code=self.stop_code, reason=self.stopped_reason, exit_code=self.exit_code
         )

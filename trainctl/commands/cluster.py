@@ -32,7 +32,7 @@ from trainctl.pricing import at_list_prices, dollars
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3
 
-#: What a container's exit code means, where the node's own log may be hard to find.
+#: Meaning of a container's exit codes, where the node's own log may be hard to find.
 _EXITS: Final = {
     exits.BAD_INPUT: "its settings are wrong",
     exits.NO_HEAD: "it did not find its head, or lost it",
@@ -40,7 +40,7 @@ _EXITS: Final = {
     exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
     exits.KILLED: "it was killed",
 }
-#: Those that another attempt does not fix.
+#: Exit codes that another attempt does not fix.
 _FINAL_EXITS: Final = (exits.BAD_INPUT, exits.REFUSED, exits.BAD_HOST)
 
 
@@ -146,7 +146,7 @@ def _wait_until_up(
 
 
 def is_up(tasks: Sequence[Task], size: ClusterSize | None, expected: ClusterSize) -> bool:
-    """Whether all nodes run, are healthy, and are in Ray."""
+    """True if all nodes run, are healthy, and have joined Ray."""
     ready = [task for task in tasks if task.status == "RUNNING" and task.health == "HEALTHY"]
     return len(tasks) == len(ready) == expected.num_nodes and size == expected
 
@@ -154,7 +154,7 @@ def is_up(tasks: Sequence[Task], size: ClusterSize | None, expected: ClusterSize
 def waiting_for(
     tasks: Sequence[Task], size: ClusterSize | None, shape: Shape, expected: ClusterSize
 ) -> str:
-    """What the cluster lacks, in words."""
+    """Missing nodes of the cluster, in words."""
     started = len([task for task in tasks if task.status in ("RUNNING", "ACTIVATING", "PENDING")])
     if started < expected.num_nodes:
         hosts = {shape.head.name, shape.worker.name}
@@ -192,7 +192,7 @@ def _check_for_faults(
             raise CliError(f"ECS gives up on the {service.node}: {service.rollout_reason} {after}")
     stopped = deployment.cluster.tasks(stopped=True)
     ended = [task for task in stopped if task.since and task.since >= began]
-    # What was stopped on purpose, because there was one too many, is no fault.
+    # A surplus task that was stopped on purpose is no fault.
     ended = [task for task in ended if task.ending is not Ending.SURPLUS]
     for task in ended:
         if task.ending is Ending.IMAGE_NOT_FOUND:
@@ -359,7 +359,7 @@ def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
 
 
 def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
-    """Of the hosts of these nodes and what is always there, in US dollars; None: not known."""
+    """Price of these nodes' hosts and of what always runs, in US dollars; None: not known."""
     prices = deployment.shape.prices(deployment.region)
     total = prices.standing_usd_per_hour
     for task in tasks:
@@ -371,13 +371,13 @@ def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None
 
 
 def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
-    """What Ray has, as the running head's log reports it; None while there is none."""
+    """Size of the cluster, as the running head's log reports it; None while there is none."""
     heads = [task for task in tasks if task.node == nodes.HEAD and task.status == "RUNNING"]
     return deployment.logs.ray_size(heads[0]) if heads else None
 
 
 def _price(deployment: Deployment, num_nodes: int) -> str:
-    """What a cluster costs per hour, as one sentence."""
+    """Hourly cost of a cluster, as one sentence."""
     prices = deployment.shape.prices(deployment.region)
     total = prices.usd_per_hour(num_nodes)
     if total is None:
@@ -401,12 +401,12 @@ def _sized(size: ClusterSize | None) -> str:
 
 
 def _age(since: datetime | None) -> str:
-    """How long something has been there."""
+    """Age of something, in words."""
     return "" if since is None else duration(round((datetime.now(tz=UTC) - since).total_seconds()))
 
 
 def _state(host: Host) -> str:
-    """What ECS does with a host: ``ACTIVE, agent disconnected 12 min`` can take no task."""
+    """State of a host in ECS: ``ACTIVE, agent disconnected 12 min`` can take no task."""
     if host.is_connected or host.state == UNREGISTERED:
         return host.state
     return f"{host.state}, agent disconnected {_age(host.disconnected_since)}".rstrip()

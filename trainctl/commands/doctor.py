@@ -96,7 +96,7 @@ def look(
         state = "next" if isinstance(error, NotDeployedError) else "bad"
         fix = place.make("deploy", given) if _helps_to_deploy(error) else ""
         yield Check("stacks", state, str(explained(error)), fix)
-        # Where the stacks are there, they have their share of the account already.
+        # Deployed stacks have their share of the account already.
         missing = error.missing if isinstance(error, NotDeployedError | NotReadyError) else ()
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
             yield from _before(place, given, missing=missing)
@@ -136,7 +136,7 @@ def _helps_to_deploy(error: Exception) -> bool:
 
 
 def _session(given: dict[str, str], *, profile: str | None, region: str | None) -> "Session":
-    """Of the region that is asked for; where there is none, of that in ``cdk.json``."""
+    """Session of the given region or, without one, of the region in ``cdk.json``."""
     try:
         return open_session(profile=profile, region=region or given.get("region"))
     except UsageError:
@@ -156,7 +156,7 @@ def _before(
     missing: Collection[str],
     there: FileSystem | None = None,
 ) -> Iterator[Check]:
-    """What a deploy with these settings needs.
+    """Check what a deploy with these settings needs.
 
     Args:
         missing: the stacks that it would make.
