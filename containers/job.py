@@ -111,13 +111,13 @@ class Decisions:
     def decide(self, seen: Seen) -> tuple[int, str] | None:
         """Exit code of a job that must not go on, and the reason in words; None while it may."""
         if seen.is_stopped:
-            return exits.TERMINATED, "stopped as told"
+            return exits.TERMINATED, "stopped on request"
         if seen.is_replaced:
             text = "another job has taken over the files of this run: the command is ended"
             return exits.FILES_LOST, text
         if seen.now > self._deadline - self.early_s:
-            comes = f"the deadline comes in {self.early_s} s"
-            return exits.DEADLINE, comes if self.early_s else "the deadline has come"
+            comes = f"the deadline is in {self.early_s} s"
+            return exits.DEADLINE, comes if self.early_s else "the deadline is reached"
         if seen.ray_code is not None:
             return exits.RAY_FAILED, f"Ray ended on its own (exit code {seen.ray_code})"
         if seen.is_unfit:
@@ -131,11 +131,11 @@ class Decisions:
         another one."""
         if own == exits.KILLED:
             # From the head's container it would mean that the head was killed, and be tried again.
-            text = f"the command was killed (exit code {own}), maybe for its memory: the job fails"
+            text = f"the command was killed (exit code {own}), perhaps out of memory: the job fails"
             return exits.FAILED, text
         is_program = not (self._spec.recipe or self._spec.on == Placement.NODES)
         if own in exits.OF_THE_SYSTEM and is_program:
-            text = f"the command's exit code {own} has a meaning of its own here: the job's is 1"
+            text = f"the command's exit code {own} is reserved here: the job's is 1"
             return exits.FAILED, text
         return own, ""
 
@@ -256,7 +256,7 @@ class Job:
         return None
 
     def _pass_gate(self) -> int | None:
-        """Run what must succeed before the job's command; an exit code where it does not."""
+        """Run the check before the job's command, if any; return its exit code if it fails."""
         words = self._config.spec.before
         if not words:
             return None
@@ -267,8 +267,8 @@ class Job:
         if code == exits.OK:
             return None
         say(
-            f"the job's command is not started: what must succeed before it has ended with exit "
-            f"code {code}, for the reason above"
+            f"the job's command is not started: the check before it ended with exit code "
+            f"{code}; see above"
         )
         return code
 
@@ -475,7 +475,7 @@ class Job:
         return self._find_failure(code) or None
 
     def _say_of_ray(self, what: str) -> None:
-        say("\n".join([f"{what}; it said last:", *self._ray.last_lines()]))
+        say("\n".join([f"{what}; its last lines:", *self._ray.last_lines()]))
 
 
 def described(environment: Mapping[str, str]) -> tuple[JobConfig, NodeConfig]:
@@ -495,7 +495,7 @@ def run(environment: Mapping[str, str]) -> int:
     """Run the job that a task's environment describes; return the container's exit code.
 
     Raises:
-        InputError: a variable is missing or wrong, or this is no task of ECS.
+        InputError: a variable is missing or wrong, or this is not an ECS task.
     """
     config, head = described(environment)
     # Until there is a job to stop, a signal ends this process with the same exit code.
@@ -508,7 +508,7 @@ def run(environment: Mapping[str, str]) -> int:
     cache.start_trimming()
     task = machine.own_task()
     if task is None:
-        raise InputError("a job starts its workers on ECS, and this is no task of ECS")
+        raise InputError("a job's head starts workers on ECS, so it must run in an ECS task")
     address = machine.own_address()
     interface = machine.interface_of(address)
     say(f"job {config.job}: head on {address}, worker nodes: {config.spec.nodes.words}")

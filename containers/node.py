@@ -134,7 +134,7 @@ def watch_host(
             say(f"this host was not checked: {error}")
             faults = []
         for fault in faults:
-            say(f"this host is not fit to train any more: {fault}")
+            say(f"this host can no longer train: {fault}")
         if faults:
             leave()
         try:
@@ -382,7 +382,7 @@ class Node:
         if self._is_unfit:
             return exits.BAD_HOST
         if self._stopped_by is not None:
-            say(f"stopped as told, Ray has drained (exit code {code})")
+            say(f"stopped on request, Ray has drained (exit code {code})")
             return exits.OK
         if self.config.kind == nodes.WORKER and (lost := self._head_is_lost()):
             say(f"the head is lost after {lasted_s:.0f} s: {lost}")

@@ -199,7 +199,7 @@ class JobSpec:
             raise _wrong("before", given["before"], "a list of words")
         for name in ("variables", "secrets"):
             if not isinstance(given.get(name, {}), dict):
-                raise _wrong(name, given[name], "an object of texts")
+                raise _wrong(name, given[name], "an object of strings")
         for name, allowed in _TEXTS.items():
             if not isinstance(given.get(name, ""), str):
                 raise _wrong(name, given[name], allowed)

@@ -102,7 +102,7 @@ def check_relative(name: str, *, what: str = "name") -> str:
     segments = name.split("/")
     if any(part in ("", ".", "..") for part in segments) or re.search(r"[\\\x00-\x1f\x7f]", name):
         raise InputError(
-            f"{what} {name!r} is refused: it is no relative path of a file (no leading slash, "
+            f"{what} {name!r} is refused: it is not a relative path of a file (no leading slash, "
             "no empty, '.' or '..' segment, no backslash, no control character)"
         )
     return name

@@ -39,9 +39,9 @@ from trainctl.commands.wait import wait
 from trainctl.help import WIDTH, Command, Group, RecipeCommand
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 it failed, the message tells why; 2 wrong input; 130 Ctrl-C, which "
-    "never stops what runs in the cloud (0 where it closes the tunnel of open or notebook). wait "
-    "and --follow exit with the job's status: 74 files lost, 75 no capacity, 79 storage, 124 "
+    "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 130 Ctrl-C, "
+    "which never stops what runs in the cloud (0 where it closes the tunnel of open or notebook). "
+    "wait and --follow exit with the job's status: 74 files lost, 75 no capacity, 79 storage, 124 "
     "deadline, 143 stopped, else the code of its command. Data goes to stdout, everything else to "
     "stderr."
 )

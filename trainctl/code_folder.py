@@ -122,8 +122,8 @@ def look_at(folder: Path) -> str:
     if held := [path for path in files if _VARIABLES.fullmatch(path.name)]:
         raise UsageError(
             f"--code {folder}: {held[0].relative_to(folder)} would be uploaded into the bucket, "
-            "which all jobs can read. Let git ignore it, and give its values with --secret, or "
-            "with --env what is none"
+            "which all jobs can read. Let git ignore it, and pass its secrets with --secret, all "
+            "else with --env"
         )
     size = sum(path.lstat().st_size for path in files) / 2**20
     if size > CODE_MIB:
@@ -179,7 +179,7 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
             why = "does not exist" + (f": did you mean {close[0]}?" if close else "")
         raise UsageError(f"--code {folder}: {program}, which the command runs, {why}")
     if program == first and not ("/" in first and os.access(path, os.X_OK)):
-        raise UsageError(f"{first} is no command: give python {' '.join(words)}")
+        raise UsageError(f"{first} is not a command: give python {' '.join(words)}")
 
 
 def _check_name(name: str, folder: Path) -> None:

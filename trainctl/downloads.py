@@ -161,7 +161,7 @@ def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
 def _has_changed(wanted: Wanted) -> CliError:
     return CliError(
         f"{wanted.name} of {wanted.source} has changed while it was fetched: the job is "
-        "running; give the command again"
+        "running; run the command again"
     )
 
 
@@ -178,7 +178,7 @@ def download(
     """Find and fetch files; return what was fetched. What lies there already is replaced.
 
     Args:
-        report: called with how far it is, in words.
+        report: called with the progress, in words.
         note: as for ``find``.
 
     Raises:
@@ -191,7 +191,7 @@ def download(
     except OSError as error:
         raise InputError(f"{to}: {error.strerror or error}: give another folder") from error
     if not is_usable:
-        raise InputError(f"{to} is no folder: give another one")
+        raise InputError(f"{to} is not a folder: give another one")
     wanted = find(bucket, run, to, pattern=pattern, node=node, note=note)
     total = sum(each.size for each in wanted)
 

@@ -125,7 +125,7 @@ def until_answered(
             if is_over or isinstance(error, InputError):
                 raise InputError(
                     f"{_NOT_RESTORED}: {reason}. The program is not started without its files: "
-                    "submit the run again, or under another name to begin anew"
+                    "submit the run again, or under another name to start afresh"
                 ) from None
         if pause == PAUSE_S:
             say(f"{_NOT_RESTORED}: {reason}; trying again")

@@ -104,7 +104,7 @@ def cause(
         return Error(line=last_error, node=node)
     if first and first.is_felt and first.node != node:
         first = None  # it was killed, or ended without an exception: its exit code tells more
-    killed = " (killed, maybe for its memory)" if code == exits.KILLED else ""
+    killed = " (killed, perhaps out of memory)" if code == exits.KILLED else ""
     return first or Error(line=f"exit code {code}{killed}", node=node)
 
 

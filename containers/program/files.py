@@ -461,8 +461,8 @@ class Mirror:
                     entries[name] = self._known[name][1]
                 if name in now.files:
                     self._say_once(
-                        f"{name} changes all the time and is too large to be copied meanwhile; it "
-                        "is saved when it rests"
+                        f"{name} keeps changing and is too large to copy meanwhile; it is saved "
+                        "once it stops changing"
                     )
         self._waits = waits
         found = FileList(files=tuple(entries[name] for name in sorted(entries)))

@@ -480,7 +480,7 @@ class Group:
             return None
         self.report(reason)
         if ended.code in exits.OF_THE_SYSTEM:
-            say(f"exit code {ended.code} has a meaning of its own here: the job's is 1")
+            say(f"exit code {ended.code} is reserved here: the job's is 1")
             return exits.FAILED
         return ended.code
 

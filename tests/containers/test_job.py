@@ -141,7 +141,7 @@ def test_outside_ecs_a_job_says_that_it_cannot_start_workers() -> None:
     )
     assert done.returncode == exits.BAD_INPUT
     assert done.stderr == (
-        "node: error: a job starts its workers on ECS, and this is no task of ECS\n"
+        "node: error: a job's head starts workers on ECS, so it must run in an ECS task\n"
     )
 
 
@@ -370,7 +370,7 @@ def test_the_exit_code_of_a_program_never_reads_as_one_of_the_system(
     assert "demand is watched" in life.ray.done, "a request that cannot be met would wait for ever"
     said = capfd.readouterr().err
     assert ("the command was killed (exit code 137)" in said) == (code == exits.KILLED)
-    taken = f"exit code {code} has a meaning of its own here"
+    taken = f"exit code {code} is reserved here"
     assert (taken in said) == (code in exits.OF_THE_SYSTEM)
 
 
@@ -455,7 +455,7 @@ def test_a_job_whose_ray_does_not_start_ends_with_rays_words(
     life = Life()
     life.ray.start = life.ray.die  # type: ignore[method-assign]
     assert life.run() == exits.RAY_FAILED
-    last = "Ray ended on its own (exit code 1); it said last:\nthe last line of Ray"
+    last = "Ray ended on its own (exit code 1); its last lines:\nthe last line of Ray"
     assert last in capsys.readouterr().err
 
 
@@ -688,7 +688,7 @@ def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
     assert not ended, "the download hangs"
     told.set()
     said = capfd.readouterr().err
-    assert said.count("stopped as told") == 1
+    assert said.count("stopped on request") == 1
     assert "running" not in said.partition("stopped")[2], "the command is not started"
     assert saved(s3) == before
 
@@ -739,6 +739,6 @@ def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cache, "start_trimming", lambda: began.append(True))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("containers.host.machine.own_task", lambda: None)
-    with pytest.raises(InputError, match="no task of ECS"):
+    with pytest.raises(InputError, match="must run in an ECS task"):
         job.run(ENVIRONMENT)
     assert began == [True]

@@ -275,7 +275,7 @@ def test_a_node_whose_gpu_fails_after_it_joined_leaves_with_the_code_of_a_bad_ho
     thread.join(30)
     until(lambda: second)
     assert (second, codes) == ([faults], [exits.BAD_HOST])
-    assert f"this host is not fit to train any more: {faults[0]}" in capfd.readouterr().err
+    assert f"this host can no longer train: {faults[0]}" in capfd.readouterr().err
 
 
 def test_ray_is_told_to_leave_before_an_unfit_host_is_reported(

@@ -90,7 +90,7 @@ def test_defaults_are_filled_in() -> None:
         ({"recipe": "ddp", "code": "s3://b/c.zip"}, "recipe is 'ddp', and code is given too"),
         ({"on": "moon"}, "on is 'moon': it must be one of head, nodes"),
         ({"variables": {"A": 1}}, "variable A is 1: it must be text"),
-        ({"variables": ["A"]}, r"variables is \['A'\]: it must be an object of texts"),
+        ({"variables": ["A"]}, r"variables is \['A'\]: it must be an object of strings"),
         ({"variables": {"1A": ""}}, "variable is '1A': it must be a name"),
         ({"variables": {"RAY_ADDRESS": "x"}}, "variable RAY_ADDRESS: names that begin with TRAIN_"),
         ({"secrets": {"A": "other"}}, "secret of A is 'other': .* begins with training/"),

@@ -91,8 +91,8 @@ def test_the_table_is_shown_also_where_nothing_can_be_drawn(
     [
         (["slow"], "give the names of two to 5 runs, each once"),
         (["slow", "slow"], "give the names of two to 5 runs, each once"),
-        (["slow", "mine"], "mine is no run of a recipe: it has no config.json"),
-        (["slow", "runs/nowhere"], "runs/nowhere is no run of a recipe"),
+        (["slow", "mine"], "mine is not the run of a recipe: it has no config.json"),
+        (["slow", "runs/nowhere"], "runs/nowhere is not the run of a recipe"),
     ],
 )
 @pytest.mark.usefixtures("two_runs")

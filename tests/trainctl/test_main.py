@@ -77,7 +77,7 @@ def test_the_help_names_the_exit_codes_and_where_training_starts(
 ) -> None:
     main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Exit codes: 0 done; 1 it failed" in shown
+    assert "Exit codes: 0 done; 1 failed" in shown
     assert "python -m training.launch ddp --local" in shown
 
 
@@ -275,5 +275,5 @@ def test_an_upload_that_aws_refuses_is_explained_by_aws_own_error(tmp_path: Path
 
 def test_a_download_that_breaks_off_is_explained() -> None:
     known = explained(RetriesExceededError(Boto3Error("timed out")))
-    assert "the transfer broke off" in str(known)
-    assert str(known).endswith("Give the command again")
+    assert "the transfer was interrupted" in str(known)
+    assert str(known).endswith("Run the command again")

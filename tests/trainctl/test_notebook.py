@@ -188,7 +188,7 @@ def test_it_starts_on_the_head_and_opens_through_a_tunnel_until_ctrl_c(
         "PIP_INDEX_URL": "https://mine",
         "RAY_JOB_STOP_WAIT_TIME_S": "300",
     }
-    assert "The tunnel is closed; the notebook goes on: trainctl notebook" in captured.err
+    assert "The tunnel is closed; the notebook runs on: trainctl notebook" in captured.err
     assert "trainctl notebook --stop" in captured.err
     assert TOKEN not in captured.out + captured.err
     ports = [each["Parameters"]["portNumber"] for each in account.sent("start_session")]
@@ -202,7 +202,7 @@ def test_ctrl_c_while_the_page_is_being_opened_closes_the_tunnel_too(
 ) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _: os.kill(os.getpid(), signal.SIGINT))
     assert (
-        "The tunnel is closed; the notebook goes on"
+        "The tunnel is closed; the notebook runs on"
         in cli("notebook", "--port", str(free_port())).err
     )
 

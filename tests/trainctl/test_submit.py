@@ -127,8 +127,8 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*CODE, "bash", "run.sh"], "run.sh, which the command runs, does not exist"),
     ([*CODE, "python", "__pycache__/old.py"], "is not among the files that are uploaded"),
     ([*CODE, "mien.py", "--lr", "1"], "mien.py, which the command runs, does not exist"),
-    ([*CODE, "mine.py", "--lr", "1"], "mine.py is no command: give python mine.py --lr 1"),
-    ([*CODE, "./mine.py"], "./mine.py is no command: give python ./mine.py"),
+    ([*CODE, "mine.py", "--lr", "1"], "mine.py is not a command: give python mine.py --lr 1"),
+    ([*CODE, "./mine.py"], "./mine.py is not a command: give python ./mine.py"),
     (
         ["submit", "--code", "CODE", "--yes", "--", "torchrun", "--standalone", "mine.py"],
         "--standalone keeps torchrun from finding the other nodes",
@@ -145,7 +145,7 @@ WITHOUT_AWS = (
     *("settings ddp shows", "--before is 'speed'", "--on nodes is for", "run name 'a/b'"),
     *("no option --workers", "MIN must not be above", "--max-hours is 0:", "--max-cost is 0:"),
     *("--wait-minutes is -1", "--grace is 181", "--env is '1A'", "looks like a secret"),
-    *("there is no such folder", "there is no file in it", "did you mean mine.py", "is no command"),
+    *("there is no such folder", "there is no file in it", "did you mean mine.py", "is not a command"),
 )
 HALF = {"recipe": "ddp", "run": "half", "lr": 1e-3, "epochs": 8, "global_batch": 512}
 

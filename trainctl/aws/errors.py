@@ -63,9 +63,11 @@ def explained(error: Exception) -> CliError | None:
             # From an upload or a download: it keeps AWS's own error only as its context.
             cause = error.__context__
             known = explained(cause) if isinstance(cause, Exception) else None
-            return known or CliError(f"the transfer broke off: {error}. Give the command again")
+            return known or CliError(
+                f"the transfer was interrupted: {error}. Run the command again"
+            )
         case aws.BotoCoreError() | ResponseParserError():
-            return CliError(f"AWS does not answer as it should: {error}. Give the command again")
+            return CliError(f"AWS sent an unexpected answer: {error}. Run the command again")
     return None
 
 

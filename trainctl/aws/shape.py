@@ -47,7 +47,7 @@ class Shape:
         """
         values = json.loads(text)
         if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if (order := values.get("order")) != ORDER_VERSION:
             raise InputError(
                 f"these stacks take job orders of version {order}, and this trainctl writes "

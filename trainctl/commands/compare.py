@@ -55,7 +55,7 @@ def compare(
         configs = {run: _read(folder, CONFIG_FILE) for run, folder in folders.items()}
         results = {run: _read(folder, RESULT_FILE) for run, folder in folders.items()}
         if none := [run for run, config in configs.items() if not config]:
-            raise UsageError(f"{none[0]} is no run of a recipe: it has no {CONFIG_FILE}")
+            raise UsageError(f"{none[0]} is not the run of a recipe: it has no {CONFIG_FILE}")
         settings = [row for row in _rows(configs) if len({*row[1:]}) > 1 and row[0] not in _PLACES]
         if as_json:
             differing = [row[0] for row in settings]

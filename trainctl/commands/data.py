@@ -43,7 +43,7 @@ def put(
     """Upload a data set to the bucket; jobs read it with --data NAME."""
     published, place = catalog.find(source), Path(source).expanduser()
     if published is None and not place.exists():
-        raise UsageError(f"{source} is no folder and no file here; {catalog.by_name(source)}")
+        raise UsageError(f"{source} is not a folder or file here; {catalog.by_name(source)}")
     default = source if published else place.resolve().name
     called = data_sets.check_name(default if name is None else name)
     bucket = Deployment.find(profile=profile, region=region).bucket
@@ -78,7 +78,7 @@ _PUBLISHED: Final = "published"
 
 
 def ls(*, as_json: AsJson = False, profile: Profile = None, region: Region = None) -> None:
-    """List the data sets in the bucket, and those that can be had by name."""
+    """List the data sets in the bucket, and the published ones."""
     bucket = Deployment.find(profile=profile, region=region).bucket
     complete, incomplete = data_sets.stored(bucket)
     known = {each.name for each in complete}
@@ -162,7 +162,7 @@ def prepare(
     Damaged pictures are listed and left out. An interrupted preparation continues.
     """
     if layout not in _LAYOUTS:
-        raise UsageError(f"{layout} is no layout that is known: give {', '.join(_LAYOUTS)}")
+        raise UsageError(f"{layout} is not a known layout: give {', '.join(_LAYOUTS)}")
     if source.startswith("s3://"):
         raise UsageError(
             f"{source} is in S3: fetch it first (aws s3 sync {source} DIR), or have a job prepare "
@@ -182,7 +182,7 @@ def prepare(
                 Path(source).expanduser(), target, wish, processes=processes or 0, report=show
             )
         except KeyboardInterrupt:
-            output.say("interrupted; give the command again, it continues")
+            output.say("interrupted; the same command continues")
             raise typer.Exit(exits.INTERRUPTED) from None
     for each in index.damaged[:_SHOWN_DAMAGED]:
         output.say(f"left out: {each}")

@@ -77,4 +77,4 @@ def _run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: b
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
     job = job_plan.start(deployment, plan)
     if code := follow.follow(deployment, job):
-        raise CliError(f"{job} did not succeed; its log above tells why", exit_code=code)
+        raise CliError(f"{job} did not succeed; the reason is in its log above", exit_code=code)

@@ -44,7 +44,7 @@ def notebook(
 ) -> None:
     """Open JupyterLab on the head of the standing cluster; a tunnel to it, until Ctrl-C.
 
-    It starts where it does not run yet, and goes on when the tunnel closes. In a notebook,
+    It starts if it does not run yet, and keeps running when the tunnel closes. In a notebook,
     ray.init() joins the cluster. Its folder is copied into the bucket and comes back at the next
     start. It ends with --stop, or with trainctl cluster down.
     """
@@ -80,9 +80,11 @@ def notebook(
             _show(deployment, address, as_json=as_json, browser=browser)
             process.communicate()
         except KeyboardInterrupt:
-            output.say("\nThe tunnel is closed; the notebook goes on: trainctl notebook comes back")
+            output.say(
+                "\nThe tunnel is closed; the notebook runs on: trainctl notebook opens it again"
+            )
             return
-    raise CliError("the tunnel was closed; the notebook goes on: trainctl notebook comes back")
+    raise CliError("the tunnel was closed; the notebook runs on: trainctl notebook opens it again")
 
 
 @contextlib.contextmanager
@@ -112,7 +114,7 @@ def _show(deployment: Deployment, address: str, *, as_json: bool, browser: bool)
     else:
         output.print_text(address)
     output.say(
-        f"{'' if deployment.is_local else 'Ctrl-C closes the tunnel; the notebook goes on. '}"
+        f"{'' if deployment.is_local else 'Ctrl-C closes the tunnel; the notebook keeps running. '}"
         f"Its files are copied to {files}\n"
         "  come back       trainctl notebook\n"
         "  stop it         trainctl notebook --stop\n"

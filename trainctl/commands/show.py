@@ -68,7 +68,7 @@ def show(
     if result:
         output.print_text(f"{'result':10}{result.get('status')}: {', '.join(_reached(result))}")
     if skipped := result.get("skipped_steps"):
-        output.print_text(f"{'note':10}skipped steps: {skipped}; loss or gradient was no number")
+        output.print_text(f"{'note':10}skipped steps: {skipped}; loss or gradient was not a number")
     if damaged := result.get("damaged_lines"):
         output.print_text(f"{'note':10}{damaged} damaged lines were left out of metrics.jsonl")
     if tasks:

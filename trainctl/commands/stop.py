@@ -12,7 +12,9 @@ from trainctl.options import JobName, Profile, Region, Yes
 def stop(
     *,
     name: JobName,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is gone.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until it has stopped.")
+    ] = True,
     yes: Yes = False,
     profile: Profile = None,
     region: Region = None,

@@ -47,7 +47,7 @@ def test_where_no_process_tells_the_log_does_or_the_exit_code() -> None:
     assert cause([SHAPES], code=1, node=0, last_error="KeyError") == SHAPES
     assert cause([], code=7).reason("r1") == "failed: exit code 7; trainctl logs r1"
     for errors in ([], [replace(FELT, node=1)]):
-        assert "(killed, maybe for its memory)" in cause(errors, code=137, node=0).line
+        assert "(killed, perhaps out of memory)" in cause(errors, code=137, node=0).line
 
 
 def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:

@@ -276,7 +276,7 @@ def test_a_file_that_never_rests_is_saved_as_it_is_unless_it_is_large(
     assert done == [False, False, False, True, True]
     assert saved(s3).keys() == {"work/log"}
     assert saved(s3)["work/log"].startswith("........")
-    assert "work/database changes all the time" in node.said[-1]
+    assert "work/database keeps changing" in node.said[-1]
 
 
 def test_a_file_that_is_replaced_while_it_is_sent_is_saved_whole(
