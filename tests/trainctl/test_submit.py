@@ -145,7 +145,12 @@ WITHOUT_AWS = (
     *("settings ddp shows", "--before is 'speed'", "--on nodes is for", "run name 'a/b'"),
     *("no option --workers", "MIN must not be above", "--max-hours is 0:", "--max-cost is 0:"),
     *("--wait-minutes is -1", "--grace is 181", "--env is '1A'", "looks like a secret"),
-    *("there is no such folder", "there is no file in it", "did you mean mine.py", "is not a command"),
+    *(
+        "there is no such folder",
+        "there is no file in it",
+        "did you mean mine.py",
+        "is not a command",
+    ),
 )
 HALF = {"recipe": "ddp", "run": "half", "lr": 1e-3, "epochs": 8, "global_batch": 512}
 
