@@ -38,7 +38,7 @@ from contract.errors import InputError
 CARD_GBPS: Final = 100.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as NVIDIA's data sheet has it."""
 
@@ -47,10 +47,9 @@ class Gpu:
     memory_gib: float
     """Per GPU, as EC2 gives it: the "24 GB" of an A10G are 24 x 10^9 bytes. What the driver has
     for programs differs by a few percent, and is less on a T4."""
-    bf16_tflops: float | None
-    """Dense tensor-core peak in 10^12 operations per second; None where there is no bf16."""
-    fp16_tflops: float
-    """Dense tensor-core peak, accumulating in fp32 as PyTorch does."""
+    tflops: float
+    """Dense tensor-core peak in 10^12 operations per second, in bf16, or in fp16 where the GPU has
+    no bf16 (T4), accumulating in fp32 as PyTorch does."""
     memory_gb_per_s: float
     """Bandwidth of its memory, in 10^9 bytes per second."""
 
@@ -178,22 +177,6 @@ def _down_to_64(mib: float) -> int:
     return int(mib) // 64 * 64
 
 
-def _gpu(
-    name: str,
-    memory_gib: float,
-    bf16_tflops: float | None,
-    fp16_tflops: float,
-    memory_gb_per_s: float,
-) -> Gpu:
-    return Gpu(
-        name=name,
-        memory_gib=memory_gib,
-        bf16_tflops=bf16_tflops,
-        fp16_tflops=fp16_tflops,
-        memory_gb_per_s=memory_gb_per_s,
-    )
-
-
 # size, vCPUs, memory in GiB, GPUs, Gb/s, EFA interfaces, $/h
 _Row = tuple[str, int, int, int, float, int, float | None]
 
@@ -219,17 +202,17 @@ def _family(
 
 
 # fmt: off
-#               name                     GiB    bf16   fp16   GB/s
-_T4 =      _gpu("Tesla T4",               16.0,  None,  65.0,  320.0)
+#              name                     GiB    TFLOPS GB/s
+_T4 =      Gpu("Tesla T4",               16.0,   65.0,  320.0)
 # Not an A10, whose sheet has 125 TFLOPS: the A10G, made for AWS, is given as 70 dense and
 # 140 sparse. Arithmetic agrees: 80 SMs x 512 operations x 1.71 GHz, accumulating in fp32.
-_A10G =    _gpu("NVIDIA A10G",            22.35, 70.0,  70.0,  600.0)
-_L4 =      _gpu("NVIDIA L4",              22.35, 121.0, 121.0, 300.0)
-_L40S =    _gpu("NVIDIA L40S",            44.7,  362.0, 362.0, 864.0)
-_A100_40 = _gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 312.0, 1555.0)
-_A100_80 = _gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 312.0, 2039.0)
-_H100 =    _gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 989.0, 3350.0)
-_H200 =    _gpu("NVIDIA H200",           141.0,  989.0, 989.0, 4800.0)
+_A10G =    Gpu("NVIDIA A10G",            22.35,  70.0,  600.0)
+_L4 =      Gpu("NVIDIA L4",              22.35, 121.0,  300.0)
+_L40S =    Gpu("NVIDIA L40S",            44.7,  362.0,  864.0)
+_A100_40 = Gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 1555.0)
+_A100_80 = Gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 2039.0)
+_H100 =    Gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 3350.0)
+_H200 =    Gpu("NVIDIA H200",           141.0,  989.0, 4800.0)
 
 INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
     #   size        vCPU   GiB GPU   Gb/s EFA  $/h
@@ -407,7 +390,6 @@ NAT_USD_PER_HOUR: Final = 0.045 + 0.005
 #: Kinds of FSx for Lustre, and FSx's list prices for SSD storage, US dollars for a GiB and month.
 SCRATCH: Final = "scratch"
 PERSISTENT: Final = "persistent"
-SCRATCH_MBPS_PER_TIB: Final = 200
 
 _SCRATCH_GIB_MONTH: Final = 0.140
 #: MB/s for each TiB -> price.
@@ -423,14 +405,6 @@ class FileSystem:
     capacity_gib: int
     mbps_per_tib: int
     """MB/s for each TiB of a persistent one; scratch has always 200."""
-
-    @property
-    def mbps(self) -> float:
-        """Throughput of all hosts together, in MB/s."""
-        is_scratch = self.deployment == SCRATCH
-        return (
-            (SCRATCH_MBPS_PER_TIB if is_scratch else self.mbps_per_tib) * self.capacity_gib / 1024
-        )
 
     @property
     def usd_per_hour(self) -> float:

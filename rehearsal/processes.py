@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -124,32 +124,28 @@ class Steps:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and Ctrl-C both raise KeyboardInterrupt, also where a shell ignores SIGINT."""
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+def _answering(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C both call ``handler``."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, each in before.items():
+            signal.signal(number, each)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
+    """SIGTERM and Ctrl-C both raise KeyboardInterrupt, also where a shell ignores SIGINT."""
+    return _answering(signal.default_int_handler)
+
+
+def uninterrupted() -> AbstractContextManager[None]:
     """Cleaning up goes on to its end, however often Ctrl-C is pressed."""
 
     def refuse(_number: int, _frame: FrameType | None) -> None:
         print("\nalready taking everything down; a moment", file=sys.stderr, flush=True)
 
-    before = {number: signal.signal(number, refuse) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _answering(refuse)
 
 
 #: Name of the rehearsal, in the environment of each of its processes.

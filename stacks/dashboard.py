@@ -25,9 +25,10 @@ GPU_DIMENSIONS: Final = ("InstanceId", "arch", "index", "name")
 GPU_LABEL: Final = "${PROP('Dim.InstanceId')} GPU ${PROP('Dim.index')}"
 HOST_LABEL: Final = "${PROP('Dim.InstanceId')}"
 
+NOT_BREACHING: Final = cloudwatch.TreatMissingData.NOT_BREACHING
 IDLE_PERCENT: Final = 5
 SWEEP_MISSING_S: Final = 1800
-FULL_WIDTH, HALF_WIDTH, HEIGHT = 24, 12, 7
+WIDTH, HEIGHT = 12, 7
 
 
 class Dashboard(Construct):
@@ -49,9 +50,26 @@ class Dashboard(Construct):
         super().__init__(scope, id_)
         has_gpus = settings.worker.num_gpus > 0
         self.alarms = [
-            self._failed_tasks_alarm(failed_tasks),
-            self._failed_jobs_alarm(jobs),
-            self._keeper_alarm(jobs),
+            self._alarm(
+                "TaskFailed",
+                "A Ray node did not start, failed, or lost its spot host. Why is in the log group "
+                "of the task events.",
+                failed_tasks,
+            ),
+            self._alarm(
+                "JobFailed",
+                "A job did not succeed. `trainctl ls` shows which, and `trainctl show` why.",
+                jobs.state_machine.metric_failed(period=Duration.minutes(5)),
+            ),
+            self._alarm(
+                "KeeperFailed",
+                "The function that cleans up after jobs fails, so tasks and hosts may stay. Why is "
+                "in its log group.",
+                jobs.keeper.metric_errors(period=Duration.minutes(5)),
+                # One of a few repeated calls may fail, as when AWS throttles.
+                periods=3,
+                datapoints_to_alarm=2,
+            ),
             self._sweep_alarm(jobs),
         ]
         if has_gpus:
@@ -74,131 +92,59 @@ class Dashboard(Construct):
                 _gpu_graph("GPU power", "nvidia_smi_power_draw", "W"),
                 _gpu_graph("GPU temperature", "nvidia_smi_temperature_gpu", "°C"),
             )
+        memory = _search(f"{nodes.METRICS_NAMESPACE},InstanceId", "mem_used_percent", HOST_LABEL)
         self.dashboard.add_widgets(
-            _graph(
-                "Host memory used",
-                _search(nodes.METRICS_NAMESPACE, ("InstanceId",), "mem_used_percent"),
-                HOST_LABEL,
-                "%",
-                top=100,
-            ),
-            self._network_graph(cluster),
+            _graph("Host memory used", "%", memory, top=100), _network_graph(cluster)
         )
         self.dashboard.add_widgets(
-            self._hosts_graph(cluster),
+            _hosts_graph(cluster),
             cloudwatch.AlarmStatusWidget(
-                title="Alarms", alarms=self.alarms, width=HALF_WIDTH, height=HEIGHT
+                title="Alarms", alarms=self.alarms, width=WIDTH, height=HEIGHT
             ),
         )
 
-    def _network_graph(self, cluster: GpuCluster) -> cloudwatch.GraphWidget:
-        # By task: the hosts' own interfaces do not carry what awsvpc tasks send.
-        name = cluster.cluster.cluster_name
-        return cloudwatch.GraphWidget(
-            title="Network by kind of node, average",
-            left=[
-                cloudwatch.MathExpression(
-                    expression="SEARCH('{ECS/ContainerInsights,ClusterName,TaskDefinitionFamily} "
-                    f'ClusterName="{name}" MetricName="{metric}"\', \'Average\', 60)',
-                    using_metrics={},
-                    label=f"{direction} ${{PROP('Dim.TaskDefinitionFamily')}}",
-                    period=Duration.minutes(1),
-                )
-                for metric, direction in (
-                    ("NetworkTxBytes", "sent"),
-                    ("NetworkRxBytes", "received"),
-                )
-            ],
-            left_y_axis=cloudwatch.YAxisProps(label="bytes/s", min=0, show_units=False),
-            width=HALF_WIDTH,
-            height=HEIGHT,
-        )
-
-    def _hosts_graph(self, cluster: GpuCluster) -> cloudwatch.GraphWidget:
-        """What is being billed by the hour, and what is wanted."""
-        return cloudwatch.GraphWidget(
-            title="Hosts",
-            left=[
-                cloudwatch.Metric(
-                    namespace="AWS/AutoScaling",
-                    metric_name=metric,
-                    dimensions_map={"AutoScalingGroupName": hosts.group.auto_scaling_group_name},
-                    label=f"{node}s {label}",
-                    statistic="Maximum",
-                    period=Duration.minutes(1),
-                )
-                for node, hosts in (
-                    (nodes.HEAD, cluster.head),
-                    (nodes.WORKER, cluster.worker),
-                )
-                for metric, label in (
-                    ("GroupDesiredCapacity", "wanted"),
-                    ("GroupInServiceInstances", "running"),
-                )
-            ],
-            left_y_axis=cloudwatch.YAxisProps(label="hosts", min=0, show_units=False),
-            width=HALF_WIDTH,
-            height=HEIGHT,
-        )
-
-    def _failed_tasks_alarm(self, failed_tasks: cloudwatch.Metric) -> cloudwatch.Alarm:
+    def _alarm(
+        self,
+        id_: str,
+        description: str,
+        metric: cloudwatch.IMetric,
+        *,
+        below: float | None = None,
+        periods: int = 1,
+        treat_missing_data: cloudwatch.TreatMissingData = NOT_BREACHING,
+        datapoints_to_alarm: int | None = None,
+    ) -> cloudwatch.Alarm:
+        """An alarm on a metric that is 1 or more, or below a value."""
+        operators = cloudwatch.ComparisonOperator
         return cloudwatch.Alarm(
             self,
-            "TaskFailed",
-            alarm_description="A Ray node did not start, failed, or lost its spot host. Why is in "
-            "the log group of the task events.",
-            metric=failed_tasks,
-            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
-            threshold=1,
-            evaluation_periods=1,
-            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
-        )
-
-    def _failed_jobs_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
-        return cloudwatch.Alarm(
-            self,
-            "JobFailed",
-            alarm_description="A job did not succeed. `trainctl ls` shows which, and `trainctl "
-            "show` why.",
-            metric=jobs.state_machine.metric_failed(period=Duration.minutes(5)),
-            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
-            threshold=1,
-            evaluation_periods=1,
-            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
-        )
-
-    def _keeper_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
-        return cloudwatch.Alarm(
-            self,
-            "KeeperFailed",
-            alarm_description="The function that cleans up after jobs fails, so tasks and hosts "
-            "may stay. Why is in its log group.",
-            metric=jobs.keeper.metric_errors(period=Duration.minutes(5)),
-            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
-            threshold=1,
-            # One of a few repeated calls may fail, as when AWS throttles.
-            evaluation_periods=3,
-            datapoints_to_alarm=2,
-            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+            id_,
+            alarm_description=description,
+            metric=metric,
+            comparison_operator=operators.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
+            if below is None
+            else operators.LESS_THAN_THRESHOLD,
+            threshold=1 if below is None else below,
+            evaluation_periods=periods,
+            datapoints_to_alarm=datapoints_to_alarm,
+            treat_missing_data=treat_missing_data,
         )
 
     def _sweep_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
-        return cloudwatch.Alarm(
-            self,
+        return self._alarm(
             "SweepMissing",
-            alarm_description="Nothing has looked for hosts without a task for half an hour: is "
-            "the rule of the sweep disabled? Right after a deploy this is no fault.",
+            "Nothing has looked for hosts without a task for half an hour: is the rule of the "
+            "sweep disabled? Right after a deploy this is no fault.",
             # Of the rule: the function is also called by each job that ends.
-            metric=cloudwatch.Metric(
+            cloudwatch.Metric(
                 namespace="AWS/Events",
                 metric_name="Invocations",
                 dimensions_map={"RuleName": jobs.sweep.rule_name},
                 statistic="Sum",
                 period=Duration.seconds(times.SWEEP_EVERY_S),
             ),
-            comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
-            threshold=1,
-            evaluation_periods=SWEEP_MISSING_S // times.SWEEP_EVERY_S,
+            below=1,
+            periods=SWEEP_MISSING_S // times.SWEEP_EVERY_S,
             # A rule that calls nothing reports nothing.
             treat_missing_data=cloudwatch.TreatMissingData.BREACHING,
         )
@@ -213,22 +159,19 @@ class Dashboard(Construct):
             f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{nodes.METRICS_NAMESPACE}", '
             f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1"
         )
-        return cloudwatch.Alarm(
-            self,
+        return self._alarm(
             "GpuIdle",
-            alarm_description=f"All GPUs of a host have been idle for {minutes} minutes, and it is "
-            "still billed. `trainctl ls` lists the jobs, `trainctl stop JOB` ends one; "
-            "`trainctl cluster down` ends a standing cluster.",
-            metric=cloudwatch.MathExpression(
+            f"All GPUs of a host have been idle for {minutes} minutes, and it is still billed. "
+            "`trainctl ls` lists the jobs, `trainctl stop JOB` ends one; `trainctl cluster down` "
+            "ends a standing cluster.",
+            cloudwatch.MathExpression(
                 expression=query,
                 using_metrics={},
                 label="least busy GPU host",
                 period=Duration.minutes(5),
             ),
-            comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
-            threshold=IDLE_PERCENT,
-            evaluation_periods=minutes // 5,
-            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+            below=IDLE_PERCENT,
+            periods=minutes // 5,
         )
 
     def _send_alarms_to(self, address: str) -> None:
@@ -247,31 +190,72 @@ class Dashboard(Construct):
             alarm.add_alarm_action(actions.SnsAction(topic))
 
 
-def _gpu_graph(
-    title: str, metric: str, unit: str, *, top: float | None = None
-) -> cloudwatch.GraphWidget:
-    search = _search(nodes.METRICS_NAMESPACE, GPU_DIMENSIONS, metric)
-    return _graph(title, search, GPU_LABEL, unit, top=top)
-
-
 def _graph(
-    title: str, search: str, label: str, unit: str, *, top: float | None = None
+    title: str, unit: str, *left: cloudwatch.IMetric, top: float | None = None
 ) -> cloudwatch.GraphWidget:
     return cloudwatch.GraphWidget(
         title=title,
-        left=[
-            cloudwatch.MathExpression(
-                expression=search, using_metrics={}, label=label, period=Duration.minutes(1)
-            )
-        ],
+        left=[*left],
         left_y_axis=cloudwatch.YAxisProps(label=unit, min=0, max=top, show_units=False),
         legend_position=cloudwatch.LegendPosition.RIGHT,
-        width=HALF_WIDTH,
+        width=WIDTH,
         height=HEIGHT,
     )
 
 
-def _search(namespace: str, dimensions: tuple[str, ...], metric: str) -> str:
-    return (
-        f"SEARCH('{{{namespace},{','.join(dimensions)}}} MetricName=\"{metric}\"', 'Average', 60)"
+def _gpu_graph(
+    title: str, metric: str, unit: str, *, top: float | None = None
+) -> cloudwatch.GraphWidget:
+    schema = ",".join((nodes.METRICS_NAMESPACE, *GPU_DIMENSIONS))
+    return _graph(title, unit, _search(schema, metric, GPU_LABEL), top=top)
+
+
+def _network_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
+    # By task: the hosts' own interfaces do not carry what awsvpc tasks send.
+    name = cluster.cluster.cluster_name
+    return _graph(
+        "Network by kind of node, average",
+        "bytes/s",
+        *(
+            _search(
+                "ECS/ContainerInsights,ClusterName,TaskDefinitionFamily",
+                metric,
+                f"{direction} ${{PROP('Dim.TaskDefinitionFamily')}}",
+                which=f'ClusterName="{name}" ',
+            )
+            for metric, direction in (("NetworkTxBytes", "sent"), ("NetworkRxBytes", "received"))
+        ),
+    )
+
+
+def _hosts_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
+    """What is being billed by the hour, and what is wanted."""
+    return _graph(
+        "Hosts",
+        "hosts",
+        *(
+            cloudwatch.Metric(
+                namespace="AWS/AutoScaling",
+                metric_name=metric,
+                dimensions_map={"AutoScalingGroupName": hosts.group.auto_scaling_group_name},
+                label=f"{node}s {label}",
+                statistic="Maximum",
+                period=Duration.minutes(1),
+            )
+            for node, hosts in ((nodes.HEAD, cluster.head), (nodes.WORKER, cluster.worker))
+            for metric, label in (
+                ("GroupDesiredCapacity", "wanted"),
+                ("GroupInServiceInstances", "running"),
+            )
+        ),
+    )
+
+
+def _search(schema: str, metric: str, label: str, *, which: str = "") -> cloudwatch.MathExpression:
+    """A line for each series of a metric under ``schema``: a namespace and dimensions."""
+    return cloudwatch.MathExpression(
+        expression=f"SEARCH('{{{schema}}} {which}MetricName=\"{metric}\"', 'Average', 60)",
+        using_metrics={},
+        label=label,
+        period=Duration.minutes(1),
     )

@@ -23,7 +23,7 @@ from training.record.fields import number as finite
 
 # GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
 _PEAK_FLOPS: Final = {
-    machine.gpu.name: 1e12 * (machine.gpu.bf16_tflops or machine.gpu.fp16_tflops)
+    machine.gpu.name: 1e12 * machine.gpu.tflops
     for machine in INSTANCE_TYPES.values()
     if machine.gpu
 }

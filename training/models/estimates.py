@@ -377,7 +377,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     """
     gpu = setup.machine.gpu
     assert gpu is not None
-    peak = 1e12 * (gpu.bf16_tflops or gpu.fp16_tflops)
+    peak = 1e12 * gpu.tflops
     tokens = setup.global_batch * setup.seq_len
     flops = shape.flops_per_token(setup.seq_len) * tokens
     again = {"none": 0.0, "selective": 0.03, "full": 1 / 3}[setup.recompute]
