@@ -1,5 +1,7 @@
 """Fixtures of the command line: the account that the commands find, and the commands."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -68,3 +70,20 @@ class Cli:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
+
+
+#: The checks of ``trainctl doctor`` by name.
+Found = dict[str, dict[str, str]]
+Looked = Callable[..., tuple[int, Found]]
+
+
+@pytest.fixture
+def looked(account: Account, capsys: pytest.CaptureFixture[str]) -> Looked:
+    """``trainctl doctor``: its exit code, and the checks."""
+    del account  # where it looks
+
+    def look(*options: str) -> tuple[int, Found]:
+        code = main(["doctor", "--json", *options])
+        return code, {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+
+    return look

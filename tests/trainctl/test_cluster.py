@@ -12,6 +12,7 @@ from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
+from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -40,24 +41,22 @@ def small_hosts(account: Account) -> None:
     ],
 )
 def test_a_number_of_nodes_that_cannot_be_starts_nothing(
-    argv: list[str], message: str, account: Account, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, account: Account, cli: Cli
 ) -> None:
-    assert main(["cluster", "up", *argv]) == exits.BAD_INPUT
-    assert message in capsys.readouterr().err
+    assert message in cli("cluster", "up", *argv, code=exits.BAD_INPUT).err
     assert account.changes == []
 
 
 # --- up -------------------------------------------------------------------------------------------
 def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     account.logs[HEAD_LOG] = [
         "node: cluster: 1 node, 0 CPUs, 0 GPUs",
         "node: cluster: 3 nodes, 8 CPUs, 2 GPUs",
     ]
-    assert main(["cluster", "up", "--nodes", "2", "--yes"]) == 0
+    captured = cli("cluster", "up", "--nodes", "2", "--yes")
     assert account.counts == ["head-service=1", "worker-service=2"]
-    captured = capsys.readouterr()
     # m5.xlarge 0.192, two g5.xlarge at 1.006, the NAT gateway and its address 0.05.
     assert "cost: $2.363 an hour" in captured.err
     assert "Up: 3 nodes, 8 CPUs, 2 GPUs" in captured.out
@@ -66,14 +65,13 @@ def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
 
 
 def test_the_training_command_that_up_prints_uses_all_gpus_of_all_hosts(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     # The example of two hosts with 4 GPUs each, whose second host is a worker node.
     account.shape |= {"head_instance_type": "g5.12xlarge", "worker_instance_type": "g5.12xlarge"}
     account.shape |= {"preset": "fsdp", "head_trains": True}
     account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 96 CPUs, 8 GPUs"]
-    assert main(["cluster", "up", "--nodes", "1", "--yes"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("cluster", "up", "--nodes", "1", "--yes").out
     assert "Up: 2 nodes, 96 CPUs, 8 GPUs" in shown
     (command,) = [line for line in shown.splitlines() if "training.launch" in line]
     assert "--workers" not in command, "without it, a recipe takes all GPUs of the cluster"
@@ -122,38 +120,36 @@ def test_up_ends_with_the_reason_when_a_node_cannot_come_up(
     rollout: str,
     message: str,
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     account.starts, account.rollout = False, rollout
     if fault:
         account.fault = fault | {"startedAt": datetime.now(tz=UTC) + timedelta(seconds=1)}
-    assert main(["cluster", "up", "--yes"]) == exits.FAILED
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(cli("cluster", "up", "--yes", code=exits.FAILED).err.split())
     assert message in said
     assert "The cluster is left as it is: trainctl cluster down ends it" in said
 
 
 def test_up_gives_up_after_its_time_and_says_what_is_lacking(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account.starts = False
     clock = iter(range(0, 100_000, 60))
     monkeypatch.setattr("trainctl.commands.cluster.time.monotonic", lambda: float(next(clock)))
-    assert main(["cluster", "up", "--yes"]) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli("cluster", "up", "--yes", code=exits.FAILED).err
     assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
 
 
 def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainctl.commands.cluster.time.sleep", interrupted)
-    assert main(["cluster", "up", "--yes"]) == exits.INTERRUPTED
+    said = cli("cluster", "up", "--yes", code=exits.INTERRUPTED)
     assert account.wanted == {"head-service": 1, "worker-service": 4}
-    assert "the cluster keeps coming up" in capsys.readouterr().err
+    assert "the cluster keeps coming up" in said.err
 
 
 EXPECTED = ClusterSize(num_nodes=2, num_cpus=4, num_gpus=1)
@@ -190,11 +186,10 @@ def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, wo
 
 
 # --- status and down ------------------------------------------------------------------------------
-def test_status_is_data_for_machines(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_is_data_for_machines(account: Account, cli: Cli) -> None:
     account.wanted = {"head-service": 1, "worker-service": 1}
     account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPU"]
-    assert main(["cluster", "status", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("cluster", "status", "--json").out)
     assert found["up"] is True
     assert found["wanted"] == found["running"] == {"head": 1, "worker": 1}
     assert found["ray"] == {"num_nodes": 2, "num_cpus": 4, "num_gpus": 1}
@@ -202,22 +197,19 @@ def test_status_is_data_for_machines(account: Account, capsys: pytest.CaptureFix
     assert found["usd_per_hour"] == pytest.approx(0.192 + 1.006 + 0.05 + 0.061, abs=1e-3)
 
 
-def test_status_of_a_cluster_that_is_down_is_no_failure(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["cluster", "status"]) == 0
+def test_status_of_a_cluster_that_is_down_is_no_failure(account: Account, cli: Cli) -> None:
+    said = cli("cluster", "status")
     assert account.counts == []
-    assert "is down" in capsys.readouterr().out
+    assert "is down" in said.out
 
 
 def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     account.hosts = {"i-0123456789abcdef0": "g5.xlarge", "i-1": "x9.large"}
     for up in (False, True):
         account.wanted = {"head-service": int(up), "worker-service": 0}
-        assert main(["cluster", "status"]) == 0
-        printed = capsys.readouterr().out
+        printed = cli("cluster", "status").out
         assert "Hosts, those of jobs too:" in printed
         (known,) = [line for line in printed.splitlines() if "i-0123456789abcdef0" in line]
         assert known.split()[:4] == ["i-0123456789abcdef0", "g5.xlarge", "ACTIVE", "0"]
@@ -225,67 +217,58 @@ def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
         assert known.endswith("$1.05")
         (other,) = [line for line in printed.splitlines() if line.startswith("i-1 ")]
         assert other.endswith("unknown")
-    assert main(["cluster", "status", "--json"]) == 0
-    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    hosts = json.loads(cli("cluster", "status", "--json").out)["hosts"]
     assert [host["id"] for host in hosts] == ["i-0123456789abcdef0", "i-1"]
 
 
-def test_an_instance_that_has_not_joined_the_cluster_is_shown(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_instance_that_has_not_joined_the_cluster_is_shown(account: Account, cli: Cli) -> None:
     account.hosts = {"i-here": "g5.xlarge"}
     account.unregistered = {"i-absent": "g5.xlarge"}
-    assert main(["cluster", "status"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:2] == "i-"]
+    rows = [line.split() for line in cli("cluster", "status").out.splitlines() if line[:2] == "i-"]
     assert [row[:4] for row in rows] == [
         ["i-absent", "g5.xlarge", "UNREGISTERED", "0"],
         ["i-here", "g5.xlarge", "ACTIVE", "0"],
     ]
     assert (rows[0][4:6], rows[0][-1]) == (["25", "min"], "$1.05"), "since its launch"
-    assert main(["cluster", "status", "--json"]) == 0
-    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    hosts = json.loads(cli("cluster", "status", "--json").out)["hosts"]
     assert [host["state"] for host in hosts] == ["UNREGISTERED", "ACTIVE"]
 
 
-def test_a_host_whose_agent_is_disconnected_is_shown_as_such(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_whose_agent_is_disconnected_is_shown_as_such(account: Account, cli: Cli) -> None:
     account.hosts = dict.fromkeys(("i-here", "i-away", "i-new"), "g5.xlarge")
     since = (datetime.now(tz=UTC) - timedelta(minutes=12)).timestamp()
     account.disconnected = {
         "i-away": [{"name": DISCONNECTED_SINCE, "value": str(round(since))}],
         "i-new": [],  # no sweep has seen it yet
     }
-    assert main(["cluster", "status"]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("cluster", "status").out
     rows = {line.split()[0]: line for line in printed.splitlines() if line.startswith("i-")}
     assert "ACTIVE, agent disconnected 12 min" in rows["i-away"]
     assert "ACTIVE, agent disconnected  " in rows["i-new"]
     assert "disconnected" not in rows["i-here"]
-    assert main(["cluster", "status", "--json"]) == 0
-    hosts = {each["id"]: each for each in json.loads(capsys.readouterr().out)["hosts"]}
+    hosts = {
+        each["id"]: each for each in json.loads(cli("cluster", "status", "--json").out)["hosts"]
+    }
     assert [hosts[name]["is_connected"] for name in rows] == [True, False, False]
     assert hosts["i-away"]["disconnected_since"]
 
 
 def test_down_stops_the_workers_before_their_head_and_then_terminates_the_hosts(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     account.wanted = {"head-service": 1, "worker-service": 2}
-    assert main(["cluster", "down", "--yes"]) == 0
+    said = cli("cluster", "down", "--yes")
     assert account.counts == ["worker-service=0", "head-service=0"]
     order = [name for name, _ in account.calls if name in ("update_service", "invoke")]
     assert order == ["update_service", "update_service", "invoke"]
-    assert "Down. 2 empty hosts terminated" in capsys.readouterr().err
+    assert "Down. 2 empty hosts terminated" in said.err
 
 
-def test_down_of_a_cluster_that_is_down_changes_nothing(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_down_of_a_cluster_that_is_down_changes_nothing(account: Account, cli: Cli) -> None:
     account.wanted = {"head-service": 0, "worker-service": 0}
-    assert main(["cluster", "down", "--yes"]) == 0
+    said = cli("cluster", "down", "--yes")
     assert account.counts == []
-    assert capsys.readouterr().err == "The standing cluster is down already.\n"
+    assert said.err == "The standing cluster is down already.\n"
 
 
 @pytest.mark.parametrize(
@@ -297,14 +280,13 @@ def test_down_of_a_cluster_that_is_down_changes_nothing(
 )
 def test_hosts_that_cannot_be_terminated_at_once_are_left_to_the_sweep(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     fails: dict[str, Exception],
     said: str,
 ) -> None:
     account.wanted = {"head-service": 1, "worker-service": 0}
     account.fails = fails
     account.function_error = {"FunctionError": "Unhandled"}
-    assert main(["cluster", "down", "--yes"]) == 0
-    printed = capsys.readouterr().err
+    printed = cli("cluster", "down", "--yes").err
     assert said in printed
     assert "Empty hosts terminate within about ten minutes" in printed

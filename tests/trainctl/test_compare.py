@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainctl.account import Account
-from trainctl.__main__ import main
+from tests.trainctl.conftest import Cli
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -45,10 +45,9 @@ def two_runs(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("two_runs")
 def test_results_cost_and_settings_that_differ_are_shown_with_the_curves_in_a_page(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
-    assert main(["compare", "slow", "runs/fast", "-o", "page.html"]) == 0
-    shown = capsys.readouterr()
+    shown = cli("compare", "slow", "runs/fast", "-o", "page.html")
     rows = {line.split()[0]: line.split()[-1] for line in shown.out.splitlines()}
     assert (rows["accuracy"], rows["lr"]) == ("80.00%", "0.3")
     assert "about $1.25" in shown.out
@@ -64,10 +63,9 @@ def test_results_cost_and_settings_that_differ_are_shown_with_the_curves_in_a_pa
 
 @pytest.mark.usefixtures("two_runs")
 def test_json_has_the_settings_and_results_and_no_page_is_written(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
-    assert main(["compare", "slow", "runs/fast", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("compare", "slow", "runs/fast", "--json").out)
     assert found["differing"] == ["lr"]
     assert found["settings"]["slow"]["lr"] == 0.1
     assert found["results"]["runs/fast"]["accuracy"] == 0.8
@@ -76,12 +74,11 @@ def test_json_has_the_settings_and_results_and_no_page_is_written(
 
 @pytest.mark.usefixtures("two_runs")
 def test_the_table_is_shown_also_where_nothing_can_be_drawn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     Path("runs/fast/result.json").unlink()
-    assert main(["compare", "slow", "runs/fast"]) == 0
-    shown = capsys.readouterr()
+    shown = cli("compare", "slow", "runs/fast")
     assert "not ended" in shown.out
     assert "no page with curves: it needs matplotlib, which make venv installs" in shown.err
 
@@ -96,8 +93,5 @@ def test_the_table_is_shown_also_where_nothing_can_be_drawn(
     ],
 )
 @pytest.mark.usefixtures("two_runs")
-def test_what_cannot_be_compared_is_refused(
-    names: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", *names]) == 2
-    assert message in capsys.readouterr().err
+def test_what_cannot_be_compared_is_refused(names: list[str], message: str, cli: Cli) -> None:
+    assert message in cli("compare", *names, code=2).err

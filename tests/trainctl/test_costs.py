@@ -35,9 +35,8 @@ def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def cost_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert main(["cost", "job", "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+def cost_of(cli: Cli) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cli("cost", "job", "--json").out)
     return found
 
 
@@ -103,13 +102,13 @@ def test_a_shared_file_system_costs_by_size_and_speed_and_is_part_of_each_price(
 
 
 def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_it(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     account.shape["shared"] = SHARED
-    assert main([*SUBMIT, "--data", "/mnt/shared/mnist"]) == exits.OK
+    said = cli(*SUBMIT, "--data", "/mnt/shared/mnist").err
     spec = JobSpec.from_json(account.sent("start_execution")[0]["input"])
     assert spec.command[-2:] == ("--data", "/mnt/shared/mnist")
-    assert "with disks and the NAT gateway and the shared file system" in capsys.readouterr().err
+    assert "with disks and the NAT gateway and the shared file system" in said
     assert spec.prices is not None
     assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
     assert Prices.from_json(json.loads(json.dumps(spec.prices.to_json()))) == spec.prices
@@ -117,18 +116,17 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
         "job", status="SUCCEEDED", output="{}", input=account.sent("start_execution")[0]["input"]
     )
     account.task_events = [event("head", 360)]
-    assert cost_of(capsys)["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
+    assert cost_of(cli)["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])  # the most that it may have is what it can cost
 def test_max_cost_shortens_the_deadline_and_prints_it(
-    account: Account, capsys: pytest.CaptureFixture[str], nodes: str
+    account: Account, cli: Cli, nodes: str
 ) -> None:
-    assert main([*SUBMIT, "--nodes", nodes, "--max-cost", "60"]) == exits.OK
+    said = cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60").err
     (sent,) = account.sent("start_execution")
     spec = JobSpec.from_json(sent["input"])
     assert 4 * 3600 < spec.max_seconds < 5 * 3600
-    said = capsys.readouterr().err
     assert re.search(r"deadline  4 h \d+ min after admission, to stay within --max-cost 60;", said)
     found = re.search(r"at most   \$([\d.]+)", said)
     assert found is not None
@@ -254,7 +252,7 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
 
 # --- after it -------------------------------------------------------------------------------------
 def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     account.task_events = [
@@ -264,19 +262,17 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
         event("other", 999, group="job:other"),
         event("never", 0, pullStartedAt=None, startedBy="job"),
     ]
-    found = cost_of(capsys)
+    found = cost_of(cli)
     assert found["node_seconds"] == {"head": 360, "worker": 360}
     head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
     assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
     assert found["nat_usd"] == pytest.approx(0.05 / 6)
     # Another deployment and another region change nothing: the order has them.
     account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
-    assert cost_of(capsys)["usd"] == found["usd"]
+    assert cost_of(cli)["usd"] == found["usd"]
 
 
-def test_nodes_that_run_or_whose_event_is_on_its_way_count(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     pulled = account.now - timedelta(seconds=600)
     account.add_head(
@@ -289,9 +285,9 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(
     # It waits for a host: there is nothing to pay.
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PROVISIONING", "startedBy": "job"}
     account.tasks["w1"]["createdAt"] = account.now - timedelta(seconds=300)
-    assert cost_of(capsys)["node_seconds"] == {"head": 360, "worker": 0}
+    assert cost_of(cli)["node_seconds"] == {"head": 360, "worker": 0}
     account.task_events = [event("head", 360)]  # it has come, and ECS still knows the task
-    assert cost_of(capsys)["node_seconds"] == {"head": 360, "worker": 0}
+    assert cost_of(cli)["node_seconds"] == {"head": 360, "worker": 0}
 
 
 def unknown(account: Account, name: str) -> None:
@@ -327,11 +323,11 @@ def unknown(account: Account, name: str) -> None:
     ],
 )
 def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
-    account: Account, capsys: pytest.CaptureFixture[str], cli: Cli, why: str
+    account: Account, cli: Cli, why: str
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     unknown(account, why)
-    found = cost_of(capsys)
+    found = cost_of(cli)
     assert found["usd"] is None
     assert why in found["why_unknown"]
     for command in ("cost", "show", "wait"):
@@ -340,11 +336,9 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
         assert "$0.000" not in said
 
 
-def test_a_job_that_never_had_a_node_has_cost_nothing(
-    account: Account, capsys: pytest.CaptureFixture[str], cli: Cli
-) -> None:
+def test_a_job_that_never_had_a_node_has_cost_nothing(account: Account, cli: Cli) -> None:
     account.add("job", status="FAILED", cause='{"status": "no_capacity", "exit_code": 75}')
-    assert cost_of(capsys)["usd"] == 0
+    assert cost_of(cli)["usd"] == 0
     assert "$0 at us-east-1's list prices" in cli("cost", "job").out
 
 

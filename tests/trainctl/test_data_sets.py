@@ -37,10 +37,8 @@ def put(*words: str) -> int:
     return main(["data", "put", *words])
 
 
-def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["data", "ls", "--json"]) == exits.OK
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+def listed(cli: Cli) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cli("data", "ls", "--json").out)
     return found
 
 
@@ -49,16 +47,15 @@ def command_of(account: Account) -> tuple[str, ...]:
 
 
 def test_a_folder_is_uploaded_and_its_list_comes_last(
-    account: Account, folder: Path, capsys: pytest.CaptureFixture[str], cli: Cli
+    account: Account, folder: Path, cli: Cli
 ) -> None:
-    assert put(str(folder)) == exits.OK
-    said = capsys.readouterr()
+    said = cli("data", "put", str(folder))
     assert said.out == "s3://bucket/data/cats\n"
     assert "data set cats: 2 files, 10 B. Train on it with --data cats" in said.err
     assert {*account.objects} == {"data/cats/one.txt", "data/cats/more/two.txt", "data/cats.json"}
     assert account.changes[-1] == "put_object"
     assert account.sent("put_object")[-1]["Key"] == "data/cats.json"
-    (stored,) = listed(capsys)["stored"]
+    (stored,) = listed(cli)["stored"]
     assert (stored["name"], stored["size"]) == ("cats", 10)
     assert stored["files"]["one.txt"] == {"size": 3, "sha256": hashlib.sha256(b"one").hexdigest()}
     out = cli("data", "ls").out
@@ -67,7 +64,7 @@ def test_a_folder_is_uploaded_and_its_list_comes_last(
 
 
 def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
-    account: Account, folder: Path, capsys: pytest.CaptureFixture[str], cli: Cli
+    account: Account, folder: Path, cli: Cli
 ) -> None:
     real = account.on_upload_file
 
@@ -79,7 +76,7 @@ def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
     account.on_upload_file = breaks  # type: ignore[method-assign]
     assert put(str(folder)) == exits.FAILED
     assert {*account.objects} == {"data/cats/more/two.txt"}
-    assert listed(capsys)["incomplete"] == ["cats"]
+    assert listed(cli)["incomplete"] == ["cats"]
     assert (
         "data set cats in s3://bucket is not complete"
         in cli(*SUBMIT, "--data", "cats", code=exits.BAD_INPUT).err
@@ -87,9 +84,9 @@ def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
 
     account.on_upload_file = real  # type: ignore[method-assign]
     account.calls.clear()
-    assert put(str(folder)) == exits.OK
+    cli("data", "put", str(folder))
     assert account.changes.count("upload_file") == 1  # the other one is there
-    assert listed(capsys)["incomplete"] == []
+    assert listed(cli)["incomplete"] == []
 
 
 def test_a_data_set_is_replaced_as_a_whole(account: Account, folder: Path) -> None:
@@ -148,7 +145,7 @@ def test_what_cannot_be_uploaded_is_refused(
     account: Account,
     folder: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     words: list[str],
     sentence: str,
 ) -> None:
@@ -160,8 +157,8 @@ def test_what_cannot_be_uploaded_is_refused(
             (tmp_path / name / "a").write_text("a")
     places |= {"EMPTY": str(tmp_path / "nothing"), "LINKED": str(tmp_path / "linked")}
     places["BROKEN"] = str(tmp_path / "broken")
-    assert put(*(places.get(word, word) for word in words)) == exits.BAD_INPUT
-    assert sentence in capsys.readouterr().err
+    given = [places.get(word, word) for word in words]
+    assert sentence in cli("data", "put", *given, code=exits.BAD_INPUT).err
     assert account.changes == []
 
 

@@ -6,7 +6,8 @@ from contract import exits
 from contract.instance_types import PERSISTENT, SCRATCH
 from contract.outputs import SHARED, TRAINING_STACK
 from tests.trainctl.account import Account
-from tests.trainctl.test_doctor import bad, looked
+from tests.trainctl.conftest import Looked
+from tests.trainctl.test_doctor import bad
 from trainctl import checks
 
 FILES = "fs-0123456789abcdef0"
@@ -35,64 +36,60 @@ def shared(account: Account) -> Account:
 
 # --- EFA ------------------------------------------------------------------------------------------
 def test_the_interfaces_of_the_launch_template_are_looked_for_in_the_zone(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, looked: Looked
 ) -> None:
     account.shape |= {"worker_instance_type": "p4d.24xlarge", "efa": True}
     account.efa_interfaces = {"p4d.24xlarge": 4}
     what = "EFA of p4d.24xlarge"
-    code, found = looked(capsys)
+    code, found = looked()
     assert (code, found[what]["state"]) == (0, "ok")
     assert found[what]["found"] == "4 of 4 interfaces, in us-east-1a"
 
     for offered, said in ((1, "with 1 EFA interfaces"), (0, "with no EFA interfaces")):
         account.efa_interfaces = {"p4d.24xlarge": offered}
-        code, found = looked(capsys)
+        code, found = looked()
         assert (code, bad(found)) == (exits.FAILED, {what})
         assert said in found[what]["found"]
         assert "the hosts ask for 4" in found[what]["found"]
     account.zones["p4d.24xlarge"] = ["us-east-1b"]
-    _, found = looked(capsys)
+    _, found = looked()
     assert found[what]["found"].startswith("p4d.24xlarge is not offered in us-east-1a")
     account.shape["efa"] = False
-    _, found = looked(capsys)
+    _, found = looked()
     assert what not in found
 
 
-def test_a_planned_deploy_is_asked_about_its_efa(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_planned_deploy_is_asked_about_its_efa(account: Account, looked: Looked) -> None:
     account.outputs = {}
     given = ("-c", "worker_instance_type=p5.48xlarge", "-c", "efa=on")
-    _, found = looked(capsys, *given)
+    _, found = looked(*given)
     assert "and the hosts ask for 32" in found["EFA of p5.48xlarge"]["found"]
 
 
 # --- the shared file system -----------------------------------------------------------------------
-def test_a_file_system_and_its_link_that_work_are_well(
-    shared: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, found = looked(capsys)
+def test_a_file_system_and_its_link_that_work_are_well(shared: Account, looked: Looked) -> None:
+    code, found = looked()
     assert (code, bad(found)) == (0, set())
     assert found["shared file system"]["found"] == f"{FILES} is AVAILABLE"
     assert found["link with the bucket"]["found"] == f"{PLACE} is AVAILABLE"
     # A larger one grows in place, which takes its time; the names of the bucket come one by one.
     shared.file_systems[0]["Lifecycle"] = "UPDATING"
     shared.links[0]["Lifecycle"] = "CREATING"
-    code, found = looked(capsys)
+    code, found = looked()
     assert code == 0
     states = [found[each]["state"] for each in ("shared file system", "link with the bucket")]
     assert states == ["ok", "next"]
 
 
 def test_what_is_wrong_with_them_is_told_in_the_words_of_fsx(
-    shared: Account, capsys: pytest.CaptureFixture[str]
+    shared: Account, looked: Looked
 ) -> None:
     shared.file_systems[0] |= {"Lifecycle": "FAILED", "FailureDetails": {"Message": "a server"}}
     shared.links[0] |= {
         "Lifecycle": "MISCONFIGURED",
         "FailureDetails": {"Message": "the bucket may not be listed"},
     }
-    code, found = looked(capsys)
+    code, found = looked()
     names = {"shared file system", "link with the bucket"}
     assert (code, bad(found)) == (exits.FAILED, names)
     assert found["shared file system"]["found"] == f"{FILES} is FAILED: a server"
@@ -105,15 +102,13 @@ def test_what_is_wrong_with_them_is_told_in_the_words_of_fsx(
     ]
 
 
-def test_a_file_system_elsewhere_or_nowhere(
-    shared: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_system_elsewhere_or_nowhere(shared: Account, looked: Looked) -> None:
     shared.file_systems[0]["SubnetIds"] = ["subnet-2"]
-    _, found = looked(capsys)
+    _, found = looked()
     assert "is in subnet-2, and the hosts are in subnet-1" in found["shared file system"]["found"]
     assert found["shared file system"]["fix"].startswith("make destroy && make deploy")
     shared.file_systems, shared.links = [], []
-    _, found = looked(capsys)
+    _, found = looked()
     assert f"{FILES} is not there any more" in found["shared file system"]["found"]
     assert found["shared file system"]["fix"] == (
         'make deploy ARGS="-c preset=ddp -c shared_storage=none"'
@@ -121,7 +116,7 @@ def test_a_file_system_elsewhere_or_nowhere(
     assert "linked with no bucket" in found["link with the bucket"]["found"]
     # Stacks that were deployed before there was such an output.
     del shared.outputs[TRAINING_STACK][SHARED]
-    _, found = looked(capsys)
+    _, found = looked()
     assert f"have no output {SHARED}" in found["shared file system"]["found"]
 
 
@@ -135,7 +130,7 @@ def test_a_file_system_elsewhere_or_nowhere(
 )
 def test_the_quota_of_storage_has_room_for_what_is_planned(
     shared: Account,
-    capsys: pytest.CaptureFixture[str],
+    looked: Looked,
     given: tuple[str, ...],
     used: int,
     more: int,
@@ -143,19 +138,19 @@ def test_the_quota_of_storage_has_room_for_what_is_planned(
 ) -> None:
     """Beside a file system of another deployment."""
     shared.outputs = {}
-    _, found = looked(capsys, *WITH_FSX, *given)
+    _, found = looked(*WITH_FSX, *given)
     assert found["quota FSx"]["state"] == "ok"
     assert f"takes {more} more" in found["quota FSx"]["found"]
     shared.default_quotas = {code: 1000.0}
-    _, found = looked(capsys, *WITH_FSX, *given)
+    _, found = looked(*WITH_FSX, *given)
     assert found["quota FSx"]["state"] == "bad"
     asked = f"--service-code fsx --quota-code {code} --desired-value {used + more} "
     assert asked in found["quota FSx"]["fix"]
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_change_takes_what_it_adds(capsys: pytest.CaptureFixture[str]) -> None:
-    _, found = looked(capsys, *WITH_FSX, "-c", "fsx_capacity_gib=4800")
+def test_a_change_takes_what_it_adds(looked: Looked) -> None:
+    _, found = looked(*WITH_FSX, "-c", "fsx_capacity_gib=4800")
     assert "takes 3600 more" in found["quota FSx"]["found"]
-    _, found = looked(capsys, *WITH_FSX)
+    _, found = looked(*WITH_FSX)
     assert "quota FSx" not in found, "it is there"

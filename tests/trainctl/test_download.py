@@ -32,10 +32,8 @@ def below(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("saved")
-def test_it_fetches_what_all_nodes_wrote(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 0
+def test_it_fetches_what_all_nodes_wrote(tmp_path: Path, cli: Cli) -> None:
+    printed = cli("download", "r1", "--to", str(tmp_path / "new"))
     assert below(tmp_path / "new") == {
         "node-0/work/last.pt": b"weights",
         "node-0/output/log.txt": b"zero",
@@ -43,23 +41,20 @@ def test_it_fetches_what_all_nodes_wrote(
         "ray/train/checkpoint_0/model.pt": b"of ray",
     }
     assert (tmp_path / "new/node-0/work/last.pt").stat().st_mode & 0o777 == 0o755
-    printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'new'}\n"
     assert "node-0: 2 files" in printed.err
     assert "4 of 4 files" in printed.err
 
 
-def test_it_fetches_the_model_of_a_recipe(
-    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli: Cli) -> None:
     account.objects = {
         "runs/r1/config.json": b"{}",
         "runs/r1/model/config.json": b"{}",
         "runs/r1/model/model.safetensors": b"weights",
     }
-    assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 0
+    said = cli("download", "r1", "--to", str(tmp_path / "new"))
     assert (tmp_path / "new/model/model.safetensors").read_bytes() == b"weights"
-    assert "model: 2 files, 9 B" in capsys.readouterr().err
+    assert "model: 2 files, 9 B" in said.err
 
 
 @pytest.mark.usefixtures("saved")

@@ -62,18 +62,18 @@ def ends_at_once(
 
 
 def test_an_export_is_made_by_a_head_alone_and_fetched(
-    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     ends_at_once(account, monkeypatch, status="SUCCEEDED", output='{"status": "succeeded"}')
     place = tmp_path / "model"
-    assert main(["export", "r1", "--to", str(place), "--dtype", "bf16", "--yes"]) == 0
+    said = cli("export", "r1", "--to", str(place), "--dtype", "bf16", "--yes")
     (sent,) = account.sent("start_execution")
     spec = JobSpec.from_json(sent["input"])
     assert spec.command[:4] == ("python", "-m", "training.export", "r1")
     assert spec.command[-2:] == ("--dtype", "bf16")
     assert spec.nodes == Range(0, 0)
     assert (place / "sub" / "model").read_bytes() == b"weights"
-    assert capsys.readouterr().out.splitlines()[-1] == str(place)
+    assert said.out.splitlines()[-1] == str(place)
     assert main(["export", "r1", "--to", "s3://other/place", "--yes"]) == 0
     assert not account.sent("download_file")[1:], "what is to stay in S3 is not fetched"
 

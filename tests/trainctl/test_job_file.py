@@ -12,7 +12,6 @@ from contract.job import JobSpec
 from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl.__main__ import main
 
 RECIPE = """
 recipe = "ddp"
@@ -42,11 +41,8 @@ BY_OPTIONS = [
 ]
 
 
-def plan(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    code = main(["plan", "--json", *words])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return json.loads(said.out)
+def plan(cli: Cli, *words: str) -> Any:
+    return json.loads(cli("plan", "--json", *words).out)
 
 
 @pytest.fixture
@@ -57,21 +53,17 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("account")
-def test_a_file_asks_for_what_its_options_do(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    by_file = plan(capsys, "-f", str(file))
-    assert by_file == plan(capsys, *BY_OPTIONS)
+def test_a_file_asks_for_what_its_options_do(file: Path, cli: Cli) -> None:
+    by_file = plan(cli, "-f", str(file))
+    assert by_file == plan(cli, *BY_OPTIONS)
     assert (by_file["run"], by_file["max_hours"], by_file["spot"]) == ("first", 3.5, False)
     assert by_file["variables"] == {"LEVEL": "3", "NAME": "a b"}
 
 
 @pytest.mark.usefixtures("account")
-def test_the_command_line_wins_over_the_file(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_wins_over_the_file(file: Path, cli: Cli) -> None:
     of_line = ("--nodes", "1", "--env", "LEVEL=4", "--epochs", "7", "--flip")
-    found = plan(capsys, "--file", str(file), *of_line)
+    found = plan(cli, "--file", str(file), *of_line)
     assert found["nodes"] == {"low": 1, "high": 1}
     assert found["variables"] == {"LEVEL": "4", "NAME": "a b"}
     words = found["command"]
@@ -79,8 +71,8 @@ def test_the_command_line_wins_over_the_file(
     assert "--epochs=5" not in words
     assert "--no-flip" not in words
     # The recipe may be repeated; another one has other settings.
-    assert plan(capsys, "-f", str(file), "ddp", *of_line) == found
-    other = plan(capsys, "-f", str(file), "fsdp")["command"]
+    assert plan(cli, "-f", str(file), "ddp", *of_line) == found
+    other = plan(cli, "-f", str(file), "fsdp")["command"]
     assert other[3] == "fsdp"
     assert not any("epochs" in word for word in other)
 
@@ -90,7 +82,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
     code: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     file = code.parent / "job.toml"
     file.write_text(
@@ -100,13 +92,12 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert main(["submit", "-f", str(file)]) == 0
+    cli("submit", "-f", str(file))
     (sent,) = account.sent("start_execution")
     spec = JobSpec.from_json(sent["input"])
     assert (spec.command, str(spec.nodes)) == (("python", "mine.py", "--lr", "1"), "2")
     assert spec.code
-    capsys.readouterr()
-    found = plan(capsys, "-f", str(file), "--run", "other", "--", "python", "-m", "mine")
+    found = plan(cli, "-f", str(file), "--run", "other", "--", "python", "-m", "mine")
     assert found["command"] == ["python", "-m", "mine"]
 
 
@@ -146,9 +137,7 @@ def test_a_mistake_in_a_file_is_a_sentence(
 
 
 @pytest.mark.usefixtures("account")
-def test_the_files_of_the_documentation_are_accepted(
-    code: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_files_of_the_documentation_are_accepted(code: Path, cli: Cli) -> None:
     found = [
         re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
         for page in ("jobs.md", "tutorials/team.md")
@@ -156,24 +145,24 @@ def test_the_files_of_the_documentation_are_accepted(
     (of_recipe, of_code), (of_team,) = found
     file = code / "job.toml"
     file.write_text(of_recipe.replace("training/hf-token", "training/key"))
-    assert plan(capsys, "-f", str(file))["command"][-2:] == ["--data=fashion-mnist", "--epochs=10"]
+    assert plan(cli, "-f", str(file))["command"][-2:] == ["--data=fashion-mnist", "--epochs=10"]
     file.write_text(of_team)
-    assert "--preset=tuned" in plan(capsys, "-f", str(file))["command"]
+    assert "--preset=tuned" in plan(cli, "-f", str(file))["command"]
     (code / "train.py").touch()
     file.write_text(of_code)
-    assert plan(capsys, "-f", str(file))["command"] == ["torchrun", "train.py"]
+    assert plan(cli, "-f", str(file))["command"] == ["torchrun", "train.py"]
 
 
 @pytest.mark.usefixtures("account")
-def test_a_file_that_is_a_pipe_is_read_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_a_pipe_is_read_once(cli: Cli) -> None:
     reader, writer = os.pipe()
     os.write(writer, RECIPE.encode())
     os.close(writer)
     try:
-        found = plan(capsys, "-f", f"/dev/fd/{reader}")
+        found = plan(cli, "-f", f"/dev/fd/{reader}")
     finally:
         os.close(reader)
-    assert found == plan(capsys, *BY_OPTIONS)
+    assert found == plan(cli, *BY_OPTIONS)
 
 
 def test_a_file_that_is_not_there_is_a_sentence(account: Account, tmp_path: Path, cli: Cli) -> None:

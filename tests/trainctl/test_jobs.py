@@ -11,6 +11,7 @@ from contract.job import JobStatus
 from contract.text import utc
 from contract.times import CONSISTENT_S
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from trainctl import follow
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
@@ -30,7 +31,7 @@ from trainctl.aws.errors import UsageError
 )
 def test_a_job_that_is_not_there_is_one_error(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     arguments: list[str],
     exit_code: int,
     words: str,
@@ -39,8 +40,7 @@ def test_a_job_that_is_not_there_is_one_error(
     account.add_head("done", "t1", lastStatus="STOPPED")
     ready = {"type": "phase", "name": "workers_ready", "hosts": ["10.0.0.1", "10.0.0.2"]}
     account.objects["runs/r1/metrics.jsonl"] = json.dumps(ready).encode()
-    assert main(arguments) == exit_code
-    said = capsys.readouterr()
+    said = cli(*arguments, code=exit_code)
     assert words in said.err
     assert len([line for line in said.err.splitlines() if line.startswith("error: ")]) == 1
     assert "Traceback" not in said.err
@@ -99,39 +99,29 @@ def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
     assert shown == expected
 
 
-def test_a_queued_job_is_shown_as_one_everywhere(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
     until = account.now + timedelta(minutes=55)
     words = f"queued: number 1, after job-0, which may run until {utc(until)}"
-    assert main(["ls"]) == exits.OK
-    rows = capsys.readouterr().out.splitlines()
+    rows = cli("ls").out.splitlines()
     assert [" queued 1 " in row for row in rows] == [False, True, False]
-    assert main(["ls", "--json"]) == exits.OK
-    job, other = json.loads(capsys.readouterr().out)
+    job, other = json.loads(cli("ls", "--json").out)
     place = {"number": 1, "after": "job-0", "until": until.isoformat()}
     assert (job["status"], job["reason"], job["queue"]) == ("queued", words, place)
     assert (other["status"], other["queue"]) == ("running", None)
 
-    assert main(["show", "job-1"]) == exits.OK
-    shown = capsys.readouterr().out
+    shown = cli("show", "job-1").out
     assert f"state     {words}\n" in shown
     assert "deadline" not in shown, "it has none before it is admitted"
-    assert main(["show", "job-1", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["queue"] == place
-    assert main(["show", "job-0"]) == exits.OK
-    assert f"deadline  {utc(until)}\n" in capsys.readouterr().out
+    assert json.loads(cli("show", "job-1", "--json").out)["queue"] == place
+    assert f"deadline  {utc(until)}\n" in cli("show", "job-0").out
     found = Deployment.find(profile=None, region=None)
     assert follow.waiting(found, found.jobs.find("job-1"), []).reason == words
 
 
-def test_submit_says_the_place_before_it_asks(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submit_says_the_place_before_it_asks(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
-    assert main(["submit", "ddp", "--nodes", "1", "--json", "--yes"]) == exits.OK
-    said = capsys.readouterr()
+    said = cli("submit", "ddp", "--nodes", "1", "--json", "--yes")
     assert "queue     number 2, after job-1\n" in said.err
     assert json.loads(said.out)["queue"] == {"number": 2, "after": "job-1", "until": None}
 
@@ -217,7 +207,7 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     "status", ["UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED"]
 )
 def test_what_runs_can_be_seen_and_stopped_while_and_after_a_deploy_fails(
-    account: Account, capsys: pytest.CaptureFixture[str], status: str
+    account: Account, cli: Cli, status: str
 ) -> None:
     account.stack_status = status
     account.add("job")
@@ -225,23 +215,19 @@ def test_what_runs_can_be_seen_and_stopped_while_and_after_a_deploy_fails(
     account.logs = {"job/ray/head": ["one"]}
     for words in (["ls"], ["show", "job"], ["logs", "job"], ["cluster", "status"]):
         assert main(words) == 0
-    assert main(["submit", "ddp", "--yes"]) == 1
-    assert f"({status})" in capsys.readouterr().err
+    assert f"({status})" in cli("submit", "ddp", "--yes", code=1).err
     assert account.changes == []
     assert main(["stop", "job", "--yes"]) == 0
     assert account.changes == ["stop_task"]
 
 
-def test_stop_ends_what_a_job_has_left_behind(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stop_ends_what_a_job_has_left_behind(account: Account, cli: Cli) -> None:
     account.add("job", status="ABORTED")
     account.add_head("job", "head", lastStatus="STOPPED")
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "RUNNING", "startedBy": "job"}
     assert main(["stop", "job", "--yes"]) == 0
     assert [each["task"] for each in account.sent("stop_task")] == ["w1"]
-    assert main(["stop", "job", "--yes"]) == 0
-    assert "has ended already" in capsys.readouterr().err
+    assert "has ended already" in cli("stop", "job", "--yes").err
     assert account.changes == ["stop_task"]
 
 
@@ -261,17 +247,14 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
 
 
 # --- lists ----------------------------------------------------------------------------------------
-def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
     account.add_head("job", "head", lastStatus="STOPPED", containers=[{"reason": "OOM"}])
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
     result = {"recipe": "ddp", "status": "succeeded", "measures": ["accuracy"], "accuracy": 0.9}
     account.objects["runs/r1/result.json"] = json.dumps(result).encode()
-    assert main(["show", "r1"]) == exits.OK
+    shown = cli("show", "r1").out
     assert len(account.sent("get_execution_history")) == 1, "its nodes are asked for once"
-    shown = capsys.readouterr().out
     for words in (
         "nodes     1 to 2; 1 started",
         "command   true",
@@ -280,42 +263,35 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
         "OOM",
     ):
         assert words in shown
-    assert main(["show", "r1", "--json"]) == exits.OK
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli("show", "r1", "--json").out)
     assert (found["run"], found["status"], found["exit_code"]) == ("r1", "succeeded", 0)
     assert found["spec"]["nodes"] == "1:2"
     assert found["result"]["accuracy"] == 0.9
-    assert main(["wait", "r1", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["status"] == "succeeded"
+    assert json.loads(cli("wait", "r1", "--json").out)["status"] == "succeeded"
 
 
-def test_how_far_a_running_job_is_stands_in_show_and_ls(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_how_far_a_running_job_is_stands_in_show_and_ls(account: Account, cli: Cli) -> None:
     account.add("job")
     reached = {"time": 1.0, "job": "job", "step": 1200, "total_steps": 20000, "loss": 2.31}
     reached |= {"tokens_per_s": 2540.0, "left_s": 7500.0, "usd": 3.2}
     account.objects["runs/r1/progress.json"] = json.dumps(reached).encode()
-    assert main(["show", "job"]) == exits.OK
+    said = cli("show", "job")
     line = "step 1,200/20,000, loss 2.3100, 2,540 tokens/s, 2 h 5 min left, about $3.20 so far"
-    assert f"progress  {line}\n" in capsys.readouterr().out
-    assert main(["show", "job", "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["progress"]["step"] == 1200
-    assert main(["ls"]) == exits.OK
-    assert "waiting  1:2    6%    10 min" in capsys.readouterr().out
+    assert f"progress  {line}\n" in said.out
+    assert json.loads(cli("show", "job", "--json").out)["progress"]["step"] == 1200
+    assert "waiting  1:2    6%    10 min" in cli("ls").out
 
 
 @pytest.mark.parametrize(
     "content", [b'{"step": 1', b"{}", b'{"job": "earlier", "step": 1, "total_steps": 2}']
 )
 def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
-    account: Account, capsys: pytest.CaptureFixture[str], content: bytes
+    account: Account, cli: Cli, content: bytes
 ) -> None:
     account.add("job")
     account.objects["runs/r1/progress.json"] = content
     for command in (["show", "job"], ["ls"]):
-        assert main(command) == exits.OK
-        said = capsys.readouterr().out
+        said = cli(*command).out
         assert "waiting" in said
         assert "step 1" not in said
         assert "50%" not in said
@@ -341,21 +317,17 @@ def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
     ],
 )
 def test_a_job_is_shown_with_the_measures_of_its_recipe(
-    account: Account, capsys: pytest.CaptureFixture[str], result: dict[str, object], line: str
+    account: Account, cli: Cli, result: dict[str, object], line: str
 ) -> None:
     account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
     content = json.dumps({"status": "succeeded", **result})
     account.objects["runs/r1/result.json"] = content.encode()
-    assert main(["show", "r1"]) == exits.OK
-    assert f"result    {line}\n" in capsys.readouterr().out
+    assert f"result    {line}\n" in cli("show", "r1").out
 
 
-def test_a_job_whose_order_cannot_be_read_is_listed(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_whose_order_cannot_be_read_is_listed(account: Account, cli: Cli) -> None:
     account.add("by-hand", input="not an order")
-    assert main(["ls", "--json"]) == exits.OK
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(cli("ls", "--json").out)
     assert (found["id"], found["run"], found["spec"]) == ("by-hand", "", None)
     for command in ("show", "cost"):
         assert main([command, "by-hand"]) == exits.OK

@@ -13,7 +13,6 @@ from contract import exits
 from rehearsal import cdk, cycle, images, local_aws, processes
 from rehearsal.engine import Engine
 from tests.trainctl.conftest import Cli
-from trainctl.__main__ import main
 
 
 @pytest.mark.parametrize("command", ["up", "status", "env", "down"])
@@ -97,7 +96,6 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
     is_killed: bool,
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     cli: Cli,
 ) -> None:
     # The local AWS loads what an earlier one has written to its folder.
@@ -137,10 +135,9 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
         (killed if is_killed else cycle.up)()
     assert tags.exists()
     ends.append(False)
-    assert main(["local", "up"]) == exits.OK
+    cli("local", "up")
     assert cycle.Rehearsal.here().state()["image_tag"] == "content-1"
 
     # What is up stays up.
-    capsys.readouterr()
     assert "a local deployment is up already" in cli("local", "up", code=exits.FAILED).err
     assert cycle.Rehearsal.here().is_up()

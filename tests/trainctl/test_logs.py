@@ -11,6 +11,7 @@ from contract.job import JobSpec, Placement
 from contract.nodes import Range
 from tests.clock import FakeClock
 from tests.trainctl.account import Account, refused
+from tests.trainctl.conftest import Cli
 from trainctl import follow, output, polling
 from trainctl.__main__ import main
 
@@ -77,8 +78,9 @@ WHOLE = [
 ]
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return capsys.readouterr().out.splitlines()
+def lines(cli: Cli, *words: str) -> list[str]:
+    """The log of the job, as these options show it."""
+    return cli("logs", "job", *words).out.splitlines()
 
 
 @pytest.mark.parametrize("following", [[], ["--follow"]])
@@ -100,22 +102,18 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 )
 def test_the_log_of_all_nodes_is_merged_and_searched_when_ecs_has_forgotten_them(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     words: list[str],
     shown: list[str],
     following: list[str],
 ) -> None:
     of_recipe(account)
-    assert main(["logs", "job", *words, *following]) == 0
-    assert lines(capsys) == shown
+    assert lines(cli, *words, *following) == shown
 
 
-def test_lines_as_json_tell_when_and_where_they_were_written(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_as_json_tell_when_and_where_they_were_written(account: Account, cli: Cli) -> None:
     of_recipe(account)
-    assert main(["logs", "job", "--json", "--tail", "2"]) == 0
-    epoch, bye = map(json.loads, lines(capsys))
+    epoch, bye = map(json.loads, lines(cli, "--json", "--tail", "2"))
     assert datetime.fromisoformat(epoch.pop("at")) == pytest.approx(
         account.now - timedelta(seconds=540), abs=timedelta(milliseconds=1)
     )
@@ -127,17 +125,15 @@ def test_lines_as_json_tell_when_and_where_they_were_written(
     }
     assert (bye["node"], bye["task"], bye["line"]) == ("worker", "f9e8d7c6b5a4", "node: bye")
     on_nodes(account)
-    assert main(["logs", "job", "--json", "--node", "1"]) == 0
-    (one,) = map(json.loads, lines(capsys))
+    (one,) = map(json.loads, lines(cli, "--json", "--node", "1"))
     assert (one["program_node"], one["line"]) == (1, "[node 1] one")
 
 
 def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, cli: Cli
 ) -> None:
     on_nodes(account, **SUCCEEDED)
-    assert main(["logs", "job"]) == 0
-    said = lines(capsys)
+    said = lines(cli)
     assert said == [
         "node: running x on 2 nodes",
         "[worker w1] node: worker on 10.0.0.7",
@@ -145,12 +141,9 @@ def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
         "[node 1] one",
         "[node 0] again",
     ]
-    assert main(["logs", "job", "--follow"]) == 0
-    assert lines(capsys) == said
-    assert main(["logs", "job", "--node", "0"]) == 0
-    assert lines(capsys) == ["[node 0] zero", "[node 0] again"]
-    assert main(["logs", "job", "--node", "0", "--tail", "1"]) == 0
-    assert lines(capsys) == ["[node 0] again"]
+    assert lines(cli, "--follow") == said
+    assert lines(cli, "--node", "0") == ["[node 0] zero", "[node 0] again"]
+    assert lines(cli, "--node", "0", "--tail", "1") == ["[node 0] again"]
 
 
 @pytest.mark.parametrize(
@@ -165,16 +158,15 @@ def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
     ],
 )
 def test_what_no_log_can_be_asked_for_is_refused(
-    account: Account, capsys: pytest.CaptureFixture[str], words: list[str], error: str
+    account: Account, cli: Cli, words: list[str], error: str
 ) -> None:
     on_nodes(account)
     account.add("other")
-    assert main(words) == 2
-    assert error in capsys.readouterr().err
+    assert error in cli(*words, code=2).err
 
 
 def test_on_a_terminal_each_node_has_a_color_and_nothing_else_is_colored(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_nodes(account)
     account.logs["job/ray/head"] = ["a :warning: of [red]Ray[/red] on 10.0.0.7"]
@@ -182,10 +174,9 @@ def test_on_a_terminal_each_node_has_a_color_and_nothing_else_is_colored(
     monkeypatch.delenv("NO_COLOR", raising=False)
     output._console.cache_clear()
     try:
-        assert main(["logs", "job"]) == 0
+        head, worker, zero, one, again = lines(cli)
     finally:
         output._console.cache_clear()
-    head, worker, zero, one, again = lines(capsys)
     assert head == "a :warning: of [red]Ray[/red] on 10.0.0.7"
     colors = [each.partition("m")[0] for each in (worker, zero, one, again)]
     assert all(color.startswith("\x1b[") for color in colors)
@@ -194,25 +185,20 @@ def test_on_a_terminal_each_node_has_a_color_and_nothing_else_is_colored(
     assert again.endswith("\x1b[0m again")
 
 
-def test_follow_shows_each_line_once_and_how_it_ended(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_follow_shows_each_line_once_and_how_it_ended(account: Account, cli: Cli) -> None:
     account.add(
         "job", status="FAILED", cause='{"status": "failed", "reason": "why", "exit_code": 5}'
     )
     account.add_head("job", "first", lastStatus="STOPPED")
     account.add_head("job", "second", lastStatus="STOPPED")
     account.logs = {"job/ray/first": ["one"], "job/ray/second": [(1, "two"), (2, "three")]}
-    assert main(["logs", "job", "--follow"]) == 5
-    said = capsys.readouterr()
+    said = cli("logs", "job", "--follow", code=5)
     assert said.out.splitlines() == ["one", "two", "three"]
     assert "another one takes over" in said.err
     assert "job: why, after 10 min" in said.err
 
 
-def test_an_empty_page_is_not_the_end_of_a_log(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_page_is_not_the_end_of_a_log(account: Account, cli: Cli) -> None:
     account.add("job")
     account.add_head("job", "t1")
     account.logs = {"job/ray/t1": ["one", "two"]}
@@ -227,42 +213,34 @@ def test_an_empty_page_is_not_the_end_of_a_log(
         return SimpleNamespace(paginate=pages)
 
     account.__dict__["on_get_paginator"] = paginated
-    assert main(["logs", "job"]) == 0
-    assert lines(capsys) == ["one", "two"]
+    assert lines(cli) == ["one", "two"]
 
 
-def test_a_node_that_has_not_written_yet_hides_no_other(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_that_has_not_written_yet_hides_no_other(account: Account, cli: Cli) -> None:
     account.add("job")
     account.add_head("job", "head")
     for name, status in (("w1", "RUNNING"), ("w2", "PROVISIONING"), ("w3", "STOPPED")):
         account.tasks[name] = {"taskArn": name, "lastStatus": status, "startedBy": "job"}
     account.logs = {"job/ray/head": ["one"]}
-    assert main(["logs", "job"]) == 0
-    assert lines(capsys) == ["one"]
+    assert lines(cli) == ["one"]
     asked = [named["logStreamNames"] for named in account.sent("filter_log_events")[1:]]
     assert asked == [["job/ray/head", "worker/ray/w1", "worker/ray/w3"], ["job/ray/head"]]
 
 
-def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(account: Account, cli: Cli) -> None:
     of_recipe(account)
     account.fails["filter_log_events"] = refused("ThrottlingException", "FilterLogEvents")
-    assert main(["logs", "job"]) == 1
-    assert "ThrottlingException" in capsys.readouterr().err
+    assert "ThrottlingException" in cli("logs", "job", code=1).err
 
 
 @pytest.mark.parametrize(
     ("pattern", "sent"), [("loss", "%loss%"), ("lo+ss", ""), ("(?i)LOSS", ""), ("epoch 1", "")]
 )
 def test_cloudwatch_searches_for_what_means_the_same_to_it(
-    account: Account, capsys: pytest.CaptureFixture[str], pattern: str, sent: str
+    account: Account, cli: Cli, pattern: str, sent: str
 ) -> None:
     of_recipe(account)
-    assert main(["logs", "job", "--grep", pattern]) == 0
-    assert WHOLE[0] in lines(capsys)
+    assert WHOLE[0] in lines(cli, "--grep", pattern)
     (_events, log) = account.sent("filter_log_events")
     assert log.get("filterPattern", "") == sent
 
@@ -287,7 +265,7 @@ def running(account: Account, *, num_workers: int = 2) -> None:
 
 
 def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ticking(monkeypatch)
     running(account)
@@ -297,12 +275,11 @@ def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
         (20, lambda: account.logs["job/ray/head"].append((600, "three"))),
         (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
     ]
-    assert main(["logs", "job", "--follow"]) == 0
-    assert lines(capsys) == ["one", "two", "[worker w0] late", "three"]
+    assert lines(cli, "--follow") == ["one", "two", "[worker w0] late", "three"]
 
 
 def test_following_the_end_of_a_long_log_does_not_read_it_whole(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ticking(monkeypatch)
     running(account)
@@ -315,18 +292,16 @@ def test_following_the_end_of_a_long_log_does_not_read_it_whole(
         (20, lambda: account.logs["job/ray/head"].extend([(599, "d"), (600, "e")])),
         (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
     ]
-    assert main(["logs", "job", "--follow", "--tail", "2"]) == 0
-    assert lines(capsys) == ["b", "c", "[worker w0] late", "d", "e"]
+    assert lines(cli, "--follow", "--tail", "2") == ["b", "c", "[worker w0] late", "d", "e"]
     calls = account.sent("filter_log_events")
     starts = [e["startTime"] for e in calls if "job/ray/head" in e.get("logStreamNames", ())]
     assert len(account.events_of("job/ray/head", since=min(starts))) < 1000
     account.calls.clear()
-    assert main(["logs", "job", "--follow", "--tail", "0"]) == 0
-    assert lines(capsys) == []
+    assert lines(cli, "--follow", "--tail", "0") == []
 
 
 def test_where_there_is_no_terminal_a_line_is_printed_only_when_something_else_happens(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ticking(monkeypatch)
     running(account)
@@ -335,8 +310,7 @@ def test_where_there_is_no_terminal_a_line_is_printed_only_when_something_else_h
         (60, lambda: account.tasks["w0"].update(lastStatus="RUNNING")),
         (600, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
     ]
-    assert main(["logs", "job", "--follow"]) == 0
-    assert capsys.readouterr().err.splitlines()[:-1] == [
+    assert cli("logs", "job", "--follow").err.splitlines()[:-1] == [
         "waiting for 1 x g5.xlarge ...",
         "running ...",
     ]

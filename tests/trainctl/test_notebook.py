@@ -209,7 +209,7 @@ def test_ctrl_c_while_the_page_is_being_opened_closes_the_tunnel_too(
 
 @pytest.mark.usefixtures("plugin", "head")
 def test_the_dashboard_is_opened_once_its_tunnel_is_there(
-    account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    account: Account, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     port, opened = free_port(), []
 
@@ -218,13 +218,13 @@ def test_the_dashboard_is_opened_once_its_tunnel_is_there(
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("webbrowser.open", look)
-    assert main(["open", "--port", str(port)]) == 0
+    said = cli("open", "--port", str(port))
     assert opened == [(f"http://localhost:{port}", False)]
-    assert capsys.readouterr().out == f"http://localhost:{port}\n"
+    assert said.out == f"http://localhost:{port}\n"
     with socket.create_server(("127.0.0.1", port)):
         account.calls.clear()
-        assert main(["open", "--port", str(port)]) == exits.BAD_INPUT
-    assert f"port {port} of this machine is in use: give another one" in capsys.readouterr().err
+        said = cli("open", "--port", str(port), code=exits.BAD_INPUT)
+    assert f"port {port} of this machine is in use: give another one" in said.err
     assert account.changes == []
 
 
@@ -304,12 +304,12 @@ def test_a_tunnel_that_does_not_open_tells_what_the_plug_in_says(
 
 @pytest.mark.usefixtures("plugin")
 def test_a_port_that_is_in_use_here_is_refused_before_anything_starts(
-    head: Head, account: Account, capsys: pytest.CaptureFixture[str]
+    head: Head, account: Account, cli: Cli
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
-        assert main(["notebook", "--port", str(port)]) == exits.BAD_INPUT
-    assert f"port {port} of this machine is in use: give another one" in capsys.readouterr().err
+        said = cli("notebook", "--port", str(port), code=exits.BAD_INPUT)
+    assert f"port {port} of this machine is in use: give another one" in said.err
     assert head.submitted == []
     assert account.changes == []
 

@@ -14,6 +14,7 @@ from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
 from tests.trainctl.account import Account, refused
+from tests.trainctl.conftest import Cli
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
 from training.recipes import command
@@ -176,11 +177,10 @@ def runs(account: Account) -> None:
 )
 @pytest.mark.usefixtures("runs")
 def test_nothing_is_started_without_the_image_that_is_deployed(
-    account: Account, capsys: pytest.CaptureFixture[str], command: list[str]
+    account: Account, cli: Cli, command: list[str]
 ) -> None:
     account.without_images = {"worker"}
-    assert main(command) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli(*command, code=exits.FAILED).err
     assert "the workers' image is missing: worker has none with the tag 'abc123'" in said
     assert "(make images)" in said
     assert account.changes == []
@@ -198,13 +198,12 @@ def test_a_head_that_trains_needs_the_workers_image_only(account: Account) -> No
 def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(
     account: Account,
     code: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     arguments: list[str],
     words: str,
 ) -> None:
     given = [word.replace("CODE", str(code)) for word in arguments]
-    assert main(given) == exits.BAD_INPUT
-    said = capsys.readouterr()
+    said = cli(*given, code=exits.BAD_INPUT)
     assert words in said.err
     assert len([line for line in said.err.splitlines() if line.startswith("error: ")]) == 1
     assert "Traceback" not in said.err
@@ -214,28 +213,31 @@ def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(
 
 @pytest.mark.parametrize("words", WITHOUT_AWS)
 def test_what_needs_no_deployment_is_checked_before_aws_is_asked(
-    account: Account, code: Path, capsys: pytest.CaptureFixture[str], words: str
+    account: Account, code: Path, cli: Cli, words: str
 ) -> None:
     account.region = None
     (arguments, *_) = [each for each, said in REFUSED if words in said]
-    assert main([word.replace("CODE", str(code)) for word in arguments]) == exits.BAD_INPUT
-    assert words in capsys.readouterr().err
+    assert (
+        words
+        in cli(*[word.replace("CODE", str(code)) for word in arguments], code=exits.BAD_INPUT).err
+    )
     assert account.calls == []
 
 
 def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account.region = None
     monkeypatch.delenv("AWS_REGION", raising=False)
     asked = ["--data", "s3://mine/images", "--secret", "KEY=training/key"]
-    assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "2", *asked]) == exits.OK
-    said = capsys.readouterr().out
+    said = cli("plan", "ddp", "-c", "preset=ddp", "--nodes", "2", *asked).out
     assert "head on m5.xlarge; 2 x g5.xlarge" in said
     assert "price     $2.36 an hour" in said
     assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "3"]) == exits.BAD_INPUT
-    assert main(["plan", "ddp", "-c", "preset=dpd"]) == exits.BAD_INPUT
-    assert "setting preset is 'dpd'" in capsys.readouterr().err
+    assert (
+        "setting preset is 'dpd'"
+        in cli("plan", "ddp", "-c", "preset=dpd", code=exits.BAD_INPUT).err
+    )
     assert main(["plan", "ddp", "-c", "preset=ddp", "--data", "unknown"]) == exits.BAD_INPUT
     assert account.calls == []
 
@@ -254,18 +256,18 @@ def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
 )
 @pytest.mark.usefixtures("account")
 def test_the_deadline_is_shorter_where_few_steps_are_asked_for(
-    capsys: pytest.CaptureFixture[str], words: list[str], hours: float
+    cli: Cli, words: list[str], hours: float
 ) -> None:
-    assert main(["plan", *words, "--json"]) == exits.OK
-    assert json.loads(capsys.readouterr().out)["max_hours"] == pytest.approx(hours, abs=0.01)
+    assert json.loads(cli("plan", *words, "--json").out)["max_hours"] == pytest.approx(
+        hours, abs=0.01
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "ddp"]])
 def test_help_before_a_recipe_is_that_of_the_command(
-    account: Account, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    account: Account, cli: Cli, arguments: list[str]
 ) -> None:
-    assert main(["submit", *arguments]) == exits.OK
-    assert "RECIPE [SETTINGS]" in capsys.readouterr().out
+    assert "RECIPE [SETTINGS]" in cli("submit", *arguments).out
     assert account.calls == []
 
 
@@ -295,23 +297,21 @@ def test_a_damaged_record_of_a_run_is_as_none(account: Account) -> None:
 def test_what_aws_refuses_is_explained_in_a_users_words(
     account: Account,
     code: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     operation: str,
     error: Exception,
     words: str,
 ) -> None:
     account.fails[operation] = error
-    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exits.FAILED
-    assert words in capsys.readouterr().err
+    assert words in cli("submit", "--code", str(code), "--yes", "--", "true", code=exits.FAILED).err
 
 
 def test_a_folder_that_is_too_large_names_its_largest_file(
-    account: Account, code: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    account: Account, code: Path, cli: Cli, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(code_folder, "CODE_MIB", 1)
     (code / "weights.bin").write_bytes(bytes(2 * 2**20))
-    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == 2
-    said = capsys.readouterr().err
+    said = cli("submit", "--code", str(code), "--yes", "--", "true", code=2).err
     assert "2 MiB, and at most 1 are uploaded; the largest is weights.bin" in said
     assert not account.objects
 
@@ -321,15 +321,14 @@ def test_a_folder_that_is_too_large_names_its_largest_file(
 def test_a_file_name_that_the_head_would_refuse_is_refused_on_the_laptop(
     account: Account,
     code: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     name: str,
     in_git: bool,
 ) -> None:
     if in_git:
         subprocess.run(["git", "init", "-q", str(code)], check=True)
     (code / name).write_text("")
-    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exits.BAD_INPUT
-    said = capsys.readouterr().err
+    said = cli("submit", "--code", str(code), "--yes", "--", "true", code=exits.BAD_INPUT).err
     assert f"error: --code {code}: the file name {name!r} is" in said
     assert "rename the file, or let git ignore it" in said
     assert account.changes == []
@@ -344,28 +343,28 @@ def test_a_file_name_that_the_head_would_refuse_is_refused_on_the_laptop(
 )
 def test_what_cannot_be_started_is_refused_before_the_question(
     account: Account,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
     words: str,
 ) -> None:
     monkeypatch.setattr(output, "confirm", lambda *_args, **_named: pytest.fail("it asks"))
     account.add("first", run="r1")
-    assert main(["submit", "ddp", *settings]) == exits.BAD_INPUT
-    said = capsys.readouterr()
+    said = cli("submit", "ddp", *settings, code=exits.BAD_INPUT)
     assert words in said.err
     assert "price" not in said.err
-    assert main(["plan", "ddp", *settings]) == exits.BAD_INPUT
-    assert words in capsys.readouterr().err
+    assert words in cli("plan", "ddp", *settings, code=exits.BAD_INPUT).err
     assert main(["plan", "ddp", "--run", "r2"]) == exits.OK
 
 
 def test_a_job_that_began_while_the_question_waited_is_seen(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "confirm", lambda *_args, **_named: account.add("o", run="r1"))
-    assert main(["submit", "ddp", "--run", "r1"]) == exits.BAD_INPUT
-    assert "run 'r1' is being trained already, by job o" in capsys.readouterr().err
+    assert (
+        "run 'r1' is being trained already, by job o"
+        in cli("submit", "ddp", "--run", "r1", code=exits.BAD_INPUT).err
+    )
     assert account.changes == []
 
 
@@ -394,23 +393,20 @@ def test_the_size_of_an_order_counts_the_address_of_the_code(
 
 @pytest.mark.parametrize("order", [None, ORDER_VERSION + 1])
 def test_stacks_that_take_other_orders_start_no_job(
-    account: Account, capsys: pytest.CaptureFixture[str], order: int | None
+    account: Account, cli: Cli, order: int | None
 ) -> None:
     """Their state machine would drop what it does not know, and so run another job."""
     account.shape["order"] = order
-    assert main(SUBMIT) == exits.FAILED
-    said = capsys.readouterr().err
+    said = cli(*SUBMIT, code=exits.FAILED).err
     assert f"take job orders of version {order}, and this trainctl writes version" in said
     assert "another version of this project has deployed the stacks; make deploy" in said
     assert account.changes == []
 
 
 # --- what is sent ---------------------------------------------------------------------------------
-def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(account: Account, cli: Cli) -> None:
     arguments = ["--run", "r1", "--nodes", "1:3", "--max-hours", "2", "--epochs=5"]
-    assert main([*SUBMIT, *arguments, "--env", "A=b", "--secret", "K=training/key"]) == 0
+    said = cli(*SUBMIT, *arguments, "--env", "A=b", "--secret", "K=training/key")
     (sent,) = account.sent("start_execution")
     spec = JobSpec.from_json(sent["input"])
     launch = ["python", "-m", "training.launch", "ddp", "--run", "r1"]
@@ -419,7 +415,6 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(
     assert (spec.nodes, spec.max_seconds) == (Range(1, 3), 7200)
     assert (spec.variables, spec.secrets) == ({"A": "b"}, {"K": "training/key"})
     assert len(sent["name"]) <= MAX_JOB_ID
-    said = capsys.readouterr()
     assert said.out.strip() == sent["name"]
     # 0.192 + 3 x 5.672, their disks (60 and 200 GiB) and NAT; for two hours, 690 s until the last
     # host is gone, and one host too many for 40 minutes: printed before it starts.
@@ -493,11 +488,8 @@ def test_own_code_is_uploaded_without_what_is_no_code_and_its_command_is_left_al
     assert [each.name for each in code_folder.files_of(code)] == ["mine.py"]
 
 
-def test_plan_starts_nothing_and_speaks_json(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "ddp", "--nodes", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_plan_starts_nothing_and_speaks_json(account: Account, cli: Cli) -> None:
+    found = json.loads(cli("plan", "ddp", "--nodes", "2", "--json").out)
     assert (found["nodes"], found["workers"]) == ({"low": 2, "high": 2}, {"low": 8, "high": 8})
     assert found["usd_at_most"] > 24 * found["usd_per_hour"]
     assert found["prices"]["worker"]["type"] == "g5.12xlarge"
@@ -525,7 +517,7 @@ def test_plan_starts_nothing_and_speaks_json(
 def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
     account: Account,
     code: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     source: str,
     words: str,
     option: str,
@@ -533,11 +525,11 @@ def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
 ) -> None:
     (code / "mine.py").write_text(source)
     given = ["submit", "--code", str(code), "--on", option, "--yes", "--", *words.split()]
-    assert main(given) == 0
+    said = cli(*given)
     (sent,) = account.sent("start_execution")
     assert JobSpec.from_json(sent["input"]).on == on
     where = "every node" if on == Placement.NODES else "the head"
-    assert f"runs on   {where}, " in capsys.readouterr().err
+    assert f"runs on   {where}, " in said.err
 
 
 @pytest.mark.parametrize(
