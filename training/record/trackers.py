@@ -24,8 +24,9 @@ from training.record.fields import number
 NAMES: Final = ("tensorboard", "wandb")
 #: What they write while a run goes on, in the run's folder.
 FILES: Final = ("tensorboard/*", "wandb/*/*.wandb")
-#: How long W&B may take to answer, and to send the rest at the end of a run.
-PATIENCE_S: Final = 60.0
+#: How long the end of a run waits for W&B to send the rest; ``wandb sync`` sends what is left. A
+#: command that is told to stop has little more (``contract.times.RECIPE_STOP_S``).
+UPLOAD_S: Final = 10.0
 
 Say = Callable[[Noted | Warned], None]
 
@@ -75,8 +76,8 @@ class _Wandb:
                 silent=True,
                 console="off",
                 x_disable_stats=True,  # of this machine, which may not be one that trains
-                init_timeout=PATIENCE_S,
-                finish_timeout=PATIENCE_S,
+                init_timeout=30,  # until then, also the end of a command waits for it
+                finish_timeout=UPLOAD_S,
             ),
         )
         self._next = self._run.step

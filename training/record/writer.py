@@ -44,7 +44,7 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
-from training.record.trackers import FILES, PATIENCE_S, Trackers
+from training.record.trackers import FILES, UPLOAD_S, Trackers
 from training.system import storage
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
@@ -222,9 +222,9 @@ class RunRecord:
 
             report = self._on_disk(lambda: write_report(self.folder))
         # An upload may take its time: meanwhile the run's own files are sent.
-        self._trackers.close(self.exit_code, wait_s=5)
+        self._trackers.close(self.exit_code, wait_s=3)
         self._send_all()
-        self._trackers.close(self.exit_code, wait_s=PATIENCE_S)
+        self._trackers.close(self.exit_code, wait_s=UPLOAD_S)
         return None if self._in_s3 else report
 
     def _send_all(self) -> None:
