@@ -51,13 +51,29 @@ UNASKED := $(strip $(YES)$(CI))
 .NOTPARALLEL:
 .PHONY: help demo local rehearse pictures docs synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-docs venv-audit node
 
-##@ See it work
+##@ Use it
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
 	@$(PYTHON) -m training.launch ddp --local --workers $(WORKERS) --preset digits --run demo --overwrite
+	@printf '%s\n' '' 'Next:' \
+		'  open the report     runs/demo/report.html' \
+		'  your own pictures   .venv/bin/python -m training.launch ddp --local --data DIR --run mine' \
+		'  a job on AWS        docs/tutorials/first-hour.md' \
+		'  your own script     docs/tutorials/your-script.md'
 
 local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, which stays up (needs a Docker Engine)
 	@$(PYTHON) -m trainctl local up
 
+deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
+	@$(if $(SKIP_DOCTOR),,$(PYTHON) -m trainctl.commands.first_deploy $(ARGS))
+	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
+
+images: venv-laptop ## build both images, try them out, push them to the deployed repositories
+	@TORCH_INDEX="$${TORCH_INDEX:-$$(cat .venv/torch-index 2>/dev/null)}" $(PYTHON) -m containers.publish $(ARGS)
+
+destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket stays unless told
+	@$(CDK) destroy TrainingStack CoreStack $(if $(UNASKED),--force) $(ARGS)
+
+##@ More
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
 
@@ -67,22 +83,11 @@ bench: venv-dev ## compare with the plain ways; one JSON object each
 	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.gpu_fsdp --json
 
-##@ Deploy it
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)
 
-images: venv-laptop ## build both images, try them out, push them to the deployed repositories
-	@TORCH_INDEX="$${TORCH_INDEX:-$$(cat .venv/torch-index 2>/dev/null)}" $(PYTHON) -m containers.publish $(ARGS)
-
 diff: venv-laptop node ## what `make deploy` would change
 	@$(CDK) diff $(ARGS)
-
-deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
-	@$(if $(SKIP_DOCTOR),,$(PYTHON) -m trainctl.commands.first_deploy $(ARGS))
-	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
-
-destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket stays unless told
-	@$(CDK) destroy TrainingStack CoreStack $(if $(UNASKED),--force) $(ARGS)
 
 ##@ Work on it
 check: venv-dev venv-aws node ## lint, format, types, rules of the templates and the quick tests

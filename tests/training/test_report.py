@@ -210,12 +210,50 @@ def test_the_page_is_balanced_and_fetches_nothing(finished: Path) -> None:
     assert not re.search(r"https?:|url\((?!#)|@import|<script|<link", content)
     for tag, attributes in page.elements:
         for name, value in attributes.items():
-            if name in {"src", "href", "xlink:href", "srcset"}:
+            # What a link leads to is not fetched.
+            if tag != "a" and name in {"src", "href", "xlink:href", "srcset"}:
                 assert value.startswith(("data:", "#")), (tag, name, value)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     used = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", content)
     assert len(ids) == len(set(ids))
     assert {a or b for a, b in used} <= set(ids)
+
+
+LAUNCH = "python -m training.launch ddp --epochs 3"
+
+
+@pytest.mark.parametrize(
+    ("storage", "command", "status", "shown", "link"),
+    [
+        ("runs", f"{LAUNCH} --local", "stopped", f"Resume {LAUNCH} --local --run first", "metrics"),
+        (
+            "runs",
+            f"{LAUNCH} --run first --overwrite",
+            "succeeded",
+            f"Train again {LAUNCH} --run first --overwrite",
+            "result.json",
+        ),
+        (
+            "s3://bucket/runs",
+            f"{LAUNCH} --run first --workers 1:4",
+            "failed",
+            "Resume trainctl submit ddp --epochs 3 --run first Model trainctl download first",
+            "https://console.aws.amazon.com/s3/buckets/bucket?prefix=runs/first/",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_has_the_commands_that_come_next(
+    run_dir: Path, storage: str, command: str, status: str, shown: str, link: str
+) -> None:
+    change(run_dir / "config.json", {"storage": storage})
+    model = {"model": "trainctl download first"}
+    change(run_dir / "environment.json", {"command": command, **model})
+    change(run_dir / "result.json", {"status": status})
+    page = read(run_dir)
+    assert shown in " ".join(page.text.split())
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert [each for each in links if each.startswith(link)]
 
 
 def test_the_page_can_be_read_aloud(finished: Path) -> None:

@@ -25,7 +25,9 @@ def up() -> None:
         "Up. Send other commands there:\n"
         '  eval "$(trainctl local env)"\n'
         "  trainctl cluster status\n"
-        "  trainctl shell -- ray status\n"
+        "A job takes the place of the standing cluster:\n"
+        "  trainctl cluster down --yes\n"
+        "  trainctl submit ddp --nodes 2 --preset digits --follow\n"
         "Remove everything: trainctl local down"
     )
 

@@ -144,10 +144,13 @@ class Recipe:
 
     def places(self, run_uri: str) -> dict[str, str]:
         """Where the report and the model of a complete run are, or how to get them."""
-        paths = runs.RunPaths(run_uri)
+        paths, name = runs.RunPaths(run_uri), run_uri.rpartition("/")[2]
+        in_bucket = "://" in run_uri
+        whole = f"trainctl download {name}" if in_bucket else paths.model
+        export = f"trainctl export {name}" if in_bucket else f"python -m training.export {run_uri}"
         model = {
-            Model.FOLDER: {"model": paths.model},
-            Model.SHARDED: {"model": f"python -m training.export {run_uri} --to DIR"},
+            Model.FOLDER: {"model": whole},
+            Model.SHARDED: {"model": f"{export} --to DIR"},
             Model.NONE: {},
         }
         return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}

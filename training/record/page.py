@@ -11,6 +11,7 @@ The page's content is put together here; ``page.html.j2`` lays it out and ``page
 import base64
 import binascii
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -81,6 +82,8 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
         held_out=_held_out(run),
         details=_details(run.evaluated) if isinstance(run.evaluated, Table) else None,
         texts=_texts(run.metrics.of(Sample)),
+        next_steps=_next_steps(run),
+        links=_links(run),
         config=_flat(run.config),
         environment=_flat(run.environment),
         footer=_footer(run),
@@ -309,6 +312,37 @@ def _footer(run: RecordedRun) -> str:
     words += f" {run.items.capitalize()}/s are those of all workers together; times per step are "
     words += "each rank's own means, the first stretch left out where there are more."
     return " ".join([words, *run.notes])
+
+
+def _next_steps(run: RecordedRun) -> list[tuple[str, str]]:
+    """Commands that resume a run, or train it again, and that get its model."""
+    command = str(run.environment.get("command", ""))
+    if not command:
+        return []
+    if _storage(run).startswith("s3://"):  # the job decides about the workers
+        command = command.replace("python -m training.launch", "trainctl submit")
+        command = re.sub(r" --workers[ =]\S+", "", command)
+    if "--run" not in command:
+        command += f" --run {run.name}"
+    command = command.replace(" --overwrite", "")
+    is_complete = run.result is not None and run.result.status == SUCCEEDED
+    rows = [("Train again", f"{command} --overwrite") if is_complete else ("Resume", command)]
+    if model := run.environment.get("model"):
+        rows.append(("Model", str(model)))
+    return rows
+
+
+def _links(run: RecordedRun) -> dict[str, str]:
+    """Links to the files of a run: beside the page, or in the console of S3."""
+    if not _storage(run).startswith("s3://"):
+        return {name: name for name in (METRICS_FILE, RESULT_FILE)}
+    uri = f"{_storage(run)}/{run.name}/"
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return {uri: f"https://console.aws.amazon.com/s3/buckets/{bucket}?prefix={key}"}
+
+
+def _storage(run: RecordedRun) -> str:
+    return str(run.config.get("storage", ""))
 
 
 def _moment(value: object) -> str:

@@ -130,7 +130,7 @@ class Driver:
             run=self._config.run,
             recipe=self._config.recipe,
             settings=self._config.to_json(),
-            environment=environment(),
+            environment=environment() | self._options.recipe.places(self._run_uri),
             display=self._display,
             measures=self._options.recipe.measures,
             report_to=self._options.report_to,

@@ -53,7 +53,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
             run=config.run,
             recipe=config.recipe,
             settings=config.to_json(),
-            environment=environment(),
+            environment=environment() | recipe.places(run_uri),
             display=display,
             measures=recipe.measures,
             report_to=command.report_to,
