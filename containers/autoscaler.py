@@ -1,8 +1,8 @@
 """Node provider of Ray's autoscaler on ECS: each worker node is a task.
 
 Ray's monitor, beside the head, decides how many nodes of which kind are wanted and calls this
-provider (autoscaler v2, ``type: external``). The provider keeps no state of its own that matters:
-tasks carry the job and Ray's tags, so a head that comes back finds what the one before has started.
+provider (autoscaler v2, ``type: external``). The provider keeps no state that matters: tasks carry
+the job and Ray's tags, so a restarted head finds the tasks that its predecessor started.
 """
 
 import json
@@ -102,8 +102,8 @@ class EcsNodeProvider(NodeProvider):
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         """Ids of the nodes with these tags, the head among them; asks ECS.
 
-        A node that has ended before Ray saw it is among them once: Ray would else count it as one
-        that is still to come, and ask for no other in its place for minutes.
+        A node that ended before Ray saw it is returned once: otherwise Ray would wait for it for
+        minutes before it requests a replacement.
         """
         listed = self._listed()
         now = self._clock()
@@ -117,13 +117,13 @@ class EcsNodeProvider(NodeProvider):
             known = {*recent, *self._tasks}
         tasks = {task["taskArn"]: task for task in self._described({*listed, *known})}
         for arn, (_, tags) in recent.items():
-            # Started a moment ago, and ECS does not know it everywhere yet.
+            # Started a moment ago: ECS is not consistent yet.
             tasks.setdefault(arn, {"taskArn": arn, "lastStatus": "PROVISIONING", "tags": _to(tags)})
         ended = {arn for arn, task in tasks.items() if _has_ended(task)}
         bad = [tasks[arn] for arn in ended - self._ended if _bad_host(tasks[arn])]
         if bad:
             _say("a host is asked to end: its GPUs or EFA devices are not healthy")
-            # Waited for: else the node that Ray asks for next would come to it.
+            # Wait for the end: otherwise ECS would place the next node on the same host.
             self._release(bad, are_bad=True)
         with self._lock:
             for arn in ended:

@@ -1,8 +1,8 @@
 """Resources that a job's program asks Ray for: requests that can never be met, and idle nodes.
 
-Ray waits for ever for resources that a cluster may still grow to. A job knows how far it can grow,
-so its head compares, and ends a job whose program asks for more than the whole of it. What is only
-queued behind other work is never counted. Not for recipes, whose workers the laptop has counted.
+Ray waits forever for resources to which a cluster may still grow. A job knows how far it can grow,
+so its head compares, and ends the job if its program asks for more. What is only queued behind
+other work is never counted. Not for recipes, whose workers the laptop has counted.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from contract.nodes import WORKER
 from contract.text import counted
 
 POLL_S: Final = 3.0
-#: A program may ask, give up and ask for less; what it asks for this long, it means.
+#: A program may ask, give up and ask for less: only requests that last this long count.
 MEANT_S: Final = 15.0
 #: Delay of the first look at demand, so that Ray is not imported while the job starts.
 FIRST_LOOK_S: Final = 5.0
@@ -87,7 +87,7 @@ def impossible(request: Request, capacity: Capacity) -> str | None:
 
 def _times(bundle: Resources, node: Resources) -> int:
     """Number of copies of a bundle that fit on an idle node."""
-    # A little more than nothing: thirds of a GPU do not add up to one.
+    # Tolerance: thirds of a GPU do not add up to exactly one.
     fits = [math.floor(node[name] / wanted + 1e-6) for name, wanted in bundle.items() if wanted]
     return min(fits, default=1_000_000)
 

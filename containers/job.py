@@ -3,8 +3,8 @@
     python -m containers job
 
 Ray runs here with its autoscaler, which starts worker tasks on ECS (``containers.autoscaler``). The
-command runs beside it; its exit code is the container's. At the deadline, or when the workers that
-are needed at least do not come, the command is ended first and says goodbye in its own way.
+command runs beside it; its exit code is the container's. At the deadline, or if the minimum number
+of workers never joins, the command gets SIGTERM and time to save before Ray stops.
 """
 
 import os
@@ -109,7 +109,7 @@ class Decisions:
         return may_wait and self._short_since is not None
 
     def decide(self, seen: Seen) -> tuple[int, str] | None:
-        """Exit code of a job that must not go on, and the reason in words; None while it may."""
+        """Exit code of a job that must not continue, and the reason in words; None while it may."""
         if seen.is_stopped:
             return exits.TERMINATED, "stopped on request"
         if seen.is_replaced:
@@ -130,7 +130,7 @@ class Decisions:
         """Exit code of a job whose command has ended by itself with ``own``; in words, why it is
         another one."""
         if own == exits.KILLED:
-            # From the head's container it would mean that the head was killed, and be tried again.
+            # As the container's code it would mean that the head was killed, and would be retried.
             text = f"the command was killed (exit code {own}), perhaps out of memory: the job fails"
             return exits.FAILED, text
         is_program = not (self._spec.recipe or self._spec.on == Placement.NODES)
@@ -225,7 +225,7 @@ class Job:
         if code is not None:
             return code
         spec = self._config.spec
-        # Recipes were counted on the laptop, and a program on nodes asks Ray for nothing.
+        # The laptop counted a recipe's workers, and a program on nodes asks Ray for nothing.
         if spec.on == Placement.HEAD and not spec.recipe:
             self._ray.watch_demand()
         # A process of Ray may still write there when it is removed.
@@ -404,7 +404,7 @@ class Job:
         if code is not None:
             self._is_told = True
             if code == exits.NO_CAPACITY:
-                # Nothing trains; no node is paid for while the command ends.
+                # Nothing trains any more: release the nodes while the command ends.
                 self._ray.scale(least=0, most=0)
                 self._ray.release_workers()
             until = self._clock.monotonic() + self._stop_s()
@@ -439,7 +439,7 @@ class Job:
         return self._config.spec.grace_s
 
     def _reason_to_end(self) -> int | None:
-        """Exit code of a job that must not go on, which is said; None while it may."""
+        """Exit code of a job that must not continue, with the reason logged; None while it may."""
         now = self._clock.monotonic()
         size = self._ray.size
         found = self._decisions.decide(

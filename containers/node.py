@@ -1,7 +1,8 @@
 """One node: configures, starts and drains Ray, and logs why it ended.
 
-The container's first process. It checks the GPUs, waits for the head and shows it the token, starts
-``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
+The container's first process. It checks the GPUs, waits for the head and authenticates with the
+token, runs ``ray start --block``, forwards SIGTERM so that Ray drains, and logs in one line why it
+ended.
 """
 
 import contextlib
@@ -193,8 +194,8 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         ),
         "RAY_AUTH_MODE": "token",
         "PYTHONUNBUFFERED": "1",
-        # Found by its address: awsvpc names it one way, a laptop's Docker another. Gloo and NCCL
-        # would otherwise try all of them, the one for ECS's own credentials too.
+        # Found by its address, because awsvpc and a laptop's Docker name it differently. Gloo and
+        # NCCL would otherwise try all of them, the one for ECS's own credentials too.
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,
         "NCCL_DEBUG": "WARN",
@@ -202,17 +203,17 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         # 15 by default: anything else on the host would starve training.
         "RAY_worker_niceness": "0",
-        # Else one idle process per processor when a program connects, which imports for nothing.
+        # Otherwise Ray starts an idle process per processor for each program that connects.
         "RAY_prestart_worker_first_driver": "0",
         # A worker that is slow to start is waited for; Ray's default is a minute.
         "RAY_worker_register_timeout_seconds": str(times.WORKER_REGISTER_S),
-        # A node whose processes have ended is noticed in 6 s, one that answers no more in 24 s; the
+        # A node whose processes have ended is detected in 6 s, one that hangs in 24 s; the
         # defaults take a minute. Quicker still, one with busy processors would be taken for dead.
         "RAY_health_check_initial_delay_ms": str(times.RAY_HEALTH_DELAY_S * 1000),
         "RAY_health_check_period_ms": str(times.RAY_HEALTH_EVERY_S * 1000),
         "RAY_health_check_timeout_ms": str(times.RAY_HEALTH_TIMEOUT_S * 1000),
         "RAY_health_check_failure_threshold": "3",
-        # A worker whose head is gone for good ends this much later, and its host can go.
+        # A worker that has lost its head ends after this long, and releases its host.
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(times.RAY_RECONNECT_S),
         # Ray Train's picture of the nodes is up to 20 s old: after a loss it may wait for a node
         # that has gone, this long, before it looks again.
@@ -303,7 +304,7 @@ class Node:
         """Start Ray and wait for its end; return the container's exit code."""
         config = self.config
         began = time.monotonic()
-        # Its greeting is for people who start it by hand; warnings and errors go to stderr.
+        # stdout has hints for interactive use only; warnings and errors go to stderr.
         self._ray = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
@@ -327,8 +328,8 @@ class Node:
         return self._explain(ray_code, time.monotonic() - began)
 
     def _prepare_code(self) -> bool:
-        """Have the code and the packages of this node's job, if it has any, before Ray counts the
-        node as there; return False when told to stop meanwhile."""
+        """Prepare the code and packages of this node's job, if any, before the node joins Ray;
+        return False when told to stop meanwhile."""
         with tempfile.TemporaryDirectory(prefix="code-") as folder:
             try:
                 code.prepare_worker(
@@ -339,7 +340,8 @@ class Node:
         return True
 
     def _meet_head(self) -> int | None:
-        """Wait for the head and show it the token; return an exit code where that fails."""
+        """Wait for the head and check that it accepts the token; return an exit code where that
+        fails."""
         config = self.config
         reason = machine.wait_for_port(
             config.head,
@@ -378,7 +380,7 @@ class Node:
         )
 
     def _explain(self, code: int, lasted_s: float) -> int:
-        """Turn Ray's exit code into this node's, and say what it means."""
+        """Turn Ray's exit code into this node's, and log what it means."""
         if self._is_unfit:
             return exits.BAD_HOST
         if self._stopped_by is not None:
@@ -458,7 +460,7 @@ def counted(answer: bytes) -> ClusterSize:
 
 
 def watch_cluster(token: str, say: Callable[[str], None], stopped: threading.Event) -> None:
-    """Say the cluster_size at the start and whenever it changes, until ``stopped`` is set."""
+    """Log the cluster's size at the start and whenever it changes, until ``stopped`` is set."""
     last: ClusterSize | None = None
     while not stopped.wait(SIZE_POLL_S if last else FIRST_SIZE_S):
         try:

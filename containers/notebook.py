@@ -29,7 +29,7 @@ from contract.files import WORK
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
 from contract.requirements import REQUIREMENTS_TXT
 
-#: The folder that the page shows is below it, always at the same place, because notebooks name it.
+#: The page's folder is below it, always at the same path, because notebooks contain paths.
 PLACE: Final = Path("/tmp/notebook")
 #: Folder for `%pip install` in a cell: the image's own folder cannot be written.
 ADDED: Final = Path("/tmp/notebook-packages")
@@ -142,7 +142,7 @@ class Notebook:
             "ServerApp.port_retries": "0",  # another port would not be the one that is tunneled
             "ServerApp.open_browser": "False",
             "ServerApp.root_dir": str(folder),
-            # Neither news nor newer versions: the version is this project's.
+            # No news and no update hints: this project pins the version.
             "LabApp.news_url": "None",
             "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
             "LabApp.extension_manager": "readonly",
@@ -190,7 +190,7 @@ class Notebook:
         process.terminate()
         is_hurried = self._has_notice()
         if mirror is not None and is_hurried:
-            # At once: what the page has saved is on the disk, and the node may have a second left.
+            # Save at once: the page's files are on the disk, and the node may have a second left.
             mirror.save(_SAVE_S)
         until = time.monotonic() + _END_S
         process.wait(lambda: until)

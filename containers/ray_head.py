@@ -104,8 +104,8 @@ def for_ray(spec: JobSpec) -> dict[str, str]:
 def for_autoscaler() -> dict[str, str]:
     """Variables of Ray's autoscaler, v2.
 
-    It takes any new node for the oldest request of its kind. Where one of two requests fails late,
-    it waits for the other's node, which is there already, before it asks again.
+    It matches any new node with the oldest request of its kind. If one of two requests fails late,
+    it waits for the other's node, which has joined already, before it asks again.
     """
     return {
         "RAY_enable_autoscaler_v2": "1",
@@ -132,7 +132,7 @@ def worker_provider(
         "keeper": config.keeper,
         "subnets": [*config.subnets],
         "security_groups": [*config.security_groups],
-        # An address, because names take time to spread, and no is remembered for minutes.
+        # An address: DNS names take time to spread, and failed look-ups are cached for minutes.
         "environment": {
             ENV_HEAD_ADDRESS: address,
             ENV_JOB: config.job,
@@ -300,7 +300,7 @@ class RayHead:
 
     def release_workers(self) -> None:
         """Stop the workers; what fails here is left to the function that cleans up."""
-        # Only now: importing Ray would keep the job's beginning waiting for a second.
+        # Imported late: importing Ray takes a second, which the job's start need not wait for.
         from botocore.exceptions import BotoCoreError, ClientError
         from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
 
@@ -316,7 +316,7 @@ class RayHead:
             say(f"{counted(len(workers), 'worker')} stopped")
 
     def end(self, *, keeps_workers: bool) -> None:
-        """End Ray first, which would replace what goes, and then the workers."""
+        """Stop Ray first, which would otherwise replace the workers, and then the workers."""
         self._ended.set()
         if self._ray is not None:
             until = time.monotonic() + times.RAY_STOP_S

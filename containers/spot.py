@@ -123,7 +123,7 @@ class Drain:
         command += ["--address", gcs, "--node-id", found.split()[-1]]
         command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION"]
         command += ["--reason-message", f"spot: {notice.action}"]
-        # Counted only now: to find the node took seconds. Ray ends the node before its host goes:
+        # Computed late, because finding the node took seconds. Ray ends the node before its host:
         # to Ray Train, a node that ends as announced is no failure, and one that ends earlier is.
         left = max(1, notice.seconds() - times.SPOT_MARGIN_S)
         command += ["--deadline-remaining-seconds", str(left)]

@@ -16,7 +16,7 @@ from typing import Final
 
 QUERY: Final = ("index", "name", "ecc.errors.uncorrected.volatile.total")
 #: Memory of a GPU or of the host ran out: Linux then kills the process that tries the GPUs.
-#: cuBLAS, which comes after the context and the matrices, has words of its own for it.
+#: cuBLAS, which comes after the context and the matrices, reports it with other words.
 _NO_MEMORY: Final = re.compile(
     r"out of memory|[Cc]annot allocate memory|MemoryError|code -9$"
     r"|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"

@@ -1,8 +1,8 @@
 """Cache on a host's disk: models, data sets and packages that outlive the task that fetched them.
 
 One folder of the host's disk, mounted into every container at the same path. All jobs of a
-deployment that run on the host share it, see docs/security.md. What was used least recently goes
-first when the disk gets full; nothing in it is needed that could not be fetched again.
+deployment that run on the host share it, see docs/security.md. The least recently used entries are
+removed when the disk fills up; everything in it can be fetched again.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ def _remove(path: Path) -> bool:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-    # First its name goes, so that half of it is never taken for all of it.
+    # Rename before deleting, so that a half-deleted entry is never used.
     gone = path.with_name(f".gone~{uuid.uuid4().hex}")
     try:
         path.rename(gone)

@@ -1,8 +1,8 @@
 """Cause of a program's failure in one line: the first uncaught exception on any of its nodes.
 
 Each Python of a program notes such an exception in a file (``startup/sitecustomize.py``). Where
-none did, because it was killed or has a hook of its own, the last traceback of the log is the next
-best. ``cause`` compares what all nodes have found.
+none did, because it was killed or has its own hook, the last traceback in the log is used.
+``cause`` compares what all nodes have found.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Final
 
 from contract import exits
 
-#: In an error that a process has only because another one has ended.
+#: Texts of errors that a process has only because another one has ended.
 _FELT: Final = re.compile(
     r"[Cc]onnection|DistBackendError|DistNetworkError|DistStoreError|ChildFailedError|"
     r"CalledProcessError|ProcessExitedException|SignalException|Gloo|gloo|NCCL"
@@ -24,7 +24,7 @@ _FELT: Final = re.compile(
 _BEGIN: Final = "Traceback (most recent call last)"
 _FRAME: Final = re.compile(r'  File "(.+)", line (\d+)')
 _END: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
-#: torchrun's and other processes' own words, before what they print.
+#: Prefixes that torchrun and other launchers put before the lines of processes.
 _PREFIX: Final = re.compile(r"^(\[[\w ]+\]:\s?)+")
 _LONGEST: Final = 300
 
@@ -75,7 +75,7 @@ def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
                 attempt=str(noted["attempt"])[:9],
             )
             found[path.stem] = str(noted["parent"]), error
-    # A program that fails has got over the errors of processes it had started, as to try an import;
+    # A program that fails has survived the errors of its child processes, such as a trial import;
     # unless it only tells of their ends.
     return tuple(
         error for parent, error in found.values() if parent not in found or found[parent][1].is_felt

@@ -28,7 +28,7 @@ from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
 from contract.requirements import file_of, source_folders
 from contract.text import counted
 
-#: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
+#: Ray reads it in the first ``ray.init``: so do its own jobs pass on their environment.
 RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Below the job's folder on a node.
 ARCHIVE: Final = "code.zip"
@@ -223,7 +223,7 @@ def search_paths(folder: Path, place: Path, variables: Mapping[str, str]) -> dic
         place: where this node keeps the packages.
         variables: those that the user has set; they stay, behind.
     """
-    # A script is run by its path; what is beside it must be found all the same.
+    # A script is run by its path; modules beside it must be importable too.
     modules = [*source_folders(folder), variables.get("PYTHONPATH", "")]
     programs = [variables.get("PATH", os.environ.get("PATH", ""))]
     if file_of(folder):

@@ -13,7 +13,7 @@ from contract.errors import InputError
 from contract.files import SavedFile
 from contract.runs import check_relative
 
-#: Folders that programs make again by themselves.
+#: Folders that programs recreate.
 CACHES: Final = frozenset(
     {"__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
 )

@@ -64,7 +64,7 @@ from contract.errors import InputError
 from contract.files import OUTPUT, Claim, FileList, Mark, SavedFile, common_round, sha256_of
 from contract.text import listed
 
-#: A file that has kept so many rounds in a row from being complete never rests.
+#: Rounds in a row that a file may keep from being complete before it counts as never at rest.
 _PATIENCE: Final = 3
 #: The largest file that is read at T, while others wait.
 _LOG: Final = 64 * 2**20
@@ -410,7 +410,7 @@ class Mirror:
                 self._tell("another job has taken over the files of the run; nothing is saved here")
                 self._on_replaced()
             return False
-        except Exception as error:  # what disks and networks come up with
+        except Exception as error:  # any error of a disk or a network
             self._trouble = error
             if before is None:
                 self._tell(f"not saved: {store.explained(error)}; trying again")

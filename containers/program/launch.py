@@ -107,7 +107,8 @@ class Place:
 
     @property
     def port(self) -> int:
-        """Another one at each start: what is left of the one before must not meet the new one."""
+        """Rendezvous port, a new one at each start: leftovers of an earlier start must not meet the
+        new one."""
         return MASTER_PORT + self.start % 100
 
 
@@ -326,7 +327,7 @@ class Launcher:
             code = program.end(lambda: self._kill_at if was_told else 0.0)
         except Stopped:
             was_told = True
-        except Exception as error:  # the head waits for an end, whatever has failed here
+        except Exception as error:  # the head waits for a result, whatever has failed here
             trouble, code, was_told = error, exits.FAILED, False
         ended = Ended(
             code=code,

@@ -53,7 +53,7 @@ from contract.text import counted, listed
 
 #: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
 _LOST_S: Final = 40.0
-#: The same for one whose launcher has to be started first.
+#: The same for a node whose launcher has to be started first.
 _LAUNCHER_START_S: Final = 120.0
 _POLL_S: Final = 0.5
 #: After a first failure, those of the other nodes are waited for: the earliest is the cause.
@@ -63,7 +63,7 @@ _SETTLE_S: Final = 10.0
 #: and a program runs for this long before it is started again on more nodes: that costs what it did
 #: since it last saved.
 _GROW_AFTER_S: Final = 120.0
-#: Nodes that go again and again without notice, soon after a start, go because of the program.
+#: If nodes keep dying soon after a start without a spot notice, assume that the program kills them.
 _STARTS_IN_VAIN: Final = 5
 _LONG_RUN_S: Final = 600.0
 #: Resource that marks the head in ``ray.nodes()``.
@@ -226,7 +226,7 @@ class Seat:
 
 
 def ask(seats: Sequence[Seat]) -> None:
-    """Hear from all nodes; from those that do not answer at once, a later time."""
+    """Poll all nodes; those that do not answer at once are asked again later."""
     now = time.monotonic()
     asked = {}
     for seat in seats:
@@ -263,7 +263,7 @@ def unfit(seats: Sequence[Seat]) -> list[Seat]:
 
 
 class Group:
-    """The program on its nodes, from the job's beginning to its end."""
+    """A program on its nodes, from the start of the job to its end."""
 
     def __init__(self, told: LaunchSpec) -> None:
         self._told, self._order = told, told.order
@@ -303,7 +303,7 @@ class Group:
             raise
 
     def report(self, reason: str) -> None:
-        """Say why the job ends."""
+        """Log why the job ends."""
         storage, job = self._told.storage, os.environ.get(ENV_JOB, "")
         report(reason, storage=storage, run=self._order.run, job=job)
 
@@ -319,7 +319,7 @@ class Group:
             for seat in gone:
                 ray.kill(seat.launcher)  # Ray has nothing to wait for on this node then
                 if seat.is_lost and seat.heard_at and not seat.status.leaves_at:
-                    # Only its launcher, maybe. A node on which another one cannot start is lost.
+                    # Perhaps only its launcher died. A node that can start no other one is lost.
                     self._leaving.remove(seat.node.id)
             if any(node.is_head for node in alive()):
                 of_order = self._order.nodes
@@ -355,7 +355,7 @@ class Group:
         return len(self._seats) >= self._nodes.high or now - self._seen_at > _SETTLE_S
 
     def _look(self) -> None:
-        """Hear from all nodes; take note of those that go."""
+        """Poll all nodes; note those with a spot notice."""
         ask(self._seats)
         for seat in self._seats:
             at = seat.status.leaves_at
@@ -514,7 +514,7 @@ class Group:
 def main() -> int:
     """Run what the head says; return the exit code of the job."""
     spec = LaunchSpec.from_json(os.environ[ENV_PROGRAM])
-    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # they are handled where they are asked for
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # every ref is awaited
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     group = Group(spec)
     # After ray.init, which sets a handler of its own.

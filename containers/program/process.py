@@ -25,7 +25,7 @@ from contract.nodes import ENV_LOG, node_label
 PARTIAL_S: Final = 2.0
 PROGRESS_S: Final = 10.0
 _CHUNK: Final = 65_536
-#: A program that never ends its line must not fill the memory.
+#: A program that never ends a line must not fill the memory.
 _LONGEST: Final = 65_536
 
 
@@ -39,7 +39,7 @@ class Lines:
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
         self._rest = b""
-        self._since = 0.0  # when the rest was begun
+        self._since = 0.0  # when the unfinished line began
 
     def feed(self, chunk: bytes, *, now: float, is_over: bool = False) -> None:
         """Take what was read until ``now``, in seconds of any clock; show a line that has not ended
@@ -84,7 +84,7 @@ class NodeLog:
         self._file = os.open(environment.get(ENV_LOG) or own_output(), os.O_WRONLY | os.O_APPEND)
 
     def write(self, line: str) -> None:
-        """One line; its ends and control characters are the program's own business."""
+        """Write one line; its control characters are passed on unchanged."""
         view = memoryview(f"{self._label} {line}\n".encode(errors="replace"))
         with self._lock:
             while view:

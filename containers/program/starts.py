@@ -1,7 +1,7 @@
 """Starts of a program in the bucket: which round of files each of them restores.
 
-The order of calls fences earlier starts: a start is claimed before anybody looks which round is the
-newest, and a node says that a round is saved only if it sees no newer claim after its mark.
+The order of calls fences earlier starts: a start is claimed before the newest round is looked up,
+and a node says that a round is saved only if it sees no newer claim after its mark.
 """
 
 import contextlib
