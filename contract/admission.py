@@ -1,10 +1,10 @@
 """Admission: which queued jobs of a deployment may start their head, in order of submission.
 
-A job starts once its head and the fewest worker nodes that it can do with fit beside all that the
-jobs before it may have, whether those run or wait themselves; it may then grow to what they leave.
-So no job takes a host that an earlier one needs, and two jobs never hold half of the hosts each.
-Nothing is stored: the running executions are the queue. The function that cleans up after jobs
-decides by it (``stacks/job_keeper``), and ``trainctl`` shows by it what a job waits for.
+A job starts once its head and its minimum of worker nodes fit beside the maximum of all jobs before
+it, whether those run or wait; it may then grow into what they leave. So no job takes a host that an
+earlier one needs, and two jobs never hold half of the hosts each. Nothing is stored: the running
+executions are the queue. The function that cleans up after jobs decides by it
+(``stacks/job_keeper``), and ``trainctl`` shows by it what a job waits for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -33,7 +33,7 @@ OUTPUT: Final = "output"  # the folder that $TRAIN_OUTPUT names
 STARTS: Final = "starts/"
 ROUNDS: Final = "rounds/"
 OBJECTS: Final = "objects/"
-#: Bytes of a piece. Large files need no multipart uploads, and go on where an upload broke off. Of
+#: Bytes of a piece. Large files need no multipart uploads, and resume where an upload broke off. Of
 #: a file that grows, only the last piece is sent again.
 PIECE: Final = 8 * 2**20
 

@@ -98,7 +98,7 @@ class InstanceType:
         # ECS places a task by what the agent registered, which is what Linux counts: the nominal
         # size less what firmware and kernel keep. That is 2 to 7 % (measured: m5.large has 7633 of
         # 8192 MiB left, g5.xlarge 15794 of 16384, p5.48xlarge 97.7 %); asking for one MiB more
-        # than that leaves the task unplaced for ever. 512 MiB are for the agents and Docker, some
+        # than that leaves the task unplaced forever. 512 MiB are for the agents and Docker, some
         # of which c5.large needs for its kernel: it has 3691 of 4096 MiB left, 90 %.
         return _down_to_64(self.memory_mib * 0.93 - 512)
 

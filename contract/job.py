@@ -333,8 +333,7 @@ class Outcome:
         What else a record holds (the job, its command) is ignored.
 
         Raises:
-            InputError: it is no outcome.
-        """
+            InputError: it is not an outcome."""
         values = _object(text, what="a job's outcome")
         status = values.get("status")
         if not isinstance(status, str) or status not in {*JobStatus}:

@@ -62,16 +62,16 @@ WORKER_ASKED_S: Final = 5  # the head asks the bucket whether a worker could not
 HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 
 # --- a storage that fails -------------------------------------------------------------------------
-S3_TIMEOUT_S: Final = 20  # S3 says nothing in the middle of an answer; botocore's default is 60
+S3_TIMEOUT_S: Final = 20  # S3 stops in the middle of an answer; botocore's default is 60
 S3_QUICK_S: Final = 5  # the same for what is written again later: the command has more to do
 
 # --- who trains a run, or builds a store of tokens ------------------------------------------------
-LEASE_RENEW_S: Final = 20  # its writer says that it is still there
-LEASE_S: Final = 120  # one that has not said so for this long has lost it to who wants it
+LEASE_RENEW_S: Final = 20  # between two heartbeats of its writer
+LEASE_S: Final = 120  # a writer without a heartbeat for this long loses it to whoever wants it
 
 # --- workers that do not train any more -----------------------------------------------------------
 WORKER_ANSWER_S: Final = 60  # a worker's process that is stopped; Ray Train's default is 600
-SILENCE_S: Final = 300  # no step is heard of, and none takes long: the workers start again
+SILENCE_S: Final = 300  # no step was reported, and none takes long: the workers start again
 COLLECTIVE_S: Final = 600  # one rank waits for the others; the command, which says more, is sooner
 COLLECTIVE_START_S: Final = 1800  # the same before the first steps: compilers, a first look at data
 
@@ -84,4 +84,4 @@ RAY_HEALTH_DELAY_S: Final = 2  # Ray's head checks a new node
 RAY_HEALTH_EVERY_S: Final = 2  # and repeats it
 RAY_HEALTH_TIMEOUT_S: Final = 6  # shorter, and a node with busy processors would be taken for dead
 HOST_CHECK_S: Final = 90  # after a failure; 10 s as a rule, 60 s until nvidia-smi counts as hung
-RAY_RECONNECT_S: Final = 30  # a worker whose head is gone ends, so that its host can go
+RAY_RECONNECT_S: Final = 30  # a worker that has lost its head ends, and releases its host

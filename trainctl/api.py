@@ -2,7 +2,7 @@
 
 The words are those of the command line: ``submit("ddp", nodes=2, max_hours=3)`` is ``trainctl
 submit ddp --nodes 2 --max-hours 3`` and sends the same order. Nothing is printed, and nothing is
-asked: ``plan`` tells the price of a job without starting it.
+asked: ``plan`` computes the price of a job without starting it.
 
 Errors are those of the command line too: ``UsageError`` where a value is wrong, ``CliError``, of
 which it is a kind, where something else is; the message names what to do. Other exceptions are
@@ -54,7 +54,7 @@ def _explains(call: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class Job:
-    """A job that was submitted. It keeps running when this object or the program is gone.
+    """A job that was submitted. It keeps running after this program has ended.
 
     ``submit`` returns one; ``Job.find`` finds one by its id.
     """

@@ -49,7 +49,7 @@ def files_of(folder: Path) -> list[Path]:
     names = _listed_by_git(folder)
     if names is not None:
         found = [folder / name for name in names]
-        # A work tree of its own inside of this one: git lists its folder only.
+        # A separate work tree inside this one: git lists its folder only.
         inner = [path for path in found if path.is_dir() and not path.is_symlink()]
         found += [file for path in inner for file in files_of(path)]
     else:
@@ -151,7 +151,7 @@ def is_command(words: Sequence[str]) -> bool:
 
 
 def check_command(folder: Path, words: Sequence[str]) -> None:
-    """Refuse a command whose file is not uploaded: hosts would start, and find that.
+    """Refuse a command whose file is not uploaded, before hosts start and find it missing.
 
     Only what is certain is refused: ``python -m``, a shell's ``-c``, absolute paths and programs
     that are not known here pass.

@@ -201,7 +201,7 @@ def wait_until_gone(
     """Wait until a job that was told to stop has ended, and all of its nodes too.
 
     Args:
-        hear: is told what is waited for.
+        hear: called with what is waited for.
 
     Raises:
         CliError: nodes are left after the time that they have to end.

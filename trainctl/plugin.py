@@ -71,7 +71,7 @@ def tunnel(
             time.sleep(0.1)
         yield process
     finally:
-        # At Ctrl-C the terminal has told it too.
+        # At Ctrl-C the terminal signals it too.
         process.terminate()
         try:
             process.communicate(timeout=_END_S)

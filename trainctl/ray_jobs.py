@@ -1,6 +1,7 @@
 """Ray jobs on the head of a cluster, through its dashboard.
 
-Not the jobs of ``trainctl submit``, which bring a cluster: these are processes on one that stands.
+Not the jobs of ``trainctl submit``, which bring a cluster: these are processes on a standing
+cluster.
 """
 
 import http.client
@@ -33,7 +34,7 @@ class RayJob:
 class RayJobs:
     """The jobs of one cluster.
 
-    All methods raise CliError where the dashboard does not answer as it should.
+    All methods raise CliError where the dashboard's answer is not the expected one.
     """
 
     def __init__(self, *, host: str, port: int, token: str) -> None:

@@ -275,7 +275,7 @@ def down(
 
 
 def _release(deployment: Deployment) -> str:
-    """Terminate the empty hosts; say what became of them."""
+    """Terminate the empty hosts, and report the result."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -129,7 +129,7 @@ def look(
 
 
 def _helps_to_deploy(error: Exception) -> bool:
-    """Not where a deploy goes on already, nor where AWS itself refuses."""
+    """True unless a deploy is in progress or AWS itself refuses."""
     if isinstance(error, NotReadyError):
         return not error.is_changing
     return isinstance(error, CliError)
@@ -143,7 +143,7 @@ def _session(given: dict[str, str], *, profile: str | None, region: str | None) 
         try:
             settings = checkout_settings.read(checkout_settings.project(), given).settings
         except InputError:
-            settings = None  # told among the checks
+            settings = None  # reported among the checks
         if settings is None or not settings.region:
             raise
     return open_session(profile=profile, region=settings.region)

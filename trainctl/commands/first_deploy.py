@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:  # where the CDK deploys to, whatever the profile says
         region = checkout_settings.read(checkout_settings.project(), given).settings.region
     except InputError:
-        region = ""  # told among the checks
+        region = ""  # reported among the checks
     made = doctor.look(
         given, profile=options.profile, region=region or None, only_first_deploy=True
     )
