@@ -333,7 +333,8 @@ class Outcome:
         What else a record holds (the job, its command) is ignored.
 
         Raises:
-            InputError: it is not an outcome."""
+            InputError: it is not an outcome.
+        """
         values = _object(text, what="a job's outcome")
         status = values.get("status")
         if not isinstance(status, str) or status not in {*JobStatus}:
