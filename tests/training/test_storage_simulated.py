@@ -487,7 +487,8 @@ class Ranks(Actor):
         except Exception as error:
             if self.is_dead:  # torch has caught the crash
                 return
-            if isinstance(error, InputError) and "does not answer" not in str(error):
+            is_refusal = isinstance(error, InputError) and "does not answer" not in str(error)
+            if is_refusal and not self.is_replaced:  # else what they read may be gone by now
                 life.fail(f"the run refuses: {error}")
             life.note(f"cannot restore: {error}")
             self.end()
