@@ -64,7 +64,9 @@ def test_a_file_of_variables_is_refused(tmp_path: Path, name: str) -> None:
     assert "files of" in code_folder.look_at(code)
     (code / name).parent.mkdir(exist_ok=True)
     (code / name).write_text("PASSWORD=1\n")
-    with pytest.raises(UsageError, match=f"{name} would be uploaded .* pass its secrets with --sec"):
+    with pytest.raises(
+        UsageError, match=f"{name} would be uploaded .* pass its secrets with --sec"
+    ):
         code_folder.look_at(code)
 
 
