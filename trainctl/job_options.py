@@ -4,10 +4,10 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -23,7 +23,7 @@ from trainctl import bandwidth_gate, completion
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 from trainctl.job_file import File, JobFile
-from trainctl.options import Env, NoWorkers
+from trainctl.options import Env, NoWorkers, options_of
 from training import recipes
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
@@ -245,20 +245,8 @@ def check_nodes(shape: Shape, wanted: Range) -> Range:
 
 
 def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of ``JobOptions`` as options; it gets them as ``given``.
-
-    Typer reads a command's options from its signature, so the signature is what is changed.
-    """
-    types = get_type_hints(JobOptions, include_extras=True)
-    expanded = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if field.default is MISSING else field.default,
-            annotation=types[field.name],
-        )
-        for field in fields(JobOptions)
-    ]
+    """Give a command the fields of ``JobOptions`` as options; it gets them as ``given``."""
+    expanded = options_of(JobOptions)
     signature = inspect.signature(command)
     own = [each for name, each in signature.parameters.items() if name != "given"]
 

@@ -4,23 +4,21 @@ from dataclasses import asdict
 
 from contract.text import byte_size, utc
 from trainctl import output, run_list
-from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
-from trainctl.options import AsJson, Profile, Region, RunName
+from trainctl.options import AsJson, RunName, Where
 
 
 def checkpoints(
     *,
     run: RunName,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """List the checkpoints of a recipe's run, newest first.
 
     A run resumes from the newest complete one. What your own program saves: trainctl download.
     """
-    bucket = Deployment.find(profile=profile, region=region).bucket
+    bucket = where.find().bucket
     found = run_list.checkpoints(bucket, run)
     if found is None:
         raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")

@@ -25,7 +25,7 @@ from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 from trainctl.images import check_images
 from trainctl.job_options import check_nodes
-from trainctl.options import AsJson, NoWorkers, Profile, Region, Wait, Yes
+from trainctl.options import AsJson, NoWorkers, Wait, Where, Yes
 from trainctl.polling import Polling
 from trainctl.pricing import at_list_prices, dollars
 
@@ -62,15 +62,14 @@ def up(
         float, typer.Option(min=0.1, help="Give up waiting after this long.", metavar="MINUTES")
     ] = 30,
     yes: Yes = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Start a head and workers, and wait until Ray sees them all.
 
     Prints what they cost before starting. Ctrl-C while it waits leaves the cluster coming up. Given
     again, it changes the number of worker nodes.
     """
-    deployment = Deployment.find(profile=profile, region=region, to_start=True)
+    deployment = where.find(to_start=True)
     shape, cluster = deployment.shape, deployment.cluster
     num_nodes = _number(shape, given)
     services = cluster.services()
@@ -242,15 +241,14 @@ def down(
     *,
     wait: Wait = True,
     yes: Yes = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Stop head and workers.
 
     Training on them saves what it can within the stop timeout. Empty hosts are terminated at once;
     with --no-wait, within about ten minutes, and cost until then.
     """
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     cluster = deployment.cluster
     services, tasks = cluster.services(), cluster.tasks()
     if not tasks and not any(service.wanted for service in services.values()):
@@ -294,11 +292,10 @@ def _ending(deployment: Deployment) -> list[Task]:
 def status(
     *,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Show the nodes, what Ray sees of them, all hosts of the deployment, and what they cost."""
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
     size, hosts = _ray_size(deployment, tasks), deployment.cluster.hosts()
     usd = _usd_per_hour(deployment, tasks)

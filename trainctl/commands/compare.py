@@ -9,10 +9,9 @@ import typer
 
 from contract.runs import CONFIG_FILE, METRICS_FILE, RESULT_FILE, check_run_name
 from trainctl import completion, output
-from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket, json_object
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Where
 from training import recipes
 from training.record.result import Result
 
@@ -36,8 +35,7 @@ def compare(
         str, typer.Option("--output", "-o", help="File of the page.", metavar="FILE")
     ] = "comparison.html",
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Compare runs of recipes: results, cost, the settings that differ, and their curves.
 
@@ -48,7 +46,7 @@ def compare(
     with TemporaryDirectory() as scratch:
         folders = {run: Path(run) for run in runs if "/" in run}
         if len(folders) < len(runs):
-            bucket = Deployment.find(profile=profile, region=region).bucket
+            bucket = where.find().bucket
             folders = {
                 run: folders.get(run) or _fetched(bucket, run, Path(scratch)) for run in runs
             }

@@ -4,16 +4,13 @@ from dataclasses import asdict
 
 from contract.nodes import HEAD, WORKER
 from trainctl import output
-from trainctl.aws.deployment import Deployment
-from trainctl.options import AsJson, JobName, Profile, Region
+from trainctl.options import AsJson, JobName, Where
 from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of, dollars
 
 
-def cost(
-    *, name: JobName, as_json: AsJson = False, profile: Profile = None, region: Region = None
-) -> None:
+def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     """Print what a job has cost while its nodes ran, at the list prices of its submission."""
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     job = deployment.jobs.find(name)
     found = cost_of(deployment, job)
     prices = job.spec.prices if job.spec else None

@@ -9,9 +9,8 @@ import typer
 from contract import exits
 from contract.text import byte_size, counted
 from trainctl import data_sets, output
-from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Where
 from training.data import catalog, download
 from training.data.pictures import prepare as preparation
 from training.data.pictures.destination import Destination
@@ -37,8 +36,7 @@ def put(
             show_default="the name of the folder or data set",
         ),
     ] = None,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Upload a data set to the bucket; jobs read it with --data NAME."""
     published, place = catalog.find(source), Path(source).expanduser()
@@ -46,7 +44,7 @@ def put(
         raise UsageError(f"{source} is not a folder or file here; {catalog.by_name(source)}")
     default = source if published else place.resolve().name
     called = data_sets.check_name(default if name is None else name)
-    bucket = Deployment.find(profile=profile, region=region).bucket
+    bucket = where.find().bucket
     with output.Progress() as progress:
         if published is not None:
             paths = download.published(published, report=_shown(progress, "downloading"))
@@ -77,9 +75,9 @@ def _tenths(done: int, total: int) -> str:
 _PUBLISHED: Final = "published"
 
 
-def ls(*, as_json: AsJson = False, profile: Profile = None, region: Region = None) -> None:
+def ls(*, as_json: AsJson = False, where: Where) -> None:
     """List the data sets in the bucket, and the published ones."""
-    bucket = Deployment.find(profile=profile, region=region).bucket
+    bucket = where.find().bucket
     complete, incomplete = data_sets.stored(bucket)
     known = {each.name for each in complete}
     others = [each for each in catalog.ALL if each.name not in known]
@@ -154,8 +152,7 @@ def prepare(
             metavar="N", min=1, help="To work at a time.", show_default="one for each core"
         ),
     ] = None,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Make a set of pictures that trains fast; jobs read it with --data DIR or --data s3://...
 
@@ -170,7 +167,7 @@ def prepare(
             f"training.data.pictures {source} --to {to}"
         )
     wish = preparation.Wish(form=form, size=size, encoding=encoding)
-    target = Destination(uri=to.rstrip("/"), profile=profile, region=region)
+    target = Destination(uri=to.rstrip("/"), profile=where.profile, region=where.region)
     with output.Progress() as progress:
 
         def show(what: str, done: int, total: int) -> None:

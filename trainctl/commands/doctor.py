@@ -18,7 +18,7 @@ from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError,
 from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
-from trainctl.options import AsJson, Context, Profile, Region
+from trainctl.options import AsJson, Context, Where
 
 if TYPE_CHECKING:
     from boto3 import Session
@@ -28,8 +28,7 @@ def doctor(
     *,
     context: Context = None,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Check what a deploy or a job needs, and print the command that fixes each problem.
 
@@ -40,7 +39,7 @@ def doctor(
     Exits with 1 if a check fails.
     """
     given = checkout_settings.given_settings(context or [])
-    found = [*look(given, profile=profile, region=region)]
+    found = [*look(given, profile=where.profile, region=where.region)]
     if as_json:
         output.print_json([check._asdict() for check in found])
     else:

@@ -7,8 +7,7 @@ import typer
 
 from contract.text import byte_size, counted
 from trainctl import downloads, output
-from trainctl.aws.deployment import Deployment
-from trainctl.options import Profile, Region, RunName
+from trainctl.options import RunName, Where
 
 
 def download(
@@ -28,15 +27,14 @@ def download(
     node: Annotated[
         int | None, typer.Option(min=0, help="Only what this node wrote.", metavar="N")
     ] = None,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Fetch a run's files: DIR/model of a recipe; DIR/node-N/work, DIR/node-N/output and DIR/ray
     of a program.
 
     Also while its job is running: what has been copied so far. The model of fsdp: trainctl export.
     """
-    bucket = Deployment.find(profile=profile, region=region).bucket
+    bucket = where.find().bucket
     folder = Path(to or run)
     with output.Progress() as progress:
         found = downloads.download(

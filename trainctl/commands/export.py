@@ -14,7 +14,7 @@ from trainctl import completion, follow, job_plan, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import json_object
-from trainctl.options import Profile, Region, Yes
+from trainctl.options import Where, Yes
 from training import recipes
 
 _DTYPES: Final = f"{', '.join([*EXPORT_DTYPES][:-1])} or {[*EXPORT_DTYPES][-1]}"
@@ -36,8 +36,7 @@ def export(
         bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, for peft.")
     ] = False,
     yes: Yes = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Export a run's newest checkpoint to a folder that transformers loads."""
     if dtype not in EXPORT_DTYPES:
@@ -45,7 +44,7 @@ def export(
     folder = None if to.startswith("s3://") else Path(to)
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--to {to} exists already: give a new folder")
-    deployment = Deployment.find(profile=profile, region=region, to_start=True)
+    deployment = where.find(to_start=True)
     bucket = deployment.bucket
     place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]

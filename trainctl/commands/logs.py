@@ -13,7 +13,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.jobs import Job
 from trainctl.job_log import JobLog, Printer, Wanted
-from trainctl.options import JobName, Profile, Region
+from trainctl.options import JobName, Where
 from training.record.events import Phase, parse_metrics
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -55,8 +55,7 @@ def logs(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each line.")
     ] = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Show the log of a job: of all its nodes, in the order of the times.
 
@@ -66,7 +65,7 @@ def logs(
     """
     pattern = None if grep is None else _pattern(grep)
     began = None if since is None else datetime.now(tz=UTC) - _time(since)
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     job = deployment.jobs.find(name)
     if node is not None:
         _check_node(job, node)

@@ -12,7 +12,7 @@ from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job, Place
 from trainctl.aws.tasks import Task
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Where
 from trainctl.pricing import cost_of, dollars
 
 
@@ -33,14 +33,13 @@ def ls(
     ] = 20,
     running: Annotated[bool, typer.Option("--running", help="Only running ones.")] = False,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """List jobs: state, nodes, share of the steps, age, cost at list prices and who submitted them.
 
     The job's id begins with the name of its run. A narrow terminal shows fewer columns.
     """
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     jobs = deployment.jobs.newest(limit=limit, running=running)
     is_there = any(not job.is_over for job in jobs)
     queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}

@@ -13,7 +13,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.aws.tasks import Task
 from trainctl.commands.open import running_head
-from trainctl.options import AsJson, Browser, Profile, Region
+from trainctl.options import AsJson, Browser, Where
 from trainctl.plugin import free_port, require_free, require_plugin, tunnel
 from trainctl.ray_jobs import RayJobs
 from trainctl.variables import variables
@@ -39,8 +39,7 @@ def notebook(
     ] = nodes.NOTEBOOK_PORT,
     browser: Browser = True,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Open JupyterLab on the head of the standing cluster; a tunnel to it, until Ctrl-C.
 
@@ -49,14 +48,14 @@ def notebook(
     start. It ends with --stop, or with trainctl cluster down.
     """
     of_kernels = variables(given or [])
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     head = running_head(deployment)
     is_local = deployment.is_local  # its nodes are containers of this machine
     if not is_local:
         require_plugin()
         if not stop:
             require_free(port)
-    with _dashboard(deployment, head, profile=profile) as jobs, output.Progress() as shown:
+    with _dashboard(deployment, head, profile=where.profile) as jobs, output.Progress() as shown:
         if stop:
             _stop(jobs, shown)
             return
@@ -74,7 +73,7 @@ def notebook(
         _show(deployment, address, as_json=as_json, browser=browser)
         return
     with tunnel(
-        deployment, head, port=nodes.NOTEBOOK_PORT, local_port=port, profile=profile
+        deployment, head, port=nodes.NOTEBOOK_PORT, local_port=port, profile=where.profile
     ) as process:
         try:
             _show(deployment, address, as_json=as_json, browser=browser)

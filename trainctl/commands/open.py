@@ -10,7 +10,7 @@ from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
-from trainctl.options import Browser, Profile, Region
+from trainctl.options import Browser, Where
 from trainctl.plugin import require_free, require_plugin, tunnel
 
 
@@ -40,8 +40,7 @@ def open_(
         int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")
     ] = nodes.DASHBOARD_PORT,
     browser: Browser = True,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Open Ray's dashboard: a tunnel to the head, until Ctrl-C.
 
@@ -50,7 +49,7 @@ def open_(
     """
     if dashboard and (token or name):
         raise UsageError("--dashboard shows the whole deployment: leave out JOB and --token")
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     if dashboard:
         _open_console(deployment, browser=browser)
         return
@@ -67,7 +66,7 @@ def open_(
     require_free(port)
     address = f"http://localhost:{port}"
     with tunnel(
-        deployment, head, port=nodes.DASHBOARD_PORT, local_port=port, profile=profile
+        deployment, head, port=nodes.DASHBOARD_PORT, local_port=port, profile=where.profile
     ) as process:
         try:
             output.print_text(address)

@@ -4,9 +4,8 @@ What fits on which hosts, and how fast it trains, is another question: ``python 
 """
 
 from trainctl import checkout_settings, job_plan, output
-from trainctl.aws.deployment import Deployment
 from trainctl.job_options import JobOptions, takes_job_options
-from trainctl.options import AsJson, Context, Profile, Region
+from trainctl.options import AsJson, Context, Where
 
 
 @takes_job_options
@@ -15,8 +14,7 @@ def plan(
     given: JobOptions,
     context: Context = None,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Check a job and print where it would run and its maximum cost; start nothing.
 
@@ -24,9 +22,9 @@ def plan(
     """
     job_plan.check_given(given)
     found = job_plan.plan_of(
-        checkout_settings.undeployed(context, region=region)
+        checkout_settings.undeployed(context, region=where.region)
         if context
-        else Deployment.find(profile=profile, region=region, to_start=True),
+        else where.find(to_start=True),
         given,
     )
     if as_json:

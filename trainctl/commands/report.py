@@ -9,9 +9,8 @@ import typer
 
 from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
-from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.options import Browser, Profile, Region, RunName
+from trainctl.options import Browser, RunName, Where
 
 #: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
 #: Ours has no scripts.
@@ -39,8 +38,7 @@ def report(
         ),
     ] = "",
     browser: Browser = True,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Fetch a run's report and open it.
 
@@ -50,7 +48,7 @@ def report(
     file = Path(to or f"{run}-report.html")
     if file.is_dir():
         raise UsageError(f"--output {to} is a folder: give the name of a file")
-    bucket = Deployment.find(profile=profile, region=region).bucket
+    bucket = where.find().bucket
     page = bucket.read_of_run(run, REPORT_FILE)
     if page is None:
         keys, folders = bucket.listed(run_prefix(run))

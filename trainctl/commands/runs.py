@@ -8,8 +8,7 @@ import typer
 
 from contract.text import age, byte_size
 from trainctl import job_plan, output, run_list
-from trainctl.aws.deployment import Deployment
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Where
 
 
 def runs(
@@ -18,11 +17,10 @@ def runs(
         int, typer.Option(min=1, max=10_000, help="How many, newest first.", metavar="N")
     ] = 20,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """List the runs in the bucket, those of other people and of old jobs too."""
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     being_trained = deployment.jobs.newest(limit=job_plan.RUNNING_LOOKED_AT, running=True)
     found = run_list.newest(
         deployment.bucket, limit=limit, running={job.run for job in being_trained}

@@ -19,7 +19,7 @@ from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
-from trainctl.options import Profile, Region
+from trainctl.options import Where
 from trainctl.plugin import require_plugin, run_plugin
 
 
@@ -42,8 +42,7 @@ def shell(
     task: Annotated[
         str | None, typer.Option(help="Which one: the beginning of its task's id.", metavar="ID")
     ] = None,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Open a shell on the head, or run a command there.
 
@@ -52,7 +51,7 @@ def shell(
     """
     if node not in NODES:
         raise UsageError(f"--node is {node!r}: it must be head or worker")
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     if job is None:
         tasks = deployment.cluster.tasks()
     else:
@@ -64,7 +63,7 @@ def shell(
     words = command or ["bash"]
     if deployment.is_local:
         raise typer.Exit(_in_docker(chosen, words))
-    raise typer.Exit(_in_session(deployment, chosen, words, profile=profile))
+    raise typer.Exit(_in_session(deployment, chosen, words, profile=where.profile))
 
 
 def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:

@@ -8,19 +8,16 @@ from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
 from contract.text import significant, utc
 from trainctl import follow, output, run_list
-from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
-from trainctl.options import AsJson, JobName, Profile, Region
+from trainctl.options import AsJson, JobName, Where
 from trainctl.pricing import cost_of, dollars
 
 
-def show(
-    *, name: JobName, as_json: AsJson = False, profile: Profile = None, region: Region = None
-) -> None:
+def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     """Show a job: its state, its nodes, what its run has reached."""
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     job = deployment.jobs.find(name)
     tasks = deployment.jobs.all_nodes(job)
     record, result = "", {}

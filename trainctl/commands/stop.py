@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from trainctl import follow, output
-from trainctl.aws.deployment import Deployment
-from trainctl.options import JobName, Profile, Region, Yes
+from trainctl.options import JobName, Where, Yes
 
 
 def stop(
@@ -16,14 +15,13 @@ def stop(
         bool, typer.Option("--wait/--no-wait", help="Wait until it has stopped.")
     ] = True,
     yes: Yes = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Stop a job. Its training saves a checkpoint first; the run can be resumed.
 
     Works while the stacks are being changed, and after a deploy has failed, too.
     """
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     jobs = deployment.jobs
     job = jobs.find(name)
     left = jobs.alive(job) if job.is_over else []

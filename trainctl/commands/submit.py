@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from trainctl import follow, job_plan, output
-from trainctl.aws.deployment import Deployment
 from trainctl.job_options import JobOptions, takes_job_options
-from trainctl.options import AsJson, Profile, Region, Yes
+from trainctl.options import AsJson, Where, Yes
 
 
 @takes_job_options
@@ -19,8 +18,7 @@ def submit(
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
+    where: Where,
 ) -> None:
     """Start a job: a head and its workers, which end with it.
 
@@ -33,7 +31,7 @@ def submit(
     trainctl submit -f job.toml --epochs 20
     """
     job_plan.check_given(given)
-    deployment = Deployment.find(profile=profile, region=region, to_start=True)
+    deployment = where.find(to_start=True)
     plan = job_plan.plan_of(deployment, given)
     output.say(plan.text())
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)

@@ -4,19 +4,16 @@ import typer
 
 from contract import exits
 from trainctl import follow, output
-from trainctl.aws.deployment import Deployment
-from trainctl.options import AsJson, JobName, Profile, Region
+from trainctl.options import AsJson, JobName, Where
 
 
-def wait(
-    *, name: JobName, as_json: AsJson = False, profile: Profile = None, region: Region = None
-) -> None:
+def wait(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     """Wait for a job to finish and exit with its status.
 
     0 it succeeded; 74 files lost; 75 no capacity; 124 deadline; 143 stopped by a user; else the
     exit code of its code, or 1.
     """
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = where.find()
     job = deployment.jobs.find(name)
     try:
         job = follow.watch(deployment, job.id)
