@@ -1,7 +1,6 @@
 """Doctor's checks of the local machine: Node.js and CDK for a deploy, the plug-in for shells."""
 
 import json
-import platform
 import shutil
 import subprocess
 from functools import partial
@@ -15,7 +14,10 @@ from trainctl.plugin import PLUGIN
 OLDEST_NODE: Final = 20
 SUPPORTED_NODE: Final = 22
 _NODE_FROM: Final = "install Node.js 22 or 24 with npm (https://nodejs.org/en/download)"
-_PLUGINS: Final = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest"
+_PLUGIN_PAGE: Final = (
+    "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
+    "session-manager-working-with-install-plugin.html"
+)
 _TIMEOUT_S: Final = 20
 
 
@@ -49,23 +51,7 @@ def plugin() -> Finding:
     if found := shutil.which(PLUGIN):
         return ok(found)
     said = f"{PLUGIN} is not installed; trainctl shell, open and notebook need it"
-    return Finding("next", said, _plugin_command())
-
-
-def _plugin_command() -> str:
-    """Command that installs the plug-in here, after AWS's documentation; empty if unknown.
-
-    The addresses are AWS's own.
-    """
-    arm = platform.machine() in ("arm64", "aarch64")
-    if platform.system() == "Darwin":
-        return "brew install --cask session-manager-plugin"
-    if shutil.which("dpkg"):
-        package = f"{_PLUGINS}/ubuntu_{'arm64' if arm else '64bit'}/{PLUGIN}.deb"
-        return f"curl -sSO {package} && sudo dpkg -i {PLUGIN}.deb"
-    if shutil.which("dnf"):
-        return f"sudo dnf install -y {_PLUGINS}/linux_{'arm64' if arm else '64bit'}/{PLUGIN}.rpm"
-    return ""
+    return Finding("next", said, _PLUGIN_PAGE)
 
 
 def _printed(*command: str) -> str:

@@ -76,7 +76,7 @@ def test_without_credentials_nothing_is_deployed(
 ) -> None:
     account.region = None
     assert first_deploy.main([]) == exits.FAILED
-    assert "export AWS_REGION=us-east-1" in capsys.readouterr().err
+    assert "set AWS_REGION" in capsys.readouterr().err
 
 
 def test_a_setting_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,28 +223,27 @@ LAUNCH = "python -m training.launch ddp --epochs 3"
 
 
 @pytest.mark.parametrize(
-    ("storage", "command", "status", "shown", "link"),
+    ("storage", "command", "status", "shown"),
     [
-        ("runs", f"{LAUNCH} --local", "stopped", f"Resume {LAUNCH} --local --run first", "metrics"),
+        ("runs", f"{LAUNCH} --local", "stopped", f"Resume {LAUNCH} --local --run first"),
         (
             "runs",
             f"{LAUNCH} --run first --overwrite",
             "succeeded",
             f"Train again {LAUNCH} --run first --overwrite",
-            "result.json",
         ),
         (
             "s3://bucket/runs",
             f"{LAUNCH} --run first --workers 1:4",
             "failed",
-            "Resume trainctl submit ddp --epochs 3 --run first Model trainctl download first",
-            "https://console.aws.amazon.com/s3/buckets/bucket?prefix=runs/first/",
+            "Resume trainctl submit ddp --epochs 3 --run first Model trainctl download first "
+            "Files s3://bucket/runs/first/",
         ),
     ],
 )
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_the_commands_that_come_next(
-    run_dir: Path, storage: str, command: str, status: str, shown: str, link: str
+    run_dir: Path, storage: str, command: str, status: str, shown: str
 ) -> None:
     change(run_dir / "config.json", {"storage": storage})
     model = {"model": "trainctl download first"}
@@ -253,7 +252,7 @@ def test_the_page_has_the_commands_that_come_next(
     page = read(run_dir)
     assert shown in " ".join(page.text.split())
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
-    assert [each for each in links if each.startswith(link)]
+    assert links == ["metrics.jsonl", "result.json", "config.json"]
 
 
 def test_the_page_can_be_read_aloud(finished: Path) -> None:

@@ -39,7 +39,7 @@ def doctor(
     Exits with 1 if a check fails.
     """
     given = checkout_settings.given_settings(context or [])
-    found = [*look(given, profile=where.profile, region=where.region)]
+    found = [*look(given, where)]
     if as_json:
         output.print_json([check._asdict() for check in found])
     else:
@@ -58,11 +58,7 @@ def doctor(
 
 
 def look(
-    given: dict[str, str],
-    *,
-    profile: str | None,
-    region: str | None,
-    only_first_deploy: bool = False,
+    given: dict[str, str], where: Where, *, only_first_deploy: bool = False
 ) -> Iterator[Check]:
     """All checks, in the order in which their problems are fixed.
 
@@ -72,21 +68,21 @@ def look(
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    variables = {"AWS_PROFILE": profile, "AWS_REGION": region}
+    variables = {"AWS_PROFILE": where.profile, "AWS_REGION": where.region}
     prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
     try:
-        session = _session(given, profile=profile, region=region)
+        session = _session(given, where)
         account = Account(Clients(session))
-        where = f"account {account.id}, {session.region_name}"
+        found = f"account {account.id}, {session.region_name}"
     except (CliError, BotoCoreError, ClientError) as error:
         said = str(explained(error))
         what = "region" if "no region" in said else "credentials"
-        yield Check(what, "bad", said, _log_in(said, profile))
+        yield Check(what, "bad", said)  # which has the command that fixes it
         yield from _of_the_laptop()
         return
-    yield Check("credentials", "ok", where)
+    yield Check("credentials", "ok", found)
 
-    place = Place(account=account, region=session.region_name, profile=profile, prefix=prefix)
+    place = Place(account=account, region=session.region_name, profile=where.profile, prefix=prefix)
     try:
         deployment = Deployment(session)
         deployment.check_ready()
@@ -134,10 +130,10 @@ def _helps_to_deploy(error: Exception) -> bool:
     return isinstance(error, CliError)
 
 
-def _session(given: dict[str, str], *, profile: str | None, region: str | None) -> "Session":
+def _session(given: dict[str, str], where: Where) -> "Session":
     """Session of the given region or, without one, of the region in ``cdk.json``."""
     try:
-        return open_session(profile=profile, region=region or given.get("region"))
+        return open_session(profile=where.profile, region=where.region or given.get("region"))
     except UsageError:
         try:
             settings = checkout_settings.read(checkout_settings.project(), given).settings
@@ -145,7 +141,7 @@ def _session(given: dict[str, str], *, profile: str | None, region: str | None) 
             settings = None  # reported among the checks
         if settings is None or not settings.region:
             raise
-    return open_session(profile=profile, region=settings.region)
+    return open_session(profile=where.profile, region=settings.region)
 
 
 def _before(
@@ -211,15 +207,3 @@ def _described(shape: Shape) -> str:
         f"preset {shape.preset}, head {shape.head.name}, up to {shape.max_workers} x "
         f"{shape.worker.name}"
     )
-
-
-def _log_in(said: str, profile: str | None) -> str:
-    """The command of the AWS CLI that a message about credentials names."""
-    if "no region" in said:
-        return "export AWS_REGION=us-east-1"
-    if "list-profiles" in said:
-        return "aws configure list-profiles"
-    own = f" --profile {profile}" if profile else ""
-    if "expired" in said:
-        return f"aws sso login{own}"
-    return f"aws configure{own}" if "credentials" in said else ""

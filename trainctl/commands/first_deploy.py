@@ -13,6 +13,7 @@ from contract.errors import InputError
 from trainctl import checkout_settings, output
 from trainctl.aws.errors import UsageError
 from trainctl.commands import doctor
+from trainctl.options import Where
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,9 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         region = checkout_settings.read(checkout_settings.project(), given).settings.region
     except InputError:
         region = ""  # reported among the checks
-    made = doctor.look(
-        given, profile=options.profile, region=region or None, only_first_deploy=True
-    )
+    where = Where(profile=options.profile, region=region or None)
+    made = doctor.look(given, where, only_first_deploy=True)
     problems = [check for check in made if check.state == "bad" and check.what != "stacks"]
     for check in problems:
         output.say(f"{check.what}: {check.found}")

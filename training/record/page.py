@@ -83,7 +83,6 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
         details=_details(run.evaluated) if isinstance(run.evaluated, Table) else None,
         texts=_texts(run.metrics.of(Sample)),
         next_steps=_next_steps(run),
-        links=_links(run),
         config=_flat(run.config),
         environment=_flat(run.environment),
         footer=_footer(run),
@@ -319,7 +318,8 @@ def _next_steps(run: RecordedRun) -> list[tuple[str, str]]:
     command = str(run.environment.get("command", ""))
     if not command:
         return []
-    if _storage(run).startswith("s3://"):  # the job decides about the workers
+    storage = str(run.config.get("storage", ""))
+    if storage.startswith("s3://"):  # the job decides about the workers
         command = command.replace("python -m training.launch", "trainctl submit")
         command = re.sub(r" --workers[ =]\S+", "", command)
     if "--run" not in command:
@@ -329,20 +329,7 @@ def _next_steps(run: RecordedRun) -> list[tuple[str, str]]:
     rows = [("Train again", f"{command} --overwrite") if is_complete else ("Resume", command)]
     if model := run.environment.get("model"):
         rows.append(("Model", str(model)))
-    return rows
-
-
-def _links(run: RecordedRun) -> dict[str, str]:
-    """Links to the files of a run: beside the page, or in the console of S3."""
-    if not _storage(run).startswith("s3://"):
-        return {name: name for name in (METRICS_FILE, RESULT_FILE)}
-    uri = f"{_storage(run)}/{run.name}/"
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return {uri: f"https://console.aws.amazon.com/s3/buckets/{bucket}?prefix={key}"}
-
-
-def _storage(run: RecordedRun) -> str:
-    return str(run.config.get("storage", ""))
+    return [*rows, ("Files", f"{storage}/{run.name}/")]
 
 
 def _moment(value: object) -> str:
