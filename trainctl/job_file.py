@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainctl.aws.errors import UsageError
-from trainctl.options import refuse_workers
 from training import recipes
 
 #: Keys that are no options.
@@ -23,7 +22,7 @@ _OWN: Final = (_RECIPE, _COMMAND, _SETTINGS)
 #: Options that are tables in a file: name -> value.
 _TABLES: Final = ("env", "secret")
 #: Options about this program and not about the job.
-_NOT_IN_FILES: Final = ("file", "help", "workers", "context")
+_NOT_IN_FILES: Final = ("file", "help", "context")
 #: Options that only ``submit`` has: ``plan`` takes the same files and has no use for them.
 _OF_SUBMIT: Final = ("follow", "yes")
 
@@ -62,8 +61,6 @@ class JobFile:
             for each in parameters
             if each.param_type_name == "option"
         }
-        if "workers" in self._values:
-            refuse_workers(str(self._values["workers"]))
         options = [key for key in of_key if key not in _NOT_IN_FILES]
         allowed = list(dict.fromkeys([*_OWN, *options, *_OF_SUBMIT]))
         for key in self._values:

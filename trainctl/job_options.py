@@ -23,7 +23,7 @@ from trainctl import bandwidth_gate, completion
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 from trainctl.job_file import File, JobFile
-from trainctl.options import Env, NoWorkers, options_of
+from trainctl.options import Env, options_of
 from training import recipes
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
@@ -85,8 +85,6 @@ class JobOptions:
             "imports ray, else the nodes.",
         ),
     ] = On.AUTO
-    workers: NoWorkers = None
-    """Always refused, with the name of the option that was meant."""
     max_hours: Annotated[
         float | None,
         typer.Option(

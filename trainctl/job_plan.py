@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +34,6 @@ from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
-from trainctl.options import refuse_workers
 from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
 from training import recipes
 from training.plan import Expected
@@ -195,6 +193,12 @@ def check_given(given: JobOptions) -> None:
     """
     words = given.words or []
     given.check()
+    if words and words[0].startswith("-"):  # else it would be taken for the command
+        option = words[0].partition("=")[0]
+        meant = "--nodes" if option in ("--workers", "-w") else "trainctl submit --help"
+        raise UsageError(
+            f"there is no option {option} here: see {meant}; what is to run comes after the options"
+        )
     # The recipe is checked before the name that begins with it: its error is the better one.
     if given.code is None:
         _check_recipe(words)
@@ -387,10 +391,6 @@ def _check_recipe(words: Sequence[str]) -> None:
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
             + " ".join(words)
         )
-    for word, after in zip_longest(words, words[1:], fillvalue=""):
-        name, equals, value = word.partition("=")
-        if name == "--workers":  # after --, where it is no option of trainctl
-            refuse_workers((value if equals else after) or "N")
     parse_job(words)
 
 

@@ -10,7 +10,6 @@ import typer
 
 from trainctl import completion
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.errors import UsageError
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -27,19 +26,6 @@ RunName = Annotated[
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
-
-
-def refuse_workers(given: str | None) -> None:
-    """
-    Raises:
-        UsageError: a number of workers is given; it names the option that was meant.
-    """
-    if given is not None:
-        raise UsageError(
-            f"there is no option --workers here: it counts training processes, and a node runs one "
-            f"on each of its GPUs. Give --nodes, the number of worker nodes (hosts), for example "
-            f"--nodes {given}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +91,4 @@ Context = Annotated[
 Env = Annotated[
     list[str] | None,
     typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable for the code."),
-]
-#: ``--workers`` counts processes wherever it exists; here it would be taken for hosts.
-NoWorkers = Annotated[
-    str | None,
-    typer.Option("--workers", "-w", hidden=True, callback=refuse_workers),
 ]

@@ -35,8 +35,8 @@ def small_hosts(account: Account) -> None:
         (["--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4 worker nodes"),
         (["--nodes", "5"], "max_workers=5"),
         (["--nodes", "1:2"], "a standing cluster has a fixed size"),
-        (["--workers", "2"], "Give --nodes"),
-        (["-w", "2"], "Give --nodes"),
+        (["--workers", "2"], "No such option: --workers"),
+        (["-w", "2"], "No such option: -w"),
         ([], "stdin is not a terminal: pass --yes"),
     ],
 )

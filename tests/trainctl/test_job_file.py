@@ -107,7 +107,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
         ("recipe = ", "is not TOML: "),
         ("max_hour = 3", "there is no key 'max_hour': did you mean max_hours?"),
         ("xyz = 3", "there is no key 'xyz': use recipe, command, settings, run"),
-        ("workers = 3", "there is no option --workers here"),
+        ("workers = 3", "there is no key 'workers'"),
         ("max_hours = 'long'", 'max_hours is "long": it must be a number'),
         ("spot = 'no'", 'spot is "no": it must be true or false'),
         ("on = 'moon'", "'moon' is not one of 'head', 'nodes', 'auto'"),

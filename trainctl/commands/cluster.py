@@ -25,7 +25,7 @@ from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 from trainctl.images import check_images
 from trainctl.job_options import check_nodes
-from trainctl.options import AsJson, NoWorkers, Wait, Where, Yes
+from trainctl.options import AsJson, Wait, Where, Yes
 from trainctl.polling import Polling
 from trainctl.pricing import at_list_prices, dollars
 
@@ -56,7 +56,6 @@ def up(
             show_default="as many as were deployed",
         ),
     ] = None,
-    _workers: NoWorkers = None,
     wait: Wait = True,
     timeout_minutes: Annotated[
         float, typer.Option(min=0.1, help="Give up waiting after this long.", metavar="MINUTES")

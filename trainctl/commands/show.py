@@ -47,6 +47,11 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
             }
         )
         return
+    notes = []
+    if skipped := result.get("skipped_steps"):
+        notes.append(f"skipped steps: {skipped}, whose loss or gradient was not a number")
+    if damaged := result.get("damaged_lines"):
+        notes.append(f"damaged lines left out of metrics.jsonl: {damaged}")
     by_whom = job.spec and job.spec.submitter
     rows = {
         "job": job.id,
@@ -60,17 +65,15 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         "nodes": _nodes(job, tasks),
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
         "record": f"{record}/" if record else "",
+        "result": f"{result.get('status')}: {', '.join(_reached(result))}" if result else "",
+        "note": "; ".join(notes),
     }
     output.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))
-    if result:
-        output.print_text(f"{'result':10}{result.get('status')}: {', '.join(_reached(result))}")
-    if skipped := result.get("skipped_steps"):
-        output.print_text(f"{'note':10}skipped steps: {skipped}; loss or gradient was not a number")
-    if damaged := result.get("damaged_lines"):
-        output.print_text(f"{'note':10}{damaged} damaged lines were left out of metrics.jsonl")
     if tasks:
         columns = ["node", "task", "status", "address", "why it ended"]
-        output.print_table(columns, [_row(task) for task in tasks], prose=columns[-1:])
+        output.print_table(
+            columns, [_row(task) for task in tasks], prose=columns[-1:], optional=["address"]
+        )
 
 
 def _nodes(job: Job, tasks: Sequence[Task]) -> str:

@@ -157,7 +157,10 @@ def parse_job(words: Sequence[str]) -> Command:
     for word in words:
         name = word.partition("=")[0]
         if name in NOT_FOR_JOBS:
-            raise OptionError(f"{name} is not an option of a job's recipe: the job sets it itself")
+            meant = "; give --nodes" if name == "--workers" else ""
+            raise OptionError(
+                f"{name} is not an option of a job's recipe: the job sets it itself{meant}"
+            )
         if name in _HELP and words[0] in NAMES:  # argparse would print launch's help and exit
             raise OptionError(
                 f"{name} is not an option of a job's recipe: trainctl settings {words[0]} shows "
