@@ -266,7 +266,8 @@ class Node(Actor):
     def _hear(self, text: str) -> None:
         """Objects of the base are there, and nothing fails but the bucket."""
         is_expected = any(
-            each in text for each in ("restored", "Timeout", "again", "taken", "end:", "rests")
+            each in text
+            for each in ("restored", "Timeout", "again", "taken", "end:", "stops changing")
         )
         if not is_expected or "not restored" in text:
             self.world.wrong.append(text)
