@@ -8,7 +8,6 @@ processes by their environment. Taking it away looks for the name, so it works a
 end.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -47,8 +46,6 @@ __all__ = (
 NUM_WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
-#: Services whose roles an account has once it was used; ``trainctl doctor`` looks for them.
-LINKED_ROLES: Final = ("ecs.amazonaws.com", "autoscaling.amazonaws.com", "spot.amazonaws.com")
 
 
 class State(TypedDict, total=False):
@@ -225,10 +222,6 @@ class Rehearsal:
         command_line = self._cdk(environment)
         # What stays in an account counts as there before.
         command_line.bootstrap()
-        iam = account_at(environment["AWS_ENDPOINT_URL"]).client("iam")
-        for service in LINKED_ROLES:
-            with contextlib.suppress(iam.exceptions.InvalidInputException):  # it is there already
-                iam.create_service_linked_role(AWSServiceName=service)
         self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
         given = {**settings, "image_tag": image_tag}
         context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]

@@ -14,7 +14,7 @@ process; nothing in the project's environment imports the modules in here.
     step_functions.py     runTask.sync as on AWS
     logs.py               log groups: targets of rules, of functions, filters
     calls.py              which role calls what: written down, and refused without a right to it
-    rights.py             whether the deployed policies allow a call; service-linked roles
+    rights.py             whether the deployed policies allow a call
     validation.py         what no service takes, by the models of botocore
     lambda_modules/       what AWS gives Lambda functions, in Python and Node.js
 """

@@ -11,7 +11,6 @@ from rehearsal.ministack import (
     cloudformation,
     ecs_hosts,
     logs,
-    rights,
     step_functions,
     validation,
 )
@@ -30,7 +29,6 @@ def install() -> None:
     cloudformation.install()
     logs.install_targets()
     logs.install_function_logs()
-    rights.install_linked_roles()
     logs.install_filters()
     step_functions.install()
     # The parameters under which AWS publishes the images for ECS instances.

@@ -67,33 +67,3 @@ def of_service(service: str, action: str, resource: str, *, source: str = "") ->
 
 def _json(document: Any) -> Any:
     return json.loads(document) if isinstance(document, str) else document
-
-
-LINKED_ROLES = {
-    "autoscaling.amazonaws.com": "AWSServiceRoleForAutoScaling",
-    "ecs.amazonaws.com": "AWSServiceRoleForECS",
-    "spot.amazonaws.com": "AWSServiceRoleForEC2Spot",
-}
-
-
-def create_linked_role(parameters: dict[str, Any]) -> Any:
-    """CreateServiceLinkedRole: the emulator derives names from those of services."""
-    service = iam._p(parameters, "AWSServiceName")
-    name = LINKED_ROLES.get(service)
-    if name is None:
-        return iam._create_service_linked_role(parameters)
-    if name in iam._roles:
-        said = f"Service role name {name} has been taken in this account"
-        return iam._error(400, "InvalidInput", said, ns="iam")
-    before = {*iam._roles}
-    status, headers, body = iam._create_service_linked_role(parameters)
-    (own,) = {*iam._roles} - before
-    role = iam._roles.pop(own)
-    arn = role["Arn"].rpartition("/")[0] + f"/{name}"
-    iam._roles[name] = {**role, "RoleName": name, "Arn": arn}
-    return status, headers, body.replace(own.encode(), name.encode())
-
-
-def install_linked_roles() -> None:
-    """Give the emulator these roles."""
-    iam._IAM_HANDLERS["CreateServiceLinkedRole"] = create_linked_role
