@@ -394,6 +394,7 @@ class Head(Actor):
                 settings={},
                 environment={},
                 display=Silent(),
+                lease=self.lease.number,
                 is_sure=self.lease.is_sure,
                 clock=life.time,
             )
@@ -488,7 +489,7 @@ class Ranks(Actor):
             if self.is_dead:  # torch has caught the crash
                 return
             is_refusal = isinstance(error, InputError) and "does not answer" not in str(error)
-            if is_refusal and not self.is_replaced:  # else what they read may be gone by now
+            if is_refusal and self.fence == life.newest_lease():  # else it may be gone by now
                 life.fail(f"the run refuses: {error}")
             life.note(f"cannot restore: {error}")
             self.end()

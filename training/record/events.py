@@ -442,6 +442,8 @@ class Line:
     """None for an event of a type that this version does not know."""
     step: int | None
     """The step that it belongs to; None for those that belong to none."""
+    lease: int
+    """Number of the lease under which it was written; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -464,7 +466,7 @@ class Metrics:
 def parse_metrics(content: bytes) -> Metrics:
     """Read the content of a ``metrics.jsonl``."""
     kept: list[Line] = []
-    num_damaged = newest = 0
+    num_damaged = lease = 0
     *whole, last = content.split(b"\n")
     for text in [*whole, last]:
         if not text.strip():
@@ -475,13 +477,13 @@ def parse_metrics(content: bytes) -> Metrics:
             # A line without its end may still be being written, or a kill tore it in two.
             num_damaged += text is not last
             continue
+        if line.lease < lease:
+            continue  # by a process that had lost the run and did not know it yet
         if isinstance(line.event, Resume):
             kept = without_redone(kept, line.event.step)
-            newest = min(newest, line.event.step)
-        if isinstance(line.event, Step):
-            if line.event.step <= newest:
-                continue  # by a process that had lost the run and did not know it yet
-            newest = line.event.step
+        elif line.lease > lease and line.step is not None:
+            kept = without_redone(kept, line.step - 1)
+        lease = line.lease
         kept.append(line)
     return Metrics(lines=kept, num_damaged=num_damaged)
 
@@ -499,9 +501,10 @@ def _parse(text: str) -> Line:
     values: object = json.loads(text)
     if not isinstance(values, Mapping):
         raise ValueError(f"a line of {METRICS_FILE} is no JSON object: {text[:80]}")
-    step = values.get("step")
+    step, lease = values.get("step"), values.get("lease")
     return Line(
         text=text.rstrip(),
         event=from_json(values),
         step=step if isinstance(step, int) else None,
+        lease=lease if isinstance(lease, int) else 0,
     )

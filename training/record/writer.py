@@ -79,6 +79,7 @@ class RunRecord:
         report_to: Sequence[str] = (),
         job: str = "",
         spending: Spending | None = None,
+        lease: int = 0,
         is_sure: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
@@ -92,6 +93,8 @@ class RunRecord:
             report_to: trackers that show the curves too, by name.
             job: id of the job that trains the run; empty without one.
             spending: counts what that job costs.
+            lease: number of the lease that this process holds; 0 without one. It stands in each
+                line: one that comes late, after a stall, does not count.
             is_sure: whether no other process writes this record. Nothing is written while it is
                 false, as after a stall, and all of it later.
             clock: seconds, from any beginning.
@@ -106,6 +109,7 @@ class RunRecord:
         self._measures = measures
         self.is_finished = False
         self._run, self._recipe = run, recipe
+        self._lease = lease
         self._clock, self._is_sure = clock, is_sure
         self._began = clock() if began is None else began
         self._flush_at = clock() + FLUSH_EVERY_S
@@ -362,7 +366,7 @@ class RunRecord:
         if event.resumed:
             added.insert(0, Resume(step=event.step, world_size=event.world_size))
         self._phases = []
-        texts = [*(line.text for line in kept), *map(_line, added)]
+        texts = [*(line.text for line in kept), *map(self._line, added)]
         self._lines, self._is_anew = [f"{text}\n" for text in texts], True
         self._write_lines()
         self._is_starting = True
@@ -424,9 +428,12 @@ class RunRecord:
         return events.parse_metrics((kept or b"") + "".join(self._lines).encode())
 
     def _append(self, event: Event) -> None:
-        self._lines.append(_line(event) + "\n")
+        self._lines.append(self._line(event) + "\n")
         if self._in_s3 or self._is_sure():
             self._write_lines()
+
+    def _line(self, event: Event) -> str:
+        return json.dumps(events.to_json(event) | ({"lease": self._lease} if self._lease else {}))
 
     def _write_lines(self) -> None:
         def write() -> None:
@@ -460,7 +467,3 @@ class RunRecord:
             self._on_disk(lambda: self._write(name, quick=False))
         elif not self._is_failing and name != runs.RESULT_FILE:
             self._send(name)
-
-
-def _line(event: Event) -> str:
-    return json.dumps(events.to_json(event))

@@ -136,6 +136,7 @@ class Driver:
             report_to=self._options.report_to,
             job=job,
             spending=spending,
+            lease=self._lease.number,
             is_sure=self._lease.is_sure,
             began=self._began,
         )

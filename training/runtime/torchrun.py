@@ -57,6 +57,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
             display=display,
             measures=recipe.measures,
             report_to=command.report_to,
+            lease=lease.number if lease else 0,
             is_sure=(lambda: True) if lease is None else lease.is_sure,
         )
         worker.on_events = kept.handle
