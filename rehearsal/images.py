@@ -152,7 +152,7 @@ def build(
     if base is None:
         say(f"no image registry can be reached for {BASE_IMAGE}: using Debian's packages")
         base = _debian(engine)
-        arguments.append(f"WHEELS_IMAGE={_wheels(engine, DEBIAN_PYTHON)}")
+        arguments.append(f"WHEELS_IMAGE={wheels(engine, DEBIAN_PYTHON)}")
     elif index := _torch_index():
         arguments.append(f"TORCH_CPU_INDEX={index}")
     arguments.append(f"BASE_IMAGE={base}")
@@ -233,27 +233,34 @@ def _debian(engine: Engine) -> str:
     return image
 
 
-def _wheels(engine: Engine, python: str) -> str:
-    """An image with the wheels of all locked packages, made once for each state of the lock."""
+def wheels(
+    engine: Engine, python: str, *, environment: Mapping[str, str] = os.environ, mark: str = ""
+) -> str:
+    """An image with the wheels of all locked packages, made once for each state of the lock.
+
+    Args:
+        environment: pip's, which decides where they come from.
+        mark: tells the images of different environments apart.
+    """
     files = (ROOT / "requirements.lock", ROOT / "containers" / "requirements.txt")
-    key = _digest(*(file.read_bytes() for file in files), python.encode())
+    key = _digest(*(file.read_bytes() for file in files), f"{python}{mark}".encode())
     image = f"{WHEELS_IMAGE}:{key}"
     if engine.inspect("image", image):
         return image
     # Without the hashes: pip would insist on one for torch too, whose build depends on the index.
     pins = re.findall(r"(?m)^[^\s#]+", files[0].read_text())
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
-        wheels, constraints = Path(folder, "wheels"), Path(folder, "constraints.txt")
+        downloads, constraints = Path(folder, "wheels"), Path(folder, "constraints.txt")
         constraints.write_text("\n".join(pins))
         own = ".".join(platform.python_version_tuple()[:2])
         other = [] if own == python else ["--python-version", python, "--only-binary", ":all:"]
         processes.run(
             [
-                *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)),
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(downloads)),
                 *(*other, "--constraint", str(constraints), "--requirement", str(files[1])),
                 *("pip", "setuptools"),
             ],
-            environment=os.environ,
+            environment=environment,
             folder=ROOT,
         )
         processes.run(

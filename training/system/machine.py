@@ -61,12 +61,12 @@ def check_compiler(option: str) -> None:
     """Make sure that there is a C compiler, which torch's compiler calls.
 
     Raises:
-        InputError: there is none, as in this project's images, which run what they are built with.
+        InputError: there is none, as in this project's images without CUDA.
     """
     if not (shutil.which("cc") or shutil.which("gcc")):
         raise InputError(
             f"{option} compiles kernels when they are first used, and there is no C compiler here: "
-            "build the worker's image with one (docs/fsdp.md), or leave the option out"
+            "train on GPUs, whose image has one, or leave the option out"
         )
 
 
