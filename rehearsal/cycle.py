@@ -222,7 +222,8 @@ class Rehearsal:
         command_line = self._cdk(environment)
         # What stays in an account counts as there before.
         command_line.bootstrap()
-        self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
+        if "before" not in self.state():
+            self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
         given = {**settings, "image_tag": image_tag}
         context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
         stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)

@@ -2,16 +2,23 @@
 
 It is brought up for the first of them and taken away after the last. The files use it in the order
 of their names: ``test_first_hour`` has its first jobs, ``test_in_containers`` brings the standing
-cluster up and down, ``test_jobs`` starts with no container running, and ``test_taking_down`` comes
-last because it destroys the stacks.
+cluster up and down, ``test_jobs`` starts with no container running, ``test_second_post`` deploys it
+anew with a head that trains, and ``test_taking_down`` comes last because it destroys the stacks.
 """
 
+import functools
+import http.server
 import json
 import os
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,6 +30,8 @@ from tests.conftest import ROOT
 
 #: Whose calls those of the command line are, in the list of all calls.
 LAPTOP = "laptop"
+#: Spot: the job tests take a host away, which no other test minds.
+DEPLOYED = {**SETTINGS, "spot": "true"}
 #: Names of the tests that have passed in this process.
 PASSED: set[str] = set()
 
@@ -45,8 +54,7 @@ def deployment() -> Iterator[Rehearsal]:
     if any(found.status()[what] for what in ("processes", "containers", "networks")):
         pytest.skip("a local deployment is up already: trainctl local down")
     try:
-        # Spot: the job tests take a host away, which no other test minds.
-        found.up(Steps(5), standing=False, settings={**SETTINGS, "spot": "true"})
+        found.up(Steps(5), standing=False, settings=DEPLOYED)
         yield found
     finally:
         os.environ.pop(processes.NAME, None)
@@ -87,3 +95,37 @@ def show(rehearsal: Rehearsal, job: str) -> dict[str, Any]:
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout)
     return found
+
+
+@pytest.fixture
+def log_of_a_failure(request: pytest.FixtureRequest, deployment: Rehearsal) -> Iterator[None]:
+    """Print what the newest job has said when a test fails: it goes with the deployment."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        for job in json.loads(trainctl(deployment, "ls", "--limit", "1", "--json").stdout):
+            print(f"--- {job}\n{trainctl(deployment, 'logs', job['id']).stdout}")
+
+
+def gateway(rehearsal: Rehearsal) -> str:
+    """Address of this machine that containers reach."""
+    return str(urlsplit(rehearsal.state()["endpoint"]).hostname)
+
+
+@contextmanager
+def served(
+    folder: Path, host: str = "127.0.0.1", *, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Serve the files of a folder; yield the address."""
+    handler = functools.partial(_QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer((host, 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http{'s' if tls else ''}://{host}:{server.server_port}"
+        server.shutdown()
+
+
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""

@@ -4,13 +4,10 @@ Those of the first hour are the scenario of `make rehearse`, which runs here onc
 of all tests in containers. A line that is new on a page and not in a list fails a test.
 """
 
-import functools
-import http.server
 import json
 import re
 import shlex
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +31,7 @@ from rehearsal.rehearse import (
     run_lines,
 )
 from tests.conftest import ROOT, write_wheel
-from tests.rehearsal.conftest import LAPTOP
+from tests.rehearsal.conftest import LAPTOP, served
 from trainctl.__main__ import app
 from trainctl.__main__ import main as trainctl
 from training import plan
@@ -82,6 +79,7 @@ _DEPLOYED = "the deployment of these tests is made and destroyed by the same com
 _CLUSTER = "tests/rehearsal/test_in_containers.py"
 _PREPARED = "tests/trainctl/test_data_pictures.py"
 _PROGRAMS = "tests/rehearsal/test_programs.py"
+_SECOND_POST = "tests/rehearsal/test_second_post.py"
 _JOB_FILE = "tests/trainctl/test_job_file.py submits the page's file"
 _OTHER_MACHINES = "the line above with other machines, of which the local AWS has none"
 ELSEWHERE = {
@@ -110,7 +108,9 @@ ELSEWHERE = {
     "trainctl local down": "tests/rehearsal/test_taking_down.py",
     'make deploy ARGS="-c preset=fsdp"': _OTHER_MACHINES,
     "trainctl submit --code examples/posts --nodes 2 --run post -- python ddp.py": _PROGRAMS,
-    "trainctl export dolly --to dolly-shakespeare": "tests/trainctl/test_export.py",
+    "trainctl export dolly --to dolly-shakespeare": _SECOND_POST,
+    "trainctl submit --code . --nodes 0 --run prompt "
+    '-- python -m training.generate dolly "To be, or"': _SECOND_POST,
     "trainctl data prepare imagenet ILSVRC --to s3://BUCKET/datasets/imagenet-400": _PREPARED,
     "cd examples/ddp": "the folder of the next line",
     "torchrun --nproc-per-node 2 train.py": "tests/examples/test_examples.py",
@@ -216,18 +216,8 @@ def mirror(data_dir: Path) -> Iterator[str]:
     """Address of a mirror on loopback that has the real FashionMNIST."""
     if not (data_dir / "fashion-mnist").is_dir():
         pytest.skip("no real data: ../shared/data has no fashion-mnist")
-    handler = functools.partial(QuietHandler, directory=str(data_dir))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and prints nothing."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
+    with served(data_dir) as address:
+        yield address
 
 
 @pytest.mark.slow
