@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from contract import exits, runs
 from contract import outputs as stack_outputs
@@ -30,11 +32,22 @@ from tests.rehearsal import conftest
 from tests.rehearsal.conftest import LAPTOP, command, show, trainctl
 from tests.rehearsal.watch import Watch
 from tests.stacks.stage import Stage
+from tests.training.sample_pictures import write_tree
+from training.data.images import BatchOrder
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.engine,
+    pytest.mark.usefixtures("log_of_a_failure"),
+]
 
-#: Digits, on one thread in each process: all nodes share this machine's processors.
-QUICK = ("--preset", "digits", "--env", "OMP_NUM_THREADS=1")
+#: In the set of pictures.
+NUM_PICTURES = 64
+#: Small pictures, on one thread in each process: all nodes share this machine's processors.
+QUICK = (
+    *("--preset", "synthetic", "--model", "efficientnet-b0", "--ema", "0", "--decoders", "1"),
+    *("--report-every", "1", "--env", "OMP_NUM_THREADS=1"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +56,6 @@ def rehearsal(deployment: Rehearsal) -> Rehearsal:
     assert not deployment.engine.labelled("container", deployment.name)
     stage(deployment).clean_up()
     return deployment
-
-
-@pytest.fixture(autouse=True)
-def log_of_a_failure(request: pytest.FixtureRequest, rehearsal: Rehearsal) -> Iterator[None]:
-    """Print what the newest job has said when a test fails: it goes with the deployment."""
-    failed = request.session.testsfailed
-    yield
-    if request.session.testsfailed > failed:
-        for job in json.loads(trainctl(rehearsal, "ls", "--limit", "1", "--json").stdout):
-            print(f"--- {job}\n{trainctl(rehearsal, 'logs', job['id']).stdout}")
 
 
 class Containers(Stage):
@@ -185,14 +188,48 @@ def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
 NOTICE_S = 40
 
 
+def check_each_picture_came_once_an_epoch(
+    lines: list[dict[str, Any]], config: dict[str, Any]
+) -> None:
+    """In the steps that count: those after the last checkpoint before a loss were done again.
+
+    Lines that a killed head had not yet put into the bucket are missing; the checkpoint from which
+    the run resumed has those steps.
+
+    Args:
+        lines: of the run's record.
+        config: its settings, from which the pictures of a step follow.
+    """
+    steps: list[int] = []
+    for each in lines:
+        if each["type"] == "resume":
+            kept = [step for step in steps if step <= each["step"]]
+            assert kept == [*range(1, len(kept) + 1)]
+            steps = [*range(1, each["step"] + 1)]
+        elif each["type"] == "step":
+            steps.append(each["step"])
+    batch, seed = config["global_batch"], config["seed"]
+    order = BatchOrder(num_images=NUM_PICTURES, global_batch=batch, seed=seed)
+    num_epochs = steps[-1] // order.steps_per_epoch
+    assert num_epochs > 2
+    seen = torch.cat([order.indices(step - 1) for step in steps])[: num_epochs * NUM_PICTURES]
+    epochs = seen.view(num_epochs, NUM_PICTURES).sort(dim=1).values
+    assert torch.equal(epochs, torch.arange(NUM_PICTURES).expand_as(epochs))
+
+
 @pytest.mark.timeout(900)
 def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
-    rehearsal: Rehearsal,
+    rehearsal: Rehearsal, tmp_path: Path
 ) -> None:
-    """One host at first, after one without its GPU, then two; one is taken away with notice, and
-    then the head's host without."""
+    """Pictures in ImageNet's layout. One host at first, after one without its GPU, then two; one is
+    taken away with notice, and then the head's host without."""
+    tree = write_tree(tmp_path / "tree", num_train=NUM_PICTURES, num_val=20)
+    place = f"s3://{rehearsal.bucket()}/datasets/pictures"
+    small = ("--size", "64", "--processes", "1")
+    run = trainctl(rehearsal, "data", "prepare", "imagenet", str(tree), "--to", place, *small)
+    assert run.returncode == 0, run.stderr
     # A host that goes with notice is no failure, of which none is forgiven here.
-    long = ("--epochs", "90", "--max-failures", "0")
+    long = ("--data", place, "--epochs", "900", "--max-failures", "0")
     settings = ("--run", "elastic", "--nodes", "1:2", "--yes", "--follow", *long)
     there = stage(rehearsal)
     with (
@@ -202,7 +239,7 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
     ):
         there.have_bad_hosts(1, of=there.worker_provider)
         following = subprocess.Popen(
-            **command(rehearsal, "submit", "ddp", *settings, *QUICK),
+            **command(rehearsal, "submit", "imagenet", *settings, *QUICK),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -274,6 +311,8 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
         each["step"] for each in lines if each["type"] == "step" and each["time"] <= told["time"]
     ]
     assert shrunk["step"] >= max(before), "what was done before the notice was saved after it"
+    config = json.loads(read(rehearsal, "runs/elastic/config.json"))
+    check_each_picture_came_once_an_epoch(lines, config)
 
 
 # --- rights ---------------------------------------------------------------------------------------
