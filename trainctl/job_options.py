@@ -234,10 +234,10 @@ def check_nodes(shape: Shape, wanted: Range) -> Range:
         UsageError: it cannot.
     """
     if not shape.min_nodes <= wanted.low <= wanted.high <= shape.max_workers:
+        more = f'. More need another deploy: make deploy ARGS="-c max_workers={wanted.high} ..."'
         raise UsageError(
             f"--nodes is {wanted}: this deployment takes {shape.min_nodes} to {shape.max_workers} "
-            "worker nodes. More need another deploy: make deploy ARGS="
-            f'"-c max_workers={max(wanted.high, 1)} ..."'
+            f"worker nodes{more if wanted.high > shape.max_workers else ''}"
         )
     return wanted
 

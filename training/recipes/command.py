@@ -359,7 +359,7 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     not in its result, and those that are given are text, except for switches.
     """
     top = _Parser(
-        prog=f"python -m training.launch {recipe.name if recipe else 'RECIPE'}",
+        prog=f"python -m training.launch {recipe.name if recipe else ''}".rstrip(),
         description="Train a recipe: in processes of this machine (--local), on the Ray cluster "
         "whose head this is, or, started by torchrun, without Ray. The name of an earlier run "
         "resumes it.",
