@@ -115,7 +115,7 @@ def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
 
     def own() -> Callable[[], bool]:
         state.saver.save(Position(step=step))
-        return lambda: state.worker.is_saving()
+        return lambda: state.worker.saves.is_saving
 
     def by_async_save() -> Callable[[], bool]:
         parts = sharded_checkpoints.state_of(state.model, state.optimizer)
@@ -132,7 +132,7 @@ def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
             state.step()
         step_s = (time.perf_counter() - began) / _UNDISTURBED
         owns.append(cost_of(own, state, step_s))
-        state.worker.finish_saves()
+        state.worker.saves.finish()
         others.append(cost_of(by_async_save, state, step_s))
         gathers.append(save_gathered(state, storage.join(run_uri, "gathered.pt")))
         steps.append(step_s)

@@ -162,7 +162,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="silent-upload",
-        file="training/runtime/saving.py",
+        file="training/loop/saving.py",
         old="                self._report()\n        self._thread, error",
         new="                pass\n        self._thread, error",
         felt="an upload of more than five minutes is taken for a hang, and killed, for ever",

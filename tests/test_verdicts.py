@@ -96,7 +96,7 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
 
     names = ("put", "take", "begun_at", "request_stop")
     events = SimpleNamespace(**{name: remote(name) for name in names})
-    worker = SimpleNamespace(rank=0, finish_saves=lambda: None, _events=events)
+    worker = SimpleNamespace(rank=0, saves=SimpleNamespace(finish=lambda: None), _events=events)
 
     def train(*_: object) -> None:
         raise error

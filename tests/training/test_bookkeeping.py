@@ -76,7 +76,11 @@ class Run:
     def is_losing_a_node(self) -> bool:
         return self.step == self.loses_a_node_at
 
-    def finish_saves(self, *, retry: bool = False) -> None:
+    @property
+    def saves(self) -> "Run":
+        return self
+
+    def finish(self, *, retry: bool = False) -> None:
         self.done.append("finished, or raised" if retry else "finished")
 
     def _save(self, position: Position) -> None:

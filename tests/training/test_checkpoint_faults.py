@@ -18,6 +18,7 @@ from contract.runs import MANIFEST_FILE
 from tests.training.bucket import Bucket, install
 from training.checkpoint import checkpoints, dcp, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
+from training.loop.saving import Saves
 from training.record.events import Event, Warned
 from training.system import storage
 
@@ -148,6 +149,7 @@ class OneRank:
     def __init__(self, run_uri: str) -> None:
         self.run_uri, self.fence = run_uri, 0
         self.said: list[str] = []
+        self.saves = Saves(self.emit)
 
     def emit(self, *events: Event) -> None:
         self.said += [event.message for event in events if isinstance(event, Warned)]
@@ -157,12 +159,6 @@ class OneRank:
 
     def is_losing_a_node(self) -> bool:
         return False
-
-    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        raise NotImplementedError
-
-    def finish_saves(self, *, retry: bool = False) -> None:
-        del retry
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from contract.nodes import ENV_SILENCE
 from tests.forks import FORKS
 from training import launch
+from training.loop.saving import Saves
 from training.record import reader
 from training.record.events import (
     Evaluating,
@@ -32,7 +33,6 @@ from training.runtime import local, processes
 from training.runtime.driver import Driver
 from training.runtime.hang_detector import HangDetector, Watch
 from training.runtime.processes import Seen
-from training.runtime.saving import Saves
 from training.runtime.torchrun import TorchrunWorker
 from training.system import storage
 
@@ -237,7 +237,7 @@ def train(
     folder = Path(run_uri).parents[1]
     worker = TorchrunWorker(run_uri=run_uri, fence=fence)
     worker.on_events = lambda *events: send(events)
-    worker._saves = Saves(worker.emit, report_every_s=0.2)
+    worker.saves = Saves(worker.emit, report_every_s=0.2)
     processes.introduce(worker, node="localhost", host="localhost")
     group = dist.new_group(backend="gloo")
     begun = int((folder / "saved").read_text())
@@ -260,14 +260,14 @@ def train(
     worker.emit(Start(step=begun, resumed=begun > 0, world_size=2, total_steps=total, device="CPU"))
     for number in range(begun + 1, total + 1):
         if number == begun + 6:
-            worker.finish_saves()
+            worker.saves.finish()
             meet("process")
             meet("read")
         dist.all_reduce(torch.ones(1))
         worker.emit(step(number))
         if number % 4 == 0:
-            worker.save(number, partial(save, number))
-    worker.finish_saves()
+            worker.saves.start(number, partial(save, number))
+    worker.saves.finish()
     worker.emit(Finished(step=total, seconds=1.0))
     return local._Done()
 

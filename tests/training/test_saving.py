@@ -10,8 +10,8 @@ import pytest
 
 from contract.errors import InputError
 from training.checkpoint.sharded_checkpoints import _HashingFileSystem
+from training.loop.saving import Saves
 from training.record.events import Event, Saving, Warned
-from training.runtime.saving import Saves
 from training.system import storage
 
 

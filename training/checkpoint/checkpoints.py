@@ -9,7 +9,7 @@ A whole checkpoint is never written to again: the manifest is created, which suc
 writer that has lost the run has other names than its successor. Sharded checkpoints are begun,
 completed, verified and pruned by the same functions.
 
-They are written in the background (``training.runtime.saving``), and Ray Train knows nothing of
+They are written in the background (``training.loop.saving``), and Ray Train knows nothing of
 them. The schedule is a function of the step, so the position restores it. Only rank 0 reads; the
 others get the state from it, so all agree on what was chosen.
 """
@@ -363,13 +363,12 @@ class Saver:
         )
 
     def save(self, position: Position) -> None:
-        """Copy the state and write it in the background."""
+        """Copy the state and write it in the background, on rank 0."""
         worker = self._worker
         if worker.rank:
-            worker.save(None, None)
             return
         self._newest = self._copy(position=position)
-        worker.save(
+        worker.saves.start(
             position.step,
             partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence),
         )
@@ -451,7 +450,7 @@ def stop_if_diverged(
     for number, found in enumerate(steps, start=first_step):
         in_a_row = 0 if found.is_finite else in_a_row + 1
         if in_a_row >= limit:
-            worker.finish_saves()
+            worker.saves.finish()
             if _is_distributed():
                 dist.barrier()  # the last save is whole once every rank has written its part
             saved = names(worker.run_uri)

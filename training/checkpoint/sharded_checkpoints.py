@@ -99,7 +99,7 @@ class Saver:
     def save(self, position: Position) -> float:
         """Copy the state and begin to write it; return the seconds that training waited."""
         began = time.perf_counter()
-        self._worker.finish_saves()  # the buffers are in use until then
+        self._worker.saves.finish()  # the buffers are in use until then
         state = _stage(self._stager, state_of(self._model, self._optimizer))
         files = {
             **self._files,
@@ -118,7 +118,7 @@ class Saver:
             return uri
 
         position = replace(position)
-        self._worker.save(position.step, write)
+        self._worker.saves.start(position.step, write)
         return time.perf_counter() - began
 
 

@@ -5,7 +5,6 @@ processes of one machine. Only rank 0 sends events.
 """
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, Protocol
 
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from contract.times import COLLECTIVE_S
+from training.loop.saving import Saves
 from training.record.events import Evaluating, Event
 
 #: Seconds between two signs of life in an evaluation.
@@ -29,6 +29,8 @@ class Worker(Protocol):
     """Address of the run's folder, ``<storage>/<run>``."""
     fence: int
     """Number of the lease that the run is written under; 0 without one."""
+    saves: Saves
+    """This rank's saves of checkpoints, in the background."""
 
     def emit(self, *events: Event) -> None:
         """Send events to the process that keeps the record; does nothing except on rank 0."""
@@ -40,22 +42,6 @@ class Worker(Protocol):
         """True once a node under this run is about to be taken away; known to all ranks at once.
 
         Every rank calls this after the same step. Whatever is saved then is not lost.
-        """
-
-    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        """Run ``write``, which saves the checkpoint of ``step``, in the background.
-
-        Every rank calls this after the same step; only rank 0 gives arguments. Waits only for
-        the save before this one.
-        """
-
-    def finish_saves(self, *, retry: bool = False) -> None:
-        """Wait until all that was handed to ``save`` is in storage, or has failed: a run gets over
-        some saves in a row that fail.
-
-        Args:
-            retry: nothing is saved after this, so a save that has failed is tried once more, and
-                raises what it fails with. Every rank gives the same.
         """
 
 

@@ -159,7 +159,7 @@ class Bookkeeping(Generic[S]):
             self._report_evaluation(num_done)
 
         if stopping and not is_last:
-            worker.finish_saves(retry=True)
+            worker.saves.finish(retry=True)
             worker.emit(Stopped(step=num_done))
             return False
         return True
@@ -178,7 +178,7 @@ class Bookkeeping(Generic[S]):
         """
         # None: the run resumes after its last step was saved and before its end was recorded.
         score = self._score or self._evaluate()
-        self._worker.finish_saves(retry=True)
+        self._worker.saves.finish(retry=True)
         if publish is not None:
             publish()
         self._worker.emit(

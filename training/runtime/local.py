@@ -321,8 +321,8 @@ def _train(
     try:
         recipes.by_name(config.recipe).train()(worker, config)
     except InputError as error:
-        worker.finish_saves()
+        worker.saves.finish()
         send([Failed(message=str(error))])
     else:
-        worker.finish_saves()
+        worker.saves.finish()
     return _Done()

@@ -5,7 +5,7 @@ Nothing here is imported by the command or by Ray's own actors: it needs torch.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from contract.errors import InputError, UnreachableError
 from training import recipes
+from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
 from training.runtime import processes
-from training.runtime.saving import Saves
 from training.system import machine, storage
 
 
@@ -39,14 +39,16 @@ class RayWorker:
         # Without spot there is no preemption watcher: the ranks need not agree after each report.
         self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
         self._lost_nodes: set[str] = set()
-        self._saves = Saves(self.emit)
+        # Ray Train is told of no checkpoint: it would write a list of them to storage, and end the
+        # run when that fails; the list is of no use here (training.checkpoint.checkpoints).
+        self.saves = Saves(self.emit)
 
     def emit(self, *events: Event) -> None:
         if self.rank == 0:
             self._answer = self._events.put.remote(list(events))
 
     def stop_requested(self) -> bool:
-        self._saves.look()
+        self.saves.look()
         # The answer to the events sent last time: it has long arrived, nothing waits here.
         if self._answer is not None and not self._stop:
             import ray
@@ -68,15 +70,6 @@ class RayWorker:
             self._lost_nodes |= new
             self.emit(Preempted(nodes=tuple(sorted(new)), time=time.time()))
         return True
-
-    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        # Ray Train is told of no checkpoint: it would write a list of them to storage, and end the
-        # run when that fails; the list is of no use here (training.checkpoint.checkpoints).
-        if step is not None and write is not None:
-            self._saves.start(step, write)
-
-    def finish_saves(self, *, retry: bool = False) -> None:
-        self._saves.finish(retry=retry)
 
 
 def ray_entry(arguments: Mapping[str, Any]) -> None:
@@ -101,9 +94,9 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     try:
         machine.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
-        worker.finish_saves()
+        worker.saves.finish()
     except InputError as error:
-        worker.finish_saves()
+        worker.saves.finish()
         ray.get(worker._events.put.remote([Failed(message=str(error))]))
     except Exception as error:
         if not storage.is_trouble(error):

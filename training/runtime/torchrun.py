@@ -20,12 +20,12 @@ from contract.errors import InputError, UnreachableError, exit_code
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
+from training.loop.saving import Saves
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
 from training.runtime.outcome import print_result
-from training.runtime.saving import Saves
 from training.system.lease import Lease
 from training.system.machine import environment
 
@@ -106,7 +106,7 @@ class TorchrunWorker:
         self.run_uri = run_uri
         self.on_events: Callable[..., None] | None = None
         self._stop = False
-        self._saves = Saves(self.emit)
+        self.saves = Saves(self.emit)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
         # A worker of ``--local`` starts with these blocked, so that none comes too early.
@@ -129,27 +129,16 @@ class TorchrunWorker:
             self.on_events(*events)
 
     def stop_requested(self) -> bool:
-        self._saves.look()
+        self.saves.look()
         return self._stop
 
     def is_losing_a_node(self) -> bool:
         return False  # a single machine gets no notice
 
-    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        if step is not None and write is not None:
-            self._saves.start(step, write)
-
-    def is_saving(self) -> bool:
-        """True while a checkpoint is being written."""
-        return self._saves.is_saving
-
-    def finish_saves(self, *, retry: bool = False) -> None:
-        self._saves.finish(retry=retry)
-
     def close(self) -> None:
         """Wait for saves and destroy the process group; called when the recipe has ended, also from
         the ``finally`` of an error."""
-        self.finish_saves()
+        self.saves.finish()
         # DDP that is freed after its process group holds Python's lock while it waits for a thread
         # of gloo, which may wait for that lock: the process never ends. The frames of an error keep
         # DDP alive, and so do cycles that torch.compile leaves.
