@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from contract import nodes
 from contract.errors import InputError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
+from contract.nodes import Range
 from training import recipes
 from training.models.estimates import (
     GIB,
-    MOMENTS,
     RECOMPUTE,
-    REDUCE,
-    REDUCE_DTYPES,
     Plan,
     Setup,
     differences,
@@ -34,7 +33,8 @@ from training.models.estimates import (
     smaller,
 )
 from training.models.model_shapes import SHAPES, ModelShape, UnknownShapeError, read_config
-from training.recipes.settings import RunConfig, fields_of
+from training.recipes import command
+from training.recipes.settings import RunConfig
 
 
 def cheapest(shape: ModelShape, wanted: Setup, *, tokens: float) -> Plan | None:
@@ -172,29 +172,27 @@ def expected(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m training.plan",
+        usage="%(prog)s RECIPE [options] [settings of the recipe, --preset, --workers]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
-    parser.add_argument("recipe", choices=planned)
-    parser.add_argument("--model", required=True, help="new:SHAPE, a folder, or a Hub id")
     parser.add_argument("--instance", default="g5.12xlarge", help="(default: g5.12xlarge)")
-    parser.add_argument("--workers", type=int, help="GPUs (default: those of one host)")
     parser.add_argument("--tokens", type=float, default=1e6, help="to train on (default: 1e6)")
-    parser.add_argument("--preset", help="(default: the recipe's first)")
-    for name in ("seq_len", "global_batch", "microbatch", "replicas", "lora_rank", "lora_bits"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--lora-targets", metavar="NAMES", help="matrices with adapters (all)")
-    parser.add_argument("--recompute", choices=RECOMPUTE)
-    parser.add_argument("--optimizer", choices=[*MOMENTS])
-    parser.add_argument("--reduce-gradients", choices=REDUCE)
-    parser.add_argument("--reduce-dtype", choices=[*REDUCE_DTYPES])
     parser.add_argument("--efa", action="store_true", help="hosts reach each other by EFA")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    options = parser.parse_args(arguments)
+    options, words = parser.parse_known_args(arguments)
     try:
-        shape = shape_of(options.model)
-        plan = make(shape, _setup(options))
+        machine = instance_type(options.instance)
+        config = _config(words, machine)
+        if options.efa and not machine.efa_interfaces:
+            raise InputError(
+                f"--efa: {machine.name} has no EFA; leave it out, or choose another type"
+            )
+        values: dict[str, Any] = config.to_json()
+        shape = shape_of(values["model"])
+        setup = Setup.of(values, machine, num_workers=config.num_workers, efa=options.efa)
+        plan = make(shape, setup)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -207,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(result, indent=1))
         return EXIT_OK
-    print(f"{options.model}: {shape.parameters:,} parameters")
+    print(f"{values['model']}: {shape.parameters:,} parameters")
     print(text(plan, options.tokens))
     if not plan.fits:
         remedies = smaller(shape, plan.setup)
@@ -220,27 +218,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_OK
 
 
-def _setup(options: argparse.Namespace) -> Setup:
-    machine = instance_type(options.instance)
-    recipe = recipes.by_name(options.recipe)
-    preset = next(iter(recipe.presets)) if options.preset is None else options.preset
-    if preset not in recipe.presets:
-        raise InputError(
-            f"unknown preset {preset!r}: {recipe.name} has {', '.join(recipe.presets)}"
-        )
-    defaults = {name: field.default for name, field in fields_of(recipe.config).items()}
-    values: dict[str, Any] = {**defaults, **recipe.presets[preset]}
-    values |= {name: value for name, value in vars(options).items() if value is not None}
-    num_workers = machine.num_gpus if options.workers is None else options.workers
-    if options.efa and not machine.efa_interfaces:
-        raise InputError(f"--efa: {machine.name} has no EFA; leave it out, or choose another type")
-    setup = Setup.of(values, machine, num_workers=num_workers, efa=options.efa)
+def _config(words: Sequence[str], machine: InstanceType) -> RunConfig:
+    """The settings of a run, by default with all GPUs of a host.
 
-    # Fail where a run with these settings would.
-    named = {name: values[name] for name in defaults if name in values}
-    named |= {"run": "plan", "storage": "/", "data": "/", "num_workers": num_workers}
-    recipe.config(**named)
-    return setup
+    Raises:
+        InputError: the run would refuse them, or its recipe is not planned.
+    """
+    given = command.parse(words)
+    if not given.recipe.is_planned:
+        planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
+        raise InputError(f"recipe {given.recipe.name} is not planned: choose {', '.join(planned)}")
+    workers = given.workers or Range(max(1, machine.num_gpus), max(1, machine.num_gpus))
+    return command.configure(given, run="plan", storage="/", workers=workers, gpus=nodes.ONE_EACH)
 
 
 def cost(plan: Plan, tokens: float) -> tuple[float, float | None]:

@@ -413,9 +413,11 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         (["--model", "new:6.9b", "--instance", "m5.large"], "has no GPU"),
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
-        (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge': fsdp has finetune"),
+        (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge'; fsdp has finetune"),
         (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
         (["--model", "new:6.9b", "--replicas", "0"], "--replicas is 0"),
     ):
         assert plan.main(["fsdp", *wrong]) == 2
         assert words in capsys.readouterr().err
+    assert plan.main(["ddp"]) == 2
+    assert "recipe ddp is not planned: choose fsdp" in capsys.readouterr().err
