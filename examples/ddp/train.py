@@ -2,13 +2,16 @@
 
     torchrun --nproc-per-node 2 train.py
 
-It resumes from ``checkpoint.pt`` in the working directory. The batch of a step depends on the seed
-and the step only, so a run that was interrupted ends like one that was not.
+It resumes from ``checkpoint.pt`` in the working directory, and saves when SIGTERM asks it to end,
+as on a spot host. The batch of a step depends on the seed and the step only, so a run that was
+interrupted ends like one that was not.
 """
 
 import argparse
 import json
 import os
+import signal
+import threading
 from pathlib import Path
 
 import torch
@@ -28,6 +31,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    asked_to_end = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked_to_end.set())
 
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -69,11 +74,16 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         done = step + 1
-        if rank == 0 and (done % given.save_every == 0 or done == given.steps):
+        # One process may hear of the end before the others: they agree on the step to stop at.
+        stop = torch.tensor(float(asked_to_end.is_set()), device=device)
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+        if rank == 0 and (stop or done % given.save_every == 0 or done == given.steps):
             print(f"step {done} loss {loss.item():.4f}", flush=True)
             state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
             torch.save(state, "checkpoint.new")
             Path("checkpoint.new").replace(CHECKPOINT)  # a kill leaves the old one or the new one
+        if stop:
+            raise SystemExit(128 + signal.SIGTERM)
 
     with torch.no_grad():
         right = (net(images).argmax(1) == labels).float().mean().item()

@@ -8,7 +8,6 @@ import gc
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,6 @@ def run_example(folder: str, arguments: tuple[str, ...]) -> None:
     ("name", "arguments"),
     [
         ("ddp", ("--steps", "2")),
-        ("gpt", ("--steps", "2", "--batch", "2")),
         ("accelerate", ("--epochs", "1")),
     ],
 )
@@ -71,8 +69,6 @@ def test_an_example_frees_ddp_before_its_process_group(
 ) -> None:
     folder = tmp_path / name
     shutil.copytree(ROOT / "examples" / name, folder)
-    if name == "gpt":
-        subprocess.run([sys.executable, "prepare.py"], cwd=folder, check=True)
     processes.run(2, run_example, str(folder), arguments, method=forks.METHOD)
 
 
@@ -80,7 +76,7 @@ def test_every_example_that_destroys_its_process_group_is_looked_at() -> None:
     programs = (ROOT / "examples").glob("*/train.py")
     ends = ("destroy_process_group(", ".end_training(", "trainer.end(")
     ending = {each.parent.name for each in programs if any(end in each.read_text() for end in ends)}
-    assert ending == {"ddp", "gpt", "accelerate"}
+    assert ending == {"ddp", "accelerate"}
 
 
 def fail(model: nn.Module) -> None:
