@@ -44,7 +44,9 @@ def played(seed: int) -> Iterator[tuple[Limits, list[Job]]]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_what_jobs_may_have_is_there_for_all_of_them_at_any_time(seed: int) -> None:
+def test_jobs_never_have_more_than_there_is_and_none_waits_for_a_later_one_or_for_ever(
+    seed: int,
+) -> None:
     for limits, jobs in played(seed):
         started = [job for job in jobs if job.granted]
         assert len(started) <= limits.max_heads
@@ -53,28 +55,15 @@ def test_what_jobs_may_have_is_there_for_all_of_them_at_any_time(seed: int) -> N
         for job in started:
             assert job.granted
             assert job.nodes.low == job.granted.low <= job.granted.high <= job.nodes.high
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_a_job_that_starts_delays_none_that_came_before_it(seed: int) -> None:
-    """Each could start at the same moments if there were none behind it."""
-    for limits, jobs in played(seed):
+        if jobs:
+            assert limits.admit(jobs[0].nodes, []), "the first in the queue may always start"
+        # Each could start at the same moment if there were none behind it.
         for number, job in enumerate(jobs):
             earlier = [each.nodes for each in jobs[:number]]
-            if job.granted or limits.admit(job.nodes, earlier) is None:
-                continue
-            behind = [each.granted for each in jobs[number + 1 :] if each.granted]
-            started = [each.granted for each in jobs[:number] if each.granted]
-            assert len(behind) + len(started) < limits.max_heads
-            taken = sum(each.high for each in [*behind, *started])
-            assert taken + job.nodes.low <= limits.max_workers
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_the_first_in_the_queue_may_always_start_and_no_job_waits_for_ever(seed: int) -> None:
-    for limits, jobs in played(seed):
-        if jobs:
-            assert limits.admit(jobs[0].nodes, [])
+            if not job.granted and limits.admit(job.nodes, earlier):
+                assert len(started) < limits.max_heads
+                taken = sum(each.high for each in granted)
+                assert taken + job.nodes.low <= limits.max_workers
     assert not jobs, "all have had their turn"
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -60,6 +61,27 @@ def plan(number: int) -> list[tuple[str, str]]:
     chosen = [*zip(victims[:number], moments[:number], strict=True)]
     Random(number).shuffle(chosen)
     return chosen
+
+
+def killed(few: list[tuple[str, str]], many: int) -> pytest.MarkDecorator:
+    """Kills of a run: a few in each CI run, and many by night."""
+    by_night = pytest.param(plan(many), marks=[pytest.mark.night, pytest.mark.timeout(3600)])
+    return pytest.mark.parametrize("kills", [few, by_night], ids=len)
+
+
+def play(
+    kills: list[tuple[str, str]],
+    start: Callable[..., Command],
+    whole: Command,
+    words: Iterable[str],
+    record_property: Callable[[str, object], None],
+) -> Command:
+    """Kill a run like ``whole`` and start it again, by turns; return its last command."""
+    again = partial(start, f"killed-{len(kills)}", *words, "--max-failures", "99")
+    nemesis = Nemesis(again, whole)
+    command = nemesis.play(kills)
+    record_property(f"{len(kills)} kills of {command.result()['recipe']}", nemesis.figures())
+    return command
 
 
 class Nemesis:

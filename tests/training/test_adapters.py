@@ -36,10 +36,8 @@ def checkpoint(folder: Path, model: str) -> Found:
 @pytest.mark.parametrize(
     ("model", "base", "revision"),
     [
-        ("owner/name", "owner/name", None),
         ("owner/name@refs/pr/1", "owner/name", "refs/pr/1"),
         ("there/base@v2", "there/base@v2", None),
-        ("s3://bucket/base@v2", "s3://bucket/base@v2", None),
     ],
 )
 def test_the_revision_of_a_hub_id_is_kept_and_no_path_is_cut(

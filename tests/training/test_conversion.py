@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from contract.errors import InputError
 from training.data import download
-from training.models import conversion, language_models, model_weights, pretrained
+from training.models import conversion, pretrained
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 
 CONFIG = {
@@ -94,19 +94,6 @@ def test_weights_are_the_same_and_converted_once(tmp_path: Path, in_parts: bool)
     assert not list(folder.glob("*.safetensors"))
     write(tmp_path / "other", whole)
     assert pretrained.weights_folder(str(tmp_path / "other"), runs="runs") != found
-
-
-def test_a_model_is_filled_with_converted_weights(tmp_path: Path) -> None:
-    whole = weights()
-    found = pretrained.weights_folder(str(write(tmp_path / "m", whole)), runs="runs")
-    model = language_models.build_on_meta(pretrained.model_config(str(found), runs="runs"))
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.load(model, found)
-    filled = dict(model.named_parameters())
-    assert len(filled) > 20
-    for name, parameter in filled.items():
-        expected = whole[name.replace("lm_head", "embed_out")].float()
-        assert torch.equal(parameter.detach(), expected)
 
 
 def test_parts_are_bounded_and_shared_weights_are_written_as_such(tmp_path: Path) -> None:

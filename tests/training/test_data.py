@@ -64,50 +64,30 @@ def test_digits_are_there_without_network_and_every_fifth_is_held_out() -> None:
     assert likeness.argmax(axis=1).tolist() == list(range(200))
 
 
-def damage_truncate(folder: Path) -> None:
-    path = folder / IDX_FILES[0]
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-def damage_magic(folder: Path) -> None:
-    (folder / IDX_FILES[1]).write_bytes(gzip.compress(b"\x00\x00\x0d\x01" + bytes(8)))
-
-
-def damage_size(folder: Path) -> None:
-    write_images(folder, size=32)
-
-
-def damage_labels_range(folder: Path) -> None:
-    (folder / IDX_FILES[1]).write_bytes(idx_gz(np.arange(40) % 12))
-
-
-def damage_labels_count(folder: Path) -> None:
-    (folder / IDX_FILES[1]).write_bytes(idx_gz(np.arange(39) % 10))
-
-
-def damage_missing(folder: Path) -> None:
-    (folder / IDX_FILES[3]).unlink()
-
-
-def damage_all_missing(folder: Path) -> None:
-    for name in IDX_FILES:
-        (folder / name).unlink()
+def spoil(folder: Path, number: int, content: bytes) -> None:
+    (folder / IDX_FILES[number]).write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (damage_truncate, "truncated or not a gzip file"),
-        (damage_magic, "not an IDX file of unsigned bytes"),
-        (damage_size, "32 x 32 pixels.*28 x 28"),
-        (damage_labels_range, "the label 11"),
-        (damage_labels_count, "39 labels for the 40 images"),
-        (damage_missing, f"has no {IDX_FILES[3]}"),
-        (damage_all_missing, "is empty"),
+        (lambda folder: spoil(folder, 0, gzip.compress(b"")[:-1]), "truncated or not a gzip file"),
+        (
+            lambda folder: spoil(folder, 1, gzip.compress(b"\x00\x00\x0d\x01" + bytes(8))),
+            "not an IDX file of unsigned bytes",
+        ),
+        (lambda folder: write_images(folder, size=32), "32 x 32 pixels.*28 x 28"),
+        (lambda folder: spoil(folder, 1, idx_gz(np.arange(40) % 12)), "the label 11"),
+        (
+            lambda folder: spoil(folder, 1, idx_gz(np.arange(39) % 10)),
+            "39 labels for the 40 images",
+        ),
+        (lambda folder: (folder / IDX_FILES[3]).unlink(), f"has no {IDX_FILES[3]}"),
+        (lambda folder: [each.unlink() for each in folder.iterdir()], "is empty"),
     ],
 )
 def test_damaged_data_is_refused_with_the_file_and_the_reason(
-    tmp_path: Path, damage: Callable[[Path], None], words: str
+    tmp_path: Path, damage: Callable[[Path], object], words: str
 ) -> None:
     folder = write_images(tmp_path / "data")
     damage(folder)

@@ -21,22 +21,19 @@ from training.runtime.trainer import Submission
 ALLOWED = 2
 
 
-def test_a_run_that_gets_nowhere_ends() -> None:
+@pytest.mark.parametrize(
+    ("begun_at", "ends"),
+    [
+        ([8, 8, 8], [False, False, True]),
+        # It makes progress, and has all of its failures again where it got to.
+        ([*range(0, 160, 8), 152, 152], [False] * 21 + [True]),
+        # An earlier checkpoint is no progress.
+        ([16, 8, 8], [False, False, True]),
+    ],
+)
+def test_only_failures_without_progress_end_a_run(begun_at: list[int], ends: list[bool]) -> None:
     failures = Failures(ALLOWED)
-    assert [failures.is_one_too_many(8) for _ in range(ALLOWED + 1)] == [False] * ALLOWED + [True]
-
-
-def test_a_run_that_gets_on_may_fail_as_often_as_it_likes() -> None:
-    failures = Failures(ALLOWED)
-    assert not any(failures.is_one_too_many(step) for step in range(0, 160, 8))
-    # And has all of its failures again where it got to.
-    assert [failures.is_one_too_many(152) for _ in range(ALLOWED)] == [False, True]
-
-
-def test_an_earlier_checkpoint_is_no_progress() -> None:
-    failures = Failures(ALLOWED)
-    assert not failures.is_one_too_many(16)
-    assert [failures.is_one_too_many(8) for _ in range(ALLOWED)] == [False, True]
+    assert [failures.is_one_too_many(step) for step in begun_at] == ends
 
 
 class RayTrain:

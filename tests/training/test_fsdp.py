@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from contract.errors import InputError
-from tests.training.kills import Nemesis, plan
+from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training.checkpoint import checkpoints
 from training.models import language_models, model_weights, nf4, pretrained
@@ -86,14 +85,7 @@ def test_the_losses_are_those_stored(whole: Command) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kills",
-    [
-        [("rank 1", "save"), ("rank 0", "load"), ("SIGTERM", "step")],
-        pytest.param(plan(10), marks=[pytest.mark.night, pytest.mark.timeout(3600)]),
-    ],
-    ids=len,
-)
+@killed([("rank 1", "save"), ("rank 0", "load"), ("SIGTERM", "step")], 10)
 def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_takes_the_same_steps(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
@@ -102,13 +94,10 @@ def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_takes_the_sam
 ) -> None:
     # Each step may be evaluated: a stretch of one step is timed, and not watched.
     words = [*TINY, *TWO, "--evaluate-every", "1", "--report-every", "1", "--checkpoint-every", "2"]
-    again = partial(start, f"killed-{len(kills)}", *words, "--max-failures", "99")
-    nemesis = Nemesis(again, whole)
-    found = held_out(nemesis.play(kills))
+    found = held_out(play(kills, start, whole, words, record_property))
     assert {step: found[step] for step in held_out(whole)} == pytest.approx(
         held_out(whole), abs=1e-6
     )
-    record_property(f"{len(kills)} kills of fsdp", nemesis.figures())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A mistake with the sharded recipe is explained in a sentence, before it costs much."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +13,11 @@ from contract import exits, runs
 from contract.errors import InputError
 from tests.conftest import ROOT
 from training import launch
-from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture, sources
 from training.data.mixed_feed import feed_for
 from training.loop import optimizers
-from training.recipes import command
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp import loop as fsdp
 from training.recipes.fsdp.held_out import HeldOut
@@ -96,40 +94,6 @@ def test_a_model_that_is_not_there_is_noticed_before_anything_is_loaded(
     assert capsys.readouterr().err == "error: model folder ./nope does not exist\n"
 
 
-def test_a_run_does_not_go_on_with_another_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "r"
-    folder.mkdir(parents=True)
-    arguments = ["fsdp", "--local", "--run", "r", "--storage", str(folder.parent)]
-    settings, _ = launch.configured(command.parse(arguments))
-    (folder / runs.CONFIG_FILE).write_text(json.dumps(settings.to_json()))
-    assert launch.main([*arguments, "--model", "new:160m"]) == exits.BAD_INPUT
-    assert "--model: the run has 'new:tiny', now 'new:160m'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--preset", "tiny", "--data", "nowhere.txt"], "nowhere.txt does not exist"),
-        (["--seq-len", "4"], "--seq-len is 4"),
-        (["--lora-alpha", "8"], "give --lora-rank too, such as 16"),
-        (["--recompute", "some"], "choose one of none, selective, full"),
-        (["--optimizer", "sgd"], "choose one of adamw, adamw-8bit"),
-        (["--held-out-every", "1"], "at least 2"),
-    ],
-)
-def test_a_wrong_option_is_refused(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code: object = launch.main(["fsdp", "--local", "--storage", str(tmp_path), *arguments])
-    except SystemExit as end:  # argparse's own way out
-        code = end.code
-    assert code == exits.BAD_INPUT
-    assert words in capsys.readouterr().err
-
-
 def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,11 +160,6 @@ def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Pa
             checkpoints.verify(str(folder))
     # Another rank has the content of this file among its part.
     checkpoints.verify(str(folder), part=1, num_parts=2)
-
-
-def test_a_run_without_a_whole_checkpoint_cannot_be_exported(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no whole checkpoint of a sharded model"):
-        sharded_checkpoints.newest_of(str(tmp_path))
 
 
 @pytest.mark.slow

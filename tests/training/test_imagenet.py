@@ -6,9 +6,9 @@ import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,30 +90,17 @@ def test_evaluation_and_nearly_all_crops_are_shrunk_from_what_is_decoded(model: 
     assert (crops < full).float().mean() < 0.01
 
 
-def test_a_usual_picture_is_read_with_all_its_pixels_and_a_panorama_with_its_middle(
-    tmp_path: Path,
-) -> None:
-    class Rank:
-        device = torch.device("cpu")
-        world_size = 1
-
-    panorama = Image.linear_gradient("L").resize((100, 2000)).rotate(90, expand=True)
-    images = {"panorama": panorama, "usual": Image.new("L", (375, 500))}
+def test_a_usual_picture_is_read_with_all_its_pixels(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split / "a").mkdir(parents=True)
-        for name, image in images.items():
-            (tmp_path / split / "a" / f"{name}.jpg").write_bytes(as_jpeg(image))
-    worker: Any = Rank()
+        (tmp_path / split / "a" / "1.jpg").write_bytes(as_jpeg(Image.new("L", (375, 500))))
+    worker: Any = SimpleNamespace(device=torch.device("cpu"), world_size=1)
     with ExitStack() as stack:
         whole = config(data=str(tmp_path), image_size=224, decoders=1)
         found = loop.open_pictures(whole, worker, stack)
         for source in (found.train, found.val):
-            (batch,) = source.batches([torch.arange(2)])
-            assert batch.pictures.shape == (2, 600, 600, 3)
-            assert batch.extents.tolist() == [[100, 600], [500, 375]]
-            shown = batch.pictures[0, 50, :, 0].float()
-            expected = torch.from_numpy(np.asarray(panorama)[50, 700:1300].astype(np.float32))
-            torch.testing.assert_close(shown, expected, atol=3, rtol=0)
+            (batch,) = source.batches([torch.arange(1)])
+            assert batch.extents.tolist() == [[500, 375]]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +135,8 @@ def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:
 
 
 def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_path: Path) -> None:
-    class Rank:
-        device = torch.device("cpu")
-
     (tmp_path / "index.json").mkdir()  # as good as a disk that fails
-    worker: Any = Rank()
+    worker: Any = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(UnreachableError, match=r"index\.json"):
         loop.open_pictures(config(data=str(tmp_path)), worker, ExitStack())
 

@@ -6,7 +6,6 @@ Llama with tied embeddings. Sharded ones run in real processes over gloo.
 """
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,14 +167,6 @@ def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> 
     next(saved.glob("*.safetensors")).unlink()
     with pytest.raises(InputError, match="download it again"):
         model_weights.load(model, saved)
-    (saved / model_weights.INDEX_FILE).write_text("{}")
-    with pytest.raises(InputError, match="is not an index of weights"):
-        model_weights.load(model, saved)
-    for name in ("../model.safetensors", "/model.safetensors"):
-        index = {"weight_map": {"weight": name}}
-        (saved / model_weights.INDEX_FILE).write_text(json.dumps(index))
-        with pytest.raises(InputError, match="is refused"):
-            model_weights.load(model, saved)
     (saved / model_weights.INDEX_FILE).unlink()
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
         model_weights.load(model, saved)

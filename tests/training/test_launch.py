@@ -2,7 +2,6 @@
 anything is started or written."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -68,22 +67,6 @@ def test_a_mistake_is_one_clear_line_and_leaves_nothing(
     err = refused(arguments, capsys)
     assert all(word in err for word in words), err
     assert not any(path.is_file() for path in elsewhere.rglob("*"))
-
-
-def test_storage_that_is_a_file_is_refused(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "taken").write_text("")
-    err = refused([*LOCAL, "--storage", "taken"], capsys)
-    assert "taken cannot be written (File exists)" in err
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
-def test_storage_without_permission_is_refused(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "locked").mkdir(mode=0o500)
-    assert "Permission denied" in refused([*LOCAL, "--storage", "locked"], capsys)
 
 
 def run_with(folder: Path, **settings: object) -> None:

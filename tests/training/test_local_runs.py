@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.training.kills import Nemesis, plan
+from tests.training.kills import killed, play
 from tests.training.local_runs import (
     DIGITS,
     REPO,
@@ -88,14 +87,7 @@ def test_a_complete_run_is_not_trained_again(
     assert json.loads(out) == uninterrupted.result()
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        [("server", "save"), ("command", "load"), ("Ctrl-C", "step")],
-        pytest.param(plan(20), marks=[pytest.mark.night, pytest.mark.timeout(3600)]),
-    ],
-    ids=len,
-)
+@killed([("server", "save"), ("command", "load"), ("Ctrl-C", "step")], 20)
 def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_ends_as_if_nothing_had_happened(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
@@ -103,15 +95,12 @@ def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_ends_as_if_no
     record_property: Callable[[str, object], None],
 ) -> None:
     words = [*DIGITS, "--report-every", "1", "--checkpoint-minutes", "0.03"]
-    again = partial(start, f"killed-{len(kills)}", *words, "--max-failures", "99")
-    nemesis = Nemesis(again, uninterrupted)
-    command = nemesis.play(kills)
+    command = play(kills, start, uninterrupted, words, record_property)
     for name in ("train_loss", "loss", "accuracy"):
         found, expected = (
             [line[name] for line in run.metrics("evaluation")] for run in (command, uninterrupted)
         )
         assert found == pytest.approx(expected, abs=1e-6)
-    record_property(f"{len(kills)} kills of ddp", nemesis.figures())
 
 
 def test_ctrl_c_ends_a_command_that_still_loads(

@@ -88,11 +88,3 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"error: {nowhere}/{INDEX_FILE} cannot be read: ")
     assert "(NoSuchBucket)" in said
-
-    def remove(what: str, _done: int, _total: int) -> None:
-        if what == "packing":
-            client.delete_bucket(Bucket="short-lived")
-
-    client.create_bucket(Bucket="short-lived")
-    with pytest.raises(InputError, match=r"broke off: .*NoSuchBucket.*Give the command again"):
-        prepare(source, Destination(uri="s3://short-lived/x"), Wish(), processes=1, report=remove)

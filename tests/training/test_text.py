@@ -210,48 +210,23 @@ def test_tokens_go_to_the_disk_while_the_text_is_read(tmp_path: Path, tokenizer:
     assert store.train.nbytes - sizes[-2] < 2 * 1024 * 6 * 2
 
 
-def _empty(path: Path, _tokenizer: Path) -> None:
-    path.write_text("\n \n\n")
-
-
-def _short(path: Path, _tokenizer: Path) -> None:
-    path.write_text("w1 w2 w3")
-
-
-def _binary(path: Path, _tokenizer: Path) -> None:
-    path.write_bytes(b"w1\0\0\0\n")
-
-
-def _gone(path: Path, _tokenizer: Path) -> None:
-    path.unlink()
-
-
-def _bad_tokenizer(_path: Path, tokenizer: Path) -> None:
-    tokenizer.write_text("{}")
-
-
-def _no_end(_path: Path, tokenizer: Path) -> None:
-    tokenizer.write_text(tokenizer.read_text().replace("<|endoftext|>", "<|begin|>"))
-
-
-def _no_tokenizer(_path: Path, tokenizer: Path) -> None:
-    tokenizer.unlink()
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_empty, "the text has 0 documents"),
-        (_short, "the text has 1 documents, and one in 10"),
-        (_binary, "zero bytes: it is binary"),
-        (_gone, "does not exist: give a file, a folder or an address"),
-        (_bad_tokenizer, "cannot be read"),
-        (_no_end, "has no end-of-text token"),
-        (_no_tokenizer, "cannot be read"),
+        (lambda text, _: text.write_text("\n \n\n"), "the text has 0 documents"),
+        (lambda text, _: text.write_text("w1 w2 w3"), "the text has 1 documents, and one in 10"),
+        (lambda text, _: text.write_bytes(b"w1\0\0\0\n"), "zero bytes: it is binary"),
+        (lambda text, _: text.unlink(), "does not exist: give a file, a folder or an address"),
+        (lambda _, words: words.write_text("{}"), "cannot be read"),
+        (
+            lambda _, words: words.write_text(words.read_text().replace("<|endoftext|>", "<|a|>")),
+            "has no end-of-text token",
+        ),
+        (lambda _, words: words.unlink(), "cannot be read"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_sentence(
-    spoil: Callable[[Path, Path], None], message: str, corpus: Path, tokenizer: Path
+    spoil: Callable[[Path, Path], object], message: str, corpus: Path, tokenizer: Path
 ) -> None:
     spoil(corpus, tokenizer)
     with pytest.raises(InputError, match=message):

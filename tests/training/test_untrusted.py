@@ -62,13 +62,6 @@ def complete(folder: Path) -> None:
     (folder / "manifest.json").write_bytes(Manifest(files=files).to_json())
 
 
-def test_a_checkpoint_is_read_as_torch_wrote_it(sharded: Path) -> None:
-    found = sharded_checkpoints.newest_of(str(sharded.parents[1]))
-    assert found.weights() == {"w": (torch.Size([2, 3]), torch.float32)}
-    assert found.read_weights(["w"])["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found.position.step == 1
-
-
 class Getattr:
     """As early releases of Python 3.11 pickle a member of an enumeration."""
 
