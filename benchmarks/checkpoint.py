@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import processes
 from benchmarks.output import command_line, report, say
@@ -26,7 +27,6 @@ from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.models import language_models, model_weights
 from training.models.language_models import WithLoss
-from training.recipes.fsdp.loop import make_mesh
 from training.runtime.torchrun import TorchrunWorker
 from training.system import storage
 
@@ -58,7 +58,7 @@ class State:
         )
         self.worker = TorchrunWorker(run_uri=run_uri)
         self.model = language_models.build_on_meta(config)
-        mesh = make_mesh(torch.device("cpu"), world_size=self.worker.world_size, replicas=1)
+        mesh = init_device_mesh("cpu", (self.worker.world_size,))
         self.trained = WithLoss(self.model)
         language_models.shard(self.trained, mesh, bf16=False)
         model_weights.allocate(self.model, torch.device("cpu"))

@@ -66,7 +66,6 @@ def _candidates(shape: ModelShape, wanted: Setup) -> Iterator[Plan]:
                         machine=machine,
                         num_workers=num_workers,
                         recompute=recompute,
-                        replicas=1,
                     ),
                 )
 

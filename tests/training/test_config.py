@@ -105,8 +105,6 @@ def test_checkpoint_names_sort_by_step_and_say_it() -> None:
 
 
 def test_a_layout_that_leaves_a_worker_without_work_or_replica_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--replicas is 3.*4 workers.*one of 1, 2, 4"):
-        fsdp(num_workers=4, replicas=3, global_batch=8)
     with pytest.raises(InputError, match="give --lora-rank too, such as 16, or leave them out"):
         fsdp(lora_alpha=8)
     with pytest.raises(InputError, match=r"--global-batch is 16, fewer sequences than 17 workers"):

@@ -28,7 +28,7 @@ from training.loop.losses import Bend
 from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import FAMILIES, FUNCTIONS, SHAPES, ModelShape, UnknownShapeError
-from training.recipes.fsdp import estimate, loop
+from training.recipes.fsdp import estimate
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
 GATED = [family for family in FAMILIES if family != "gpt_neox"]
@@ -153,18 +153,6 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
 def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not() -> None:
     assert estimates.make(shape("6.9b"), setup()).fits
     assert not estimates.make(shape("6.9b"), setup(num_workers=1)).fits
-    assert not estimates.make(shape("6.9b"), setup(num_workers=8, replicas=2)).fits
-
-
-def test_gradients_that_wait_for_the_last_pass_are_whole_on_every_gpu() -> None:
-    each, last = (setup(reduce_gradients=when) for when in ("pass", "step"))
-    one, other = (estimates.make(shape("6.9b"), setup) for setup in (each, last))
-    assert other.memory.gradients == 4 * shape("6.9b").parameters
-    assert one.memory.gradients == other.memory.gradients / 8
-    # It is the price of sending less.
-    assert other.tokens_per_s > one.tokens_per_s
-    remedy, *_ = estimates.smaller(shape("6.9b"), last)
-    assert estimates.differences(last, remedy) == "--reduce-gradients pass"
 
 
 def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
@@ -239,9 +227,7 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
                 tracker.track_external(trained, optimizer)
             with tracker:
                 for _ in range(2):
-                    for number in range(planned.num_microbatches):
-                        last = number == planned.num_microbatches - 1
-                        loop.reduce_gradients(trained, planned.reduce_gradients, is_last=last)
+                    for _ in range(planned.num_microbatches):
                         shape = (planned.microbatch, planned.seq_len + 1)
                         trained(torch.zeros(shape, dtype=torch.long)).backward()
                         tracker.reset_mod_stats()
@@ -279,7 +265,6 @@ FULL = {"microbatch": 4, "recompute": "full", "global_batch": 64}
     [
         ("gpt_neox", {"microbatch": 4, "recompute": "none", "global_batch": 32}),
         ("gpt_neox", FULL),
-        ("gpt_neox", {**FULL, "reduce_gradients": "step"}),
         ("gpt_neox", {**FULL, "reduce_dtype": "bf16"}),
         # A single worker computes under autocast.
         pytest.param("gpt_neox", {"num_workers": 1, "recompute": "none"}, marks=pytest.mark.night),
@@ -354,7 +339,6 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     [
         {"optimizer": "adamw-8bit", "num_workers": 4},
         {"lora_rank": 4, "lora_bits": 4, "num_workers": 1, "seq_len": 4096},
-        {"replicas": 2, "reduce_gradients": "step"},
     ],
 )
 def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> None:
@@ -415,7 +399,6 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
         (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge'; fsdp has finetune"),
         (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
-        (["--model", "new:6.9b", "--replicas", "0"], "--replicas is 0"),
     ):
         assert plan.main(["fsdp", *wrong]) == 2
         assert words in capsys.readouterr().err

@@ -40,8 +40,6 @@ from training.models.model_shapes import ALL, NOTHING_TO_PACK, ModelShape
 GIB: Final = 2**30
 #: What is recomputed instead of kept for the backward pass: nothing, attention, whole blocks.
 RECOMPUTE: Final = ("none", "selective", "full")
-#: When gradients are exchanged.
-REDUCE: Final = ("pass", "step")
 #: Types in which gradients are exchanged, and their bytes.
 REDUCE_DTYPES: Final = {"fp32": 4.0, "bf16": 2.0}
 #: Bytes per parameter of the moments.
@@ -72,11 +70,9 @@ class Setup:
     microbatch: int
     recompute: str
     optimizer: str
-    replicas: int = 1
     lora_rank: int = 0
     lora_targets: str = ALL
     lora_bits: int = 16
-    reduce_gradients: str = "pass"
     reduce_dtype: str = "fp32"
     efa: bool = False
     """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
@@ -84,12 +80,6 @@ class Setup:
     def __post_init__(self) -> None:
         if self.machine.gpu is None:
             raise InputError(f"{self.machine.name} has no GPU: choose another --instance")
-        if self.num_workers < 1:
-            raise InputError(f"--workers is {self.num_workers}: it must be at least 1")
-        if self.replicas < 1 or self.num_workers % self.replicas:
-            raise InputError(
-                f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers"
-            )
 
     @classmethod
     def of(
@@ -280,7 +270,7 @@ def _shared(
     Args:
         gathered: bytes of a weight of a block that is gathered.
     """
-    shards = setup.num_workers // setup.replicas
+    shards = setup.num_workers
     per_token = Activations.of(shape, setup.recompute, autocast=False)
     tokens = setup.microbatch * setup.seq_len
     kept = per_token.kept * shape.layers
@@ -289,24 +279,20 @@ def _shared(
     block, embedding = shape.block_parameters, shape.embedding_parameters
     learned_block, learned = (0, 0) if is_frozen else (block, embedding)
     sharded = 4 * trained / shards
-    # Gradients that wait for the last pass are whole until then.
     sent = REDUCE_DTYPES[setup.reduce_dtype]
-    waiting = sent * trained if has_passes and setup.reduce_gradients == "step" else 0.0
     whole = gathered * block
-    arriving = whole if shards > 1 else 0.0
     # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
     # last. Otherwise the output embedding is whole from the loss until it is reduced, before the
     # blocks' backward passes, and the input embedding while it is reduced.
     staying, early = (2.0 * embedding, 0) if shape.is_tied else (0.0, learned)
-    last_gathered = 2.0 * embedding if shards > 1 else staying
     always = {"weights": weights / shards, "moments": MOMENTS[setup.optimizer] * trained / shards}
-    earlier = (waiting or sharded) if has_passes else 0.0
+    earlier = sharded if has_passes else 0.0
     # The output embedding's gradient is accumulated in fp32 while there are logits. What was
     # gathered last exists twice until the next gather: FSDP2 keeps the buffer it came in.
     at_loss = Memory(
         **always,
         gradients=earlier,
-        gathered=2.0 * embedding + (arriving if shape.is_tied else last_gathered),
+        gathered=2.0 * embedding + (whole if shape.is_tied else 2.0 * embedding),
         activations=(kept + per_token.outside) * tokens,
         logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
     )
@@ -322,24 +308,24 @@ def _shared(
     at_last_block = Memory(
         **always,
         gradients=earlier,
-        gathered=computing + arriving + sent * early,
+        gathered=computing + whole + sent * early,
         activations=(kept + per_token.within) * tokens,
     )
     after_last_block = Memory(
         **always,
         gradients=earlier,
-        gathered=computing - whole + arriving + (2.0 + sent) * learned_block,
+        gathered=computing + (2.0 + sent) * learned_block,
         activations=kept * tokens,
     )
     before_last_block = Memory(
         **always,
         gradients=earlier,
-        gathered=computing + sent * learned_block + (arriving if shape.layers > 2 else 0.0),
+        gathered=computing + sent * learned_block + (whole if shape.layers > 2 else 0.0),
         activations=(kept - per_token.kept + per_token.within) * tokens,
     )
     at_first_block = Memory(
         **always,
-        gradients=waiting or sharded,
+        gradients=sharded,
         gathered=computing + sent * learned_block,
         activations=(per_token.kept + per_token.within) * tokens,
     )
@@ -386,29 +372,23 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     largest_share = -(-setup.global_batch // setup.num_workers) / setup.global_batch
     compute = done * largest_share / (peak * _ATTAINABLE)
 
-    shards = setup.num_workers // setup.replicas
-    hosts = -(-shards // setup.machine.num_gpus)
     network = 0.0
     if setup.num_hosts > 1:
         gbps = setup.machine.network_gbps if setup.efa else setup.machine.tcp_gbps
         bandwidth = gbps / 8 * 1e9 * _NETWORK
         # Through each link of NCCL's ring, per pass: the blocks' weights in bf16 twice, the
-        # embeddings' once, and gradients, unless those wait for the last one. One link of the ring
-        # is the way into a host.
-        across = (shards - 1) / shards if hosts > 1 else 0.0
+        # embeddings' once, and gradients. One link of the ring is the way into a host.
+        across = (setup.num_workers - 1) / setup.num_workers
         gathers = 2.0 * (shape.parameters + shape.blocks_parameters)
         if setup.lora_bits == 4:
             gathers -= 2 * (2 - PACKED) * shape.packed_parameters
         gathers *= across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
-        if setup.reduce_gradients == "pass":
-            reduced *= setup.num_microbatches
-        if setup.replicas > 1:
-            reduced += 2 * sent * shape.parameters / shards * min(setup.machine.num_gpus, shards)
+        reduced *= setup.num_microbatches
         network = (gathers + reduced) / bandwidth
     moments = MOMENTS[setup.optimizer]
-    touched = (2 * (4 + moments) + 4) * shape.parameters / shards
+    touched = (2 * (4 + moments) + 4) * shape.parameters / setup.num_workers
     optimizer = 0.0 if setup.lora_rank else touched / (gpu.memory_gb_per_s * 1e9)
     step = max(compute, network) + optimizer
     useful = done / (1 + again)
@@ -426,14 +406,13 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
     """Set-ups that fit on the same machines: the fastest first, and last those that train otherwise
     (moments in 8 bits, adapters)."""
-    setup = dataclasses.replace(setup, reduce_gradients="pass")
-    changes: list[dict[str, Any]] = [{"replicas": setup.replicas}, {"replicas": 1}]
+    changes: list[dict[str, Any]] = []
     for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
         microbatch = setup.microbatch
         while microbatch >= 1:
-            changes.append({"replicas": 1, "recompute": recompute, "microbatch": microbatch})
+            changes.append({"recompute": recompute, "microbatch": microbatch})
             microbatch //= 2
-    least: dict[str, Any] = {"replicas": 1, "recompute": "full", "microbatch": 1}
+    least: dict[str, Any] = {"recompute": "full", "microbatch": 1}
     changes.append({**least, "optimizer": "adamw-8bit"})
     least["lora_rank"] = setup.lora_rank or 16
     changes.append(least)

@@ -292,8 +292,7 @@ def shard(
     block is left out, which a small model would wait for longer than for its GPU.
 
     Args:
-        mesh: one dimension shards over all its processes; of two, the first replicates and the
-            second shards, which sends less where a part of the processes holds the whole model.
+        mesh: one dimension of all processes.
         bf16: compute in bf16; what is kept is fp32 either way.
         reduce_bf16: reduce gradients in bf16 and not in fp32, which sends half.
     """

@@ -250,9 +250,3 @@ def differences(recorded: Mapping[str, object], wanted: RunConfig) -> list[str]:
         if recorded[name] != value:
             found.append(f"{option_name(name)}: the run has {recorded[name]!r}, now {value!r}")
     return found
-
-
-def divisors(number: int) -> str:
-    """The divisors of a number, or the first of many, for an error that suggests one."""
-    found = [str(each) for each in range(1, min(number, 4096) + 1) if number % each == 0]
-    return ", ".join(found if len(found) <= 8 else [*found[:7], "…"])

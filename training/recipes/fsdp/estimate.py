@@ -17,14 +17,10 @@ def advice(config: FsdpConfig, model: nn.Module) -> str:
         model: on the meta device, without adapters.
     """
     options = []
-    if config.reduce_gradients != "pass" and config.num_microbatches > 1:
-        options.append("--reduce-gradients pass")
     if config.microbatch > 1:
         options.append(f"--microbatch {max(1, config.microbatch // 2)}")
     if config.recompute != "full":
         options.append("--recompute full")
-    if config.replicas > 1:
-        options.append("--replicas 1")
     if config.optimizer == "adamw":
         options.append("--optimizer adamw-8bit (another --run)")
     if not config.lora_rank:

@@ -23,8 +23,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import init_device_mesh
 
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
@@ -98,7 +97,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             shape = ModelShape.from_config(model_config.to_dict())
             if tight := estimate.warning(shape, config, torch.cuda.get_device_name(device)):
                 worker.emit(Warned(message=tight))
-    mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
+    mesh = init_device_mesh(device.type, (world_size,))
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
     language_models.recompute(model, config.recompute)
@@ -199,14 +198,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             loss_sum = torch.zeros((), device=device)
             batch = feed.step(step, rank=rank, world_size=world_size)
             num_labels = feed.num_labels(step)
-            for number, part in enumerate(batch.parts(config.num_microbatches), start=1):
+            for part in batch.parts(config.num_microbatches):
                 inputs_of_pass = on_device(part, device)
                 timer.mark("data")
 
                 # Forward
-                reduce_gradients(
-                    trained, config.reduce_gradients, is_last=number == config.num_microbatches
-                )
                 mean_loss = trained(*inputs_of_pass)
                 timer.mark("forward")
 
@@ -236,14 +232,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             num_tokens=held_out.num_tokens,
         )
     )
-
-
-def make_mesh(device: torch.device, *, world_size: int, replicas: int) -> DeviceMesh:
-    """All workers as one dimension to shard over, or as ``replicas`` groups of them."""
-    if replicas == 1:
-        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("dp_shard",))
-    shape = (replicas, world_size // replicas)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:
@@ -326,13 +314,3 @@ def _sample(
             for prompt, words in found
         )
     )
-
-
-def reduce_gradients(trained: Any, when: str, *, is_last: bool) -> None:
-    """Say what becomes of the next pass's gradients: what is not reduced stays whole, in fp32.
-
-    Copies of the model add theirs up after the last pass, when they are sharded already.
-    """
-    if isinstance(trained, FSDPModule):
-        trained.set_requires_gradient_sync(is_last or when == "pass")
-        trained.set_requires_all_reduce(is_last)

@@ -93,7 +93,7 @@ def rebuild(
         InputError: the model that the run starts from is no longer available, or is too large for
             the GPU.
     """
-    config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
+    config = FsdpConfig.from_json({**settings, "num_workers": 1})
     model, _ = _built(config, pretrained.config_of(model_config, model=config.model))
     if device.type == "cuda":
         language_models.keep_in_bf16(model, only_frozen=False)

@@ -7,8 +7,8 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.text import counted
-from training.models.estimates import RECOMPUTE, REDUCE, REDUCE_DTYPES
-from training.recipes.settings import TrainingConfig, Value, divisors, option
+from training.models.estimates import RECOMPUTE, REDUCE_DTYPES
+from training.recipes.settings import TrainingConfig, Value, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("cosine", "constant")
@@ -70,13 +70,6 @@ class FsdpConfig(TrainingConfig):
         low=1,
         help="most sequences that a worker computes at once, in one pass; fewer workers take more "
         "passes",
-        same_on_resume=False,
-    )
-    reduce_gradients: str = option(
-        "pass",
-        choices=REDUCE,
-        help="exchange and shard gradients after each pass, or once a step: that sends less, and "
-        "takes 4 bytes of each GPU per trained parameter where a step has several passes",
         same_on_resume=False,
     )
     reduce_dtype: str = option(
@@ -145,13 +138,6 @@ class FsdpConfig(TrainingConfig):
         "but matrix products and attention, full whole blocks",
         same_on_resume=False,
     )
-    replicas: int = option(
-        1,
-        low=1,
-        help="copies of the model; each is sharded over workers / replicas, which sends less "
-        "where memory allows",
-        same_on_resume=False,
-    )
     compile: bool = option(
         False, help="compile each block with torch.compile (GPU)", same_on_resume=False
     )
@@ -194,11 +180,6 @@ class FsdpConfig(TrainingConfig):
             raise InputError(
                 f"--lora-bits is {self.lora_bits}, and weights in so few bits cannot be trained: "
                 "give --lora-rank too, such as 16, to train adapters beside them"
-            )
-        if self.num_workers % self.replicas:
-            raise InputError(
-                f"--replicas is {self.replicas}, which does not divide "
-                f"{counted(self.num_workers, 'worker')}: choose one of {divisors(self.num_workers)}"
             )
         if self.global_batch < self.num_workers:
             raise InputError(
