@@ -465,12 +465,13 @@ class Account:
         self.world.tell(f"{who} terminates {instance}")
 
     def _check_idle(self, host: Record) -> None:
-        """A sweep keeps the hosts of a job that is about to be tried again."""
+        """A sweep keeps the hosts of a job that is about to be tried again, if they can be used."""
         process: Any = getcurrent()
         ended = [task for task in host["_tasks"] if "stoppedAt" in task]
         is_used = len(ended) < len(host["_tasks"])  # by a task that the sweep has stopped
         is_sweep = getattr(process, "what", "") == "sweep"
-        if not ended or is_used or host["_leaves"] or not is_sweep:
+        is_lost = host["_leaves"] or not host["agentConnected"]
+        if not ended or is_used or is_lost or not is_sweep:
             return
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
