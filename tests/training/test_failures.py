@@ -49,6 +49,7 @@ class RayTrain:
         monkeypatch.setattr(trainer, "_trainer", lambda *_: self)
         monkeypatch.setattr(trainer, "_take_over", lambda _: None)
         monkeypatch.setattr(trainer, "_host_faults", lambda: self.host_faults)
+        monkeypatch.setattr(trainer, "_free_places", lambda: None)
         monkeypatch.setattr(ray, "get", self.answer)
 
     def fit(self) -> None:
