@@ -32,12 +32,15 @@ prune() { # what no node runs
     find "$packages" -type d \( -name tests -o -name test \) -prune \
         -path '*/site-packages/*' ! -path '*/torch/testing/*' ! -path '*/sympy/testing/*' \
         ! -path '*/numpy/testing/*' ! -path '*/unittest/*' -exec rm -rf {} +
-    # Headers and static libraries: there is no compiler here.
+    # Headers and static libraries: Triton, which compiles on a CUDA worker, brings its own.
     rm -rf "$packages"/torch/include "$packages"/torch/share "$packages"/pyarrow/include \
         "$packages"/numpy/_core/include "$packages"/ray/jars "$packages"/ray/cpp
     if [ -d "$packages/torch/bin" ]; then
         find "$packages/torch/bin" -type f ! -name torch_shm_manager -delete
     fi
+    # Arrow's server and TensorBoard's: nodes only write files.
+    rm -rf "$packages"/pyarrow/lib*flight* "$packages"/pyarrow/_flight* \
+        "$packages"/tensorboard_data_server/bin
     find "$packages" -name '*.a' -delete
 }
 
