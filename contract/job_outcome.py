@@ -192,7 +192,7 @@ def verdict(
         Ending.HOST_LOST: "its host was lost",
         Ending.KILLED: "the head was killed",
     }.get(how)
-    if code in exits.TRIED_AGAIN:
+    if code in exits.TRIED_AGAIN and how is not Ending.STOPPED:  # a user's stop is the last word
         lost = {
             exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
             exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",

@@ -333,6 +333,10 @@ ENDS: list[End] = [
     ),
     (by_user(143), "", Ending.STOPPED, "stopped", "stopped by user", END),
     (by_user(137), "", Ending.STOPPED, "stopped", "stopped by user", END),
+    *(
+        (by_user(code), "", Ending.STOPPED, "stopped", "stopped by user", END)
+        for code in exits.TRIED_AGAIN
+    ),
     (by_user(143, "Task stopped by user"), "", Ending.STOPPED, "stopped", "stopped by user", END),
     (
         by_user(143, "cost control: no capacity left"),
