@@ -470,7 +470,7 @@ class Account:
         ended = [task for task in host["_tasks"] if "stoppedAt" in task]
         is_used = len(ended) < len(host["_tasks"])  # by a task that the sweep has stopped
         is_sweep = getattr(process, "what", "") == "sweep"
-        is_lost = host["_leaves"] or not host["agentConnected"]
+        is_lost = host["_leaves"] or host["_fate"] or not host["agentConnected"]
         if not ended or is_used or is_lost or not is_sweep:
             return
         last = max(ended, key=lambda task: task["stoppedAt"])

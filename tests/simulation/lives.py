@@ -458,6 +458,8 @@ class Head:
             elif began is not None and world.now - began > program.seconds:
                 code, _ = decisions.exit_code(program.code)
                 life.own[self.task["taskArn"]] = program.code
+        if code == exits.KILLED:
+            world.blame(f"head of {self.job.name} ends by itself as if it were killed")
         self.at = "saves"
         world.sleep(life.chance.uniform(1, 60))  # it saves
         self._release()
@@ -500,6 +502,9 @@ def spot_host_is_taken(life: Life) -> list[Execution] | None:
         return None
     hit = life.on(host)
     life.model.lose(host["containerInstanceArn"])
+    if life.chance.random() < 0.5:  # EC2 takes spot hosts where it is short of them
+        seconds = life.chance.choice([300, 1200, 5000])
+        life._short_until[host["capacityProviderName"]] = life.world.now + seconds
     return hit
 
 
