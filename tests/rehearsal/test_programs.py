@@ -220,7 +220,7 @@ def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
 
 
 @pytest.mark.timeout(900)
-def test_a_program_under_torchrun_with_a_range_of_nodes_grows_and_goes_on_without_a_lost_one(
+def test_a_program_under_torchrun_with_a_range_of_nodes_grows_and_has_a_lost_one_replaced(
     deployment: Rehearsal,
 ) -> None:
     """It is stopped then: another test has a program that loses a node run to its end."""
@@ -231,15 +231,15 @@ def test_a_program_under_torchrun_with_a_range_of_nodes_grows_and_goes_on_withou
         watch.wait_for("rank 0 of 1 starts at step 0")
         have(2)
         watch.wait_for("rank 1 of 2 starts at step")
-        have(1)
         deployment.engine("kill", "--signal", "KILL", watch.wait_for_node(WORKER))
-        watch.wait_for("rank 0 of 1 starts at step", times=2)
+        watch.wait_for("rank 1 of 2 starts at step", times=2)
         stopped = trainctl(deployment, "stop", job, "--yes")
         assert stopped.returncode == exits.OK, stopped.stderr
     starts = re.findall(r"rank 0 of (\d) starts at step (\d+)", watch.text())
-    assert [world for world, _step in starts] == ["1", "2", "1"]
+    # Between the two it may have gone on with one node.
+    assert [starts[0][0], starts[1][0], starts[-1][0]] == ["1", "2", "2"]
     steps = [int(step) for _world, step in starts]
-    assert 0 == steps[0] < steps[1] < steps[2], "each start resumes from what was saved"
+    assert 0 == steps[0] < steps[1] <= steps[-1], "each start resumes from what was saved"
 
 
 @pytest.mark.timeout(900)
