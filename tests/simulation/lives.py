@@ -35,7 +35,7 @@ from contract.job import (
 from contract.job_outcome import deadline_of, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
 from rehearsal.model import Group, Model, Record, Times
-from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of
+from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of, stamp
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling
 from trainctl.aws import jobs
@@ -88,7 +88,7 @@ class Life:
             after=world.after,
             random=self.chance,
             times=Times(places=self.chance.choice([1, 1, 40])),
-            stamp=lambda at: _moment(at),
+            stamp=stamp,
             has_room=self._has_room,
             fate=self._fate,
         )
@@ -611,12 +611,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
 
 
 # --- one life -------------------------------------------------------------------------------------
-def _moment(at: float) -> Any:
-    from tests.simulation.account import stamp
-
-    return stamp(at)
-
-
 @contextlib.contextmanager
 def _handed_in(
     world: World, account: Account, keeper: ModuleType, limits: Limits
