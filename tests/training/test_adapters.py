@@ -11,8 +11,8 @@ from peft import LoraConfig
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from benchmarks.families import FAMILIES
 from contract.errors import InputError
+from tests.training.families import FAMILIES
 from tests.training.test_nf4 import STATE_SPACE
 from tests.training.test_plan import TINY_LLAMA, built
 from training import export

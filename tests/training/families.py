@@ -1,17 +1,11 @@
-"""Check of every family of language models: a tiny one trains, resumes and exports beside
-transformers.
-
-    python -m benchmarks.families [KIND ...]
+"""A tiny model of each family of language models, trained beside transformers.
 
 A pair of processes loads each as transformers saved it, trains it beside transformers and plain
 AdamW, saves it, resumes it whole in each process, exports it, and lets transformers load that. A
 kind is right if all losses on the way are those of transformers.
 """
 
-import argparse
 import json
-import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -301,18 +295,3 @@ def _step(trained: WithLoss, optimizer: torch.optim.Optimizer, tokens: Tensor) -
 def _tokens(number: int) -> Tensor:
     generator = torch.Generator().manual_seed(number)
     return torch.randint(3, _VOCAB, (4, 25), generator=generator)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help="(default: all)")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = measure(options.kinds or FAMILIES, Path(folder))
-    for each in outcomes:
-        print(json.dumps({**asdict(each), "is_right": each.is_right}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
