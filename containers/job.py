@@ -14,9 +14,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from containers import node
 from containers.host import machine
@@ -173,8 +173,7 @@ class Job:
         *,
         spawn: Callable[..., Program] = Program,
         make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
-        find_failure: Callable[[str], str] = user_code.failure_of_worker,
-        forget_failure: Callable[[str], None] = user_code.forget_failure_of_worker,
+        client: Any = None,
         clock: Clock = time,
     ) -> None:
         """
@@ -183,13 +182,11 @@ class Job:
             environment: of the command, but for what this class adds.
             spawn: starts a command.
             make_mirror: of a program's folders and the address of their copy.
-            find_failure: of a worker node that could not prepare the code at an address.
-            forget_failure: of an earlier attempt of the job, when another node may do better.
+            client: of S3, for what nodes tell each other there; boto3's by default.
         """
         self._config, self._ray, self._clock = config, ray, clock
         self._spawn, self._make_mirror = spawn, make_mirror
-        self._find_failure, self._ask_worker_at = find_failure, 0.0
-        self._forget_failure = forget_failure
+        self._client, self._ask_worker_at = client, 0.0
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
@@ -205,7 +202,8 @@ class Job:
     def run(self) -> int:
         """Return the container's exit code."""
         if self._config.spec.code:
-            self._forget_failure(self._config.spec.code)
+            # Of an earlier attempt: another node may do better.
+            user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         self._ray.start()
         code = exits.FAILED
         try:
@@ -313,15 +311,11 @@ class Job:
                 )
                 variables = {ENV_PROGRAM: told.to_json()}
             else:
+                place = work if spec.code else None
                 program = prepare_head(
-                    spec,
-                    own,
-                    work if spec.code else None,
-                    self._environment,
-                    make_mirror=self._make_mirror,
+                    spec, own, place, self._environment, make_mirror=self._make_mirror
                 )
-                variables, place = program.environment, program.folder
-                errors = program.errors
+                variables, errors = program.environment, program.errors
                 if program.mirror:
                     program.mirror.restore(should_stop=self._must_end)
                     program.mirror.start()
@@ -371,8 +365,7 @@ class Job:
 
     def _report(self, reason: str) -> None:
         run, job = self._config.spec.run, self._config.job
-        client = self._mirror.bucket.client if self._mirror else None
-        report(reason, storage=self._storage, run=run, job=job, client=client)
+        report(reason, storage=self._storage, run=run, job=job, client=self._client)
 
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
@@ -472,23 +465,10 @@ class Job:
         if not code or now < self._ask_worker_at:
             return None
         self._ask_worker_at = now + times.WORKER_ASKED_S
-        return self._find_failure(code) or None
+        return user_code.failure_of_worker(code, client=self._client) or None
 
     def _say_of_ray(self, what: str) -> None:
         say("\n".join([f"{what}; its last lines:", *self._ray.last_lines()]))
-
-
-def described(environment: Mapping[str, str]) -> tuple[JobConfig, NodeConfig]:
-    """The job that a task's environment describes, and its head.
-
-    Raises:
-        InputError: a variable is missing or wrong.
-    """
-    head = NodeConfig.from_environment(HEAD, environment)
-    config = JobConfig.from_environment(environment)
-    # With --verbose, nodes bring along what Ray's processes print.
-    recipe = "" if "--verbose" in config.spec.command else config.spec.recipe
-    return config, replace(head, recipe=recipe)
 
 
 def run(environment: Mapping[str, str]) -> int:
@@ -497,7 +477,8 @@ def run(environment: Mapping[str, str]) -> int:
     Raises:
         InputError: a variable is missing or wrong, or this is not an ECS task.
     """
-    config, head = described(environment)
+    head = NodeConfig.from_environment(HEAD, environment)
+    config = JobConfig.from_environment(environment)
     # Until there is a job to stop, a signal ends this process with the same exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(exits.TERMINATED))
@@ -531,7 +512,7 @@ def run(environment: Mapping[str, str]) -> int:
             address=address,
             environment=given,
             folder=Path(folder),
-            provider=worker_provider(config, recipe=head.recipe, task=task, address=address),
+            provider=worker_provider(config, environment, task=task, address=address),
         )
         job = Job(config, ray, given)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -63,8 +63,6 @@ class NodeConfig:
     """Seconds that a worker waits for the head's port."""
     spot: bool
     """True if hosts of workers are spot instances: the node then watches for a notice."""
-    recipe: str = ""
-    """The only one that is trained here, if that is known."""
     num_efa: int = 0
     """EFA interfaces that the host has."""
     shared: str = ""
@@ -95,7 +93,6 @@ class NodeConfig:
             num_gpus=count(environment, nodes.ENV_NUM_GPUS, 0),
             head_wait_s=count(environment, nodes.ENV_HEAD_WAIT, times.HEAD_WAIT_S),
             spot=environment.get(nodes.ENV_SPOT) == "1",
-            recipe=environment.get(nodes.ENV_RECIPE, ""),
             num_efa=count(environment, nodes.ENV_EFA, 0),
             shared=environment.get(nodes.ENV_SHARED, ""),
         )
@@ -165,10 +162,6 @@ def count(environment: Mapping[str, str], name: str, default: int) -> int:
 def ray_command(config: NodeConfig, address: str) -> list[str]:
     """The command that starts Ray on this node and stays until it ends."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    if config.recipe:
-        # It brings what processes print to the program that has started them. Recipes do not
-        # print: they send events.
-        command += ["--include-log-monitor=false"]
     command += ["--disable-usage-stats", f"--node-ip-address={address}"]
     command += [f"--num-cpus={config.num_cpus}", f"--num-gpus={config.num_gpus}"]
     command += [f"{option}={port}" for option, port in PORTS.items()]

@@ -29,7 +29,6 @@ from contract.nodes import (
     ENV_JOB,
     ENV_JOB_SPEC,
     ENV_KEEPER,
-    ENV_RECIPE,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
     ENV_WORKER_CPUS,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """Settings from the task's environment: the job's order, and where its workers run."""
+    """Settings from the task's environment: the job's order, and the size of its workers."""
 
     job: str
     """Id of the job."""
@@ -58,11 +57,6 @@ class JobConfig:
     """Unix time."""
     worker_cpus: int
     worker_gpus: int
-    worker_task: str
-    worker_provider: str
-    keeper: str
-    subnets: tuple[str, ...]
-    security_groups: tuple[str, ...]
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
@@ -80,16 +74,7 @@ class JobConfig:
             deadline=count(environment, ENV_DEADLINE, int(time.time()) + spec.max_seconds),
             worker_cpus=count(environment, ENV_WORKER_CPUS, 1),
             worker_gpus=count(environment, ENV_WORKER_GPUS, 0),
-            worker_task=environment[ENV_WORKER_TASK],
-            worker_provider=environment.get(ENV_WORKER_PROVIDER, ""),
-            keeper=environment.get(ENV_KEEPER, ""),
-            subnets=_listed(environment.get(ENV_SUBNETS, "")),
-            security_groups=_listed(environment.get(ENV_SECURITY_GROUPS, "")),
         )
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(each for each in text.split(",") if each)
 
 
 def for_ray(spec: JobSpec) -> dict[str, str]:
@@ -114,30 +99,33 @@ def for_autoscaler() -> dict[str, str]:
 
 
 def worker_provider(
-    config: JobConfig, *, recipe: str, task: machine.OwnTask, address: str
+    config: JobConfig, environment: Mapping[str, str], *, task: machine.OwnTask, address: str
 ) -> "ProviderConfig":
     """Settings with which ``containers.autoscaler`` starts workers.
 
     Args:
-        recipe: the only one that is trained, or empty.
+        environment: of the head's task, which names the workers' task definition and network.
         task: the head's own.
         address: the head's.
     """
+
+    def listed(name: str) -> list[str]:
+        return [each for each in environment.get(name, "").split(",") if each]
+
     return {
         "cluster": task.cluster,
         "head": task.arn,
         "job": config.job,
-        "task_definition": config.worker_task,
-        "capacity_provider": config.worker_provider,
-        "keeper": config.keeper,
-        "subnets": [*config.subnets],
-        "security_groups": [*config.security_groups],
+        "task_definition": environment[ENV_WORKER_TASK],
+        "capacity_provider": environment.get(ENV_WORKER_PROVIDER, ""),
+        "keeper": environment.get(ENV_KEEPER, ""),
+        "subnets": listed(ENV_SUBNETS),
+        "security_groups": listed(ENV_SECURITY_GROUPS),
         # An address: DNS names take time to spread, and failed look-ups are cached for minutes.
         "environment": {
             ENV_HEAD_ADDRESS: address,
             ENV_JOB: config.job,
             ENV_DEADLINE: f"{config.deadline:.0f}",
-            **({ENV_RECIPE: recipe} if recipe else {}),
             **user_code.for_workers(config.spec),
             **for_ray(config.spec),
         },

@@ -52,7 +52,6 @@ ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 ENV_SILENCE: Final = "TRAIN_SILENCE_S"  # SILENCE_S of another length, for tests
 ENV_RESIZE: Final = "TRAIN_RESIZE_EVERY_S"  # between two looks for more hosts, for tests
 ENV_S3_TIMEOUT: Final = "TRAIN_S3_TIMEOUT_S"  # S3_TIMEOUT_S of another length, for tests
-ENV_RECIPE: Final = "TRAIN_RECIPE"  # the only one that a job trains, if it trains one
 ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the archive with a job's own code
 ENV_CODE_SHA256: Final = "TRAIN_CODE_SHA256"  # of that archive
 
@@ -60,7 +59,6 @@ CONTAINER_USER: Final = 1000  # id of the user, and of the group, that both imag
 # Places inside a container.
 CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next tasks see too
 SHARED_DIR: Final = "/mnt/shared"  # of the file system that all hosts mount; theirs too
-PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; the same on all nodes
 
 ENV_LOG: Final = "TRAIN_LOG"  # a program's launcher writes to its node's log there
 ENV_NOTICE: Final = "TRAIN_NOTICE"  # a file that appears, with a Unix time, when this node must end

@@ -180,7 +180,7 @@ def in_head(patch: pytest.MonkeyPatch, error: Exception, *, secret: bool = False
     client.delete_objects = lambda **_: None
     patch.setattr(bucket, "_client", lambda: client)
     patch.setattr("boto3.client", lambda _service: client)
-    patch.setattr(user_code, "PROGRAM_DIR", os.environ["PYTEST_TMP"])
+    patch.setattr(user_code, "ARCHIVE", Path(os.environ["PYTEST_TMP"], "code.zip"))
     order: dict[str, Any] = {"secrets": {"A": "training/a"}} if secret else {}
     life = Life(code="s3://bucket/code.zip", **order)
     return in_container(patch, life.run)

@@ -24,15 +24,15 @@ from containers.program import requirements
 from containers.program.bucket import ERRORS, Bucket, failure
 from contract.errors import InputError, is_full
 from contract.job import JobSpec
-from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
+from contract.nodes import ENV_CODE, ENV_CODE_SHA256
 from contract.requirements import file_of, source_folders
 from contract.text import counted
 
 #: Ray reads it in the first ``ray.init``: so do its own jobs pass on their environment.
 RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-#: Below the job's folder on a node.
-ARCHIVE: Final = "code.zip"
-PACKAGES: Final = "packages"
+#: A job's archive and the environment with its packages, at the same path on all nodes.
+ARCHIVE: Final = Path("/tmp/program/code.zip")
+PACKAGES: Final = ARCHIVE.with_name("packages")
 #: Below the archive's own key: why a worker node could not prepare, in words.
 _FAILED: Final = "failed"
 
@@ -43,7 +43,6 @@ def prepare(
     *,
     client: Any = None,
     secrets: Any = None,
-    place: Path | None = None,
     runs_here: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
@@ -54,7 +53,6 @@ def prepare(
         folder: an empty one, for the code.
         client: of S3; boto3's by default.
         secrets: client of Secrets Manager; boto3's by default.
-        place: where this node keeps archive and packages; ``PROGRAM_DIR`` by default.
         runs_here: whether the command runs on this node too; else its packages are not installed.
         should_stop: whether the node has to end; asked while requirements are installed.
 
@@ -73,13 +71,10 @@ def prepare(
             "requirements; put the packages into the code's folder, as wheels"
         )
     if spec.code:
-        place = place or Path(PROGRAM_DIR)
-        unpack(fetch(spec.code, spec.code_sha256, place, client=client), folder)
+        unpack(fetch(spec.code, spec.code_sha256, client=client), folder)
         if runs_here:
-            requirements.install(
-                folder, place / PACKAGES, environment=variables, should_stop=should_stop
-            )
-        variables |= search_paths(folder, place, variables)
+            requirements.install(folder, PACKAGES, environment=variables, should_stop=should_stop)
+        variables |= search_paths(folder, variables)
     return variables
 
 
@@ -104,7 +99,6 @@ def prepare_worker(
     folder: Path,
     *,
     client: Any = None,
-    place: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Fetch the code of a job on one of its worker nodes, and install its requirements.
@@ -122,11 +116,10 @@ def prepare_worker(
     address = environment.get(ENV_CODE)
     if not address:
         return
-    place = place or Path(PROGRAM_DIR)
     # A failure here may be this node's own: the next one may succeed.
-    unpack(fetch(address, environment.get(ENV_CODE_SHA256, ""), place, client=client), folder)
+    unpack(fetch(address, environment.get(ENV_CODE_SHA256, ""), client=client), folder)
     try:
-        requirements.install(folder, place / PACKAGES, should_stop=should_stop)
+        requirements.install(folder, PACKAGES, should_stop=should_stop)
     except InputError as error:
         if not is_full(error):  # another host may have room on its disk
             with contextlib.suppress(*ERRORS):
@@ -157,8 +150,8 @@ def _secret(manager: Any, name: str, secret: str) -> str:
 
 
 # --- the archive ----------------------------------------------------------------------------------
-def fetch(address: str, sha256: str, place: Path, *, client: Any = None) -> Path:
-    """Fetch an archive to ``place``; return its path.
+def fetch(address: str, sha256: str, *, client: Any = None) -> Path:
+    """Fetch an archive to ``ARCHIVE``; return its path.
 
     Args:
         address: ``s3://bucket/key``.
@@ -175,9 +168,9 @@ def fetch(address: str, sha256: str, place: Path, *, client: Any = None) -> Path
             raise InputError(f"the code {address} cannot be read: there is none")
         found = hashlib.sha256(content).hexdigest()
         if found == (sha256 or found):
-            place.mkdir(parents=True, exist_ok=True)
-            (place / ARCHIVE).write_bytes(content)
-            return place / ARCHIVE
+            ARCHIVE.parent.mkdir(parents=True, exist_ok=True)
+            ARCHIVE.write_bytes(content)
+            return ARCHIVE
     except ERRORS as error:
         raise failure(f"the code {address}", error) from None
     raise InputError(
@@ -215,21 +208,19 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 # --- its packages ---------------------------------------------------------------------------------
-def search_paths(folder: Path, place: Path, variables: Mapping[str, str]) -> dict[str, str]:
+def search_paths(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """PYTHONPATH and PATH with which a program finds its own modules and packages.
 
     Args:
         folder: of the code; paths in it are relative, for programs run in a copy of it.
-        place: where this node keeps the packages.
         variables: those that the user has set; they stay, behind.
     """
     # A script is run by its path; modules beside it must be importable too.
     modules = [*source_folders(folder), variables.get("PYTHONPATH", "")]
     programs = [variables.get("PATH", os.environ.get("PATH", ""))]
     if file_of(folder):
-        packages = place / PACKAGES
-        modules.insert(0, str(requirements.site_packages(packages)))
-        programs.insert(0, str(packages / "bin"))
+        modules.insert(0, str(requirements.site_packages(PACKAGES)))
+        programs.insert(0, str(PACKAGES / "bin"))
     found = {"PYTHONPATH": os.pathsep.join(filter(None, modules))}
     if len(programs) > 1 or "PATH" in variables:
         found["PATH"] = os.pathsep.join(filter(None, programs))

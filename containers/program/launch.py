@@ -40,7 +40,6 @@ from contract.nodes import (
     ENV_RUN,
     ENV_STORAGE,
     MASTER_PORT,
-    PROGRAM_DIR,
 )
 
 #: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
@@ -368,7 +367,7 @@ class Launcher:
             self._work.mkdir(parents=True, exist_ok=True)
             self._output.mkdir(exist_ok=True)
             if self._told.order.code:
-                code.unpack(Path(PROGRAM_DIR, code.ARCHIVE), self._work)
+                code.unpack(code.ARCHIVE, self._work)
         if place.files:
             self._mirror = open_mirror(
                 {WORK: self._work, OUTPUT: self._output},
@@ -436,11 +435,9 @@ class Launcher:
 class HeadProgram:
     """Launch parameters of the command on the head."""
 
-    folder: Path | None
-    """Working directory; None: that of the node's own program."""
     environment: dict[str, str]
     """Variables, beside those of the node."""
-    mirror: Mirror | None
+    mirror: Mirror | None = None
     """Its files; None where they are not kept."""
     errors: Path | None = None
     """Folder in which its processes note why they fail."""
@@ -468,7 +465,7 @@ def prepare_head(
     storage = environment.get(ENV_STORAGE, "")
     if not storage.startswith("s3://") or work is None:
         given = {**variables, **code.for_ray(variables, work)}
-        return HeadProgram(folder=work, environment=given, mirror=None)
+        return HeadProgram(environment=given)
     place = work.parent
     output, names, errors = place / OUTPUT, place / "names", place / "errors"
     for folder in (output, names, errors):
@@ -484,7 +481,6 @@ def prepare_head(
     # Outputs and restored files are not sent to the other nodes with the code.
     shutil.copytree(work, place / "code", symlinks=True)
     return HeadProgram(
-        folder=work,
         environment={
             "PYTHONUNBUFFERED": LINES,
             **given,

@@ -14,7 +14,6 @@ be used.
 """
 
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -22,7 +21,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -157,22 +156,6 @@ def first_failure(ends: Sequence[Ended | None]) -> int | None:
         if ended and ended.code and not ended.was_told
     ]
     return min(failed)[1] if failed else None
-
-
-def new_seats(
-    here: Sequence[NodeInfo], taken: Mapping[str, int], *, most: int, unfit: Collection[str]
-) -> list[tuple[int, NodeInfo]]:
-    """Assign free seats, the lowest numbers first, to nodes.
-
-    Args:
-        here: the nodes that there are.
-        taken: id of each node that has a seat -> its number.
-        most: as many seats as there may be.
-        unfit: ids of the nodes that go, or cannot be used.
-    """
-    free = [node for node in here if node.id not in taken and node.id not in unfit]
-    numbers = (number for number in itertools.count() if number not in taken.values())
-    return [*zip(numbers, free[: max(0, most - len(taken))], strict=False)]
 
 
 # --- seats ----------------------------------------------------------------------------------------
@@ -344,8 +327,11 @@ class Group:
         return exits.TERMINATED
 
     def _free(self) -> list[tuple[int, NodeInfo]]:
+        """Nodes that can take a seat, each with its number; the lowest numbers come first."""
         taken = {seat.node.id: seat.number for seat in self._seats}
-        return new_seats(alive(), taken, most=self._nodes.high, unfit=self._leaving)
+        free = [node for node in alive() if node.id not in taken and node.id not in self._leaving]
+        numbers = {*range(self._nodes.high)}.difference(taken.values())
+        return [*zip(sorted(numbers), free, strict=False)]
 
     def _has_settled(self) -> bool:
         """True once nodes that join just after the first need not be waited for."""

@@ -43,17 +43,32 @@ def client(archive: Path | None = None) -> S3:
     return s3
 
 
-def prepare(spec: JobSpec, folder: Path, s3: S3) -> dict[str, str]:
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node keeps of a job is the test's own."""
+    monkeypatch.setattr(code, "ARCHIVE", tmp_path / "place" / "code.zip")
+    monkeypatch.setattr(code, "PACKAGES", tmp_path / "place" / "packages")
+
+
+def prepare(spec: JobSpec, folder: Path, s3: S3, **options: Any) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
-    place = folder.parent / "place"
-    return code.prepare(spec, folder, client=s3, secrets=Secrets(), place=place)
+    return code.prepare(spec, folder, client=s3, secrets=Secrets(), **options)
 
 
-def archive(tmp_path: Path, **files: str) -> Path:
+def prepare_worker(told: dict[str, str], folder: Path, s3: S3) -> None:
+    folder.mkdir(exist_ok=True)
+    code.prepare_worker(told, folder, client=s3)
+
+
+def archive(tmp_path: Path, **files: str | tuple[int, str]) -> Path:
+    """What was sent: files by name, with a mode where that matters."""
     path = tmp_path / "sent.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for name, content in files.items():
-            file.writestr(name.replace("__", "."), content)
+        for name, given in files.items():
+            mode, content = given if isinstance(given, tuple) else (0, given)
+            entry = zipfile.ZipInfo(name.replace("__", "."))
+            entry.external_attr = mode << 16
+            file.writestr(entry, content)
     return path
 
 
@@ -80,24 +95,13 @@ def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     assert (tmp_path / "code" / "sub" / "more.py").exists()
 
 
-def zipped(tmp_path: Path, *entries: tuple[str, int, str]) -> Path:
-    """An archive of (name, mode, content)."""
-    path = tmp_path / "sent.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        for name, mode, content in entries:
-            entry = zipfile.ZipInfo(name)
-            entry.external_attr = mode << 16
-            file.writestr(entry, content)
-    return path
-
-
 def test_executable_files_and_links_inside_the_folder_are_restored(tmp_path: Path) -> None:
-    path = zipped(
-        tmp_path,
-        ("latest", stat.S_IFLNK | 0o777, "versions/2"),
-        ("run.sh", stat.S_IFREG | 0o755, "#!/bin/sh\necho it runs\n"),
-        ("versions/2/a.txt", stat.S_IFREG | 0o644, "second"),
-    )
+    files = {
+        "latest": (stat.S_IFLNK | 0o777, "versions/2"),
+        "run.sh": (stat.S_IFREG | 0o755, "#!/bin/sh\necho it runs\n"),
+        "versions/2/a.txt": (stat.S_IFREG | 0o644, "second"),
+    }
+    path = archive(tmp_path, **files)
     prepare(CODE, tmp_path / "code", client(path))
     found = tmp_path / "code"
     assert subprocess.run([found / "run.sh"], capture_output=True).stdout == b"it runs\n"
@@ -110,12 +114,12 @@ def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path:
     path = archive(tmp_path, mine__py="print(1)")
     spec = replace(CODE, code_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     prepare(spec, tmp_path / "code", client(path))
-    (tmp_path / "place" / code.ARCHIVE).unlink()
+    code.ARCHIVE.unlink()
     archive(tmp_path, mine__py="print(2)")
     with pytest.raises(InputError, match="is not what was submitted"):
         prepare(spec, tmp_path / "other", client(path))
     assert not list((tmp_path / "other").iterdir())
-    assert not (tmp_path / "place" / code.ARCHIVE).exists()
+    assert not code.ARCHIVE.exists()
 
 
 def test_a_worker_node_checks_the_code_and_has_the_packages_at_the_heads_path(
@@ -133,33 +137,22 @@ def test_a_worker_node_checks_the_code_and_has_the_packages_at_the_heads_path(
         ENV_CODE_SHA256: sha256,
         "PIP_RETRIES": "0",
     }
-    for node in ("head", "worker"):
-        (tmp_path / node).mkdir()
-    place = tmp_path / "place"
-    packages = requirements.site_packages(place / code.PACKAGES)
-    on_head = code.prepare(
-        spec, tmp_path / "head", client=client(path), place=place, runs_here=False
-    )
+    packages = requirements.site_packages(code.PACKAGES)
+    on_head = prepare(spec, tmp_path / "head", client(path), runs_here=False)
     assert on_head["PYTHONPATH"] == f"{packages}:."
     assert not packages.exists(), "a head that runs nothing installs nothing"
-    code.prepare_worker(told, tmp_path / "worker", client=client(path), place=place)
+    prepare_worker(told, tmp_path / "worker", client(path))
     assert (packages / "greeting.py").exists()
     with pytest.raises(InputError, match="is not what was submitted"):
-        code.prepare_worker(
-            told | {ENV_CODE_SHA256: "0" * 64},
-            tmp_path / "worker",
-            client=client(path),
-            place=place,
-        )
+        prepare_worker(told | {ENV_CODE_SHA256: "0" * 64}, tmp_path / "worker", client(path))
 
 
 def test_the_head_learns_why_a_worker_node_cannot_prepare(tmp_path: Path) -> None:
     path = archive(tmp_path, requirements__txt="--no-index\nthere-is-no-such-package==9\n")
     s3, told = client(path), code.for_workers(CODE)
     assert code.failure_of_worker(CODE.code, client=s3) == ""
-    (tmp_path / "worker").mkdir()
     with pytest.raises(InputError) as raised:
-        code.prepare_worker(told, tmp_path / "worker", client=s3, place=tmp_path / "place")
+        prepare_worker(told, tmp_path / "worker", s3)
     assert "there-is-no-such-package" in str(raised.value)
     assert code.failure_of_worker(CODE.code, client=s3) == str(raised.value)
     code.forget_failure_of_worker(CODE.code, client=s3)
@@ -174,18 +167,15 @@ def test_a_worker_whose_disk_is_full_does_not_end_the_job(
 
     monkeypatch.setattr(requirements, "install", fail)
     s3 = client(archive(tmp_path))
-    (tmp_path / "worker").mkdir()
     with pytest.raises(InputError):
-        code.prepare_worker(
-            code.for_workers(CODE), tmp_path / "worker", client=s3, place=tmp_path / "place"
-        )
+        prepare_worker(code.for_workers(CODE), tmp_path / "worker", s3)
     assert code.failure_of_worker(CODE.code, client=s3) == ""
 
 
 def test_a_node_without_code_fetches_nothing(tmp_path: Path) -> None:
     assert code.for_workers(RECIPE) == {}
-    code.prepare_worker({}, tmp_path, client=client(), place=tmp_path / "place")
-    assert not (tmp_path / "place").exists()
+    prepare_worker({}, tmp_path, client())
+    assert not code.ARCHIVE.exists()
 
 
 def test_an_index_that_needs_a_secret_is_refused_where_workers_would_need_it(

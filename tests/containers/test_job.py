@@ -19,6 +19,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 from ray.autoscaler._private.util import validate_config
 
+import containers.__main__ as container
 from containers import demand, job, ray_head
 from containers.host.machine import OwnTask
 from containers.node import NodeConfig
@@ -31,7 +32,6 @@ from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize, Range
 from tests.clock import FakeClock
-from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3, saved_in
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
@@ -55,30 +55,30 @@ def config(**changed: str) -> ray_head.JobConfig:
     return ray_head.JobConfig.from_environment(ENVIRONMENT | changed)
 
 
-def autoscaling(head: NodeConfig) -> dict[str, Any]:
-    """What Ray's autoscaler is told."""
-    own = config()
-    provider = ray_head.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
-    found: dict[str, Any] = json.loads(ray_head.autoscaling(own, head, provider))
-    return found
-
-
 def ordered(**changed: Any) -> ray_head.JobConfig:
     """The same job with another order."""
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
 
+def provider(own: ray_head.JobConfig) -> Any:
+    """What starts the workers is told."""
+    return ray_head.worker_provider(own, ENVIRONMENT, task=TASK, address="10.0.0.5")
+
+
+def autoscaling(own: ray_head.JobConfig, **scale: int) -> dict[str, Any]:
+    """What Ray's autoscaler is told."""
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    return json.loads(ray_head.autoscaling(own, head, provider(own), **scale))  # type: ignore[no-any-return]
+
+
 def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
     name = "RAY_memory_monitor_refresh_ms"
     for on, expected in ((Placement.NODES, "0"), (Placement.HEAD, None)):
-        own = ordered(on=on)
-        provider = ray_head.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
-        assert provider["environment"].get(name) == expected
+        assert provider(ordered(on=on))["environment"].get(name) == expected
 
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    found = autoscaling(head)
+    found = autoscaling(config())
     validate_config(found)  # Ray's own
     kinds = found["available_node_types"]
     assert kinds["worker"]["resources"] == {"CPU": 8, "GPU": 1}
@@ -129,52 +129,21 @@ def test_a_wrong_variable_is_named(changed: dict[str, str], words: str) -> None:
         config(**changed)
 
 
-def test_outside_ecs_a_job_says_that_it_cannot_start_workers() -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TRAIN_", "RAY_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "containers", "job"],
-        cwd=ROOT,
-        env=environment | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == exits.BAD_INPUT
-    assert done.stderr == (
-        "node: error: a job's head starts workers on ECS, so it must run in an ECS task\n"
-    )
-
-
 @pytest.mark.parametrize(
-    ("recipe", "words", "prepared"),
+    ("on", "scale", "expected"),
     [
-        ("ddp", "python -m training.launch ddp", "ddp"),
-        # What Ray's processes print is brought to the head.
-        ("ddp", "python -m training.launch ddp --verbose", ""),
-        # Users' programs that are called like a part of this project.
-        ("", "python -m training.launch ddp", ""),
+        (Placement.HEAD, {}, (1, 4)),
+        (Placement.NODES, {}, (4, 4)),  # it asks Ray for nothing, and takes whatever joins
+        (Placement.NODES, {"least": 0, "most": 0}, (0, 0)),
     ],
 )
-def test_nodes_prepare_for_the_recipe_that_a_job_trains(
-    recipe: str, words: str, prepared: str
+def test_ray_is_told_how_many_workers_there_shall_be(
+    on: Placement, scale: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    order = replace(SPEC, command=tuple(words.split()), recipe=recipe)
-    own, head = job.described(ENVIRONMENT | {nodes.ENV_JOB_SPEC: order.to_json()})
-    assert head.recipe == prepared
-    provider = ray_head.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
-    assert provider["environment"].get(nodes.ENV_RECIPE, "") == prepared
-
-
-def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    own = ordered(on=Placement.NODES)
-    provider = ray_head.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
-    found = json.loads(ray_head.autoscaling(own, head, provider))
+    found = autoscaling(ordered(on=on), **scale)
     worker = found["available_node_types"]["worker"]
-    assert (worker["min_workers"], worker["max_workers"]) == (4, 4)
-    found = json.loads(ray_head.autoscaling(own, head, provider, least=0, most=0))
-    worker = found["available_node_types"]["worker"]
-    assert (found["max_workers"], worker["min_workers"], worker["max_workers"]) == (0, 0, 0)
+    assert (worker["min_workers"], worker["max_workers"]) == expected
+    assert found["max_workers"] == expected[1]
 
 
 # --- whole lives ----------------------------------------------------------------------------------
@@ -280,14 +249,13 @@ class Life:
         own = replace(ordered(**order), deadline=deadline)
         self.clock, self.ray, self.commands = FakeClock(), Ray(own), list[Command]()
         self._codes, self._lasts, self._stops_in = codes, lasts, stops_in
-        self.failure, self.forgotten = "", list[str]()
+        self.s3 = S3()
         self.job = job.Job(
             own,
             cast(RayHead, self.ray),
             {},
             spawn=self._spawn,
-            find_failure=lambda _code: self.failure,
-            forget_failure=self.forgotten.append,
+            client=self.s3,
             clock=self.clock,
         )
 
@@ -437,13 +405,11 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
     life = Life(on=Placement.NODES, nodes=Range(2, 2), code="s3://bucket/code.zip")
     monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
 
-    def fail() -> None:
-        life.failure = "requirements.txt cannot be installed:\nno such package"
-
-    life.clock.at(20, fail)
+    failed = {"code.zip/failed": b"requirements.txt cannot be installed:\nno such package"}
+    life.s3.objects |= failed  # of an earlier attempt
+    life.clock.at(20, life.s3.objects.update, failed)
     assert life.run() == exits.BAD_INPUT
-    assert life.forgotten == ["s3://bucket/code.zip"], "of an earlier attempt"
-    assert life.clock.now < 30
+    assert 20 < life.clock.now < 30
     said = capsys.readouterr().err
     assert "a worker node cannot prepare the code: requirements.txt cannot be installed" in said
     assert "no capacity" not in said
@@ -507,11 +473,11 @@ def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
         folder=tmp_path,
         provider=cast(Any, {}),
     )
-    for least, expected in ((None, (1, 4)), (0, (0, 4))):
+    for least in (None, 0):
         ray.scale(least=least)
         (file,) = tmp_path.iterdir()
         worker = json.loads(file.read_text())["available_node_types"]["worker"]
-        assert (worker["min_workers"], worker["max_workers"]) == expected
+        assert worker["min_workers"] == (1 if least is None else 0)
 
 
 # --- the files of a program on the head -----------------------------------------------------------
@@ -532,8 +498,7 @@ def on_head(
         own,
         cast(RayHead, Ray(own)),
         {**os.environ, nodes.ENV_STORAGE: "s3://bucket"},
-        find_failure=lambda _: "",
-        forget_failure=lambda _: None,
+        client=s3,
         make_mirror=functools.partial(
             open_mirror, client=s3, every_s=every_s, quiet_s=quiet_s, clock=clock
         ),
@@ -703,9 +668,7 @@ def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
 ) -> None:
     work = tmp_path if has_code else None
     found = launch.prepare_head(SPEC, {"A": "b"}, work, {nodes.ENV_STORAGE: storage})
-    assert found == launch.HeadProgram(
-        folder=work, environment={"A": "b", **code.for_ray({"A": "b"}, work)}, mirror=None
-    )
+    assert found == launch.HeadProgram(environment={"A": "b"} | code.for_ray({"A": "b"}, work))
 
 
 def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variables(
@@ -728,17 +691,21 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
         assert told["env_vars"][name] == found.environment[name]
     assert found.environment["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
-    assert found.folder == work
     assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]
     assert told["working_dir"] != str(work), "what it writes is not sent to other nodes"
     assert made == [({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/")]
 
 
-def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_begins_with_the_cache_of_its_host_and_needs_ecs_to_start_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     began: list[bool] = []
     monkeypatch.setattr(cache, "start_trimming", lambda: began.append(True))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("containers.host.machine.own_task", lambda: None)
-    with pytest.raises(InputError, match="must run in an ECS task"):
-        job.run(ENVIRONMENT)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert container.main(["job"]) == exits.BAD_INPUT
+    assert capsys.readouterr().err == (
+        "node: error: a job's head starts workers on ECS, so it must run in an ECS task\n"
+    )
     assert began == [True]

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from containers.ray_head import JobConfig
+from containers.host.machine import OwnTask
+from containers.ray_head import JobConfig, worker_provider
 from contract import nodes
 from contract.job import SECRETS_PREFIX, JobSpec
 from contract.nodes import Range
@@ -149,14 +150,15 @@ def test_the_head_of_a_job_is_told_what_its_workers_are(synth: Synth) -> None:
     ]
     told = {each["Name"]: text(each["Value"]) for each in task["Environment"]}
     spec = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
-    config = JobConfig.from_environment(
-        told | {nodes.ENV_JOB: "j", nodes.ENV_JOB_SPEC: spec.to_json()}
-    )
+    told |= {nodes.ENV_JOB: "j", nodes.ENV_JOB_SPEC: spec.to_json()}
+    config = JobConfig.from_environment(told)
+    own = OwnTask(arn="task/1", cluster="c")
+    provider = worker_provider(config, told, task=own, address="10.0.0.5")
     assert task["Command"] == [nodes.JOB]
     assert (config.worker_cpus, config.worker_gpus) == (48, 4)
-    assert "NodesWorkerTask" in config.worker_task
-    assert len(config.subnets) == len(config.security_groups) == 1
-    assert config.worker_provider
+    assert "NodesWorkerTask" in provider["task_definition"]
+    assert len(provider["subnets"]) == len(provider["security_groups"]) == 1
+    assert provider["capacity_provider"]
 
 
 def test_each_part_is_trusted_to_one_service(synth: Synth) -> None:
