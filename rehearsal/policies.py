@@ -12,11 +12,9 @@ out what they do not have: permission boundaries, session policies, organization
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 
-ELEMENTS = {
-    *("Sid", "Effect", "Principal", "Condition"),
-    *("Action", "NotAction", "Resource", "NotResource"),
-}
+ELEMENTS = {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
 
 Values = Sequence[str]
 
@@ -46,21 +44,17 @@ class Statement:
     effect: str
     principals: Values
     """Role ARNs, account ids, names of services or ``*``; empty in the policy of a role."""
-    is_not_action: bool
     actions: Values
-    is_not_resource: bool
     resources: Values
     conditions: Mapping[str, Mapping[str, Values]]
     """Operator -> key -> values."""
 
     def applies_to(self, call: Call) -> bool:
         """Whether it is about this action and resource, under these conditions."""
-        names_action = any(_fits(pattern.lower(), call.action.lower()) for pattern in self.actions)
-        names_resource = any(_fits(pattern, call.resource) for pattern in self.resources)
         keys = {name.lower(): value for name, value in call.keys.items()}
         return (
-            names_action is not self.is_not_action
-            and names_resource is not self.is_not_resource
+            any(_fits(pattern.lower(), call.action.lower()) for pattern in self.actions)
+            and any(_fits(pattern, call.resource) for pattern in self.resources)
             and all(
                 _holds(operator, keys.get(key.lower()), values)
                 for operator, tests in self.conditions.items()
@@ -114,27 +108,23 @@ def _statement(given: Mapping[str, object]) -> Statement:
         raise PolicyError(f"unknown elements of a statement: {', '.join(sorted(unknown))}")
     if given.get("Effect") not in ("Allow", "Deny"):
         raise PolicyError(f"unknown effect: {given.get('Effect')!r}")
-    if ("Action" in given) is ("NotAction" in given):
-        raise PolicyError(f"neither one Action nor one NotAction: {given!r}")
-    if "Resource" in given and "NotResource" in given:
-        raise PolicyError(f"both Resource and NotResource: {given!r}")
+    if "Action" not in given:
+        raise PolicyError(f"a statement without an Action: {given!r}")
     conditions = {
         operator: {key: _listed(values) for key, values in tests.items()}
         for operator, tests in _mapping(given.get("Condition")).items()
         if isinstance(tests, Mapping)
     }
-    for operator in conditions:
-        _operator(operator)
-    resources = _listed(given.get("Resource", given.get("NotResource", "*")))
+    if unknown := conditions.keys() - OPERATORS.keys():
+        raise PolicyError(f"unknown condition operators: {', '.join(sorted(unknown))}")
+    resources = _listed(given.get("Resource", "*"))
     texts = [*resources, *(v for tests in conditions.values() for vs in tests.values() for v in vs)]
     if variables := [text for text in texts if "${" in text]:
         raise PolicyError(f"policy variables are not known: {', '.join(variables)}")
     return Statement(
         effect=str(given["Effect"]),
         principals=_principals(given.get("Principal")),
-        is_not_action="NotAction" in given,
-        actions=_listed(given.get("Action", given.get("NotAction"))),
-        is_not_resource="NotResource" in given,
+        actions=_listed(given["Action"]),
         resources=resources,
         conditions=conditions,
     )
@@ -180,10 +170,6 @@ def _arn_fits(pattern: str, text: str) -> bool:
     return len(patterns) == len(texts) == 6 and all(map(_fits, patterns, texts))
 
 
-def _equals(pattern: str, text: str) -> bool:
-    return pattern == text
-
-
 def _bool_equals(pattern: str, text: str) -> bool:
     return pattern.lower() == text.lower()
 
@@ -192,40 +178,16 @@ def _is_less(limit: str, text: str) -> bool:
     return float(text) < float(limit)
 
 
-Test = Callable[[str, str], bool]
 #: Compare a value of the policy with that of the request. ArnEquals takes patterns too.
-OPERATORS: Mapping[str, Test] = {
-    "StringEquals": _equals,
+OPERATORS: Mapping[str, Callable[[str, str], bool]] = {
+    "StringEquals": eq,
     "StringLike": _fits,
     "ArnEquals": _arn_fits,
-    "ArnLike": _arn_fits,
     "Bool": _bool_equals,
     "NumericLessThan": _is_less,
 }
-#: The same, where no value of the policy may fit.
-NEGATED: Mapping[str, Test] = {
-    "StringNotEquals": _equals,
-    "StringNotLike": _fits,
-    "ArnNotEquals": _arn_fits,
-    "ArnNotLike": _arn_fits,
-}
-IF_EXISTS = "IfExists"
-
-
-def _operator(name: str) -> tuple[Test, bool]:
-    """An operator's test, and whether it is negated."""
-    bare = name.removesuffix(IF_EXISTS)
-    if bare in NEGATED:
-        return NEGATED[bare], True
-    if bare not in OPERATORS:
-        raise PolicyError(f"unknown condition operator: {name}")
-    return OPERATORS[bare], False
 
 
 def _holds(operator: str, value: str | None, wanted: Values) -> bool:
-    """Whether a condition is met. A key that the request lacks meets only a negated operator, or
-    one that ends in ``IfExists``."""
-    test, is_negated = _operator(operator)
-    if value is None:
-        return is_negated or operator.endswith(IF_EXISTS)
-    return any(test(each, value) for each in wanted) is not is_negated
+    """Whether a condition is met; none is where the request lacks the key."""
+    return value is not None and any(OPERATORS[operator](each, value) for each in wanted)
