@@ -12,10 +12,8 @@ faults of this program.
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
@@ -25,7 +23,7 @@ from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job as FoundJob
 from trainctl.job_log import JobLog, Wanted
-from trainctl.job_options import JobOptions, On
+from trainctl.job_options import JobOptions
 from trainctl.job_plan import JobPlan
 from trainctl.polling import Polling
 from training.record.events import Metrics, parse_metrics
@@ -237,25 +235,6 @@ class Options(TypedDict, total=False):
     """Region of the deployment."""
 
 
-#: Types that each option may have, and in words. A bool is no number here.
-_TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
-    "run": ((str,), "text"),
-    "nodes": ((int, str), 'a number, or a range such as "1:4"'),
-    "on": ((str,), f"one of {', '.join(On)}"),
-    "max_hours": ((int, float), "a number"),
-    "max_cost": ((int, float), "a number"),
-    "before": ((str,), "text"),
-    "wait_minutes": ((int, float), "a number"),
-    "grace": ((int,), "a whole number"),
-    "spot": ((bool,), "True or False"),
-    "env": ((Mapping,), "a dictionary"),
-    "secret": ((Mapping,), "a dictionary"),
-    "code": ((Path, str), "the path of a folder"),
-    "profile": ((str, NoneType), "text"),
-    "region": ((str, NoneType), "text"),
-}
-
-
 @_explains
 def plan(*command: str | float | Path, **options: Unpack[Options]) -> JobPlan:
     """Plan what ``submit`` would start with the same arguments, with its price; start nothing.
@@ -294,59 +273,35 @@ def _deployment(options: Options) -> Deployment:
 
 
 def _job_options(command: Sequence[str | float | Path], options: Options) -> JobOptions:
-    """The options as the command line would have read them.
+    """The options, by the command line's own parser.
 
     Raises:
         TypeError: there is no such option.
-        UsageError: a value has a type that the command line could not have read.
+        UsageError: the command line would refuse a value.
     """
     if unknown := sorted(options.keys() - Options.__annotations__.keys()):
         raise TypeError(f"{', '.join(unknown)}: submit and plan have no such option")
+    words: list[str] = []
     for name, value in options.items():
-        _check_type(name, value)
-    given = JobOptions(words=[_text(word, what="a word of the command") for word in command])
-    simple: dict[str, Any] = {
-        name: value
-        for name, value in options.items()
-        if name not in ("on", "nodes", "env", "secret", "code", "profile", "region")
-    }
-    for name, pairs in (("env", options.get("env", {})), ("secret", options.get("secret", {}))):
-        simple[name] = [
-            f"{variable}={_text(value, what=f'{name} {variable!r}')}"
-            for variable, value in pairs.items()
-        ]
-    if "on" in options:
-        if options["on"] not in {*On}:
-            raise UsageError(f"on is {options['on']!r}: it must be one of {', '.join(On)}")
-        simple["on"] = On(options["on"])
-    if "nodes" in options:
-        simple["nodes"] = str(options["nodes"])
-    if "code" in options:
-        simple["code"] = Path(options["code"])
-    given = replace(given, **simple)
+        option = f"--{name.replace('_', '-')}"
+        if name in ("profile", "region"):  # of the deployment, not of the job
+            continue
+        if name == "spot" and isinstance(value, bool):
+            words.append("--spot" if value else "--on-demand")
+        elif isinstance(value, Mapping):
+            words += [f"{option}={each}={_word(value[each], f'{name} {each!r}')}" for each in value]
+        else:
+            words.append(f"{option}={_word(value, name)}")
+    given = JobOptions.parse([*words, "--", *(_word(each, "a word") for each in command)])
     job_plan.check_given(given)
     return given
 
 
-def _check_type(name: str, value: object) -> None:
+def _word(value: object, name: str) -> str:
     """
     Raises:
-        UsageError: an option's value is not of its type.
+        UsageError: it is None, which would become a text.
     """
-    types, wanted = _TYPES[name]
-    if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
-        return
     if value is None:
         raise UsageError(f"{name} is None: leave it out for the default")
-    raise UsageError(f"{name} is {value!r}: it must be {wanted}")
-
-
-def _text(value: object, *, what: str) -> str:
-    """A word for the command line.
-
-    Raises:
-        UsageError: it is neither text nor a number nor a path.
-    """
-    if isinstance(value, (str, int, float, Path)) and not isinstance(value, bool):
-        return str(value)
-    raise UsageError(f"{what} is {value!r}: it must be text, a number or a path")
+    return str(value)

@@ -3,13 +3,14 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
+from typer.exceptions import TyperException
 
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
@@ -25,6 +26,8 @@ from trainctl.aws.shape import Shape
 from trainctl.job_file import File, JobFile
 from trainctl.options import Env, options_of
 from training import recipes
+
+T = TypeVar("T")
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
 #: Part of a deadline: hosts and images start, data comes, evaluations and checkpoints are made.
@@ -160,6 +163,26 @@ class JobOptions:
     file: File = None
     """Its values are those of the other fields already."""
 
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> "JobOptions":
+        """Read options as the commands do, for ``trainctl.api``.
+
+        Raises:
+            UsageError: an option has a value of another type.
+        """
+        parser = typer.Typer(add_completion=False)
+
+        @parser.command()
+        @takes_job_options
+        def given(*, given: JobOptions) -> JobOptions:
+            return given
+
+        try:
+            found: JobOptions = parser(words, standalone_mode=False)
+        except TyperException as error:
+            raise UsageError(error.format_message()) from None
+        return found
+
     def check(self) -> None:
         """
         Raises:
@@ -242,7 +265,7 @@ def check_nodes(shape: Shape, wanted: Range) -> Range:
     return wanted
 
 
-def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
+def takes_job_options(command: Callable[..., T]) -> Callable[..., T]:
     """Give a command the fields of ``JobOptions`` as options; it gets them as ``given``."""
     expanded = options_of(JobOptions)
     signature = inspect.signature(command)
@@ -251,7 +274,7 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
     ctx = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
     @functools.wraps(command)
-    def with_options(*, ctx: typer.Context, **values: object) -> None:
+    def with_options(*, ctx: typer.Context, **values: object) -> T:
         options: dict[str, Any] = {each.name: values.pop(each.name) for each in expanded}
         job = ctx.obj
         if isinstance(job, JobFile):
@@ -259,7 +282,7 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
             options["words"] = job.words(options["words"] or [])
             for name in ("env", "secret"):  # of two of the same name, the last one counts
                 options[name] = [*job.pairs(name), *(options[name] or [])]
-        command(given=JobOptions(**options), **values)
+        return command(given=JobOptions(**options), **values)
 
     with_options.__signature__ = signature.replace(parameters=[ctx, *expanded, *own])  # type: ignore[attr-defined]
     return with_options
