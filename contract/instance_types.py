@@ -55,19 +55,6 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EfaInterface:
-    """One network interface with EFA, as a host is started with it."""
-
-    card: int
-    """Network card, from 0."""
-    device: int
-    """Its number on that card."""
-    has_ip: bool
-    """True if it carries IP too: the host's own interface. The others are for EFA only, and need
-    no address of the subnet."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceType:
     """One row of AWS's table, and what an ECS host of that type has room for."""
 
@@ -128,19 +115,6 @@ class InstanceType:
         """gp3 operations per second of the root volume."""
         # EC2 refuses more than 0.25 MiB/s per operation/s; 3000 come free of charge.
         return max(3000, 4 * self.root_volume_mibps)
-
-    @property
-    def efa_plan(self) -> tuple[EfaInterface, ...]:
-        """The interfaces of a host that uses all its EFA; empty where it has none.
-
-        Every card has one EFA interface. A card of p5.48xlarge has room for two interfaces, and ECS
-        attaches each task's own to card 0: the host's must be a single one there, for IP and EFA
-        together, or no task is ever placed.
-        """
-        return tuple(
-            EfaInterface(card=card, device=1 if card else 0, has_ip=card == 0)
-            for card in range(self.efa_interfaces)
-        )
 
     @property
     def efa_huge_pages_mib(self) -> int:
@@ -538,15 +512,9 @@ class Prices:
             InputError: it is not what ``to_json`` wrote.
         """
         try:
-            hosts = {name: _host(values[name]) for name in ("head", "worker")}
-            return cls(
-                region=str(values["region"]),
-                spot=bool(values["spot"]),
-                nat_usd_per_hour=_usd(values["nat_usd_per_hour"]),
-                shared_usd_per_hour=_usd(values["shared_usd_per_hour"]),
-                **hosts,
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            hosts = {name: HostPrice(**values[name]) for name in ("head", "worker")}
+            return cls(**{**values, **hosts})
+        except (KeyError, TypeError) as error:
             raise InputError(
                 f"prices of a job's order are not understood ({error!r}): trainctl submit sets them"
             ) from None
@@ -558,15 +526,3 @@ def disk_usd_per_hour(machine: InstanceType, gib: int) -> float:
     operations = max(0, machine.root_volume_iops - _GP3_FREE_IOPS)
     month = gib * _GP3_GIB + throughput * _GP3_MIBPS + operations * _GP3_IOPS
     return month / _HOURS_PER_MONTH
-
-
-def _host(values: Mapping[str, Any]) -> HostPrice:
-    return HostPrice(
-        type=str(values["type"]),
-        disk_gib=int(values["disk_gib"]),
-        usd_per_hour=_usd(values["usd_per_hour"]),
-    )
-
-
-def _usd(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -40,6 +40,7 @@ _TEXTS: Final = {
     "code_sha256": "64 hexadecimal digits, or empty",
     "on": "one of head, nodes",
     "recipe": "the name of a recipe, or empty",
+    "run": "text",
     "submitter": "the name of a user or role session of AWS, or empty",
 }
 
@@ -105,14 +106,9 @@ class JobSpec:
     """User or role session of AWS that has submitted it."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         check_run_name(self.run)
-        object.__setattr__(self, "command", tuple(self.command))
-        if not self.command or not all(isinstance(word, str) for word in self.command):
-            raise _wrong("command", [*self.command], "a list of at least one word")
-        object.__setattr__(self, "before", tuple(self.before))
-        if not all(isinstance(word, str) for word in self.before):
-            raise _wrong("before", [*self.before], "a list of words")
-        if not self.command[0]:
+        if not self.command or not self.command[0]:
             raise _wrong("command", [*self.command], "a list whose first word is a program")
         self._check_number("max_seconds", 1, MAX_SECONDS)
         self._check_number("capacity_wait_s", 0, MAX_SECONDS)
@@ -144,6 +140,20 @@ class JobSpec:
             raise InputError(
                 f"{', '.join(sorted(both))}: given both as a variable and as a secret; give one"
             )
+
+    def _check_types(self) -> None:
+        """An order may be any JSON: an execution can be started without trainctl."""
+        for name, allowed in _TEXTS.items():
+            if not isinstance(value := getattr(self, name), str):
+                raise _wrong(name, value, allowed)
+        for name in ("command", "before"):
+            words = getattr(self, name)
+            if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
+                raise _wrong(name, words, "a list of words")
+            object.__setattr__(self, name, tuple(words))
+        for name in ("variables", "secrets"):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise _wrong(name, value, "an object of strings")
 
     def _check_code(self) -> None:
         if self.code and not re.fullmatch(r"s3://[^/]+/.+", self.code):
@@ -190,23 +200,10 @@ class JobSpec:
                 f"({', '.join(sorted(known))}): the images are older than trainctl; push new ones "
                 "and deploy"
             )
-        given = dict(values)
-        if not isinstance(given["run"], str):
-            raise _wrong("run", given["run"], "text")
-        if not isinstance(given["command"], list):
-            raise _wrong("command", given["command"], "a list of at least one word")
-        if not isinstance(given.get("before", []), list):
-            raise _wrong("before", given["before"], "a list of words")
-        for name in ("variables", "secrets"):
-            if not isinstance(given.get(name, {}), dict):
-                raise _wrong(name, given[name], "an object of strings")
-        for name, allowed in _TEXTS.items():
-            if not isinstance(given.get(name, ""), str):
-                raise _wrong(name, given[name], allowed)
-        if (prices := given.pop("prices", None)) is not None:
-            given["prices"] = Prices.from_json(prices)
-        nodes = Range.parse(str(given.pop("nodes")), option="nodes")
-        return cls(**given, nodes=nodes)
+        nodes = Range.parse(str(values["nodes"]), option="nodes")
+        prices = values.get("prices")
+        converted = {"nodes": nodes, "prices": prices and Prices.from_json(prices)}
+        return cls(**(values | converted))
 
     def check_size(self, job: str) -> None:
         """Fail if ECS would not start the head of ``job`` with this order.

@@ -25,16 +25,20 @@ def attach_interfaces(
     resource.add_property_override(
         "LaunchTemplateData.NetworkInterfaces",
         [
+            # ECS attaches each task's own interface to card 0, and a card of p5.48xlarge has room
+            # for two: so the host's is a single one there, for IP and EFA together, or no task is
+            # ever placed. The others are for EFA only, and need no address of the subnet.
+            #
             # No word of a public address: EC2 refuses that with several interfaces. The subnet is
             # that of the group of hosts.
             {
-                "NetworkCardIndex": each.card,
-                "DeviceIndex": each.device,
-                "InterfaceType": "efa" if each.has_ip else "efa-only",
+                "NetworkCardIndex": card,
+                "DeviceIndex": 1 if card else 0,
+                "InterfaceType": "efa-only" if card else "efa",
                 "Groups": [group.security_group_id],
                 "DeleteOnTermination": True,
             }
-            for each in machine.efa_plan
+            for card in range(machine.efa_interfaces)
         ],
     )
 

@@ -1,18 +1,95 @@
-"""Checks of single settings: each raises InputError with the allowed values."""
+"""Allowed values of single settings: another one is an InputError that names them."""
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from contract.errors import InputError
+from contract.instance_types import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH
+from contract.job import MAX_SECONDS
 
 # Docker gives its bridge on every host this network: a VPC of the same addresses is not reachable
 # from a container. The second is link-local: instance metadata and the time service live there.
 RESERVED_NETWORKS: Final = ("172.17.0.0/16", "169.254.0.0/16")
 PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 
+_LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+#: Texts: pattern of all of it, and what it must be in words.
+TEXTS: Final[Mapping[str, tuple[str, str]]] = {
+    "region": (r"|[a-z]{2}(-[a-z]+)+-\d", "a region such as eu-west-1, or empty"),
+    "availability_zone": (r"|[a-z]{2}(-[a-z]+)+-\d[a-z]", "a zone such as eu-west-1a, or empty"),
+    "capacity_reservation_id": (
+        "|cr-[0-9a-f]{17}",
+        "the id of a reservation (cr- and 17 hexadecimal digits), or empty",
+    ),
+    "fsx_prefix": (
+        "([A-Za-z0-9_][A-Za-z0-9._-]*/)+",
+        "a prefix of the bucket that ends with a slash, such as datasets/",
+    ),
+    "image_tag": ("[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag, such as v1, or empty"),
+    "namespace": (
+        rf"{_LABEL}(\.{_LABEL})*",
+        "a DNS name in lower case, such as training.internal",
+    ),
+    "alarm_email": (r"|[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address, or empty"),
+    "github_repository": (
+        # With GitHub's ids of owner and repository, or without.
+        r"|[A-Za-z0-9][A-Za-z0-9-]{0,38}(@\d+)?/[A-Za-z0-9._-]{1,100}(@\d+)?",
+        "owner/name of one GitHub repository, or empty",
+    ),
+    "github_branch": (
+        "[A-Za-z0-9][A-Za-z0-9._/-]{0,99}",
+        "the name of one branch, without wildcards",
+    ),
+    "github_oidc_provider_arn": (
+        r"|arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com",
+        "the ARN of the account's provider token.actions.githubusercontent.com, or empty",
+    ),
+}
+#: The only values of some settings.
+CHOICES: Final[Mapping[str, tuple[str | int, ...]]] = {
+    "capacity_reservation_type": ("block", "on-demand"),
+    "efa": ("auto", "on", "off"),
+    "shared_storage": ("none", "fsx"),
+    "fsx_deployment": (SCRATCH, PERSISTENT),
+    "fsx_mbps_per_tib": tuple(PERSISTENT_GIB_MONTH),
+    "fsx_compression": ("none", "lz4"),
+    "fsx_on_destroy": ("export", "delete"),
+    # What CloudWatch Logs accepts.
+    "log_retention_days": (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
+}
+#: Numbers: the least and the most.
+NUMBERS: Final[Mapping[str, tuple[int, int]]] = {
+    "max_heads": (1, 16),
+    "max_workers": (1, 128),
+    "max_job_hours": (1, MAX_SECONDS // 3600),
+    "confirm_above_usd": (0, 1_000_000),
+    "archive_after_days": (0, 3650),
+    "expire_after_days": (0, 3650),
+    # No alarm on a query looks back further than three hours.
+    "idle_gpu_alarm_minutes": (10, 180),
+}
 
-def cidr(name: str, value: str) -> None:
+
+def check(values: Mapping[str, str | int]) -> None:
+    """Check each setting by itself.
+
+    Raises:
+        InputError: one has a value that is not allowed.
+    """
+    for name, (pattern, what) in TEXTS.items():
+        if not re.fullmatch(pattern, str(values[name])):
+            refuse(name, values[name], what)
+    for name, allowed in CHOICES.items():
+        one_of(name, values[name], allowed)
+    for name, (low, high) in NUMBERS.items():
+        if not low <= int(values[name]) <= high:
+            refuse(name, values[name], f"{low} to {high}")
+    _cidr("vpc_cidr", str(values["vpc_cidr"]))
+
+
+def _cidr(name: str, value: str) -> None:
     """Of a VPC."""
     try:
         network = ipaddress.IPv4Network(value)
@@ -27,21 +104,10 @@ def cidr(name: str, value: str) -> None:
             refuse(name, value, f"apart from {each}, which Docker uses on every host")
 
 
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def one_of(name: str, value: str | int, allowed: tuple[str | int, ...]) -> None:
+    """Raises InputError."""
     if value not in allowed:
-        refuse(name, value, f"one of {', '.join(allowed)}")
-
-
-def in_range(name: str, value: int, low: int, high: int, *, zero: str = "") -> None:
-    if not low <= value <= high:
-        refuse(name, value, f"{low} to {high}" + (f", or 0 for {zero}" if zero else ""))
-
-
-def matches(
-    name: str, value: str, pattern: re.Pattern[str], what: str, *, empty: bool = True
-) -> None:
-    if not (pattern.fullmatch(value) or (empty and not value)):
-        refuse(name, value, what)
+        refuse(name, value, f"one of {', '.join(map(str, allowed))}")
 
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:

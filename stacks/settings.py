@@ -6,6 +6,7 @@ command. Whatever is wrong is refused here, in one sentence, before anything is 
 
 import dataclasses
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -15,15 +16,8 @@ from typing import Any, Final, NoReturn
 
 from contract.errors import InputError
 from contract.images import content_tag
-from contract.instance_types import (
-    PERSISTENT,
-    PERSISTENT_GIB_MONTH,
-    SCRATCH,
-    FileSystem,
-    InstanceType,
-    instance_type,
-)
-from contract.job import MAX_SECONDS
+from contract.instance_types import FileSystem, InstanceType, instance_type
+from contract.job import ORDER_VERSION
 from contract.runs import RUNS_PREFIX
 from stacks import setting_checks as checks
 
@@ -32,28 +26,6 @@ PRESETS_KEY: Final = "presets"
 
 #: AWS's image for training, which has libfabric and the plug-in of NCCL.
 EFA_IMAGE: Final = "public.ecr.aws/deep-learning-containers/ray:train-ml-cuda"
-EFA_MODES: Final = ("auto", "on", "off")
-SHARED_STORAGES: Final = ("none", "fsx")
-RESERVATION_TYPES: Final = ("block", "on-demand")
-FSX_COMPRESSIONS: Final = ("none", "lz4")
-FSX_ENDS: Final = ("export", "delete")
-
-# What CloudWatch Logs accepts as a retention, in days.
-LOG_RETENTION_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731)
-
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-# With GitHub's ids of owner and repository, or without.
-_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,38}(@\d+)?/[A-Za-z0-9._-]{1,100}(@\d+)?")
-_BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
-_PROVIDER_ARN = re.compile(
-    r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
-)
-_DOMAIN = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
-_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
-_RESERVATION = re.compile(r"cr-[0-9a-f]{17}")
-_PREFIX = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,13 +116,7 @@ class Settings:
     """The account's provider for GitHub, if it has one: an account can have only one."""
 
     def __post_init__(self) -> None:
-        checks.matches("region", self.region, _REGION, "a region such as eu-west-1, or empty")
-        checks.matches(
-            "availability_zone",
-            self.availability_zone,
-            _ZONE,
-            "a zone such as eu-west-1a, or empty",
-        )
+        checks.check(dataclasses.asdict(self))
         if self.availability_zone and not self.availability_zone.startswith(self.region):
             checks.refuse(
                 "availability_zone",
@@ -158,55 +124,14 @@ class Settings:
                 f"a zone of the region in use, {self.region}, such as {self.region}a",
             )
         self._check_machines()
-        checks.matches(
-            "image_tag", self.image_tag, _TAG, "an image tag, such as v1, or empty", empty=False
-        )
-        checks.matches(
-            "namespace",
-            self.namespace,
-            _DOMAIN,
-            "a DNS name in lower case, such as training.internal",
-            empty=False,
-        )
-        checks.cidr("vpc_cidr", self.vpc_cidr)
-        checks.in_range("archive_after_days", self.archive_after_days, 0, 3650)
-        checks.in_range("expire_after_days", self.expire_after_days, 0, 3650)
         if 0 < self.expire_after_days <= self.archive_after_days:
             checks.refuse(
                 "expire_after_days",
                 self.expire_after_days,
                 f"0 (never) or more than archive_after_days, {self.archive_after_days}",
             )
-        if self.log_retention_days not in LOG_RETENTION_DAYS:
-            checks.refuse(
-                "log_retention_days",
-                self.log_retention_days,
-                f"one of {', '.join(map(str, LOG_RETENTION_DAYS))}",
-            )
-        checks.matches("alarm_email", self.alarm_email, _EMAIL, "an e-mail address, or empty")
-        # No alarm on a query looks back further than three hours.
-        checks.in_range("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, 10, 180)
         if self.idle_gpu_alarm_minutes % 5:
             checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
-        checks.matches(
-            "github_repository",
-            self.github_repository,
-            _REPOSITORY,
-            "owner/name of one GitHub repository, or empty",
-        )
-        checks.matches(
-            "github_branch",
-            self.github_branch,
-            _BRANCH,
-            "the name of one branch, without wildcards",
-            empty=False,
-        )
-        checks.matches(
-            "github_oidc_provider_arn",
-            self.github_oidc_provider_arn,
-            _PROVIDER_ARN,
-            "the ARN of the account's provider token.actions.githubusercontent.com, or empty",
-        )
 
     def _check_machines(self) -> None:
         head, worker = self.head, self.worker
@@ -225,17 +150,6 @@ class Settings:
             )
         if head.purchase != "on-demand":
             checks.refuse("head_instance_type", head.name, "a type that is sold on demand")
-        checks.in_range("max_heads", self.max_heads, 1, 16)
-        checks.in_range("max_workers", self.max_workers, 1, 128)
-        checks.matches(
-            "capacity_reservation_id",
-            self.capacity_reservation_id,
-            _RESERVATION,
-            "the id of a reservation (cr- and 17 hexadecimal digits), or empty",
-        )
-        checks.one_of(
-            "capacity_reservation_type", self.capacity_reservation_type, RESERVATION_TYPES
-        )
         reserved = worker.purchase == "capacity-block"
         if self.spot and (reserved or self.capacity_reservation_id):
             checks.refuse(
@@ -251,10 +165,10 @@ class Settings:
             )
         self._check_efa()
         self._check_shared_storage()
-        if self.root_volume_gib:
-            checks.in_range("root_volume_gib", self.root_volume_gib, 30, 16384, zero="as needed")
-        checks.in_range("max_job_hours", self.max_job_hours, 1, MAX_SECONDS // 3600)
-        checks.in_range("confirm_above_usd", self.confirm_above_usd, 0, 1_000_000)
+        if self.root_volume_gib and not 30 <= self.root_volume_gib <= 16384:
+            checks.refuse(
+                "root_volume_gib", self.root_volume_gib, "30 to 16384, or 0 for as needed"
+            )
 
     @property
     def num_training_nodes(self) -> int:
@@ -262,7 +176,6 @@ class Settings:
         return self.max_workers + (1 if self.head_trains else 0)
 
     def _check_efa(self) -> None:
-        checks.one_of("efa", self.efa, EFA_MODES)
         if self.efa == "on" and not self.worker.efa_interfaces:
             checks.refuse("efa", self.efa, f"auto or off: {self.worker.name} has no EFA")
         if self.uses_efa and self.head_trains and not self.head.efa_interfaces:
@@ -274,22 +187,9 @@ class Settings:
             )
 
     def _check_shared_storage(self) -> None:
-        checks.one_of("shared_storage", self.shared_storage, SHARED_STORAGES)
-        checks.one_of("fsx_deployment", self.fsx_deployment, (SCRATCH, PERSISTENT))
         gib = self.fsx_capacity_gib
         if gib != 1200 and not (gib > 0 and gib % 2400 == 0):
             checks.refuse("fsx_capacity_gib", gib, "1200 or a multiple of 2400: FSx has no others")
-        if self.fsx_mbps_per_tib not in PERSISTENT_GIB_MONTH:
-            allowed = f"one of {', '.join(map(str, PERSISTENT_GIB_MONTH))}"
-            checks.refuse("fsx_mbps_per_tib", self.fsx_mbps_per_tib, allowed)
-        checks.one_of("fsx_compression", self.fsx_compression, FSX_COMPRESSIONS)
-        checks.matches(
-            "fsx_prefix",
-            self.fsx_prefix,
-            _PREFIX,
-            "a prefix of the bucket that ends with a slash, such as datasets/",
-            empty=False,
-        )
         if self.fsx_prefix.startswith(f"{RUNS_PREFIX}/"):
             checks.refuse(
                 "fsx_prefix",
@@ -297,7 +197,6 @@ class Settings:
                 f"outside of {RUNS_PREFIX}/: two ways to write the same checkpoints would damage "
                 "them",
             )
-        checks.one_of("fsx_on_destroy", self.fsx_on_destroy, FSX_ENDS)
 
     @property
     def file_system(self) -> FileSystem | None:
@@ -309,6 +208,29 @@ class Settings:
             capacity_gib=self.fsx_capacity_gib,
             mbps_per_tib=self.fsx_mbps_per_tib,
         )
+
+    @property
+    def shape(self) -> str:
+        """Hosts and limits for the command line, JSON: ``trainctl.aws.shape``."""
+        values = {
+            "preset": self.preset,
+            "head_instance_type": self.head_instance_type,
+            "head_trains": self.head_trains,
+            "worker_instance_type": self.worker_instance_type,
+            "max_workers": self.max_workers,
+            "spot": self.spot,
+            "efa": self.uses_efa,
+            "image_tag": self.image_tag,
+            "max_heads": self.max_heads,
+            "root_volume_gib": self.root_volume_gib,
+            "max_job_hours": self.max_job_hours,
+            "confirm_above_usd": self.confirm_above_usd,
+            "log_retention_days": self.log_retention_days,
+            "order": ORDER_VERSION,
+        }
+        if self.file_system:
+            values["shared"] = self.file_system.to_json()
+        return json.dumps(values)
 
     @property
     def uses_efa(self) -> bool:

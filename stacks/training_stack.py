@@ -4,14 +4,12 @@ Deploying it starts no host: everything that costs money per hour is at zero unt
 ``trainctl cluster up`` asks for it.
 """
 
-import json
 from typing import Any
 
 import aws_cdk as cdk
 from constructs import Construct
 
 from contract import outputs as stack_outputs
-from contract.job import ORDER_VERSION
 from stacks.core_stack import CoreStack
 from stacks.dashboard import Dashboard
 from stacks.gpu_cluster import GpuCluster
@@ -72,25 +70,7 @@ class TrainingStack(cdk.Stack):
             stack_outputs.TASK_EVENTS: events.log_group.log_group_name,
             stack_outputs.DASHBOARD: dashboard.dashboard.dashboard_name,
             stack_outputs.RAY_TOKEN: self.nodes.token.secret_arn,
-            stack_outputs.SHAPE: json.dumps(
-                {
-                    "preset": settings.preset,
-                    "head_instance_type": settings.head.name,
-                    "head_trains": settings.head_trains,
-                    "worker_instance_type": settings.worker.name,
-                    "max_workers": settings.max_workers,
-                    "spot": settings.spot,
-                    "efa": settings.uses_efa,
-                    "image_tag": settings.image_tag,
-                    "max_heads": settings.max_heads,
-                    "root_volume_gib": settings.root_volume_gib,
-                    "max_job_hours": settings.max_job_hours,
-                    "confirm_above_usd": settings.confirm_above_usd,
-                    "log_retention_days": settings.log_retention_days,
-                    "order": ORDER_VERSION,
-                    **({"shared": shared.to_json()} if (shared := settings.file_system) else {}),
-                }
-            ),
+            stack_outputs.SHAPE: settings.shape,
         }
         if self.cluster.storage:
             outputs[stack_outputs.SHARED] = self.cluster.storage.file_system_id

@@ -35,23 +35,7 @@ class Planned:
     @property
     def shape(self) -> Shape:
         """The shape that ``trainctl`` would read from the outputs."""
-        found = self.settings
-        return Shape(
-            preset=found.preset,
-            head=found.head,
-            worker=found.worker,
-            head_trains=found.head_trains,
-            max_heads=found.max_heads,
-            max_workers=found.max_workers,
-            spot=found.spot,
-            efa=found.uses_efa,
-            image_tag=found.image_tag,
-            root_volume_gib=found.root_volume_gib,
-            max_job_hours=found.max_job_hours,
-            confirm_above_usd=found.confirm_above_usd,
-            log_retention_days=found.log_retention_days,
-            shared=found.file_system,
-        )
+        return Shape.from_json(self.settings.shape)
 
     @property
     def makes_github_provider(self) -> bool:

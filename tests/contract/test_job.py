@@ -75,7 +75,7 @@ def test_defaults_are_filled_in() -> None:
     [
         ({"run": "a/b"}, "run name 'a/b' is not usable"),
         ({"run": 3}, "run is 3: it must be text"),
-        ({"command": []}, r"command is \[\]: it must be a list of at least one word"),
+        ({"command": []}, r"command is \[\]: it must be a list whose first word is a program"),
         ({"command": "ls"}, "command is 'ls': it must be a list"),
         ({"command": [""]}, "whose first word is a program"),
         ({"nodes": "4:1"}, "nodes is 4:1: in MIN:MAX, MIN must not be above MAX"),

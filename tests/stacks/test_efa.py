@@ -55,32 +55,11 @@ def test_each_network_card_has_one_interface_that_names_the_group_of_the_nodes(
 
 
 @every_efa_type
-def test_on_every_type_the_interfaces_are_as_many_as_it_has_and_leave_card_0_room(
-    machine: InstanceType,
-) -> None:
-    plan = machine.efa_plan
-    assert len(plan) == machine.efa_interfaces
-    places = {(each.card, each.device) for each in plan}
-    assert len(places) == len(plan)
-    assert {each.card for each in plan} == {*range(len(plan))}, "one on each card"
-    assert [each for each in plan if each.has_ip] == [plan[0]]
-    assert (plan[0].card, plan[0].device) == (0, 0)
-    # Two slots on a card are what the smallest have: the host's and, on card 0, the task's.
-    assert all(each.device <= 1 for each in plan)
-    assert sum(each.card == 0 for each in plan) + 1 <= 2
-
-
-@every_efa_type
 def test_huge_pages_leave_the_container_its_memory(machine: InstanceType) -> None:
     assert 0 < machine.efa_huge_pages_mib <= 5120
     # Linux and the firmware keep 3 % of such hosts, the agents 384 MiB.
     left = 0.97 * machine.memory_mib - machine.container_memory_mib - machine.efa_huge_pages_mib
     assert left >= 384
-
-
-def test_a_type_without_efa_has_no_plan() -> None:
-    assert INSTANCE_TYPES["g5.xlarge"].efa_plan == ()
-    assert INSTANCE_TYPES["g5.xlarge"].efa_huge_pages_mib == 0
 
 
 @each_deployed
