@@ -387,22 +387,6 @@ class FileSystem:
         month = _SCRATCH_GIB_MONTH if is_scratch else PERSISTENT_GIB_MONTH[self.mbps_per_tib]
         return month * self.capacity_gib / _HOURS_PER_MONTH
 
-    def to_json(self) -> dict[str, object]:
-        """As ``from_json`` reads it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """
-        Raises:
-            KeyError, ValueError: it is not what ``to_json`` wrote.
-        """
-        return cls(
-            deployment=str(values["deployment"]),
-            capacity_gib=int(values["capacity_gib"]),
-            mbps_per_tib=int(values["mbps_per_tib"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostPrice:

@@ -229,7 +229,7 @@ class Settings:
             "order": ORDER_VERSION,
         }
         if self.file_system:
-            values["shared"] = self.file_system.to_json()
+            values["shared"] = dataclasses.asdict(self.file_system)
         return json.dumps(values)
 
     @property

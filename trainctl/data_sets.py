@@ -209,7 +209,7 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
     found += [(each, str(values.get(each) or "")) for each in ("model", "tokenizer")]
     found += [("chat-template", str(values.get("chat_template") or ""))]
     for name, place in found:
-        if place.startswith("s3://") and not f"{place}/".startswith(f"{bucket.uri}/"):
+        if place.startswith("s3://") and not bucket.holds(place):
             raise UsageError(
                 f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "
                 f"it there, for example with aws s3 cp --recursive {place} {bucket.uri}/{name}/"

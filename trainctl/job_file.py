@@ -54,7 +54,7 @@ class JobFile:
             parameters: typer's, of the command.
 
         Raises:
-            UsageError: a key is unknown, or a value is none of its option.
+            UsageError: a key is unknown, or a table is none.
         """
         of_key = {
             max(each.opts, key=len).lstrip("-").replace("-", "_"): each
@@ -71,7 +71,6 @@ class JobFile:
         found: dict[str, object] = {}
         for key, value in self._values.items():
             if key in of_key and key not in _TABLES:
-                self._check(key, value, of_key[key])
                 found[of_key[key].name] = value
         if isinstance(code := found.get("code"), str):
             # Relative to the file, wherever the command is given.
@@ -80,18 +79,6 @@ class JobFile:
             self.pairs(key)
         self.words([])
         return found
-
-    def _check(self, key: str, value: object, option: Any) -> None:
-        if option.is_flag:
-            wanted, is_right = "true or false", isinstance(value, bool)
-        elif option.type_descriptor.annotation in (float, int):
-            wanted = "a number"
-            is_right = isinstance(value, int | float) and not isinstance(value, bool)
-        else:
-            wanted = "text"
-            is_right = isinstance(value, str) or (key == "nodes" and type(value) is int)
-        if not is_right:
-            raise self._error(f"{key} is {_shown(value)}: it must be {wanted}")
 
     def pairs(self, key: str) -> list[str]:
         """The ``NAME=VALUE`` of a table, ``env`` or ``secret``.

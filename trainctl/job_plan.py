@@ -28,7 +28,7 @@ from trainctl import (
     published_models,
     variables,
 )
-from trainctl.aws.deployment import Deployment, Undeployed
+from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
@@ -218,11 +218,23 @@ def check_given(given: JobOptions) -> None:
 
 
 def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
-    """Check what was given against the deployment, after ``check_given``.
+    """Plan a job, after ``check_given``, which could be started now.
 
     Raises:
-        InputError, UsageError: it does not suit the deployment, or the job could not be started
-            now.
+        InputError, UsageError: it does not suit the deployment, or could not be started now.
+        CliError: there is no image to run.
+    """
+    plan = priced(deployment, given)
+    check(deployment, plan)
+    place = deployment.jobs.queue(plan.shape.limits, new=plan.spec.nodes).get("")
+    return dataclasses.replace(plan, place=place)
+
+
+def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
+    """Plan a job, of a deployment too that has not been made.
+
+    Raises:
+        InputError, UsageError: it does not suit the deployment.
     """
     shape, words = deployment.shape, given.words or []
     given.check_fit(shape)
@@ -253,8 +265,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
     from_here = variables.variables(given.env or [])
-    account = None if isinstance(deployment, Undeployed) else deployment.account
-    from_secrets = variables.secrets(given.secret or [], account)
+    from_secrets = variables.secrets(given.secret or [])
     if both := from_here.keys() & from_secrets.keys():
         raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
     prices = shape.prices(deployment.region)
@@ -276,7 +287,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         if given.before is not None
         else (),
     )
-    plan = JobPlan(
+    return JobPlan(
         spec=spec,
         shape=shape,
         workers=workers,
@@ -285,11 +296,6 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         why_deadline=why_deadline,
         expected=expected,
     )
-    if isinstance(deployment, Undeployed):
-        return plan
-    check(deployment, plan)
-    place = deployment.jobs.queue(shape.limits, new=nodes).get("")
-    return dataclasses.replace(plan, place=place)
 
 
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
@@ -352,10 +358,11 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
 
     Raises:
         InputError: ECS would not accept its order.
-        UsageError: its run is being trained.
+        UsageError: its run is being trained, or a secret is missing.
         CliError: there is no image to run.
     """
     check_images(deployment)
+    variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
         address = _code_address(deployment, spec.run, longest)
@@ -414,8 +421,7 @@ def _recipe_command(
     config = read_command(
         words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
-    if not isinstance(deployment, Undeployed):
-        data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
+    data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
     published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
     return [*launch, "--workers", str(workers), *words[1:]], config

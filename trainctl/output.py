@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -74,11 +73,10 @@ def print_table(
     prose: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> None:
-    """Print a table for people, in which no id, state or option name is ever cut.
+    """Print a table for people, in which nothing is ever cut.
 
     On a terminal that is too narrow for one line per row, optional columns are left out and columns
-    of prose wrap. Where that does not suffice, each row becomes a few lines: its first cell, then
-    one line per further cell.
+    of prose wrap; where that does not suffice, all columns do.
 
     Args:
         columns: headings, one per cell of a row.
@@ -111,29 +109,13 @@ def print_table(
         if not fits():
             del least[name]
     kept = [number for number, name in enumerate(columns) if name in least]
-    columns, rows = [*least], [[row[number] for number in kept] for row in rows]
+    rows = [[row[number] for number in kept] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-    for name, width in least.items():
-        table.add_column(Text(name), min_width=width, no_wrap=name not in prose)
+    for name in least:
+        table.add_column(Text(name), no_wrap=fits() and name not in prose, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    if fits():
-        console.print(table)
-        return
-    label = max(map(cell_len, columns[1:]))
-    for first, *others in rows:
-        console.print(Text(first, style="bold"))
-        for name, cell in zip(columns[1:], others, strict=True):
-            lines = textwrap.wrap(
-                cell,
-                console.width,
-                initial_indent=f"  {name:{label}}  ",
-                subsequent_indent=" " * (label + 2 * _GAP),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            if lines:
-                print_text("\n".join(lines))
+    console.print(table)
 
 
 def confirm(question: str, *, yes: bool, default: bool = True) -> None:

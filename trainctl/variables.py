@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from contract.job import SECRETS_PREFIX, check_variable
@@ -64,14 +64,11 @@ def refuse_secrets(found: Mapping[str, str]) -> None:
             )
 
 
-def secrets(given: Sequence[str], account: Account | None) -> dict[str, str]:
+def secrets(given: Sequence[str]) -> dict[str, str]:
     """``NAME=SECRET``: which variable has the value of which secret.
 
-    Args:
-        account: has the secrets; None: it is not asked.
-
     Raises:
-        InputError: a name is not usable, or there is no such secret.
+        InputError: a name is not usable.
     """
     found = {}
     for each in given:
@@ -83,10 +80,18 @@ def secrets(given: Sequence[str], account: Account | None) -> dict[str, str]:
                 f"--secret is {each!r}: it must be NAME={SECRETS_PREFIX}SECRET; jobs may read no "
                 "other secrets"
             )
-        if account and not account.has_secret(secret):
+        found[name] = secret
+    return found
+
+
+def check_secrets(names: Iterable[str], account: Account) -> None:
+    """
+    Raises:
+        UsageError: the account has no secret of one of these names.
+    """
+    for secret in names:
+        if not account.has_secret(secret):
             raise UsageError(
                 f"there is no secret {secret!r}: aws secretsmanager create-secret --name {secret} "
                 "--secret-string file://FILE"
             )
-        found[name] = secret
-    return found

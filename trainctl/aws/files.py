@@ -47,9 +47,13 @@ class Bucket:
         """Addresses of a run's files."""
         return RunPaths.of(f"{self.uri}/{RUNS_PREFIX}", run)
 
+    def holds(self, uri: str) -> bool:
+        """True if an address is in this bucket."""
+        return f"{uri}/".startswith(f"{self.uri}/")
+
     def key(self, uri: str) -> str:
         """The key of an address in this bucket."""
-        assert uri.startswith(f"{self.uri}/"), uri
+        assert self.holds(uri), uri
         return uri.removeprefix(f"{self.uri}/")
 
     def read(self, key: str) -> bytes | None:
@@ -177,6 +181,10 @@ class EmptyBucket(Bucket):
 
     def __init__(self) -> None:
         self.name = "BUCKET"
+
+    def holds(self, _uri: str) -> bool:
+        """Any address may be in it."""
+        return True
 
     def read(self, _key: str) -> None:
         """Nothing is there."""

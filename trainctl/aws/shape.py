@@ -56,7 +56,7 @@ class Shape:
         built: dict[str, Any] = {
             "head": instance_type(str(values["head_instance_type"])),
             "worker": instance_type(str(values["worker_instance_type"])),
-            "shared": FileSystem.from_json(values["shared"]) if "shared" in values else None,
+            "shared": FileSystem(**values["shared"]) if "shared" in values else None,
         }
         names = [each.name for each in fields(cls) if each.name not in built]
         return cls(**built, **{name: values[name] for name in names})

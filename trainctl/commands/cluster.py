@@ -325,7 +325,8 @@ def status(
         [task.node, task.id, task.status, task.health, task.address, _age(task.since)]
         for task in tasks
     ]
-    output.print_table(["node", "task", "status", "health", "address", "since"], rows)
+    columns = ["node", "task", "status", "health", "address", "since"]
+    output.print_table(columns, rows, optional=["health", "address"])
     wanted, tag = services[nodes.WORKER].wanted, deployment.shape.image_tag
     output.print_text(
         f"\nwanted: a head, {counted(wanted, 'worker node')}; images: {tag}\n"
@@ -351,7 +352,8 @@ def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
         ]
         for host in hosts
     ]
-    output.print_table(["host", "type", "state", "tasks", "since", "an hour"], rows)
+    columns = ["host", "type", "state", "tasks", "since", "an hour"]
+    output.print_table(columns, rows, optional=["tasks", "since"])
 
 
 def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:

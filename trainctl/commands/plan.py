@@ -21,12 +21,11 @@ def plan(
     With -c it needs neither a deployment nor an account: trainctl plan ddp -c preset=ddp
     """
     job_plan.check_given(given)
-    found = job_plan.plan_of(
-        checkout_settings.undeployed(context, region=where.region)
-        if context
-        else where.find(to_start=True),
-        given,
-    )
+    if context:
+        deployment = checkout_settings.undeployed(context, region=where.region)
+        found = job_plan.priced(deployment, given)
+    else:
+        found = job_plan.plan_of(where.find(to_start=True), given)
     if as_json:
         output.print_json(found.values())
     else:
