@@ -363,7 +363,7 @@ class Node:
                 if self._stopped_by is None or self.config.kind == nodes.HEAD:
                     continue
             if self._head_is_lost():
-                say("the head is gone: nothing to drain")
+                say("the head has ended: this node ends too")
                 ray.kill()
 
     def _head_is_lost(self) -> str | None:
@@ -377,7 +377,7 @@ class Node:
         if self._is_unfit:
             return exits.BAD_HOST
         if self._stopped_by is not None:
-            say(f"stopped on request, Ray has drained (exit code {code})")
+            say("stopped on request")
             return exits.OK
         if self.config.kind == nodes.WORKER and (lost := self._head_is_lost()):
             say(f"the head is lost after {lasted_s:.0f} s: {lost}")
