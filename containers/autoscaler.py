@@ -97,6 +97,8 @@ class EcsNodeProvider(NodeProvider):
         self._started: dict[str, tuple[float, dict[str, str]]] = {}
         self._shown: set[str] = set()
         self._ended: set[str] = set()
+        self._is_wanted = True
+        """False once ECS has told the head's own task to stop."""
 
     # --- what is there ------------------------------------------------------------------------
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
@@ -115,7 +117,9 @@ class EcsNodeProvider(NodeProvider):
             }
             recent = dict(self._started)
             known = {*recent, *self._tasks}
-        tasks = {task["taskArn"]: task for task in self._described({*listed, *known})}
+        head = self._settings["head"]
+        tasks = {task["taskArn"]: task for task in self._described({*listed, *known, head})}
+        self._is_wanted = not _has_ended(tasks.pop(head, {}))
         for arn, (_, tags) in recent.items():
             # Started a moment ago: ECS is not consistent yet.
             tasks.setdefault(arn, {"taskArn": arn, "lastStatus": "PROVISIONING", "tags": _to(tags)})
@@ -132,8 +136,7 @@ class EcsNodeProvider(NodeProvider):
             gone = ended - self._ended
             self._tasks = {arn: task for arn, task in tasks.items() if arn not in gone}
             self._shown = {*self._tasks}
-        head = self._settings["head"]
-        nodes = [head, *(arn for arn in self._tasks if arn != head)]
+        nodes = [head, *self._tasks]
         return [node for node in nodes if tag_filters.items() <= self.node_tags(node).items()]
 
     def is_running(self, node_id: str) -> bool:
@@ -187,9 +190,13 @@ class EcsNodeProvider(NodeProvider):
         """Start ``count`` tasks.
 
         Raises:
-            NodeLaunchException: ECS did not place all of them; those that it did are kept.
+            NodeLaunchException: ECS did not place all of them; those that it did are kept. Or ECS
+                has told this head to stop, which behind a dead agent does not hear it: its
+                successor starts the nodes.
         """
         del node_config
+        if not self._is_wanted:
+            raise NodeLaunchException("stopped", "ECS has told this head to stop", None)
         left = count
         while left:
             wanted = min(left, RUN_TASK_MOST)

@@ -258,6 +258,21 @@ def test_the_head_is_a_node_that_is_never_ended() -> None:
     assert own.non_terminated_nodes({}) == [HEAD]
 
 
+def test_a_head_that_ecs_has_told_to_stop_starts_no_nodes_beside_its_successors() -> None:
+    """Behind a dead agent it does not hear of that, and goes on."""
+    ecs = SimulatedEcs()
+    own = provider(ecs)
+    task = {"lastStatus": "RUNNING", "desiredStatus": "RUNNING", "startedBy": "Step Functions"}
+    ecs.tasks[HEAD] = {"taskArn": HEAD, "visible_at": 0.0, **task}
+    assert own.non_terminated_nodes({}) == [HEAD]
+    own.create_node({}, TAGS, 1)
+    ecs.tasks[HEAD]["desiredStatus"] = "STOPPED"
+    assert len(own.non_terminated_nodes({})) == 2
+    with pytest.raises(NodeLaunchException, match="told this head to stop"):
+        own.create_node({}, TAGS, 1)
+    assert ecs.calls == [1]
+
+
 def test_workers_learn_their_kind_and_where_the_head_is() -> None:
     ecs = SimulatedEcs()
     provider(ecs).create_node({}, TAGS, 1)
