@@ -437,12 +437,6 @@ CONTROL: Final = (
     ),
     # --- by what the tests had looked at
     _keeper(
-        name="stopped-tasks-count-as-running",
-        old='[task for task in tasks if task["desiredStatus"] != "STOPPED"]',
-        new="tasks",
-        felt="hosts whose tasks end are kept, as if somebody needed them",
-    ),
-    _keeper(
         name="idle-since-it-joined",
         old='[host["registeredAt"], *ends]',
         new='[host["registeredAt"]]',

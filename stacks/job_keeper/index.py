@@ -93,7 +93,10 @@ def described(arns: list[str]) -> "list[TaskTypeDef]":
 
 
 def running(*, started_by: str = "", family: str = "") -> "list[TaskTypeDef]":
-    """Tasks of the cluster that were not told to stop yet; all, or those with one property."""
+    """Tasks of the cluster, all or those with one property.
+
+    Those that were told to stop are missing, but for seconds: lists are eventually consistent.
+    """
     # ECS's default is the same as this: those whose desired status is RUNNING.
     request: ListTasksRequestPaginateTypeDef = {"cluster": CLUSTER}
     if started_by:  # which must be the only filter
@@ -101,9 +104,7 @@ def running(*, started_by: str = "", family: str = "") -> "list[TaskTypeDef]":
     if family:
         request["family"] = family
     pages = boto3.client("ecs").get_paginator("list_tasks").paginate(**request)
-    tasks = described([arn for page in pages for arn in page["taskArns"]])
-    # The list is eventually consistent: it may still have tasks that have been told to stop.
-    return [task for task in tasks if task["desiredStatus"] != "STOPPED"]
+    return described([arn for page in pages for arn in page["taskArns"]])
 
 
 def patience_of(task: "TaskTypeDef") -> float:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from botocore.exceptions import ClientError, ReadTimeoutError
 from greenlet import getcurrent
 
-from contract import times
+from contract import runs, times
 from contract.job import JobSpec, overrides
 from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
@@ -43,7 +43,7 @@ def refused(code: str) -> ClientError:
 
 # --- JSONata --------------------------------------------------------------------------------------
 @functools.cache
-def compiled(expression: str) -> Any:
+def compiled(value: str) -> Any:
     """A JSONata expression; its evaluator is installed for the local AWS only."""
     (packages,) = (ROOT / ".venv-aws" / "lib").glob("python*/site-packages")
     sys.path.append(str(packages))
@@ -51,16 +51,16 @@ def compiled(expression: str) -> Any:
         jsonata = importlib.import_module("jsonata.jsonata").Jsonata
     finally:
         sys.path.remove(str(packages))
-    return jsonata.jsonata(expression)
+    return jsonata.jsonata(value[2:-2].strip().replace("$millis()", "$virtual_ms"))
 
 
 @functools.cache
-def plain(text: str) -> tuple[tuple[str, ...], str | None] | None:
+def plain(value: str) -> tuple[tuple[str, ...], str | None] | None:
     """The path of an expression that only looks up a value, and the text that it is compared with.
 
     Most expressions are of this kind, and the evaluator is slow.
     """
-    found = re.fullmatch(r"\$(\w+(?:\.\w+)*)(?: = '(\w+)')?", text)
+    found = re.fullmatch(r"\{% \$(\w+(?:\.\w+)*)(?: = '(\w+)')? %\}", value)
     return (tuple(found[1].split(".")), found[2]) if found else None
 
 
@@ -72,14 +72,13 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
         return [evaluate(each, variables, now) for each in value]
     if not (isinstance(value, str) and value.startswith("{%")):
         return value
-    text = value[2:-2].strip().replace("$millis()", "$virtual_ms")
-    if known := plain(text):
+    if known := plain(value):
         path, other = known
         found: Any = variables
         for name in path:
             found = found[name]
         return found if other is None else found == other
-    expression = compiled(text)
+    expression = compiled(value)
     frame = expression.create_frame()
     for name, each in {**variables, "virtual_ms": round(now * 1000)}.items():
         frame.bind(name, each)
@@ -347,7 +346,7 @@ class Account:
         """The keeper fails at its first call."""
         self.client = functools.cache(functools.partial(Client, self))
         self._was_left = True
-        self._failed_at = 0.0
+        self.failed_at = 0.0
         """When the keeper last failed, or was killed."""
 
     def execution(self, arn: str) -> "Execution":
@@ -509,12 +508,12 @@ class Account:
             except EndedError:
                 world.tell(f"the keeper is killed ({process.what})")
                 world.happened["keeper killed"] += 1
-                self._failed_at = world.now
+                self.failed_at = world.now
             except (KeyError, AttributeError, TypeError, IndexError) as error:
                 world.blame(f"the keeper: {error!r}")
             except Exception as error:
                 world.tell(f"the keeper fails: {error!r:.150}")
-                self._failed_at = world.now
+                self.failed_at = world.now
             world.after(0.1, hear, answer, is_well)
 
         process = world.spawn(call)
@@ -552,22 +551,24 @@ class Account:
         self.invoke(event, heard)
 
     def sweep(self) -> None:
-        """Every few minutes; of a deployment in which nothing is left, once."""
+        """Every few minutes; where nothing is left and all records are written, once."""
         self.world.after(times.SWEEP_EVERY_S, self.sweep)
-        model, oldest = self.model, self.world.now - times.CLOSED_S
+        model, closed = self.model, self.world.now - times.SWEEP_GRACE_S - times.SWEEP_EVERY_S
         is_left = (
             any(group.instances or group.desired for group in model.groups.values())
             or any(task["lastStatus"] != "STOPPED" for task in model.tasks.values())
-            or any(not 0 < job.ended < oldest for job in self.executions.values())
+            or any(
+                not 0 < job.ended < closed or job.record not in self.objects
+                for job in self.executions.values()
+            )
         )
         if is_left or self._was_left:
             self.notify({"Action": "sweep"})
         self._was_left = is_left
-        for task in model.tasks.values():
+        for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
-            since = max(job.ended if job else 0, task["createdAt"].timestamp(), self._failed_at)
-            is_orphan = job and job.ended and task["desiredStatus"] == "RUNNING"
-            if is_orphan and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
+            since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
+            if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
 
 
@@ -584,12 +585,15 @@ class Execution:
         self.account, self.name, self.order = account, name, order
         self.status, self.error, self.cause, self.output = "RUNNING", "", "", ""
         self.began, self.ended = world.now, 0.0
+        self.num_starts = 0
+        """How often it came to the state that asks for a head."""
         self.heads: list[tuple[float, str]] = []
         """When they were submitted, and their ARNs."""
         self.heard: list[Record] = []
         """Heads that ran, and of whose end it has heard."""
         spec = JobSpec.from_json(order)
         self.patience_s, self.nodes = spec.capacity_wait_s, spec.nodes
+        self.record = runs.job_record(spec.run, name)
         self.granted = Range(0, 0)
         """Worker nodes that it was admitted with."""
         self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
@@ -666,6 +670,7 @@ class Execution:
             state, self.at = states[at], at
             world.happened[f"state {at}"] += 1
             self.account.on_state(at)
+            self.num_starts += at == "Head"
             if state["Type"] in ("Task", "Wait") and at not in ("Queue", "Admit"):
                 world.tell(f"{self.name}: {at}")
             variables["states"] = {"context": context}

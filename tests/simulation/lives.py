@@ -23,7 +23,7 @@ from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USE
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
 from containers.job import Decisions, Seen
-from contract import exits, job_outcome, runs, times
+from contract import exits, job_outcome, times
 from contract.admission import Limits
 from contract.job import (
     STOP_ERROR,
@@ -34,7 +34,7 @@ from contract.job import (
 )
 from contract.job_outcome import deadline_of, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
-from rehearsal.model import Group, Model, Record, Times
+from rehearsal.model import NO_HOST, Group, Model, Record, Times
 from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of, stamp
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling
@@ -50,7 +50,7 @@ FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 #: Between two looks of a head; always Ray's five seconds would take four times as long.
-TICKS_S: Final = (5.0, 20.0, 20.0, 20.0)
+TICKS_S: Final = (5.0, 20.0, 40.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +119,7 @@ class Life:
 
     # --- containers
     def pull(self, task: Record) -> None:
+        self._check_fit(task)
         seconds = self.chance.uniform(*self.model.times.starts)
         self.world.after(seconds, self.model.begin, task)
 
@@ -131,6 +132,20 @@ class Life:
             head.process = self.world.spawn(head.run)
         else:
             task["_joins"] = self.world.now + self.chance.uniform(5, 40)
+
+    def _check_fit(self, task: Record) -> None:
+        """Once the keeper was told that a host is bad, no task comes to it."""
+        host, failed = self.model.hosts[task["containerInstanceArn"]], self.account.failed_at
+        if host["_fate"] != "bad" or self.world.happened["fault: aws is in trouble"]:
+            return
+        for each in [each for each in host["_tasks"] if "stoppedAt" in each]:
+            job, at = self.account.job_of(each), each["stoppedAt"].timestamp()
+            head = self.heads.get(job.head["taskArn"]) if job and job.head else None
+            # A head that has been there for a while has seen its workers.
+            is_seen = head and head.is_alive and head.task["startedAt"].timestamp() < at - 120
+            is_told = job and job.status == "RUNNING" and (each in job.heard or is_seen)
+            if is_told and failed < at < self.world.now - 90:
+                self.world.blame(f"{name_of(task)} comes to {host['ec2InstanceId']}, which is bad")
 
     def terminate(self, task: Record) -> None:
         if head := self.heads.get(task["taskArn"]):
@@ -265,6 +280,12 @@ class Life:
     def running(self) -> list[Execution]:
         return [job for job in self.account.executions.values() if job.status == "RUNNING"]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether sweeps have had the time to end what the last job has left."""
+        ends = [job.ended or self.world.now for job in self.account.executions.values()]
+        return max(ends, default=0) < self.world.now - times.HOST_JOINS_S - 2 * times.SWEEP_EVERY_S
+
     def state_of(self, job: Execution) -> str:
         """Where a job is: in the state machine, and at its head."""
         if job.status != "RUNNING":
@@ -311,8 +332,7 @@ class Life:
     def _check_job(self, job: Execution) -> None:
         world = self.world
         spec = JobSpec.from_json(job.order)
-        key = runs.job_record(spec.run, job.name)
-        record = self.account.objects.get(key)
+        record = self.account.objects.get(job.record)
         if job.status == "RUNNING":
             world.blame(f"{job.name} never ends")
             return
@@ -322,7 +342,7 @@ class Life:
         written = json.loads(record)
         world.happened[f"job {written['status']}"] += 1
         if job.status == "ABORTED":
-            is_by_user = job.error == STOP_ERROR and self.account.written[key] > job.ended
+            is_by_user = job.error == STOP_ERROR and self.account.written[job.record] > job.ended
             if is_by_user and written["reason"] != STOPPED_BY_USER:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
             return
@@ -335,6 +355,10 @@ class Life:
         ran = [each for each in heads if "startedAt" in each]
         if written["attempts"] is not None and written["attempts"] < len(ran):
             world.blame(f"{job.name} had {written['attempts']} attempts, and {len(ran)} heads")
+        reasons = [self.model.tasks[arn].get("stoppedReason") for _, arn in job.heads]
+        # The last one may be over because of the deadline, and not for want of a host.
+        if (written["attempts"] or 0) > job.num_starts - reasons[:-1].count(NO_HOST[1]):
+            world.blame(f"{job.name}: {written['attempts']} attempts, of {job.num_starts} starts")
         in_a_row = 0
         for head in job.heard:
             seconds = (head["stoppedAt"] - head["startedAt"]).total_seconds()
@@ -386,6 +410,8 @@ class Life:
             if own in (exits.OK, 1, 3, exits.KILLED) or not is_recipe:
                 expected = JobStatus.FAILED if own else JobStatus.SUCCEEDED
         ended_by_itself = head["stopCode"] == "EssentialContainerExited" and ended < deadline
+        if ended > deadline + 1 and code != exits.OK and written["status"] != JobStatus.DEADLINE:
+            self.world.blame(f"{job.name} goes on after its deadline, and is {written['status']}")
         if expected and ended_by_itself and written["status"] != expected:
             early = f"{deadline - ended:.0f} s before the deadline"
             said = written["status"]
@@ -429,11 +455,13 @@ class Head:
     def run(self) -> None:
         world, life = self.world, self.life
         world.sleep(life.chance.uniform(5, 30))  # Ray starts
-        decisions = Decisions(self.spec, deadline_of(self.task, default=0), world.now)
-        began: float | None = None
-        enough_at = world.now
+        deadline = deadline_of(self.task, default=0)
+        decisions = Decisions(self.spec, deadline, world.now)
+        patience = self.spec.capacity_wait_s if self.spec.recipe else float("inf")
         code: int | None = None
         program = life.programs[self.job.name]
+        left, looked = program.seconds, world.now
+        short_since: float | None = None
         while code is None:
             world.sleep(life.chance.choice(TICKS_S))
             there = self._reconcile()
@@ -445,17 +473,21 @@ class Head:
                     is_stopped=self.is_stopped,
                 )
             )
-            if there >= self.spec.nodes.low:
-                enough_at, self.at = world.now, "trains"
-                began = began or world.now
-            elif world.now - enough_at > self.spec.capacity_wait_s + 120 and self.spec.recipe:
-                world.blame(f"head of {self.job.name} waits for ever")
-            else:
-                self.at = "lacks nodes"
+            is_short = there < self.spec.nodes.low
+            short_since = (short_since or world.now) if is_short else None
+            self.at = "lacks nodes" if is_short else "trains"
+            # A recipe waits for nodes that it has lost, and a program goes on without them.
+            if not is_short or (left < program.seconds and not self.spec.recipe):
+                left -= world.now - looked
+            looked = world.now
             if found:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")
-            elif began is not None and world.now - began > program.seconds:
+            elif world.now > deadline:
+                world.blame(f"head of {self.job.name} goes on after its deadline")
+            elif short_since and world.now - short_since > patience:
+                world.blame(f"head of {self.job.name} waits for ever")
+            elif left < 0:
                 code, _ = decisions.exit_code(program.code)
                 life.own[self.task["taskArn"]] = program.code
         if code == exits.KILLED:
@@ -642,5 +674,7 @@ def live(seed: int, *, states: Record, keeper: ModuleType) -> Life:
     with _handed_in(life.world, life.account, keeper, life.limits):
         life.plan()
         life.world.run(began + HOURS * 3600)
+        while life.world.now < began + 2 * HOURS * 3600 and not life.is_over:
+            life.world.run(life.world.now + times.SWEEP_EVERY_S)
         life.check()
     return life

@@ -37,7 +37,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.now = BEGAN
+        self.now = self._until = BEGAN
         self.history: list[tuple[float, str]] = []
         self.wrong: list[str] = []
         self.happened: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class World:
         heappush(self._due, (self.now + seconds, next(self._number), call, given))
 
     def run(self, until: float) -> None:
-        due = self._due
+        due, self._until = self._due, until
         while due and due[0][0] <= until:
             self.now, _, call, given = heappop(due)
             call(*given)
@@ -81,8 +81,12 @@ class World:
     def sleep(self, seconds: float) -> None:
         """Of the process that calls it."""
         current: Any = getcurrent()
-        self.after(seconds, current.switch)
-        self._hub.switch()
+        at = self.now + seconds
+        if at <= self._until and not (self._due and self._due[0][0] <= at):
+            self.now = at  # nothing else happens until then
+        else:
+            self.after(seconds, current.switch)
+            self._hub.switch()
         if current.is_dead:
             raise EndedError
 
