@@ -27,7 +27,7 @@ from benchmarks import processes, trainer_loop
 from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data import PYTHON_HELP
-from training.data.feed import SequenceOrder
+from training.data.feed import feed_of
 from training.loop import metrics
 from training.models import language_models, lora, model_weights, pretrained
 from training.models.model_shapes import SHAPES
@@ -215,8 +215,8 @@ def run_trainer(case: Case, folder: str, steps: int) -> Measured:
         log_every=WARM_UP,
         compiles=case.compile,
     )
-    order = SequenceOrder(
-        num_tokens=len(store.train),
+    feed = feed_of(
+        store,
         seq_len=case.seq_len,
         global_batch=settings.global_batch,
         seed=config.seed,
@@ -224,7 +224,7 @@ def run_trainer(case: Case, folder: str, steps: int) -> Measured:
     watch = _Watch(case, device, steps=steps)
     try:
         losses = trainer_loop.train(
-            _model(case, config, device), store.train, order, settings, on_step_end=watch.step
+            _model(case, config, device), feed, settings, on_step_end=watch.step
         )
     except torch.OutOfMemoryError as error:
         return Measured(failure=f"out of GPU memory: {str(error).splitlines()[0]}")

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from training.data.feed import SequenceOrder, windows
+from training.data.feed import Feed
 
 BETAS: Final = (0.9, 0.95)
 
@@ -47,14 +45,14 @@ class Settings:
 class _Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     """The sequences of each step, one by one."""
 
-    def __init__(self, tokens: npt.NDArray[Any], order: SequenceOrder) -> None:
-        self._tokens, self._order = tokens, order
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         step = 0
         while True:
-            batch = windows(self._tokens, self._order.sequences(step), self._order.seq_len)
-            for row in torch.from_numpy(np.ascontiguousarray(batch)):
+            batch = self._feed.step(step, rank=0, world_size=1)
+            for row in torch.from_numpy(batch.tokens):
                 # The labels that the model would shift by itself lack the last one of a sequence.
                 yield {"input_ids": row[:-1], "labels": row[:-1], "shift_labels": row[1:]}
             step += 1
@@ -62,8 +60,7 @@ class _Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 def train(
     model: nn.Module,
-    tokens: npt.NDArray[Any],
-    order: SequenceOrder,
+    feed: Feed,
     settings: Settings,
     *,
     on_step_end: Callable[[int], object],
@@ -115,7 +112,7 @@ def train(
                 disable_tqdm=True,
                 remove_unused_columns=False,
             ),
-            train_dataset=_Packed(tokens, order),
+            train_dataset=_Packed(feed),
             callbacks=[Watch()],
         )
         trainer.remove_callback(PrinterCallback)  # it prints on stdout, which is for the result

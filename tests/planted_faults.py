@@ -67,7 +67,7 @@ FAULTS: Final = (
         name="mixture-learns-questions",
         file="training/data/mixed_feed.py",
         old="labels[own] = batch.labels",
-        new="labels[own] = tokens[own, 1:]",
+        new="labels[own] = batch.tokens[:, 1:]",
         felt="in a mixture of text and chats, the questions are learned too",
         tests="tests/training/test_mixtures.py",
     ),

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from contract.errors import InputError
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Message, content_of
-from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of
+from training.data.feed import NOTHING, Feed, Packs, best_fit, feed_of
 from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -67,12 +67,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def members_of(feed: ChatFeed, sequence: int) -> list[int]:
+def members_of(feed: Feed, sequence: int) -> list[int]:
     """Numbers of the conversations of a sequence."""
-    return [*map(int, feed._train.members(sequence))]
+    assert isinstance(feed.train, Packs)
+    return [*map(int, feed.train.members(sequence))]
 
 
-def members(feed: ChatFeed, step: int, *, rank: int, world_size: int) -> list[int]:
+def members(feed: Feed, step: int, *, rank: int, world_size: int) -> list[int]:
     """The same of a worker's part of a step."""
     mine = feed.sequences(step)[rank::world_size]
     return [member for each in mine.tolist() for member in members_of(feed, each)]
@@ -278,10 +279,8 @@ def opened(folder: Path, num: int = 60, name: str = "chats.jsonl") -> TokenStore
     return store_for(str(chats(folder, num, name)), tokenizer, held_out_every=10)
 
 
-def feed(store: TokenStore, *, seq_len: int = 160, global_batch: int = 4) -> ChatFeed:
-    found = feed_of(store, seq_len=seq_len, global_batch=global_batch, seed=1, isolates=False)
-    assert isinstance(found, ChatFeed)
-    return found
+def feed(store: TokenStore, *, seq_len: int = 160, global_batch: int = 4) -> Feed:
+    return feed_of(store, seq_len=seq_len, global_batch=global_batch, seed=1)
 
 
 def test_a_table_and_lines_give_the_same_store_of_whole_conversations(tmp_path: Path) -> None:
@@ -311,7 +310,6 @@ def test_packed_conversations_are_learned_token_by_token_and_see_only_themselves
     fed = feed(store)
     for step in range(fed.steps_per_epoch):
         batch = fed.step(step, rank=0, world_size=1)
-        assert batch.labels is not None
         assert batch.positions is not None
         assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(step)
         for row, sequence in enumerate(fed.sequences(step)):
@@ -374,13 +372,12 @@ def test_without_packing_each_conversation_has_a_sequence_and_needs_no_positions
     tmp_path: Path,
 ) -> None:
     store = opened(tmp_path)
-    fed = ChatFeed(store, seq_len=160, global_batch=4, seed=1, packs=False)
+    fed = feed_of(store, seq_len=160, global_batch=4, seed=1, packs=False)
     assert not fed.isolates
     assert fed.steps_per_epoch == -(-54 // 4)
     batch = fed.step(0, rank=0, world_size=1)
     assert batch.positions is None
     assert [len(members_of(fed, each)) for each in fed.sequences(0)] == [1, 1, 1, 1]
-    assert batch.labels is not None
     assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(0)
 
 

@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from contract.errors import InputError
 from tests.training.bucket import Bucket, CrashError, install
 from training.data import text
-from training.data.feed import SequenceOrder, positions_in_documents, windows
+from training.data.feed import Feed, Windows, feed_of, positions_in_documents
 from training.data.text import TokenStore, store_for
 
 WORDS = ["<|endoftext|>", "[unknown]", *(f"w{i}" for i in range(98))]
@@ -268,34 +268,37 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
 def test_an_epoch_predicts_each_token_once_whatever_the_number_of_workers(
     num_tokens: int, seq_len: int, seed: int, world_size: int
 ) -> None:
-    tokens = np.arange(num_tokens, dtype=np.uint32)
-    order = SequenceOrder(num_tokens=num_tokens, seq_len=seq_len, global_batch=4, seed=seed)
+    feed = windows_of(num_tokens, seq_len=seq_len, global_batch=4, seed=seed)
     labels: list[int] = []
-    for step in range(order.steps_per_epoch):
+    for step in range(feed.steps_per_epoch):
         parts = [
-            windows(tokens, order.sequences(step)[rank::world_size], seq_len)
-            for rank in range(world_size)
+            feed.step(step, rank=rank, world_size=world_size).tokens for rank in range(world_size)
         ]
-        whole = windows(tokens, order.sequences(step), seq_len)
-        shared = np.concatenate(parts)
-        assert sorted(shared[:, 0].tolist()) == sorted(whole[:, 0].tolist())
-        labels += whole[:, 1:].ravel().tolist()
-    assert len(labels) == len({*labels}) == order.steps_per_epoch * 4 * seq_len
+        whole = feed.step(step, rank=0, world_size=1)
+        assert sorted(np.concatenate(parts)[:, 0]) == sorted(whole.tokens[:, 0])
+        assert (whole.labels == whole.tokens[:, 1:]).all()
+        labels += whole.labels.ravel().tolist()
+    assert len(labels) == len({*labels}) == feed.steps_per_epoch * 4 * seq_len
     assert num_tokens - len(labels) <= 5 * seq_len
 
 
+def windows_of(num_tokens: int, *, seq_len: int, global_batch: int, seed: int) -> Feed:
+    text = Windows(np.arange(num_tokens, dtype=np.uint32), seq_len=seq_len)
+    return Feed(text, text, global_batch=global_batch, seed=seed, drops_rest=True)
+
+
 def test_a_step_depends_on_its_number_and_the_seed_alone() -> None:
-    order = SequenceOrder(num_tokens=1001, seq_len=10, global_batch=8, seed=3)
+    order, other = (windows_of(1001, seq_len=10, global_batch=8, seed=seed) for seed in (3, 4))
     assert order.steps_per_epoch == 12
     assert order.sequences(5).tolist() == order.sequences(5).tolist()
     assert order.sequences(5).tolist() != order.sequences(5 + order.steps_per_epoch).tolist()
-    other = SequenceOrder(num_tokens=1001, seq_len=10, global_batch=8, seed=4)
     assert order.sequences(5).tolist() != other.sequences(5).tolist()
 
 
-def test_an_order_that_does_not_fill_a_step_is_refused() -> None:
-    with pytest.raises(InputError, match="10 sequences of 10, fewer than the 11 of one step"):
-        SequenceOrder(num_tokens=101, seq_len=10, global_batch=11, seed=0)
+def test_a_text_that_does_not_fill_a_step_is_refused(corpus: Path, tokenizer: Path) -> None:
+    store = store_for(str(corpus), tokenizer, held_out_every=10)
+    with pytest.raises(InputError, match="216 tokens are 21 sequences of 10, fewer than the 22 of"):
+        feed_of(store, seq_len=10, global_batch=22, seed=0)
 
 
 def test_positions_begin_anew_after_each_end_of_text() -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from contract.errors import InputError
-from training.data.feed import Batch, ChatFeed, TextFeed, feed_of
+from training.data.feed import Batch, Feed, feed_of
 from training.data.mixture import Source
 from training.data.text import Tokens, TokenStore
 
@@ -30,7 +30,7 @@ class Part:
     share: float
     """Of the run's sequences."""
     store: TokenStore
-    feed: TextFeed | ChatFeed
+    feed: Feed
 
 
 class Slots:
@@ -94,7 +94,7 @@ class MixedFeed:
         source, places = self._slots.of(self._slots_of(step)[rank::world_size])
         rows = [np.flatnonzero(source == number) for number in range(len(self.parts))]
         batches = [
-            each.feed.batch(each.feed.endless(places[own]))
+            each.feed.train.batch(each.feed.endless(places[own]))
             for each, own in zip(self.parts, rows, strict=True)
         ]
         return _merged(batches, rows)
@@ -102,7 +102,7 @@ class MixedFeed:
     def num_labels(self, step: int) -> int:
         """Number of labels that all workers learn in a step."""
         return sum(
-            each.feed.num_labels_of(found)
+            each.feed.train.num_labels(found)
             for each, found in zip(self.parts, self.sequences(step), strict=True)
         )
 
@@ -124,7 +124,7 @@ def feed_for(
     seed: int,
     isolates: bool = False,
     packs: bool = True,
-) -> tuple[TextFeed | ChatFeed | MixedFeed, Sequence[Part]]:
+) -> tuple[Feed | MixedFeed, Sequence[Part]]:
     """Feed of a run, and its parts: one for each source.
 
     Args:
@@ -180,27 +180,20 @@ def _merged(batches: Sequence[Batch], rows: Sequence[Tokens]) -> Batch:
     Args:
         rows: where the sequences of each one belong.
     """
-    shape = (sum(map(len, rows)), batches[0].tokens.shape[1])
-    tokens = np.empty(shape, np.int64)
+    num, seq_len = sum(map(len, rows)), batches[0].labels.shape[1]
+    tokens, labels = np.empty((num, seq_len + 1), np.int64), np.empty((num, seq_len), np.int64)
+    # A running count: attention over the whole sequence.
+    positions = np.tile(np.arange(seq_len), (num, 1))
     for batch, own in zip(batches, rows, strict=True):
         tokens[own] = batch.tokens
-    labels = positions = None
-    if any(each.labels is not None for each in batches):
-        labels = tokens[:, 1:].copy()
-        for batch, own in zip(batches, rows, strict=True):
-            if batch.labels is not None:
-                labels[own] = batch.labels
-    if any(each.positions is not None for each in batches):
-        # A running count: attention over the whole sequence.
-        positions = np.tile(np.arange(shape[1] - 1), (shape[0], 1))
-        for batch, own in zip(batches, rows, strict=True):
-            if batch.positions is not None:
-                positions[own] = batch.positions
+        labels[own] = batch.labels
+        if batch.positions is not None:
+            positions[own] = batch.positions
+    isolates = any(each.positions is not None for each in batches)
     return Batch(
         tokens=tokens,
         labels=labels,
-        positions=positions,
-        num_labels=sum(each.num_labels for each in batches),
+        positions=positions if isolates else None,
         num_tokens=sum(each.num_tokens for each in batches),
     )
 

@@ -39,17 +39,17 @@ class HeldOut:
         self._parts, self._at_once = parts, config.sequences_per_pass
         self._num, self._num_tokens = [], []
         for part in parts:
-            feed = part.feed
-            if feed.num_held_out < 1:
+            held_out = part.feed.held_out
+            if held_out.num_sequences < 1:
                 of_source = f" of {part.label}" if len(parts) > 1 else ""
                 raise InputError(
                     f"the held-out part{of_source} has {len(part.store.held_out):,} tokens, less "
                     f"than a sequence of {config.seq_len}: give more text, a smaller "
                     "--held-out-every or --seq-len"
                 )
-            num = min(feed.num_held_out, config.eval_sequences or feed.num_held_out)
+            num = min(held_out.num_sequences, config.eval_sequences or held_out.num_sequences)
             self._num.append(num)
-            self._num_tokens.append(feed.num_held_out_labels(num))
+            self._num_tokens.append(held_out.num_labels(np.arange(num)))
         self.num_tokens = sum(self._num_tokens)
 
     def evaluate(self, trained: WithLoss, worker: Worker) -> Score:
@@ -82,7 +82,7 @@ class HeldOut:
             pulse.beat()
             mine = np.arange(first, min(first + per_round, num))[worker.rank :: world_size]
             # All ranks gather the weights together, so one without a part computes in vain.
-            batch = feed.held_out(mine if len(mine) else np.array([NOTHING]))
+            batch = feed.held_out.batch(mine if len(mine) else np.array([NOTHING]))
             # Compiled for fewer sequences, the blocks would be compiled for any number of them.
             is_whole = len(batch.tokens) == self._at_once
             with torch.compiler.set_stance("default" if is_whole else "force_eager"):
