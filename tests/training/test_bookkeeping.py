@@ -15,7 +15,7 @@ from contract.errors import InputError
 from contract.times import COLLECTIVE_S
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
-from training.recipes.bookkeeping import Bookkeeping, Timetable
+from training.recipes.bookkeeping import Bookkeeping, Score, Timetable
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
 
@@ -44,12 +44,6 @@ def alone() -> Iterator[None]:
     )
     yield
     dist.destroy_process_group()
-
-
-@dataclass
-class Score:
-    loss: float = 0.5
-    measures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -89,7 +83,7 @@ class Run:
 
     def _evaluate(self) -> Score:
         self.done.append("evaluated")
-        return Score()
+        return Score(loss=0.5, measures={})
 
     def train(self, config: DdpConfig = CONFIG, *, start: int = 0, allowed: int = 0) -> list[str]:
         worker: Any = self

@@ -19,6 +19,7 @@ from training.models import classifiers as models
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
+from training.record.result import Classification
 from training.runtime.torchrun import TorchrunWorker
 
 CPU = torch.device("cpu")
@@ -94,7 +95,7 @@ def evaluated(folder: str) -> None:
     image_set = images.load(folder)
     split = images.DeviceImages.test_split(image_set, CPU)
     place: Any = Place(dist.get_rank(), dist.get_world_size())
-    found = ddp.evaluate(model, split, worker=place, use_bf16=False)
+    found = ddp.evaluate(model, image_set, split, worker=place, use_bf16=False)
     assert model.training
     model.train(False)
     with torch.no_grad():
@@ -102,9 +103,11 @@ def evaluated(folder: str) -> None:
         logits = model(pixels).logits
     assert found.loss == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
     correct = (logits.argmax(1) == labels).sum().item()
-    assert found.accuracy == correct / len(split)
-    assert torch.equal(found.predictions, logits.argmax(1))
-    shown = ddp.describe(found, image_set)
+    assert found.measures == {"accuracy": correct / len(split)}
+    shown = found.details
+    assert isinstance(shown, Classification)
+    predictions = logits.argmax(1).tolist()
+    assert all(sample.prediction == predictions[sample.index] for sample in shown.samples)
     assert sum(map(sum, shown.confusion_matrix)) == len(split)
     assert sum(shown.confusion_matrix[i][i] for i in range(10)) == correct
     assert len({sample.index for sample in shown.samples}) == len(shown.samples)

@@ -3,7 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock, call, patch
 
 import pytest
@@ -15,6 +18,7 @@ from tests import forks
 from training.loop import metrics
 from training.loop.worker import Pulse
 from training.record.events import Evaluating, RankTimes
+from training.record.fields import Rate
 
 CPU = torch.device("cpu")
 
@@ -30,19 +34,30 @@ def test_the_phases_of_a_step_add_up_to_the_step() -> None:
     timer.mark("data")
     means = timer.means()
     assert means.phases == {"data": 2.0, "forward": 3.0}
-    assert (means.step_time_s, means.items_per_s) == (5.0, 1.6)
-    assert (means.steps, means.items_per_step) == (3, 8)
-    nothing = {"data": 0.0, "forward": 0.0}
-    assert timer.means() == metrics.StepMeans(
-        phases=nothing, steps=0, items_per_step=0, step_time_s=0, items_per_s=0
-    )
+    assert (means.steps, means.items_per_step, means.step_time_s) == (3, 8, 5.0)
+    assert timer.means() == ({"data": 0.0, "forward": 0.0}, 0, 0, 0)
 
 
-def test_mfu_is_work_over_peak_and_unknown_without_a_peak() -> None:
-    found = metrics.model_flops_utilization(flops_per_s=5e14, num_workers=4, peak=2.5e14)
-    assert found == pytest.approx(0.5)
-    assert metrics.model_flops_utilization(flops_per_s=1.0, num_workers=1, peak=None) is None
-    assert metrics.peak_flops(CPU) is None
+COURSE = metrics.Course(
+    items="images",
+    items_per_step=8,
+    global_batch=8,
+    steps_per_epoch=4,
+    total_steps=8,
+    learning_rate=lambda _: 0.1,
+    flops_per_item=1e12,
+    world_size=2,
+    device=CPU,
+)
+
+
+def test_mfu_is_work_over_peak_and_unknown_without_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = Rate(items="images", per_s=125.0)
+    ranks = [replace(each, rate=rate) for each in times((None, None))]
+    scored = partial(COURSE.evaluation, ranks, measures={}, train_loss=1.0, seconds=1.0)
+    assert scored().mfu is None
+    monkeypatch.setattr(metrics, "peak_flops", lambda _device: 2.5e14)
+    assert scored().mfu == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +80,19 @@ def test_the_peak_is_that_of_the_gpu_by_its_name(
     assert peak == (tflops * 1e12 if tflops else None)
 
 
+def gathered(own: object) -> list[Any]:
+    """What each rank has."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
 def wait_for_a_slow_rank(rank: int) -> None:
     """Rank 1 comes 0.2 s later to a collective: what rank 0 waits is its communication."""
     with metrics.Communication(CPU) as watched:
         time.sleep(0.2 * rank)
         dist.all_reduce(torch.ones(10))
-    waits = [each["s"] for each in metrics.gather({"s": watched.seconds()}, CPU)]
+    waits = gathered(watched.seconds())
     assert waits[0] > waits[1] > 0
 
 
@@ -95,10 +117,9 @@ def start_a_profiler_late(rank: int) -> None:
             dist.all_reduce(torch.ones(10))
             took_s = time.monotonic() - moments[-1]
         moments.append(time.monotonic())
-    names = ("begun", "inside", "ended", "outside")
-    first, second = metrics.gather(dict(zip(names, moments, strict=True)), CPU)
-    assert first["inside"] > second["begun"]
-    assert first["outside"] > second["ended"]
+    (_, inside, _, outside), (begun, _, ended, _) = gathered(moments)
+    assert inside > begun
+    assert outside > ended
     assert 0 < watching.seconds() <= took_s
 
 
@@ -121,8 +142,12 @@ def two_ranks() -> None:
     assert [step.loss for step in steps] == [1.0]
     wait_for_a_slow_rank(rank)
     start_a_profiler_late(rank)
-    gathered = metrics.gather({"a": rank + 0.1, "b": 7.0}, CPU)
-    assert gathered == [{"a": 0.1, "b": 7.0}, {"a": 1.1, "b": 7.0}]
+    means = metrics.StepMeans({"data": rank + 0.1}, 3, 8, 5.0)
+    ranks = COURSE.ranks(means, step=4, epoch=1)
+    assert [(each.rank, each.phases["data"], each.items_per_s) for each in ranks] == [
+        (0, 0.1, 1.6),
+        (1, 1.1, 1.6),
+    ]
 
 
 def test_losses_stops_and_times_are_shared_by_all_ranks() -> None:

@@ -106,17 +106,6 @@ class Snapshot:
     """The running average of the model's weights, where a recipe keeps one: it becomes the model
     in the end."""
 
-    def check_data(self, fingerprint: str, *, run: str, data: str) -> None:
-        """
-        Raises:
-            InputError: the run was trained on other data than that in ``data``.
-        """
-        if self.data != fingerprint:
-            raise InputError(
-                f"run {run!r} was trained on other images than those in {data}: give the same "
-                "--data, or another --run"
-            )
-
 
 def take_snapshot(
     model: nn.Module,
@@ -340,7 +329,6 @@ class Saver:
         *,
         settings: Mapping[str, Any],
         data: str,
-        newest: Snapshot | None,
         keep: int,
         average: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
@@ -348,26 +336,49 @@ class Saver:
         Args:
             settings: the run's, kept with its position.
             data: fingerprint of what it is trained on.
-            newest: the snapshot that the run resumes from.
             keep: newest checkpoints that stay.
             average: of the weights, updated in place.
         """
-        self._worker, self._newest, self._keep = worker, newest, keep
-        self._copy = partial(
-            take_snapshot,
-            model,
-            optimizer,
-            config=settings,
-            data=data,
-            average=average,
-        )
+        self._worker, self._model, self._optimizer = worker, model, optimizer
+        self._settings, self._data, self._keep = settings, data, keep
+        self._average = average or {}
+        self._newest: Snapshot | None = None
+
+    def resume(self, *, from_scratch: bool) -> Position:
+        """Continue from the newest usable checkpoint; return its position, 0 where there is none.
+
+        Args:
+            from_scratch: start at step 0 where the run has checkpoints and none of them is usable.
+
+        Raises:
+            InputError: the run was trained on other data, or none of its checkpoints is usable.
+        """
+        found = self._newest = shared_newest(self._worker, from_scratch=from_scratch)
+        if found is None:
+            return Position()
+        if found.data != self._data:
+            raise InputError(
+                f"run {self._settings['run']!r} was trained on other images than those in "
+                f"{self._settings['data']}: give the same --data, or another --run"
+            )
+        apply(found, self._model, self._optimizer)
+        for name, value in self._average.items():
+            value.copy_(found.average[name])
+        return found.position
 
     def save(self, position: Position) -> None:
         """Copy the state and write it in the background, on rank 0."""
         worker = self._worker
         if worker.rank:
             return
-        self._newest = self._copy(position=position)
+        self._newest = take_snapshot(
+            self._model,
+            self._optimizer,
+            position=position,
+            config=self._settings,
+            data=self._data,
+            average=self._average,
+        )
         worker.saves.start(
             position.step,
             partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence),

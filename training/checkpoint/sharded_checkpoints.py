@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import json
 import pickle
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -96,9 +95,23 @@ class Saver:
             )
         )
 
-    def save(self, position: Position) -> float:
-        """Copy the state and begin to write it; return the seconds that training waited."""
-        began = time.perf_counter()
+    def resume(self, *, from_scratch: bool) -> Position:
+        """Continue from the newest usable checkpoint; return its position, 0 where there is none.
+
+        Args:
+            from_scratch: start at step 0 where the run has checkpoints and none of them is usable.
+
+        Raises:
+            InputError: the newest one is of another model, or none of them is usable.
+        """
+        found = newest(self._worker, from_scratch=from_scratch)
+        if found is None:
+            return Position()
+        found.load(self._model, self._optimizer)
+        return found.position
+
+    def save(self, position: Position) -> None:
+        """Copy the state, and begin to write it."""
         self._worker.saves.finish()  # the buffers are in use until then
         state = _stage(self._stager, state_of(self._model, self._optimizer))
         files = {
@@ -119,7 +132,6 @@ class Saver:
 
         position = replace(position)
         self._worker.saves.start(position.step, write)
-        return time.perf_counter() - began
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:

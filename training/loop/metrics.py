@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -37,13 +37,6 @@ def peak_flops(device: torch.device) -> float | None:
     return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))
 
 
-def model_flops_utilization(
-    *, flops_per_s: float, num_workers: int, peak: float | None
-) -> float | None:
-    """MFU: operations that the model needs per second, over what the GPUs could do at peak."""
-    return flops_per_s / (num_workers * peak) if peak else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
     """One optimizer step over all workers."""
@@ -60,9 +53,8 @@ class StepMetrics:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepMeans:
-    """Where one worker's time went: means over some steps."""
+class StepMeans(NamedTuple):
+    """Where one worker's time went: means over some steps. ``RankTimes`` has the same fields."""
 
     phases: Mapping[str, float]
     """Seconds of each phase, in their order."""
@@ -72,13 +64,12 @@ class StepMeans:
     """What this worker trained on in a step."""
     step_time_s: float
     """Of the whole step."""
-    items_per_s: float
-    """What this worker trained on per second."""
 
 
 @dataclass
 class _Step:
-    marks: list[tuple[str, "float | torch.cuda.Event"]]
+    marks: list[tuple[str, Any]]
+    """Readings of the clock, or events of a GPU, at the end of each phase."""
     items: int = 0
 
 
@@ -110,10 +101,8 @@ class Course:
         """Whether an epoch, or the run, ends when so many steps are done."""
         return num_done % self.steps_per_epoch == 0 or num_done == self.total_steps
 
-    def start(
-        self, model: torch.nn.Module, *, step: int, resumed: bool, parameters: int, bf16: bool
-    ) -> Start:
-        """The event that training begins after ``step``.
+    def start(self, model: torch.nn.Module, *, step: int, parameters: int, bf16: bool) -> Start:
+        """The event that training begins after ``step``, that of a checkpoint unless it is 0.
 
         Args:
             model: as it is trained, which may be less than the ``parameters`` that are saved.
@@ -121,7 +110,7 @@ class Course:
         trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
         return Start(
             step=step,
-            resumed=resumed,
+            resumed=step > 0,
             world_size=self.world_size,
             global_batch=self.global_batch,
             items=self.items,
@@ -162,39 +151,29 @@ class Course:
         communication_s: float | None = None,
         memory_bytes: float | None = None,
     ) -> list[RankTimes]:
-        """An event for each rank of all workers; every rank calls this, with the same phases.
+        """An event for each rank of all workers; every rank calls this.
 
         Args:
             means: this rank's, from ``StepTimer.means``.
             step: the last one of those measured.
             epoch: epochs done by then.
-            communication_s: of this rank, where all of them measure it.
+            communication_s: of this rank, if it was measured.
             memory_bytes: the same.
         """
-        extras = {"communication_s": communication_s, "memory_bytes": memory_bytes}
-        measured = {name: value for name, value in extras.items() if value is not None}
-        # A recipe may not split its steps.
-        phases = gather(means.phases, self.device) if means.phases else [{}] * self.world_size
-        times = {
-            "step_time_s": means.step_time_s,
-            "items_per_step": means.items_per_step,
-            "items_per_s": means.items_per_s,
-        }
-        events = []
-        for rank, each in enumerate(gather({**times, **measured}, self.device)):
-            rate = Rate(items=self.items, per_s=each.pop("items_per_s"))
-            events.append(
-                RankTimes(
-                    rank=rank,
-                    step=step,
-                    epoch=epoch,
-                    steps=means.steps,
-                    rate=rate,
-                    phases=phases[rank],
-                    **each,
-                )
-            )
-        return events
+        step_s = means.step_time_s
+        per_s = means.items_per_step / step_s if step_s else 0.0
+        mine = RankTimes(
+            rank=dist.get_rank(),
+            step=step,
+            epoch=epoch,
+            rate=Rate(items=self.items, per_s=per_s),
+            communication_s=communication_s,
+            memory_bytes=memory_bytes,
+            **means._asdict(),
+        )
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, mine)
+        return found
 
     def evaluation(
         self,
@@ -213,6 +192,7 @@ class Course:
         """
         items_per_s = sum(each.items_per_s or 0.0 for each in ranks)
         flops_per_s = self.flops_per_item * items_per_s
+        peak = peak_flops(self.device)
         return Evaluation(
             step=ranks[0].step,
             epoch=ranks[0].epoch,
@@ -222,23 +202,9 @@ class Course:
             rate=Rate(items=self.items, per_s=items_per_s),
             seconds=seconds,
             flops_per_s=flops_per_s,
-            mfu=model_flops_utilization(
-                flops_per_s=flops_per_s,
-                num_workers=self.world_size,
-                peak=peak_flops(self.device),
-            ),
+            mfu=flops_per_s / (self.world_size * peak) if peak else None,
             memory_bytes=memory_bytes,
         )
-
-
-class Clock:
-    """Seconds that a run has spent training, over all attempts."""
-
-    def __init__(self, *, earlier_s: float) -> None:
-        self._began = time.monotonic() - earlier_s
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
 
 
 def perplexity(loss: float) -> float:
@@ -294,23 +260,17 @@ class StepTimer:
             steps=num_all,
             items_per_step=items / num,
             step_time_s=total / num,
-            items_per_s=items / total if total else 0.0,
         )
 
-    def _now(self) -> float | torch.cuda.Event:
+    def _now(self) -> Any:
         if not self._on_gpu:
             return self._clock()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    @staticmethod
-    def _seconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-        if isinstance(start, float) and isinstance(end, float):
-            return end - start
-        assert isinstance(start, torch.cuda.Event)
-        assert isinstance(end, torch.cuda.Event)
-        return float(start.elapsed_time(end)) / 1e3
+    def _seconds(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1e3 if self._on_gpu else end - start
 
 
 class StepLog:
@@ -364,14 +324,6 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib if sys.platform == "darwin" else kib * 1024  # macOS counts bytes
-
-
-def gather(values: Mapping[str, float], device: torch.device) -> list[dict[str, float]]:
-    """Return every rank's ``values``, in the order of the ranks; the keys must be the same."""
-    mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, mine)
-    return [dict(zip(values, part.tolist(), strict=True)) for part in parts]
 
 
 #: What the profiler has an event for, when all ranks are being watched.

@@ -1,7 +1,5 @@
 """Running average of a model's weights, which is often better than the weights themselves."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
@@ -10,7 +8,7 @@ class WeightAverage:
     """Exponential moving average of all of a model's parameters and buffers.
 
     After t updates the newest weights count at least ``1 / (10 + t)``, so that a short run is not
-    judged by its first weights. The average is part of a checkpoint: ``state`` and ``load``.
+    judged by its first weights. The average, ``state``, is part of a checkpoint.
     """
 
     def __init__(self, model: nn.Module, *, decay: float) -> None:
@@ -42,10 +40,3 @@ class WeightAverage:
     def buffers(self, model: nn.Module) -> list[torch.Tensor]:
         """The averages of the model's buffers, which each worker has its own of."""
         return [self.state[name] for name, _ in model.named_buffers()]
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over the average of a checkpoint."""
-        assert state.keys() == self.state.keys()
-        for name, value in state.items():
-            self.state[name].copy_(value)

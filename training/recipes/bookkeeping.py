@@ -5,9 +5,10 @@ backward, optimizer.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -22,22 +23,19 @@ from training.record.result import Classification, HeldOutText
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 
-class Score(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
     """Result of an evaluation; every rank has the same."""
 
-    @property
-    def loss(self) -> float:
-        """Mean per image or token."""
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """Values by the names of the recipe's measures."""
-
-
-S = TypeVar("S", bound=Score)
+    loss: float
+    """Mean per image or token."""
+    measures: Mapping[str, float]
+    """Values by the names of the recipe's measures."""
+    details: Classification | HeldOutText | None = None
+    """What the report shows of it."""
 
 
-class Bookkeeping(Generic[S]):
+class Bookkeeping:
     """Times the steps of a run and does what follows each of them.
 
     Each rank has one, and calls its methods at the same steps as the others.
@@ -51,9 +49,9 @@ class Bookkeeping(Generic[S]):
         *,
         lr: float,
         position: Position,
-        score: S | None = None,
+        score: Score | None = None,
         evaluates: Callable[[int], bool],
-        evaluate: Callable[[], S],
+        evaluate: Callable[[], Score],
         saves: Callable[[int], bool],
         save: Callable[[Position], object],
         settle: Callable[[], None] | None = None,
@@ -80,7 +78,7 @@ class Bookkeeping(Generic[S]):
         self._saves, self._save, self._settle = saves, save, settle
         self._warnings = warnings
         self._num_bad, self._num_bad_allowed = 0, num_bad_allowed
-        self._clock = metrics.Clock(earlier_s=position.seconds)
+        self._began = time.monotonic() - position.seconds
         self._timetable = Timetable(config.checkpoint_minutes)
         self._log = metrics.StepLog(worker.device)
         self._watch = metrics.Watch(
@@ -148,7 +146,7 @@ class Bookkeeping(Generic[S]):
             self._settle()
         if saves:
             self._timetable.saved()
-            seconds = self._position.seconds = self._clock.seconds()
+            seconds = self._position.seconds = self._seconds()
             # The evaluation below reports the training loss up to here; a resumed run must not
             # report it again.
             reported = Position(step=num_done, seconds=seconds)
@@ -164,16 +162,10 @@ class Bookkeeping(Generic[S]):
             return False
         return True
 
-    def finish(
-        self,
-        describe: Callable[[S], Classification | HeldOutText] | None = None,
-        *,
-        publish: Callable[[], None] | None = None,
-    ) -> None:
+    def finish(self, *, publish: Callable[[], None] | None = None) -> None:
         """Wait for the last checkpoint, publish the model, and report the result.
 
         Args:
-            describe: what the report shows of the last evaluation.
             publish: publishes the model; called on every rank.
         """
         # None: the run resumes after its last step was saved and before its end was recorded.
@@ -186,10 +178,14 @@ class Bookkeeping(Generic[S]):
                 step=self._course.total_steps,
                 loss=score.loss,
                 measures=score.measures,
-                seconds=self._clock.seconds(),
-                evaluation=describe(score) if describe else None,
+                seconds=self._seconds(),
+                evaluation=score.details,
             )
         )
+
+    def _seconds(self) -> float:
+        """Spent training, over all attempts."""
+        return time.monotonic() - self._began
 
     def _report_evaluation(self, num_done: int) -> None:
         epoch, rest = divmod(num_done, self._course.steps_per_epoch)
@@ -206,7 +202,7 @@ class Bookkeeping(Generic[S]):
             loss=self._score.loss,
             measures=self._score.measures,
             train_loss=self._position.take_train_loss(),
-            seconds=self._clock.seconds(),
+            seconds=self._seconds(),
             memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
         )
         warnings = [*self._warnings(), *self._watch.warnings(ranks)]

@@ -12,7 +12,6 @@ and the seed (see ``training.data.images``).
 """
 
 import base64
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,7 +28,7 @@ from training.loop.optimizers import decay_groups, warmup_cosine
 from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import replicas
-from training.recipes.bookkeeping import Bookkeeping
+from training.recipes.bookkeeping import Bookkeeping, Score
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import phase
 from training.record.result import Classification, ImageSample
@@ -83,32 +82,19 @@ def train(worker: Worker, config: DdpConfig) -> None:
         models.channels_last(model)
     optimizer = build_optimizer(model, config, device)
 
-    # Resume
-    position = checkpoints.Position()
-    snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
-    if snapshot is not None:
-        snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
-        checkpoints.apply(snapshot, model, optimizer)
-        position = snapshot.position
-
-    worker.emit(phase("model_ready"))
-    forward = replicas.distribute(model, compiles=config.compile)
-    resumed = snapshot is not None
-    worker.emit(
-        course.start(
-            model, step=position.step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
-        )
-    )
-
     saver = checkpoints.Saver(
         worker,
         model,
         optimizer,
         settings=config.to_json(),
         data=image_set.fingerprint,
-        newest=snapshot,
         keep=config.checkpoints_to_keep,
     )
+    position = saver.resume(from_scratch=config.from_scratch)
+
+    worker.emit(phase("model_ready"))
+    forward = replicas.distribute(model, compiles=config.compile)
+    worker.emit(course.start(model, step=position.step, parameters=num_parameters, bf16=use_bf16))
     books = Bookkeeping(
         worker,
         config,
@@ -116,7 +102,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         lr=config.lr,
         position=position,
         evaluates=course.ends_epoch,
-        evaluate=partial(evaluate, model, test_set, worker=worker, use_bf16=use_bf16),
+        evaluate=partial(evaluate, model, image_set, test_set, worker=worker, use_bf16=use_bf16),
         saves=lambda num_done: num_done % steps_between_saves == 0,
         save=saver.save,
         settle=lambda: replicas.average_over_workers(model.buffers(), world_size),
@@ -153,7 +139,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         # Report, save, evaluate
         if not books.after(step):
             return
-    books.finish(partial(describe, image_set=image_set), publish=saver.publish)
+    books.finish(publish=saver.publish)
 
 
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
@@ -170,26 +156,14 @@ def build_optimizer(
     return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Result over the whole test split."""
-
-    loss: float
-    accuracy: float
-    predictions: torch.Tensor
-    """int64 ``[num]`` on the host."""
-    confidences: torch.Tensor
-    """Probability of each prediction, float32 ``[num]`` on the host."""
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """By the names of the recipe's measures."""
-        return {"accuracy": self.accuracy}
-
-
 def evaluate(
-    model: nn.Module, test_set: images.DeviceImages, *, worker: Worker, use_bf16: bool
-) -> Evaluation:
+    model: nn.Module,
+    image_set: images.ImageSet,
+    test_set: images.DeviceImages,
+    *,
+    worker: Worker,
+    use_bf16: bool,
+) -> Score:
     """Evaluate every test image once, each worker its part; all get the exact same result."""
     num, device = len(test_set), worker.device
     first, end = images.shard_bounds(num, rank=worker.rank, world_size=worker.world_size)
@@ -211,24 +185,29 @@ def evaluate(
     model.train()
     for part_of_all in (loss_sum, num_correct, predictions, confidences):
         dist.all_reduce(part_of_all)  # the others' parts are zeros here
-    return Evaluation(
+    return Score(
         loss=loss_sum.item() / num,
-        accuracy=num_correct.item() / num,
-        predictions=predictions.cpu(),
-        confidences=confidences.cpu(),
+        measures={"accuracy": num_correct.item() / num},
+        details=describe(image_set, predictions.cpu(), confidences.cpu()),
     )
 
 
-def describe(evaluation: Evaluation, image_set: images.ImageSet) -> Classification:
+def describe(
+    image_set: images.ImageSet, predictions: torch.Tensor, confidences: torch.Tensor
+) -> Classification:
     """What the report shows of the test split: the confusion matrix and some predictions, the
-    most confident mistakes first, then others at even distances."""
+    most confident mistakes first, then others at even distances.
+
+    Args:
+        predictions: int64 ``[num]`` on the host.
+        confidences: probability of each prediction, float32 ``[num]`` on the host.
+    """
     labels = torch.tensor(image_set.test_labels, dtype=torch.int64)
-    predictions = evaluation.predictions
     num_classes = images.NUM_CLASSES
     counts = torch.bincount(labels * num_classes + predictions, minlength=num_classes**2)
 
     wrong = (predictions != labels).nonzero().flatten()
-    worst = wrong[evaluation.confidences[wrong].argsort(descending=True)]
+    worst = wrong[confidences[wrong].argsort(descending=True)]
     chosen = worst[: _NUM_SAMPLES // 2].tolist()
     right = (predictions == labels).nonzero().flatten()
     stride = max(1, len(right) // (_NUM_SAMPLES - len(chosen)))
@@ -241,7 +220,7 @@ def describe(evaluation: Evaluation, image_set: images.ImageSet) -> Classificati
                 index=i,
                 label=int(labels[i]),
                 prediction=int(predictions[i]),
-                confidence=float(evaluation.confidences[i]),
+                confidence=float(confidences[i]),
                 pixels=base64.b64encode(image_set.test_images[i].tobytes()).decode(),
                 height=images.IMAGE_SIZE,
                 width=images.IMAGE_SIZE,

@@ -1,7 +1,6 @@
 """The FSDP recipe's evaluation: the loss over what no step trains on, source by source."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,17 +14,9 @@ from training.loop import metrics
 from training.loop.worker import Pulse, Worker
 from training.models import language_models
 from training.models.language_models import WithLoss
+from training.recipes.bookkeeping import Score
 from training.recipes.fsdp.settings import FsdpConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """Result over the held-out text."""
-
-    loss: float
-    """Mean per token in nats; of a mixture, weighted by the shares of its sources."""
-    measures: dict[str, float]
-    """Perplexity, and of a mixture the loss of each source."""
+from training.record.result import HeldOutText
 
 
 class HeldOut:
@@ -53,7 +44,12 @@ class HeldOut:
         self.num_tokens = sum(self._num_tokens)
 
     def evaluate(self, trained: WithLoss, worker: Worker) -> Score:
-        """Evaluate all held-out sequences with all ranks; all get the same result."""
+        """Evaluate all held-out sequences with all ranks; all get the same result.
+
+        Returns:
+            The mean loss per token in nats, of a mixture weighted by the shares of its sources;
+            perplexity, and of a mixture the loss of each source.
+        """
         totals = torch.zeros(len(self._parts), dtype=torch.float64, device=worker.device)
         pulse = Pulse(worker)
         trained.eval()
@@ -66,12 +62,14 @@ class HeldOut:
             dist.all_reduce(totals)
         means = [total / num for total, num in zip(totals.tolist(), self._num_tokens, strict=True)]
         loss = sum(part.share * mean for part, mean in zip(self._parts, means, strict=True))
-        measures = {"perplexity": metrics.perplexity(loss)}
+        perplexity = metrics.perplexity(loss)
+        measures = {"perplexity": perplexity}
         if len(means) > 1:
             measures |= {
                 f"loss_{part.label}": mean for part, mean in zip(self._parts, means, strict=True)
             }
-        return Score(loss=loss, measures=measures)
+        details = HeldOutText(loss=loss, perplexity=perplexity, num_tokens=self.num_tokens)
+        return Score(loss=loss, measures=measures, details=details)
 
     def _loss_sum(self, number: int, trained: WithLoss, worker: Worker, pulse: Pulse) -> Tensor:
         """This rank's part of the summed loss over a source's tokens, a scalar."""

@@ -41,7 +41,6 @@ from training.recipes.fsdp.held_out import HeldOut, on_device
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
-from training.record.result import HeldOutText
 from training.system import machine
 
 _NUM_PROMPTS: Final = 3
@@ -150,26 +149,18 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         keep=config.checkpoints_to_keep,
     )
 
-    position = checkpoints.Position()
-    found = sharded_checkpoints.newest(worker, from_scratch=config.from_scratch)
-    if found is not None:
-        found.load(model, optimizer)
-        position = found.position
+    position = saver.resume(from_scratch=config.from_scratch)
     start_step = position.step
 
     worker.emit(phase("model_ready"))
-    num_parameters, resumed = language_models.num_parameters(model), found is not None
-    worker.emit(
-        course.start(
-            model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
-        )
-    )
+    num_parameters = language_models.num_parameters(model)
+    worker.emit(course.start(model, step=start_step, parameters=num_parameters, bf16=use_bf16))
     score = held_out.evaluate(trained, worker)
-    if found is None:
+    if start_step:
+        worker.emit(Loaded(step=start_step, loss=score.loss))
+    else:
         worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
         _sample(trained, stores, config, worker, step=0)
-    else:
-        worker.emit(Loaded(step=start_step, loss=score.loss))
 
     books = Bookkeeping(
         worker,
@@ -223,15 +214,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         if not books.after(step):
             return
 
-    if start_step < total_steps or found is None:
+    if start_step < total_steps:
         _sample(trained, stores, config, worker, step=total_steps)
-    books.finish(
-        lambda score: HeldOutText(
-            loss=score.loss,
-            perplexity=score.measures["perplexity"],
-            num_tokens=held_out.num_tokens,
-        )
-    )
+    books.finish()
 
 
 def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:

@@ -37,7 +37,7 @@ from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
-from training.recipes.bookkeeping import Bookkeeping
+from training.recipes.bookkeeping import Bookkeeping, Score
 from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.record.events import Warned, phase
@@ -111,25 +111,21 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         fused=device.type in ("cuda", "cpu"),
     )
 
-    # Resume
-    position = checkpoints.Position()
-    snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
-    if snapshot is not None:
-        snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
-        checkpoints.apply(snapshot, model, optimizer)
-        if average is not None:
-            average.load(snapshot.average)
-        position = snapshot.position
+    saver = checkpoints.Saver(
+        worker,
+        model,
+        optimizer,
+        settings=config.to_json(),
+        data=found.fingerprint,
+        keep=config.checkpoints_to_keep,
+        average=average.state if average is not None else None,
+    )
+    position = saver.resume(from_scratch=config.from_scratch)
 
     worker.emit(phase("model_ready"))
     forward = replicas.distribute(model, compiles=config.compile)
-    resumed = snapshot is not None
     num_parameters = models.num_parameters(model)
-    worker.emit(
-        course.start(
-            model, step=position.step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
-        )
-    )
+    worker.emit(course.start(model, step=position.step, parameters=num_parameters, bf16=use_bf16))
 
     def settle() -> None:
         buffers = [*model.buffers()]
@@ -137,16 +133,6 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             buffers += average.buffers(model)
         replicas.average_over_workers(buffers, world_size)
 
-    saver = checkpoints.Saver(
-        worker,
-        model,
-        optimizer,
-        settings=config.to_json(),
-        data=found.fingerprint,
-        newest=snapshot,
-        keep=config.checkpoints_to_keep,
-        average=average.state if average is not None else None,
-    )
     books = Bookkeeping(
         worker,
         config,
@@ -272,11 +258,11 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
     worker; they end with ``stack``."""
     device = worker.device
     if config.data == SYNTHETIC:
-        canvas = canvas_side(config.size_of(0))
+        synthetic = Synthetic(canvas=canvas_side(config.size_of(0)), device=device)
         num_train, num_val = config.synthetic_images, max(20, config.synthetic_images // 10)
         return Pictures(
-            train=Synthetic(num_train, canvas=canvas, device=device),
-            val=Synthetic(num_val, canvas=canvas, device=device),
+            train=synthetic,
+            val=synthetic,
             num_train=num_train,
             num_val=num_val,
             classes=tuple(f"pattern {number}" for number in range(NUM_CLASSES)),
@@ -319,22 +305,6 @@ def most_evaluated(config: ImagenetConfig, world_size: int) -> int:
     return min(_EVALUATED_AT_ONCE, most_per_worker(config, world_size))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Result over the whole validation split, without its damaged pictures."""
-
-    loss: float
-    accuracy: float
-    """Share of the pictures whose class is the most likely one."""
-    top5: float
-    """Share of the pictures whose class is among the five most likely."""
-
-    @property
-    def measures(self) -> dict[str, float]:
-        """By the names of the recipe's measures."""
-        return {"accuracy": self.accuracy, "top5": self.top5}
-
-
 def evaluate(
     model: nn.Module,
     average: WeightAverage | None,
@@ -343,7 +313,7 @@ def evaluate(
     *,
     worker: Worker,
     use_bf16: bool,
-) -> Evaluation:
+) -> Score:
     """Evaluate every picture once, each worker its part; all get the exact same result.
 
     The average of the weights is evaluated where there is one: it is what is saved as the model.
@@ -381,7 +351,8 @@ def evaluate(
     first, among_five, num = counts.tolist()
     if not num:
         raise InputError(f"all pictures of {config.data}/val are damaged: prepare the set again")
-    return Evaluation(loss=loss_sum.item() / num, accuracy=first / num, top5=among_five / num)
+    measures = {"accuracy": first / num, "top5": among_five / num}
+    return Score(loss=loss_sum.item() / num, measures=measures)
 
 
 NUM_CLASSES = 10
@@ -389,15 +360,14 @@ _NUM_NOISES = 64
 
 
 class Synthetic:
-    """A split of such pictures, numbered from 0; it gives what ``pictures.reader.Reader`` gives."""
+    """Pictures that are made on the device, any number of them, as ``pictures.reader.Reader`` gives
+    those of files: a pattern for each class, under noise."""
 
-    def __init__(self, num: int, *, canvas: int, device: torch.device) -> None:
+    def __init__(self, *, canvas: int, device: torch.device) -> None:
         """
         Args:
-            num: of pictures.
             canvas: pixels of a side; all pictures fill it.
         """
-        self._num = num
         self._device = device
         generator = torch.Generator().manual_seed(0)
         coarse = torch.randint(0, 192, (NUM_CLASSES, 3, 2, 2), generator=generator)
@@ -406,9 +376,6 @@ class Synthetic:
         shape = (_NUM_NOISES, canvas, canvas, 3)
         noises = torch.randint(0, 64, shape, generator=generator, dtype=torch.uint8)
         self._noises = noises.to(device)
-
-    def __len__(self) -> int:
-        return self._num
 
     def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
         """A batch for each part of the plan, int64 ``[n]``, in its order."""
