@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.training.sample_events import start
-from training.record.display import LiveDisplay, PlainDisplay, result_table
+from training.record.display import Display, result_table
 from training.record.events import (
     ACCURACY,
     Evaluation,
@@ -105,7 +105,7 @@ def step(number: int) -> Step:
 def test_a_log_has_a_line_for_what_happened(
     event: Event, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    display = PlainDisplay(measures=[BANDWIDTH, ACCURACY])
+    display = Display([BANDWIDTH, ACCURACY])
     for before in (phase("workers_ready", hosts=["10.0.1.7", "10.0.1.8"]), START):
         display.show(before)
     capsys.readouterr()
@@ -116,27 +116,27 @@ def test_a_log_has_a_line_for_what_happened(
 
 def test_a_log_has_a_line_of_how_far_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
     reached = Progress(time=1.0, step=1200, total_steps=20000, loss=2.31, rate=TOKENS)
-    LiveDisplay(Console(file=io.StringIO())).progress(reached)
-    assert capsys.readouterr().err == ""
-    PlainDisplay().progress(reached)
+    Display().progress(reached)
     assert capsys.readouterr().err == "step 1,200/20,000, loss 2.3100, 98,765 tokens/s\n"
 
 
 def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, _environ={})
-    display = LiveDisplay(console)
+    display = Display(console=console)
     rank = RankTimes(step=4, epoch=1, rank=1, step_time_s=0.25)
     scored = Evaluation(step=4, epoch=1, loss=1.0)
     events: list[Event] = [START, *map(step, range(1, 5)), rank, scored]
     for event in events:
         display.show(event)
         display._progress.refresh()
+    display.progress(Progress(time=1.0, step=4, total_steps=8, loss=2.31))
     display.close()
     text = file.getvalue()
     assert "epoch 1/2" in text
     assert "step 4/8" in text
     assert "64 images/s, 4 s left" in text
+    assert "loss 2.31" not in text, "the bar shows it already"
     assert "epoch 1/2 rank 1 (CPU): 250.0 ms/step" in text
 
 

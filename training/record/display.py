@@ -4,7 +4,6 @@ All of it goes to stderr; stdout is for results.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -40,24 +39,32 @@ from training.record.progress import Progress as RunProgress
 from training.record.result import Result
 
 
-class LiveDisplay:
-    """One bar over the whole run, and a line that stays per epoch and rank."""
+class Display:
+    """A bar over the whole run on a terminal, and lines that stay; in a log file or a CI job only
+    the lines, with one of the progress every half a minute."""
 
-    def __init__(self, console: Console, *, measures: Sequence[Measure] = ()) -> None:
-        self._console = console
-        self._lines = _Lines(measures)
+    def __init__(self, measures: Sequence[Measure] = (), *, console: Console | None = None) -> None:
+        """
+        Args:
+            measures: those of the recipe.
+        """
+        self._measures = measures
+        self._console = console or Console(stderr=True)
+        self._is_live = self._console.is_terminal
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
-            console=console,
+            console=self._console,
             transient=True,
+            disable=not self._is_live,
         )
         self._task: TaskID = self._progress.add_task("starting", total=None, figures="")
         self._pace = Pace()
         self._start: Start | None = None
+        self._hosts: tuple[str, ...] = ()
         self._progress.start()
 
     def phase(self, text: str, *, transient: bool = False) -> None:
@@ -65,11 +72,12 @@ class LiveDisplay:
 
         ``transient`` texts come often and are worth no line in a log.
         """
-        del transient
         self._progress.update(self._task, description=text, figures="")
+        if not (self._is_live or transient):
+            self.say(text)
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, event: Event) -> None:
         match event:
@@ -78,7 +86,9 @@ class LiveDisplay:
                 self._pace = Pace()
                 total = event.total_steps
                 self._progress.update(self._task, total=total, completed=event.step)
-            case Step():
+            case Phase():
+                self._hosts = event.hosts or self._hosts
+            case Step() if self._is_live:
                 assert self._start is not None
                 self._pace.add(event)
                 self._progress.update(
@@ -87,50 +97,50 @@ class LiveDisplay:
                     description="training",
                     figures=self._pace.progress(self._start, event).line(),
                 )
-        if line := self._lines.of(event):
+        if line := self._line(event):
             self.say(line)
 
     def progress(self, progress: RunProgress) -> None:
-        """The bar shows it already."""
+        if not self._is_live:  # the bar shows it already
+            self.say(progress.line())
 
     def close(self) -> None:
         self._progress.stop()
 
+    def _line(self, event: Event) -> str:
+        """The line of an event; empty for those that have none."""
+        match event:
+            case Start():
+                return _start_line(event)
+            case RankTimes():
+                return self._rank_line(event)
+            case Evaluation():
+                return _evaluation_line(event, self._measures)
+            case Loaded():
+                return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
+            case Preempted():
+                return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
+            case Silent():
+                return _silent_line(event)
+            case Skipped():
+                return f"step {event.step:,} was skipped: its loss or gradient is not a number"
+            case Warned():
+                return f"warning: {event.message}"
+            case Noted():
+                return event.message
+        return ""
 
-class PlainDisplay:
-    """A line every half a minute, per epoch and rank: what a log file or a CI job can use."""
-
-    def __init__(self, *, measures: Sequence[Measure] = ()) -> None:
-        self._lines = _Lines(measures)
-
-    def phase(self, text: str, *, transient: bool = False) -> None:
-        if not transient:
-            self.say(text)
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    def show(self, event: Event) -> None:
-        if line := self._lines.of(event):
-            self.say(line)
-
-    def progress(self, progress: RunProgress) -> None:
-        self.say(progress.line())
-
-    def close(self) -> None:
-        pass
-
-
-def make_display(measures: Sequence[Measure]) -> LiveDisplay | PlainDisplay:
-    """The display that suits stderr.
-
-    Args:
-        measures: those of the recipe.
-    """
-    console = Console(stderr=True)
-    if console.is_terminal:
-        return LiveDisplay(console, measures=measures)
-    return PlainDisplay(measures=measures)
+    def _rank_line(self, event: RankTimes) -> str:
+        """``epoch 1/10 rank 1 (NVIDIA A10G, 10.0.1.7): 235 steps of 128 images in 17.2 s, …``."""
+        start = self._start
+        assert start is not None
+        where = ", ".join([start.device, *self._hosts[event.rank : event.rank + 1]])
+        figures = [f"{event.step_time_s * 1e3:.1f} ms/step", *speed(event.rate)]
+        if event.steps is not None and event.items_per_step is not None:
+            steps = f"{counted(event.steps, 'step')} of {event.items_per_step:,.0f} {start.items}"
+            figures.insert(0, f"{steps} in {duration(event.steps * event.step_time_s)}")
+        epoch = f"epoch {_epoch(event.epoch)}/{num_epochs(start)} " if start.steps_per_epoch else ""
+        return f"{epoch}rank {event.rank} ({where}): {', '.join(figures)}"
 
 
 def result_table(
@@ -198,53 +208,6 @@ def _start_line(event: Start) -> str:
         f"{f'resuming at step {event.step:,}' if event.resumed else how}: "
         f"{', '.join(filter(None, figures))}"
     )
-
-
-class _Lines:
-    """The lines that stay of a run's events."""
-
-    def __init__(self, measures: Sequence[Measure]) -> None:
-        self._measures = measures
-        self._start: Start | None = None
-        self._hosts: tuple[str, ...] = ()
-
-    def of(self, event: Event) -> str:
-        """The line of an event; empty for those that have none."""
-        match event:
-            case Start():
-                self._start = event
-                return _start_line(event)
-            case Phase():
-                self._hosts = event.hosts or self._hosts
-            case RankTimes():
-                return self._rank_line(event)
-            case Evaluation():
-                return _evaluation_line(event, self._measures)
-            case Loaded():
-                return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
-            case Preempted():
-                return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
-            case Silent():
-                return _silent_line(event)
-            case Skipped():
-                return f"step {event.step:,} was skipped: its loss or gradient is not a number"
-            case Warned():
-                return f"warning: {event.message}"
-            case Noted():
-                return event.message
-        return ""
-
-    def _rank_line(self, event: RankTimes) -> str:
-        """``epoch 1/10 rank 1 (NVIDIA A10G, 10.0.1.7): 235 steps of 128 images in 17.2 s, …``."""
-        start = self._start
-        assert start is not None
-        where = ", ".join([start.device, *self._hosts[event.rank : event.rank + 1]])
-        figures = [f"{event.step_time_s * 1e3:.1f} ms/step", *speed(event.rate)]
-        if event.steps is not None and event.items_per_step is not None:
-            steps = f"{counted(event.steps, 'step')} of {event.items_per_step:,.0f} {start.items}"
-            figures.insert(0, f"{steps} in {duration(event.steps * event.step_time_s)}")
-        epoch = f"epoch {_epoch(event.epoch)}/{num_epochs(start)} " if start.steps_per_epoch else ""
-        return f"{epoch}rank {event.rank} ({where}): {', '.join(figures)}"
 
 
 def _silent_line(event: Silent) -> str:

@@ -19,7 +19,7 @@ from contract.runs import RunPaths
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
-from training.record.display import make_display
+from training.record.display import Display
 from training.record.events import Event, Failed, Process, Reading, Warned
 from training.record.writer import RunRecord
 from training.runtime.hang_detector import Watch
@@ -90,7 +90,7 @@ class Driver:
         self._options = command
         self._workers, self._lease = workers, lease
         self._run_uri = RunPaths.of(config.storage, config.run).uri
-        self._display = make_display(command.recipe.measures)
+        self._display = Display(command.recipe.measures)
         self._record: RunRecord | None = None
         self._signals: list[int] = []
         self._watch = Watch(self._run_uri, look=workers.look, end=workers.end)

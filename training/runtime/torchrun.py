@@ -37,7 +37,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
         lease: the run's; None on other ranks than 0.
     """
     # Not above: benchmarks use the worker below on machines that do not have rich.
-    from training.record.display import make_display
+    from training.record.display import Display
 
     recipe = recipes.by_name(config.recipe)
     config = recipe.prepare(config)  # each process; the first of a node does the work
@@ -46,7 +46,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
     worker = TorchrunWorker(run_uri=run_uri, fence=lease.number if lease else 0)
     kept: RunRecord | None = None
     report: Path | None = None
-    display = make_display(recipe.measures) if worker.rank == 0 else None
+    display = Display(recipe.measures) if worker.rank == 0 else None
     if display is not None:
         kept = RunRecord(
             run_uri,
