@@ -138,16 +138,12 @@ class RunRecord:
         self._write_json(runs.ENVIRONMENT_FILE, environment)
         self._start: Start | None = None
         self._is_starting = False
-        self._num_damaged = self._num_skipped = 0
+        self._num_damaged = 0
         self._resumed_from: int | None = None
-        # Of all attempts: a head that is lost after its workers does not forget them.
-        self._num_preempted = sum(len(event.nodes) for event in self._read().of(Preempted))
         self._phases: list[Phase] = []
-        self._hosts: tuple[str, ...] = ()
         self._step = 0
         self.first_step_at: float | None = None
         """Unix time at which the first step of this attempt was done."""
-        self._evaluations: list[Evaluation] = []
 
     def handle(self, *found: Event) -> None:
         """Take the events of one report: write them down and show them."""
@@ -163,10 +159,8 @@ class RunRecord:
                 self._on_start(event)
             case Phase():
                 self._phases.append(event)
-                if event.hosts is not None:
-                    self._hosts = event.hosts
-                    if self._spending is not None:
-                        self._spending.set_hosts(event.hosts)
+                if event.hosts is not None and self._spending is not None:
+                    self._spending.set_hosts(event.hosts)
             case Step():
                 self._append(event)
                 self._step = event.step
@@ -177,11 +171,7 @@ class RunRecord:
                 if self._is_starting:
                     self._is_starting = False
                     self.flush()
-            case Preempted():
-                self._append(event)
-                self._num_preempted += len(event.nodes)
-                self.flush()
-            case Silent():
+            case Preempted() | Silent() | Evaluation():
                 self._append(event)
                 self.flush()
             case Saving():
@@ -189,13 +179,8 @@ class RunRecord:
             case Skipped():
                 self._append(event)
                 self._step = event.step
-                self._num_skipped += 1
             case RankTimes() | Sample() | Loaded():
                 self._append(event)
-            case Evaluation():
-                self._append(event)
-                self._evaluations.append(event)
-                self.flush()
             case Stopped():
                 self.stopped_at = event.step
             case Failed():
@@ -221,7 +206,7 @@ class RunRecord:
         if self._start is not None:
             if not self.is_finished:
                 status: Status = "stopped" if self.error is None else "failed"
-                self._write_result(status, self._last_evaluation)
+                self._write_result(status)
             from training.record.page import write_report  # takes as long to load as all else
 
             report = self._on_disk(lambda: write_report(self.folder))
@@ -377,20 +362,23 @@ class RunRecord:
         self._step = self._shown_step = event.step
         self._pace, self._last_step = Pace(), None
         self._progress_at = self._clock() + EVERY_S
-        self._evaluations = [line.event for line in kept if isinstance(line.event, Evaluation)]
-        self._num_skipped = sum(isinstance(line.event, Skipped) for line in kept)
 
-    def _write_result(self, status: Status, last: Finished | Evaluation) -> None:
+    def _write_result(self, status: Status, end: Finished | None = None) -> None:
         """Write ``result.json``.
 
         Args:
-            last: what knows the model's quality best.
+            end: of a run that has come to its end.
         """
         assert self._start is not None
-        evaluation = self._last_evaluation
+        # Of all attempts: a head that is lost after its workers does not forget them.
+        lines = self._read()
+        evaluations = lines.of(Evaluation)
+        evaluation = evaluations[-1] if evaluations else Evaluation(step=0, epoch=0)
+        last = end or evaluation
         # Before the first step there is no rate.
-        rates = [each.rate.per_s for each in self._evaluations if each.rate and each.rate.per_s]
+        rates = [each.rate.per_s for each in evaluations if each.rate and each.rate.per_s]
         median = statistics.median(rates) if rates else None
+        hosts = [each.hosts for each in lines.of(Phase) if each.hosts]
         self.result = Result(
             run=self._run,
             recipe=self._recipe,
@@ -403,10 +391,10 @@ class RunRecord:
             steps=self._step,
             rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
             world_size=self._start.world_size,
-            hosts=self._hosts,
+            hosts=hosts[-1] if hosts else (),
             resumed_from=self._resumed_from,
-            preempted=self._num_preempted,
-            skipped_steps=self._num_skipped,
+            preempted=sum(len(each.nodes) for each in lines.of(Preempted)),
+            skipped_steps=len(lines.of(Skipped)),
             damaged_lines=self._num_damaged,
             parameters=self._start.parameters,
             flops_per_s=evaluation.flops_per_s,
@@ -417,11 +405,6 @@ class RunRecord:
             error=self.error,
         )
         self._write_json(runs.RESULT_FILE, self.result.to_json())
-
-    @property
-    def _last_evaluation(self) -> Evaluation:
-        """One that knows nothing where there is none."""
-        return self._evaluations[-1] if self._evaluations else Evaluation(step=0, epoch=0)
 
     def _read(self) -> Metrics:
         kept = None if self._is_anew else storage.read_bytes(str(self._metrics))
