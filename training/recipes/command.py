@@ -190,15 +190,14 @@ def parse(words: Sequence[str]) -> Command:
             raise OptionError(f"{option_name(name)} needs a value")
     fields = fields_of(recipe.config)
     settings = {
-        name: _converted(name, kind_of(fields[name]), value)
+        name: value
         for name, value in vars(found).items()
         if name in fields and fields[name].metadata["cli"]
     }
     preset = _preset(recipe, found.preset, found.data)
     workers = None if found.workers is None else Range.parse(found.workers, option="--workers")
-    max_failures = _converted("max_failures", int, found.max_failures)
-    if max_failures < 0:
-        raise InputError(f"--max-failures is {max_failures}: it must be at least 0")
+    if found.max_failures < 0:
+        raise InputError(f"--max-failures is {found.max_failures}: it must be at least 0")
     report_to = tuple(filter(None, found.report_to.split(",")))
     if unknown := {*report_to} - {*trackers.NAMES}:
         raise InputError(
@@ -214,7 +213,7 @@ def parse(words: Sequence[str]) -> Command:
         run=found.run,
         workers=workers,
         local=found.local,
-        max_failures=max_failures,
+        max_failures=found.max_failures,
         report_to=report_to,
         overwrite=found.overwrite,
         take_over=found.take_over,
@@ -346,6 +345,11 @@ class _Parser(argparse.ArgumentParser):
             message = f"unknown option {words[0]}{_guess(words[0].split('=')[0], known)}"
         elif found := re.fullmatch(r"argument (--[\w-]+)\S*: (expected|ignored).*", message):
             message = f"{found[1]} {'needs a' if found[2] == 'expected' else 'takes no'} value"
+        elif found := re.fullmatch(
+            r"argument (--[\w-]+): invalid (int|float) value: (.*)", message
+        ):
+            what = "a whole number" if found[2] == "int" else "a number"
+            message = f"{found[1]} is {found[3]}: it must be {what}"
         raise OptionError(message)
 
 
@@ -356,7 +360,7 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
         preset: the one whose defaults the help texts show; the recipe's first one without it.
 
     The parser raises OptionError instead of ending the program. Settings that are not given are
-    not in its result, and those that are given are text, except for switches.
+    not in its result.
     """
     top = _Parser(
         prog=f"python -m training.launch {recipe.name if recipe else ''}".rstrip(),
@@ -384,7 +388,8 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     )
     where.add_argument(
         "--max-failures",
-        default="2",
+        type=int,
+        default=2,
         metavar="N",
         help="failures in a row, with no new checkpoint between, that a run gets over (default: 2)",
     )
@@ -441,21 +446,11 @@ def _add_settings(top: argparse.ArgumentParser, recipe: Recipe, preset: str) -> 
         choices = field.metadata["choices"]
         group.add_argument(
             each.option,
+            type=kind_of(field),
             default=argparse.SUPPRESS,
             metavar="|".join(choices) if choices else kind_of(field).__name__.upper(),
             help=text,
         )
-
-
-def _converted(name: str, kind: type, value: Any) -> Any:
-    """A value of the command line as a field's type."""
-    if isinstance(value, kind):
-        return value
-    try:
-        return kind(value)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise OptionError(f"{option_name(name)} is {value!r}: it must be {what}") from None
 
 
 def _guess(word: str, known: Sequence[str]) -> str:

@@ -29,9 +29,9 @@ from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
-from training.record.events import Event, Failed, Process, Reading, Start, Warned
+from training.record.events import Event, Failed, Process, Start, Warned
 from training.runtime import processes
-from training.runtime.outcome import Failures
+from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import Seen
 from training.system import machine
 
@@ -289,20 +289,7 @@ def _run(
 
 
 def _prepare(send: Callable[[Any], None], settings: Mapping[str, object]) -> _Done:
-    """Look at the data; return the settings with what was decided, or what is wrong."""
-
-    def report(done: int, total: int) -> None:
-        send([Reading(done=done, total=total)])
-
-    def warn(message: str) -> None:
-        send([Warned(message=message)])
-
-    config = recipes.config_from_json(settings)
-    prepare = recipes.by_name(config.recipe).prepare
-    try:
-        return _Done(found=prepare(config, report))
-    except (InputError, UnreachableError) as error:
-        return _Done(found=error.with_traceback(None))
+    return _Done(found=prepared(recipes.config_from_json(settings), send))
 
 
 def _train(

@@ -1,11 +1,34 @@
-"""The end of a run, for every way to start one: failures in a row, and the printed result."""
+"""Begin and end of a run, for every way to start one: data, failures in a row, printed result."""
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from contract.errors import InputError, UnreachableError
+from training import recipes
 from training.recipes.recipe import Recipe
+from training.recipes.settings import RunConfig
+from training.record.events import Event, Reading
 from training.record.result import Result
+
+
+def prepared(
+    config: RunConfig, send: Callable[[list[Event]], object]
+) -> RunConfig | InputError | UnreachableError:
+    """Look at a run's data; return the settings with what was decided, or what is wrong.
+
+    Args:
+        send: sends events to the command.
+    """
+
+    def report(done: int, total: int) -> None:
+        send([Reading(done=done, total=total)])
+
+    try:
+        return recipes.by_name(config.recipe).prepare(config, report)
+    except (InputError, UnreachableError) as error:
+        return error.with_traceback(None)
 
 
 class Failures:

@@ -17,8 +17,8 @@ from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
 from training import recipes
 from training.recipes.settings import RunConfig
-from training.record.events import Event, Reading, Start, Warned
-from training.runtime.outcome import Failures
+from training.record.events import Event, Start
+from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import on_nodes
 from training.system import lease, storage
 
@@ -102,21 +102,9 @@ class _Events:
 
 
 def prepare(submission: Submission, events: Any) -> RunConfig | InputError | UnreachableError:
-    """Look at the data; return the settings with what was decided, or what is wrong."""
+    """Look at the data, see ``prepared``."""
     _take_over(submission)
-
-    def report(done: int, total: int) -> None:
-        events.put.remote([Reading(done=done, total=total)])
-
-    def warn(message: str) -> None:
-        events.put.remote([Warned(message=message)])
-
-    try:
-        config = submission.config
-        recipe = recipes.by_name(config.recipe)
-        return recipe.prepare(config, report)
-    except (InputError, UnreachableError) as error:
-        return error.with_traceback(None)
+    return prepared(submission.config, events.put.remote)
 
 
 def fit(submission: Submission, events: Any) -> str | UnreachableError:
