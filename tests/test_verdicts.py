@@ -210,12 +210,6 @@ def at_start(patch: pytest.MonkeyPatch, fault: str) -> int:
     return job.run(ENVIRONMENT)
 
 
-def meanwhile(happens: Callable[[Life], None], **order: Any) -> int:
-    life = Life(lasts=100, **order)
-    life.clock.at(50, happens, life)
-    return life.run()
-
-
 XID = "GPU 3 has fallen off the bus (Xid 79)"
 SLOW_DOWN, FORBIDDEN = refused("SlowDown", 503), refused("AccessDenied", 403)
 GONE = refused("404", 404)
@@ -233,11 +227,9 @@ SYMPTOMS: list[Symptom] = [
     ),
     ("Ray loses the command's task", lambda p: in_driver(p, lost_by_ray(LOST_ACTOR)), 77),
     ("a bug in the command's task", lambda p: in_driver(p, lost_by_ray(BUG_IN_FIT)), 1),
-    ("Ray ends", lambda _: meanwhile(lambda life: life.ray.die()), 77),
     ("Ray ends after the command", lambda _: after_command(ray_ends=True), 77),
     ("the command fails by itself", lambda _: after_command(ray_ends=False), 1),
     ("a GPU fails at the start", lambda p: at_start(p, XID), 76),
-    ("a GPU of the head fails", lambda _: meanwhile(lambda life: life.job.leave_host()), 76),
     ("S3 has no answer with the code", lambda p: in_head(p, SLOW_DOWN), 79),
     ("S3 is silent with the code", lambda p: in_head(p, TROUBLE["S3 is silent"]), 79),
     ("the disk is full with the code", lambda p: in_head(p, FULL), 79),
@@ -250,9 +242,6 @@ SYMPTOMS: list[Symptom] = [
     ("files may not be read", lambda p: in_restore(p, FORBIDDEN), 2),
     ("S3 gives a node no files", lambda p: on_node(p, UnreachableError("no files")), 79),
     ("files are damaged on a node", lambda p: on_node(p, InputError("damaged")), 2),
-    ("a program raises an error", lambda _: Life(codes=(1,)).run(), 1),
-    ("a program ends with a code of ours", lambda _: Life(codes=(79,)).run(), 1),
-    ("a program is killed", lambda _: Life(codes=(137,)).run(), 1),
 ]
 
 
@@ -299,6 +288,7 @@ def test_a_symptom_has_one_exit_code_and_no_fault_of_machines_ends_the_job(
 
 
 # --- how ECS and Step Functions tell it -----------------------------------------------------------
+COULD_NOT, DID_NOT = "failed: the head could not be started", "failed: the head did not start"
 FAULT, DOUBT, END = "tried again", "tried again, not for ever", "over"
 NO_FABRIC = (
     "CannotStartContainerError: error gathering device information while adding custom device "
@@ -314,182 +304,111 @@ def by_user(code: int, reason: str = "") -> dict[str, Any]:
     return head(code, StopCode="UserInitiated", StoppedReason=reason)
 
 
-End = tuple[dict[str, Any], str, Ending, str, str, str]
-ENDS: list[End] = [
-    (head(0), "", Ending.EXITED, "succeeded", "succeeded", END),
-    (head(74), "", Ending.EXITED, "files_lost", "files lost", END),
-    (head(3), "", Ending.EXITED, "failed", "failed: user code exit 3", END),
-    (head(78), "", Ending.EXITED, "failed", "failed: asks for more than the job can have", END),
-    (head(124), "", Ending.EXITED, "deadline", "deadline", END),
-    ({}, "States.Timeout", Ending.NOT_STARTED, "deadline", "deadline", END),
-    (head(75), "", Ending.EXITED, "no_capacity", "no capacity", END),
+#: How an attempt has ended, the job's status, its reason and what comes then; and what is seen: the
+#: head's task, or the error of Step Functions where there is none.
+ENDS: list[tuple[Ending, str, str, str, dict[str, Any] | str]] = [
+    *(
+        (Ending.EXITED, status, reason, then, head(code))
+        for code, status, reason, then in (
+            (0, "succeeded", "succeeded", END),
+            (3, "failed", "failed: user code exit 3", END),
+            (74, "files_lost", "files lost", END),
+            (75, "no_capacity", "no capacity", END),
+            (
+                77,
+                "host_lost",
+                "failed: Ray did not start on its head, or ended there by itself",
+                DOUBT,
+            ),
+            (78, "failed", "failed: asks for more than the job can have", END),
+            (79, "host_lost", "failed: its storage did not answer, or a disk was full", FAULT),
+            (124, "deadline", "deadline", END),
+            (130, "stopped", "its command was stopped (exit code 130)", END),
+        )
+    ),
+    (Ending.NOT_STARTED, "deadline", "deadline", END, "States.Timeout"),
     (
+        *(Ending.STOPPED, "no_capacity", "no capacity", END),
         by_user(143, stop_reason(JobStatus.NO_CAPACITY, "job j: no host within 60 s")),
-        "",
-        Ending.STOPPED,
-        "no_capacity",
-        "no capacity",
-        END,
     ),
-    (by_user(143), "", Ending.STOPPED, "stopped", "stopped by user", END),
-    (by_user(137), "", Ending.STOPPED, "stopped", "stopped by user", END),
     *(
-        (by_user(code), "", Ending.STOPPED, "stopped", "stopped by user", END)
-        for code in exits.TRIED_AGAIN
+        (Ending.STOPPED, "stopped", "stopped by user", END, by_user(code, reason))
+        for code, reason in (
+            *((code, "") for code in (143, 137, *exits.TRIED_AGAIN)),
+            (143, "Task stopped by user"),
+        )
     ),
-    (by_user(143, "Task stopped by user"), "", Ending.STOPPED, "stopped", "stopped by user", END),
     (
+        *(Ending.STOPPED, "stopped", "its head was stopped: cost control: no capacity left", END),
         by_user(143, "cost control: no capacity left"),
-        "",
-        Ending.STOPPED,
-        "stopped",
-        "its head was stopped: cost control: no capacity left",
-        END,
     ),
     (
-        head(130),
-        "",
-        Ending.EXITED,
-        "stopped",
-        "its command was stopped (exit code 130)",
-        END,
-    ),
-    (
+        *(Ending.SURPLUS, "stopped", "its command was stopped (exit code 143)", END),
         head(143, StopCode="ServiceSchedulerInitiated"),
-        "",
-        Ending.SURPLUS,
-        "stopped",
-        "its command was stopped (exit code 143)",
-        END,
     ),
     (
-        head(76),
-        "",
-        Ending.BAD_HOST,
-        "host_lost",
-        "failed: its host's GPUs or EFA devices are not healthy",
-        FAULT,
+        *(Ending.BAD_HOST, "host_lost"),
+        *("failed: its host's GPUs or EFA devices are not healthy", FAULT, head(76)),
     ),
+    (Ending.KILLED, "host_lost", "failed: the head was killed", DOUBT, head(137)),
     (
-        head(77),
-        "",
-        Ending.EXITED,
-        "host_lost",
-        "failed: Ray did not start on its head, or ended there by itself",
-        DOUBT,
-    ),
-    (
-        head(79),
-        "",
-        Ending.EXITED,
-        "host_lost",
-        "failed: its storage did not answer, or a disk was full",
-        FAULT,
-    ),
-    (head(137), "", Ending.KILLED, "host_lost", "failed: the head was killed", DOUBT),
-    (
+        *(Ending.OUT_OF_MEMORY, "failed", "failed: out of memory on the head", END),
         head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
-        "",
-        Ending.OUT_OF_MEMORY,
-        "failed",
-        "failed: out of memory on the head",
-        END,
     ),
     *(
-        (task, "", Ending.HOST_LOST, "host_lost", "failed: its host was lost", FAULT)
+        (Ending.HOST_LOST, "host_lost", "failed: its host was lost", FAULT, task)
         for task in (
             head(137, StopCode="SpotInterruption"),
             head(StopCode="TerminationNotice"),
             head(StoppedReason="Host EC2 (instance i-0a) terminated."),
         )
     ),
-    *(
-        (
-            not_started(reason),
-            "",
-            Ending.HOST_FAULT,
-            "host_lost",
-            f"failed: the head could not be started: {reason}",
-            FAULT,
-        )
-        for reason in (
-            "CannotPullContainerError: toomanyrequests: Rate exceeded",
-            "CannotPullContainerError: i/o timeout",
-            "ResourceInitializationError: unable to pull secrets",
-        )
-    ),
-    *(
-        (
-            {},
-            error,
-            Ending.HOST_FAULT,
-            "host_lost",
-            f"failed: the head could not be started: {error}",
-            FAULT,
-        )
-        for error in (
-            "ECS.AmazonECSException: Rate exceeded",
-            "ECS.ServerException: x",
-            "AmazonECS.Unknown: AGENT",
-        )
-    ),
-    *(
-        (
-            not_started(reason),
-            "",
-            Ending.BAD_HOST,
-            "host_lost",
-            f"failed: its host is not fit: {reason}",
-            FAULT,
-        )
-        for reason in (
-            "CannotStartContainerError: nvidia-container-cli: initialization error",
-            "CannotPullContainerError: write /layer: no space left on device",
-            NO_FABRIC,
-        )
-    ),
     (
+        *(Ending.EXITED, "failed", "failed: user code exit 1", END),
         head(1, reason="nvidia-container-cli"),
-        "",
-        Ending.EXITED,
-        "failed",
-        "failed: user code exit 1",
-        END,
-    ),
-    (
-        not_started("CannotPullContainerError: manifest unknown"),
-        "",
-        Ending.IMAGE_NOT_FOUND,
-        "image_not_found",
-        "image not found: CannotPullContainerError: manifest unknown",
-        END,
     ),
     *(
-        (
-            task,
-            error,
-            Ending.NOT_STARTED,
-            "failed",
-            f"failed: the head did not start: {reason}",
-            END,
-        )
-        for task, error, reason in (
+        (how, status, f"{words}: {said}", then, not_started(said) if is_task else said)
+        for how, status, words, then, is_task, *all_said in (
             (
-                not_started("ResourceInitializationError: secrets: ResourceNotFoundException"),
-                "",
+                *(Ending.HOST_FAULT, "host_lost", COULD_NOT, FAULT, True),
+                "CannotPullContainerError: toomanyrequests: Rate exceeded",
+                "CannotPullContainerError: i/o timeout",
+                "ResourceInitializationError: unable to pull secrets",
+            ),
+            (
+                *(Ending.HOST_FAULT, "host_lost", COULD_NOT, FAULT, False),
+                "ECS.AmazonECSException: Rate exceeded",
+                "ECS.ServerException: x",
+                "AmazonECS.Unknown: AGENT",
+            ),
+            (
+                *(Ending.BAD_HOST, "host_lost", "failed: its host is not fit", FAULT, True),
+                "CannotStartContainerError: nvidia-container-cli: initialization error",
+                "CannotPullContainerError: write /layer: no space left on device",
+                NO_FABRIC,
+            ),
+            (
+                *(Ending.IMAGE_NOT_FOUND, "image_not_found", "image not found", END, True),
+                "CannotPullContainerError: manifest unknown",
+            ),
+            (
+                *(Ending.NOT_STARTED, "failed", DID_NOT, END, True),
                 "ResourceInitializationError: secrets: ResourceNotFoundException",
             ),
-            ({}, "ECS.AccessDeniedException: no", "ECS.AccessDeniedException: no"),
-            (not_started(""), "", "unknown"),
+            (*(Ending.NOT_STARTED, "failed", DID_NOT, END, False), "ECS.AccessDeniedException: no"),
         )
+        for said in all_said
     ),
+    (Ending.NOT_STARTED, "failed", f"{DID_NOT}: unknown", END, not_started("")),
 ]
 
 
-@pytest.mark.parametrize(("task", "error", "how", "status", "reason", "then"), ENDS)
+@pytest.mark.parametrize(("how", "status", "reason", "then", "seen"), ENDS)
 def test_every_end_has_a_status_a_reason_and_maybe_another_attempt(
-    task: dict[str, Any], error: str, how: Ending, status: str, reason: str, then: str
+    how: Ending, status: str, reason: str, then: str, seen: dict[str, Any] | str
 ) -> None:
+    task, error = ({}, seen) if isinstance(seen, str) else (seen, "")
     assert ending_of(task, error) is how
     found = judged(task, error)
     assert (found.status, found.reason, found.again) == (status, reason, then != END)

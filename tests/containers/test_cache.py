@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,16 +43,13 @@ ENTRIES = {
 
 
 def test_what_was_used_least_recently_goes_until_a_fifth_of_the_disk_is_free(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     fill(tmp_path, **ENTRIES)
     assert cache.trim(tmp_path, space=disk(5000)) == []
     assert cache.trim(tmp_path, space=disk(2600)) == ["huggingface/hub/models--old", "packages/uv"]
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("content")}
     assert left == {"data/images/content", "huggingface/hub/models--new/content"}
-    assert "removed from the cache: huggingface/hub/models--old, packages/uv" in (
-        capsys.readouterr().err
-    )
 
 
 def test_to_read_a_file_is_to_use_it(tmp_path: Path) -> None:
@@ -78,45 +77,35 @@ def test_programs_are_sent_to_the_cache_where_there_is_one(tmp_path: Path) -> No
     assert cache.variables(tmp_path / "none") == {}
 
 
-def test_a_node_trims_the_cache_at_its_start_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (disk(2600), "removed from the cache: huggingface/hub/models--old, packages/uv"),
+        (OSError("no answer"), "the cache is not trimmed: no answer"),
+    ],
+)
+def test_a_node_trims_the_cache_in_a_thread_where_there_is_one(
+    answer: Any,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fill(tmp_path, **ENTRIES)
-    monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", disk(2600))
-    thread = cache.start_trimming(tmp_path)
-    assert thread is not None
-    thread.join(30)
-    assert not (tmp_path / "huggingface/hub/models--old").exists()
-    assert (tmp_path / "data/images").exists()
-    assert "removed from the cache: huggingface/hub/models--old" in capsys.readouterr().err
-
-
-def test_without_a_cache_of_the_host_nothing_is_trimmed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    space = Mock(side_effect=answer)
+    monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", space)
     assert cache.start_trimming(tmp_path / "missing") is None
-
-    def fail(_folder: Path) -> None:
-        raise OSError("a disk that does not answer")
-
-    monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", fail)
+    fill(tmp_path, **ENTRIES)
     thread = cache.start_trimming(tmp_path)
     assert thread is not None
     thread.join(30)
-    assert "the cache is not trimmed: a disk that does not answer" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [HEAD, WORKER])
 def test_head_and_worker_begin_with_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Begun(Exception):  # noqa: N818 - no error
-        pass
-
-    def begin() -> None:
-        raise Begun
-
-    monkeypatch.setattr(cache, "start_trimming", begin)
+    monkeypatch.setattr(cache, "start_trimming", Mock(side_effect=InterruptedError))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     environment = {node.TOKEN: "0" * 20, ENV_HEAD_ADDRESS: "127.0.0.1", ENV_NUM_CPUS: "1"}
     own = node.NodeConfig.from_environment(kind, environment)
-    with pytest.raises(Begun):
+    with pytest.raises(InterruptedError):
         node.Node(own).run()

@@ -107,30 +107,30 @@ def test_the_packages_that_both_images_share_bring_no_torch_along(build: Build) 
     assert "torch" in brought_by("peft", set())
 
 
-def test_the_heads_torch_comes_from_pytorchs_own_index_of_cpu_builds(build: Build) -> None:
-    done = build.run("torch", "cpu")
+INDEX = "https://index.example"
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "options"),
+    [
+        ("cpu", "", " --torch-backend cpu"),  # PyTorch's own index of CPU builds
+        ("cpu", INDEX, f" --index-url {INDEX}"),
+        ("cuda", INDEX, f" --index-url {INDEX}"),
+        ("cuda", "", ""),  # from the default index, with all else
+    ],
+)
+def test_torch_alone_comes_from_the_index_of_its_build(
+    build: Build, kind: str, index: str, options: str
+) -> None:
+    done = build.run("torch", kind, TORCH_INDEX=index)
     assert done.returncode == 0, done.stderr
-    torch, rest = build.calls
-    assert torch.startswith("-m uv pip install ")
-    assert torch.endswith(f" --no-deps --torch-backend cpu {PIN}")
+    *torch, rest = build.calls
+    assert [each.partition(" --no-deps")[2] for each in torch] == [f"{options} {PIN}"] * bool(
+        options
+    )
     assert rest.endswith("/requirements.txt")
     assert "index" not in rest
     assert "peft==" in build.requirements
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_an_index_that_is_given_is_asked_for_torch_only(build: Build, kind: str) -> None:
-    done = build.run("torch", kind, TORCH_INDEX="https://index.example")
-    assert done.returncode == 0, done.stderr
-    torch, rest = build.calls
-    assert torch.endswith(f" --no-deps --index-url https://index.example {PIN}")
-    assert "index.example" not in rest
-
-
-def test_the_workers_torch_comes_from_the_default_index(build: Build) -> None:
-    assert build.run("torch", "cuda").returncode == 0
-    (rest,) = build.calls
-    assert rest.endswith("/requirements.txt")
     assert PIN in build.requirements
 
 

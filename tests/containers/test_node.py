@@ -20,6 +20,7 @@ from contract import exits, host_check, nodes
 from contract.errors import InputError
 from contract.nodes import ClusterSize
 from tests.conftest import ROOT
+from tests.eventually import eventually
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -242,10 +243,7 @@ def ask(request: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually("it", is_so, timeout_s=30, every_s=0.02)
 
 
 def test_a_node_whose_gpu_fails_after_it_joined_leaves_with_the_code_of_a_bad_host(

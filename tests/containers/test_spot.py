@@ -16,6 +16,7 @@ import pytest
 from containers import spot
 from containers.spot import Instance, Notice
 from contract import times
+from tests.eventually import eventually
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T09:32:00Z"}'
 
@@ -96,79 +97,58 @@ def test_without_a_notice_there_is_none_and_the_token_is_kept(server: Server) ->
     assert notice.action == "terminate"
 
 
-def test_a_token_that_is_refused_is_asked_for_again(server: Server) -> None:
-    instance = Instance(endpoint(server))
-    server.refuses = 1
-    assert instance.notice() is None
-    server.notice = NOTICE
-    assert instance.notice() is not None
-    assert server.tokens == 2
+class Watch:
+    """A watch that runs until it ends by itself."""
 
+    def __init__(self, server: Server, *answers: bool) -> None:
+        """``answers``: Ray's."""
+        self.told: list[Notice] = []
+        self.said: list[str] = []
 
-def watched(server_at: str, answers: list[bool]) -> tuple[list[Notice], list[str]]:
-    """Run the watch until it ends by itself; ``answers`` are Ray's."""
-    told: list[Notice] = []
-    said: list[str] = []
+        def drain(notice: Notice) -> bool:
+            self.told.append(notice)
+            return answers[len(self.told) - 1]
 
-    def drain(notice: Notice) -> bool:
-        told.append(notice)
-        return answers[len(told) - 1]
+        options = {"endpoint": endpoint(server), "poll_s": 0.01}
+        given = (drain, self.said.append, threading.Event())
+        self._thread = threading.Thread(target=spot.watch, args=given, kwargs=options, daemon=True)
+        self._thread.start()
 
-    ended = threading.Event()
-    thread = threading.Thread(
-        target=spot.watch,
-        args=(drain, said.append, ended),
-        kwargs={"endpoint": server_at, "poll_s": 0.01},
-    )
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
-    return told, said
+    def wait(self) -> int:
+        """How often Ray was told."""
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return len(self.told)
 
 
 def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Server) -> None:
     server.notice = json.dumps({"action": "terminate", "time": "2000-01-01T00:00:00Z"})
-    told, said = watched(endpoint(server), [True])
-    assert len(told) == 1
-    assert said == ["this host will terminate in 0 s"]
-    told, _ = watched(endpoint(server), [False, False, True])
-    assert len(told) == 3
+    once = Watch(server, True)
+    assert once.wait() == 1
+    assert once.said == ["this host will terminate in 0 s"]
+    assert Watch(server, False, False, True).wait() == 3
 
 
 def test_an_instance_that_does_not_answer_at_first_is_asked_until_it_does(server: Server) -> None:
     """Metadata that are late or throttled when a container starts hide no later notice."""
     server.throttles = 20
     server.notice = NOTICE
-    told, said = watched(endpoint(server), [True])
-    assert len(told) == 1
-    (silent, notice) = said
+    late = Watch(server, True)
+    assert late.wait() == 1
+    (silent, notice) = late.said
     assert silent.startswith("the instance metadata service does not answer (no token: HTTP 503)")
     assert notice.startswith("this host will terminate")
 
 
-def test_a_service_that_has_answered_is_asked_again_after_a_pause(server: Server) -> None:
-    ended = threading.Event()
-    told: list[Notice] = []
-
-    def drain(notice: Notice) -> bool:
-        told.append(notice)
-        return True
-
-    thread = threading.Thread(
-        target=spot.watch,
-        args=(drain, lambda _: None, ended),
-        kwargs={"endpoint": endpoint(server), "poll_s": 0.01},
-        daemon=True,
-    )
-    thread.start()
-    deadline = time.monotonic() + 10
-    while server.asked < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+def test_an_instance_that_has_answered_and_then_refuses_its_token_is_asked_again(
+    server: Server,
+) -> None:
+    watch = Watch(server, True)
+    eventually("questions", lambda: server.asked >= 3, every_s=0.01)
     server.refuses = 1
     server.notice = NOTICE
-    thread.join(10)
-    assert len(told) == 1
-    ended.set()
+    assert watch.wait() == 1
+    assert server.tokens == 2
 
 
 def test_ray_ends_a_node_before_its_host_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from contract.errors import InputError
 from contract.files import OUTPUT, WORK, FileList, SavedFile
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, list_of, refused, saved_in
+from tests.eventually import eventually
 
 ADDRESS = "s3://bucket/runs/r/output"
 AGO_S = 100
@@ -210,18 +211,6 @@ def test_each_byte_is_sent_once(start: Start, s3: S3, monkeypatch: pytest.Monkey
     assert size < s3.sent < 1.1 * size + 100_000
 
 
-def test_nothing_but_the_files_and_their_list_is_left_in_the_bucket(start: Start, s3: S3) -> None:
-    node = start()
-    for text in ("one", "two", "three"):
-        node.write("work/a", text)
-        node.write("work/b", "same content")
-        assert node.copy()
-    node.copy()
-    objects = [content for key, content in s3.objects.items() if files.OBJECTS in key]
-    assert len(objects) == 3
-    assert {b"three", b"same content"} < {*objects}
-
-
 # --- a round is one moment
 def test_a_round_has_what_was_there_at_its_moment(start: Start, s3: S3) -> None:
     node = start()
@@ -301,9 +290,7 @@ def test_a_thread_saves_rounds_until_it_is_closed(start: Start, s3: S3) -> None:
     node = start()
     node.mirror.start()
     node.write("work/a", "one")
-    until = time.monotonic() + 20
-    while not saved(s3) and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually("round", lambda: saved(s3), every_s=0.01)
     node.mirror.close()
     assert saved(s3) == {"work/a": "one"}
     node.write("work/b", "two")
@@ -383,19 +370,16 @@ def test_above_the_limit_output_comes_first_and_then_the_newest(start: Start, s3
     assert node.mirror.lost == []
 
 
-def test_a_folder_that_is_above_the_limit_by_itself_is_saved_in_part(
+def test_a_folder_that_is_above_a_limit_by_itself_is_saved_in_part(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = start(limit_bytes=3000)
-    node.write("work/large", "x" * 4000, ago_s=10)
     for number in range(5):
         node.write(f"output/samples/{number}", str(number) * 1000, ago_s=100 + number)
-    assert not node.mirror.save()
-    assert saved(s3).keys() == {f"output/samples/{number}" for number in range(3)}
-    assert node.mirror.lost == ["output/samples/3", "output/samples/4", "work/large"]
-    monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 2)
-    assert not node.mirror.save()
-    assert saved(s3).keys() == {"output/samples/0", "output/samples/1"}
+    for most in (3, 2):
+        assert not node.mirror.save()
+        assert saved(s3).keys() == {f"output/samples/{number}" for number in range(most)}
+        monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 2)
 
 
 # --- a bucket in trouble
@@ -555,28 +539,21 @@ def test_a_node_of_an_earlier_start_saves_nothing_and_reports_it_once(start: Sta
     assert start().found() == {"work/a": "two"}
 
 
-def test_nodes_restore_the_files_of_all_nodes_and_keep_them_when_there_are_fewer(
-    start: Start, s3: S3
-) -> None:
+def test_files_of_other_nodes_are_restored_and_not_saved_as_own(start: Start, s3: S3) -> None:
     both = begin_on(s3, 0, 1)
-    zero, one = start(0, files=both), start(1, files=both)
-    for node in (zero, one):
-        node.write(f"work/step-1/shard-{node.number}", str(node.number))
-        node.write("work/log", f"of node {node.number}")
+    for number in both.nodes:
+        node = start(number, files=both)
+        node.write(f"work/step-1/shard-{number}", str(number))
+        node.write("work/log", f"of node {number}")
         assert node.mirror.save()
-    union = {"work/step-1/shard-0": "0", "work/step-1/shard-1": "1"}
-
     both = begin_on(s3, 0, 1)
     zero, one = start(0, files=both), start(1, files=both)
-    assert zero.found() == {**union, "work/log": "of node 0"}
+    union = {"work/step-1/shard-0": "0", "work/step-1/shard-1": "1"}
     assert one.found() == {**union, "work/log": "of node 1"}
     assert one.mirror.save()
     assert zero.mirror.save()
-    assert saved(s3, 1).keys() == {"work/step-1/shard-1", "work/log"}, "others' are not its own"
-    for _ in range(3):  # each start removes what no list needs
-        alone = start(0)
-        assert alone.found() == {**union, "work/log": "of node 0"}
-        assert alone.mirror.save()
+    assert saved(s3, 1).keys() == {"work/step-1/shard-1", "work/log"}
+    assert start(0).found() == {**union, "work/log": "of node 0"}
 
 
 def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
@@ -604,24 +581,3 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
     with pytest.raises(files_of_program.ReplacedError):
         save(zero, 2)
     assert start(0, files=newer[0]).found() == {"work/step": "1"}
-
-
-def test_a_head_that_is_late_removes_nothing_that_a_newer_start_restores(
-    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node, newer, create = start(), list[StartOfAll](), Bucket.create
-    node.write("work/step", "1")
-    assert node.copy()
-
-    def replace_first(bucket: Bucket, key: str, content: bytes) -> bool:
-        if key == files.base_key(2) and not newer:
-            node.write("work/step", "2")
-            assert not node.copy()  # its mark is there all the same
-            newer.append(begin_on(s3, 0))
-        return create(bucket, key, content)
-
-    monkeypatch.setattr(Bucket, "create", replace_first)
-    begin_on(s3, 0)
-    assert start(0, files=newer[0]).found() == {"work/step": "2"}
-    starts = {files.start_of(key.partition("/output/")[2]) for key in s3.objects}
-    assert starts - {None} == {1}, "keys name their start"

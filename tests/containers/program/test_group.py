@@ -23,6 +23,7 @@ from contract import exits, times
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, Range
 from tests.containers.program.s3_in_memory import S3
+from tests.eventually import eventually
 
 Ref = Future[Any]
 
@@ -155,10 +156,7 @@ def add(ray: Ray, *names: str) -> None:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually("it", is_so, timeout_s=30, every_s=0.05)
 
 
 @dataclass

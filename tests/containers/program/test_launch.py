@@ -2,9 +2,6 @@
 behind."""
 
 import json
-import os
-import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -28,37 +25,33 @@ from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
 from tests.containers.program.s3_in_memory import S3
+from tests.eventually import eventually
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
 BOTH = ("10.0.0.6", "10.0.0.7")
 PLACE = Place(number=1, rank=1, start=0, addresses=BOTH, gpus=4)
 
 
-def environment(place: Place = PLACE) -> dict[str, str]:
-    return launch.launcher_environment(place)
+def environment(**changed: object) -> dict[str, str]:
+    return launch.launcher_environment(replace(PLACE, **changed))  # type: ignore[arg-type]
 
 
-def test_torchrun_reads_how_many_nodes_there_are_and_where_they_meet() -> None:
-    found = environment()
-    assert {name: value for name, value in found.items() if name.startswith("PET_")} == {
+def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_they_meet() -> None:
+    assert environment() == {
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
         "PET_NPROC_PER_NODE": "4",
         "PET_MASTER_ADDR": "10.0.0.6",
         "PET_MASTER_PORT": "29500",
+        "MASTER_ADDR": "10.0.0.6",
+        "MASTER_PORT": "29500",
+        "NODE_RANK": "1",
+        "NUM_NODES": "2",
+        "GPUS_PER_NODE": "4",
+        "PYTHONUNBUFFERED": launch.LINES,
     }
-
-
-def test_accelerate_is_told_to_use_the_cpu_where_there_is_no_gpu() -> None:
-    assert environment(replace(PLACE, gpus=0))["ACCELERATE_USE_CPU"] == "true"
-    assert "ACCELERATE_USE_CPU" not in environment()
-
-
-def test_plain_programs_find_node_0_and_their_own_number() -> None:
-    found = environment()
-    names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NUM_NODES", "GPUS_PER_NODE")
-    assert [found[name] for name in names] == ["10.0.0.6", "29500", "1", "2", "4"]
-    assert environment(replace(PLACE, start=3))["MASTER_PORT"] == "29503"
+    assert environment(start=3)["MASTER_PORT"] == "29503"
+    assert environment(gpus=0)["ACCELERATE_USE_CPU"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +66,7 @@ def test_plain_programs_find_node_0_and_their_own_number() -> None:
 def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
     gpus: int, num_nodes: int, expected: dict[str, str]
 ) -> None:
-    found = environment(replace(PLACE, gpus=gpus, addresses=BOTH[:num_nodes]))
+    found = environment(gpus=gpus, addresses=BOTH[:num_nodes])
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert {name: found[name] for name in names if name in found} == expected
 
@@ -109,27 +102,27 @@ def test_a_program_sees_neither_rays_variables_nor_the_clusters_token() -> None:
 
 
 # --- lines ----------------------------------------------------------------------------------------
-def lines_of(*chunks: tuple[float, bytes]) -> list[str]:
+BAR = [(n / 10, f"\r{n} %".encode()) for n in range(101)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([(0, b"a\nb"), (0.1, b"c\r\n"), (0.2, b"\n\xff\n")], ["a", "bc", "", "\ufffd"]),
+        ([(0, b"half"), (1, b"")], []),
+        ([(0, b"half"), (3, b""), (4, b" done\n")], ["half", " done"]),  # after a moment
+        (BAR, ["100 %"]),  # after ten seconds
+        ([*BAR[:50], (5.0, b"\r50 %\n")], ["50 %"]),
+    ],
+)
+def test_a_stream_is_cut_into_lines_however_it_comes(
+    chunks: list[tuple[float, bytes]], expected: list[str]
+) -> None:
     said: list[str] = []
     lines = Lines(said.append)
     for now, chunk in chunks:
         lines.feed(chunk, now=now)
-    return said
-
-
-def test_a_stream_is_cut_into_lines_wherever_it_was_read() -> None:
-    assert lines_of((0, b"a\nb"), (0.1, b"c\r\n"), (0.2, b"\n\xff\n")) == ["a", "bc", "", "\ufffd"]
-
-
-def test_a_line_without_an_end_is_shown_after_a_moment() -> None:
-    assert lines_of((0, b"half"), (1, b"")) == []
-    assert lines_of((0, b"half"), (3, b""), (4, b" done\n")) == ["half", " done"]
-
-
-def test_a_progress_bar_is_a_line_now_and_then_and_when_it_ends() -> None:
-    bar = [(n / 10, f"\r{n} %".encode()) for n in range(101)]
-    assert lines_of(*bar) == ["100 %"]  # after ten seconds
-    assert lines_of(*bar[:50], (5.0, b"\r50 %\n")) == ["50 %"]
+    assert said == expected
 
 
 def test_a_label_is_read_back_from_a_line_and_only_from_its_beginning() -> None:
@@ -165,12 +158,10 @@ class Here:
         self.launcher.start(replace(PLACE, **place))  # type: ignore[arg-type]
 
     def wait(self) -> Ended:
-        deadline = time.monotonic() + 60
-        while (status := self.launcher.status()).lost is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert status.ended
-        return status.ended
+        eventually("end", lambda: self.launcher.status().lost is not None, every_s=0.02)
+        ended = self.launcher.status().ended
+        assert ended
+        return ended
 
     def run(self) -> Ended:
         self.start()
@@ -178,11 +169,11 @@ class Here:
 
     def wait_for(self, name: str) -> Path:
         path = self.folder / "work" / name
-        deadline = time.monotonic() + 20
-        while not path.exists():
-            assert time.monotonic() < deadline, f"no {name}"
-            time.sleep(0.02)
+        eventually(name, path.exists, every_s=0.02)
         return path
+
+    def wrote(self, name: str) -> str:
+        return (self.folder / "work" / name).read_text()
 
 
 def is_running(pid: int) -> bool:
@@ -220,29 +211,8 @@ def test_a_program_keeps_its_folder_from_one_start_to_the_next(folder: Path) -> 
     here.run()
     here.start(rank=0, start=1)
     assert here.wait().code == 0
-    assert (folder / "work" / "said").read_text() == "1 r1 b c\n0 r1 b c\n"
+    assert here.wrote("said") == "1 r1 b c\n0 r1 b c\n"
     assert (folder / "output" / "x").read_text() == "kept\n"
-
-
-def test_a_users_variables_win_over_those_of_the_launcher(folder: Path) -> None:
-    here = Here(
-        folder,
-        "echo $PET_NNODES $MASTER_PORT > said",
-        variables={"PET_NNODES": "9", "MASTER_PORT": "7"},
-    )
-    here.run()
-    assert (folder / "work" / "said").read_text() == "9 7\n"
-
-
-def printed(capfd: pytest.CaptureFixture[str], *, until: str) -> str:
-    """What this process has printed, once it holds some text."""
-    found = ""
-    deadline = time.monotonic() + 20
-    while until not in found:
-        assert time.monotonic() < deadline, found
-        found += capfd.readouterr().out
-        time.sleep(0.02)
-    return found
 
 
 def test_processes_of_one_node_write_each_line_in_one_piece(
@@ -269,31 +239,32 @@ def test_a_line_is_in_the_log_at_once(
         script = f'exec {sys.executable}{options} -c "{program}"'
     here = Here(folder, script)
     here.start()
-    assert printed(capfd, until="first\n") == f"{node_label(1)} first\n"
+    assert eventually("line", lambda: capfd.readouterr().out) == f"{node_label(1)} first\n"
     here.launcher.stop(0)
     assert here.wait().was_told
 
 
+BUFFERS = "import sys; print(sys.stdout.line_buffering, sys.stdout.write_through)"
+
+
 @pytest.mark.parametrize(
-    ("variables", "expected"),
+    ("script", "variables", "expected"),
     [
-        ({}, "True False"),
-        ({"PYTHONUNBUFFERED": "1"}, "False True"),
-        ({"PYTHONUNBUFFERED": ""}, "False False"),
+        ("$PYTHON -c '$BUFFERS'", {}, "True False"),
+        ("$PYTHON -c '$BUFFERS'", {"PYTHONUNBUFFERED": "1"}, "False True"),
+        ("$PYTHON -c '$BUFFERS'", {"PYTHONUNBUFFERED": ""}, "False False"),
+        # Beside ours.
+        ("echo 'print(1)' > sitecustomize.py; $PYTHON -c ''", {}, "1"),
+        ("echo $PET_NNODES $MASTER_PORT", {"PET_NNODES": "9", "MASTER_PORT": "7"}, "9 7"),
     ],
 )
-def test_a_user_may_say_how_python_buffers(
-    folder: Path, variables: dict[str, str], expected: str
+def test_what_a_user_sets_wins_over_what_the_launcher_sets(
+    folder: Path, script: str, variables: dict[str, str], expected: str
 ) -> None:
-    code = "import sys; print(sys.stdout.line_buffering, sys.stdout.write_through)"
-    Here(folder, f'{sys.executable} -c "{code}" > said', variables=variables).run()
-    assert (folder / "work" / "said").read_text() == f"{expected}\n"
-
-
-def test_a_sitecustomize_of_the_users_code_is_run_too(folder: Path) -> None:
-    own = f"echo 'print(1)' > sitecustomize.py; {sys.executable} -c '' > said"
-    assert Here(folder, own).run().code == 0
-    assert (folder / "work" / "said").read_text() == "1\n"
+    script = script.replace("$PYTHON", sys.executable).replace("$BUFFERS", BUFFERS)
+    here = Here(folder, f"({script}) > said", variables=variables)
+    assert here.run().code == 0
+    assert here.wrote("said") == f"{expected}\n"
 
 
 def test_a_program_that_does_not_exist_is_the_users_mistake(folder: Path) -> None:
@@ -310,8 +281,7 @@ def test_a_program_that_is_stopped_gets_sigterm_first(folder: Path) -> None:
     here.wait_for("up")
     here.launcher.stop(20)
     ended = here.wait()
-    assert (ended.code, ended.was_told) == (3, True)
-    assert (folder / "work" / "saved").exists()
+    assert (ended.code, ended.was_told, here.wrote("saved")) == (3, True, "saved\n")
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_all_that_it_started(folder: Path) -> None:
@@ -322,42 +292,29 @@ def test_a_program_that_ignores_sigterm_is_killed_with_all_that_it_started(folde
     )
     here.start()
     here.wait_for("up")
-    child = int((folder / "work" / "child").read_text())
     began = time.monotonic()
     here.launcher.stop(0.5)
     ended = here.wait()
     assert (ended.code, ended.was_told) == (exits.KILLED, True)
     assert 0.4 < time.monotonic() - began < 10
-    assert not is_running(child)
+    assert not is_running(int(here.wrote("child")))
 
 
 def test_what_a_program_leaves_running_ends_with_it(folder: Path) -> None:
     here = Here(folder, "setsid sleep 1000 & echo $! > child")
     assert here.run().code == 0
-    assert not is_running(int((folder / "work" / "child").read_text()))
+    assert not is_running(int(here.wrote("child")))
 
 
 def test_what_a_shell_has_started_gets_sigterm_too_and_time_to_end(folder: Path) -> None:
-    here = Here(
-        folder,
-        f'true && {sys.executable} -c "$CODE" && true',
-        variables={
-            "CODE": "import signal, sys, time, pathlib\n"
-            "def end(*_):\n"
-            "    time.sleep(0.5)\n"
-            "    pathlib.Path('saved').touch()\n"
-            "    sys.exit(0)\n"
-            "signal.signal(signal.SIGTERM, end)\n"
-            "pathlib.Path('up').touch()\n"
-            "time.sleep(1000)"
-        },
-    )
+    inner = "trap 'sleep 0.5; touch saved; exit 0' TERM; touch up; while :; do sleep 0.05; done"
+    here = Here(folder, f'true && sh -c "{inner}" && true')
     here.start()
     here.wait_for("up")
     began = time.monotonic()
     here.launcher.stop(30)
     assert here.wait().was_told
-    assert (folder / "work" / "saved").exists()
+    here.wait_for("saved")
     assert time.monotonic() - began < 20
 
 
@@ -453,12 +410,4 @@ def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
     notice.write_text(str(at))
     assert here.launcher.status().leaves_at == at
     assert here.wait().was_told
-    assert float((folder / "work" / "told").read_text()) == at
-
-
-def test_processes_are_found_by_a_variable_of_their_environment() -> None:
-    mark = secrets.token_hex(8)  # another checkout may run the same test on this machine
-    with subprocess.Popen(["sleep", "1000"], env={**os.environ, "MARK_OF_TEST": mark}) as process:
-        assert machine.marked("MARK_OF_TEST", mark) == [process.pid]
-        assert machine.marked("MARK_OF_TEST", mark[:-1]) == []
-        process.kill()
+    assert float(here.wrote("told")) == at
