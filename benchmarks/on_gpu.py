@@ -24,6 +24,7 @@ from benchmarks.output import command_line, report, say
 from training.system import machine
 
 _LAUNCH: Final = "python -m training.launch"
+_PICTURES: Final = "python -m benchmarks.imagenet_gpu --json --steps 30 --models"
 #: On the built-in text, as bytes: no download.
 _FSDP: Final = f"{_LAUNCH} fsdp --local --model new:160m --seq-len 512 --max-steps 20 --json --run"
 
@@ -35,7 +36,7 @@ class Step:
     name: str
     words: str
     """``python`` stands for the interpreter that runs this, ``{gpus}`` for their number, ``{runs}``
-    for the folder of the runs."""
+    for the folder of the runs, ``{data}`` for FashionMNIST's."""
     limit_s: int = 300
     least_gpus: int = 1
 
@@ -75,6 +76,19 @@ STEPS: Final = (
         words="python -m benchmarks.imagenet_gpu --packed raw --json",
         limit_s=600,
     ),
+    # Figures of the public posts: ``benchmarks.posts``.
+    Step(
+        name="fashion",
+        words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
+        limit_s=480,
+    ),
+    Step(
+        name="dolly",
+        words="python -m benchmarks.gpu_fsdp --cases 6.9b --without-trainer --json",
+        limit_s=480,
+    ),
+    Step(name="resnet50", words=f"{_PICTURES} resnet50 --batches 256", limit_s=480),
+    Step(name="b7", words=f"{_PICTURES} efficientnet-b7 --batches 64", limit_s=480),
 )
 
 
@@ -91,6 +105,7 @@ def main() -> int:
     parser = command_line("on_gpu", __doc__)
     parser.add_argument("--to", required=True, metavar="DIR", help="folder of what is printed")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in STEPS], metavar="NAME")
+    parser.add_argument("--data", default="fashion-mnist", help="FashionMNIST, if not fetched")
     options = parser.parse_args()
     gpus = machine.gpu_names()
     if not gpus:
@@ -105,7 +120,7 @@ def main() -> int:
         if len(gpus) < step.least_gpus:
             say(f"{step.name}: left out, it needs more GPUs")
             continue
-        words = command(step, gpus=len(gpus), runs=folder / "runs")
+        words = command(step, gpus=len(gpus), runs=folder / "runs", data=options.data)
         outcomes[step.name] = run(words, folder / f"{step.name}.txt", limit_s=step.limit_s)
         say(f"{step.name}: {in_words(outcomes[step.name])}")
     worked = [name for name, outcome in outcomes.items() if outcome.exit_code == 0]
@@ -120,9 +135,9 @@ def main() -> int:
     return 0 if len(worked) == len(outcomes) else 1
 
 
-def command(step: Step, *, gpus: int, runs: Path) -> list[str]:
+def command(step: Step, *, gpus: int, runs: Path, data: str) -> list[str]:
     """The words of a step on this machine."""
-    _, *words = (word.format(gpus=gpus, runs=runs) for word in shlex.split(step.words))
+    _, *words = (word.format(gpus=gpus, runs=runs, data=data) for word in shlex.split(step.words))
     words.insert(0, sys.executable)
     if any(word.startswith("training.") for word in words):
         words += ["--storage", str(runs)]

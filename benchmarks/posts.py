@@ -1,36 +1,26 @@
-"""Table of the public posts' figures beside ours, and the measurements behind ours.
+"""Table of the public posts' figures beside ours.
 
-    python -m benchmarks.posts                                  print the table
-    python -m benchmarks.posts --measure [--only PART …]        measure what is missing here first
+    python -m benchmarks.on_gpu --to DIR --only fashion dolly resnet50 b7
+    python -m benchmarks.posts DIR       take what that has measured, and print the table
 
 ``benchmarks/figures`` has a JSON file for each machine; ``docs/benchmarks.md`` has the table, and a
-test compares the two. Each part takes at most eight minutes and is written down when it ends, so
-the command can be cut off and given again. Without a GPU, only a short part of FashionMNIST is
-measured.
+test compares the two.
 """
 
 import argparse
 import json
 import re
-import shlex
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 from benchmarks import on_gpu
 from benchmarks.output import say
 from training.record.events import Measure
-from training.system import machine
 
 FIGURES: Final = Path(__file__).parent / "figures"
-LIMIT_S: Final = 480
 #: Training images of FashionMNIST.
 _IMAGES: Final = 60_000
 
@@ -55,73 +45,36 @@ ROWS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A command of at most eight minutes that measures some of the figures."""
-
-    name: str
-    words: str
-    """``{data}`` stands for FashionMNIST's place."""
-    figures: Callable[[Any, float | None], Mapping[str, float | None]]
-    """From the JSON object that it prints, and the median utilization of the GPU in percent."""
-    on_gpu: bool = True
-    note: str = ""
-    """What a reader of its figures must know."""
-
-
-def of_fashion(found: Any, gpu_use: float | None) -> dict[str, float]:
-    del gpu_use
+def of_fashion(found: Any) -> dict[str, float]:
     per_s = found["images_per_s"]
     return {
         "fashion_epoch_s": _IMAGES / per_s,
         "fashion_images_per_s": per_s / found["world_size"],
-    }
-
-
-def of_ten_epochs(found: Any, gpu_use: float | None) -> dict[str, float]:
-    return {
-        **of_fashion(found, gpu_use),
         "fashion_total_s": found["total_seconds"],
         "fashion_accuracy": found["accuracy"],
         "fashion_loss": found["loss"],
     }
 
 
-def of_dolly(found: Any, gpu_use: float | None) -> dict[str, float | None]:
+def of_dolly(found: Any) -> dict[str, float]:
     recipe = found["cases"][0]["recipe"]
     if recipe["failure"]:
         raise ValueError(recipe["failure"])
-    return {
-        "dolly_tokens_per_s": recipe["tokens_per_s"],
-        "dolly_gib": recipe["peak_memory_bytes"] / 2**30,
-        "dolly_gpu_use": gpu_use,
-    }
+    gib = recipe["peak_memory_bytes"] / 2**30
+    return {"dolly_tokens_per_s": recipe["tokens_per_s"], "dolly_gib": gib}
 
 
-def of_pictures(found: Any, gpu_use: float | None) -> dict[str, float]:
-    del gpu_use
+def of_pictures(found: Any) -> dict[str, float]:
     return {f"{run['model']}_images_per_s": run["images_per_s"] for run in found["runs"]}
 
 
-_FASHION: Final = "training.launch ddp --local --run posts --json --data {data} --preset tuned"
-_PICTURES: Final = "benchmarks.imagenet_gpu --json --steps 30 --models"
-PARTS: Final = (
-    Part(name="fashion", words=_FASHION, figures=of_ten_epochs),
-    Part(
-        name="fashion-short",
-        words=f"{_FASHION} --workers 2 --max-steps 30",
-        figures=of_fashion,
-        on_gpu=False,
-        note="CPU, 30 steps",
-    ),
-    Part(
-        name="dolly",
-        words="benchmarks.gpu_fsdp --cases 6.9b --without-trainer --json",
-        figures=of_dolly,
-    ),
-    Part(name="resnet50", words=f"{_PICTURES} resnet50 --batches 256", figures=of_pictures),
-    Part(name="b7", words=f"{_PICTURES} efficientnet-b7 --batches 64", figures=of_pictures),
-)
+#: Step of ``on_gpu`` -> figures of the JSON object that it prints.
+STEPS: Final[Mapping[str, Callable[[Any], dict[str, float]]]] = {
+    "fashion": of_fashion,
+    "dolly": of_dolly,
+    "resnet50": of_pictures,
+    "b7": of_pictures,
+}
 
 
 def table(folder: Path = FIGURES) -> str:
@@ -144,74 +97,33 @@ def _cell(figure: Mapping[str, Any] | None) -> str:
     return f"{value}{note}, *{figure['how']}* {figure['date']}"
 
 
-def measure(part: Part, *, data: str) -> dict[str, Any]:
-    """Run a part; return its figures, each as a file has it.
+def take(folder: Path) -> None:
+    """Write the figures that ``on_gpu`` has measured into the file of its machine.
 
-    Raises:
-        ValueError: it failed, and why.
+    Args:
+        folder: where it has written what its steps printed.
     """
-    with tempfile.TemporaryDirectory(prefix="posts-") as folder:
-        words = [sys.executable, "-m", *shlex.split(part.words.format(data=data))]
-        if words[2] == "training.launch":
-            words += ["--storage", folder]
-        printed = Path(folder, "printed.txt")
-        with _gpu_use() as samples:
-            outcome = on_gpu.run(words, printed, limit_s=LIMIT_S)
-        # The object comes last, after lines of progress.
-        before, _, last = printed.read_text("utf-8").rpartition("\n{\n")
-        if outcome.exit_code:
-            raise ValueError(f"{on_gpu.in_words(outcome)}: {(before + last)[-500:]}")
-        # The first half has start-up in it.
-        busy = samples[len(samples) // 2 :]
-        printed_json, _ = json.JSONDecoder().raw_decode("{" + last)
-        found = part.figures(printed_json, median(busy) if busy else None)
-    date = f"{datetime.now(tz=UTC):%Y-%m-%d}"
-    how = {"how": "measured", "date": date, "with": part.words, "note": part.note}
-    return {key: {"value": value, **how} for key, value in found.items() if value is not None}
-
-
-@contextmanager
-def _gpu_use() -> Iterator[list[float]]:
-    """Utilization of the GPUs in percent, a sample each second; filled when the block ends."""
-    samples: list[float] = []
-    if not machine.gpu_names():
-        yield samples
-        return
-    words = "nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits --loop=1"
-    with tempfile.TemporaryFile("w+") as file:
-        process = subprocess.Popen(words.split(), stdout=file)
-        try:
-            yield samples
-        finally:
-            process.terminate()
-            process.wait()
-            file.seek(0)
-            samples += [float(line) for line in file if line.strip().isdigit()]
-
-
-def fill(name: str, *, only: list[str] | None, data: str) -> bool:
-    """Measure what the file of this machine lacks, or ``only`` some parts; return whether all of
-    it worked."""
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    name = f"{len(summary['gpus'])} x {summary['gpus'][0]}"
     path = FIGURES / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
     file: dict[str, Any] = {"machine": name, "figures": {}}
     if path.exists():
         file = json.loads(path.read_text("utf-8"))
-    figures = file["figures"]
-    known = {each.get("with") for each in figures.values()}
-    worked = True
-    for part in PARTS:
-        is_due = part.name in only if only else part.words not in known
-        if part.on_gpu != bool(machine.gpu_names()) or not is_due:
+    for step in on_gpu.STEPS:
+        if step.name not in STEPS or not (printed := folder / f"{step.name}.txt").exists():
             continue
-        say(f"{part.name}: python -m {part.words}")
+        # The object comes last, after lines of progress.
+        _, _, last = printed.read_text("utf-8").rpartition("\n{\n")
         try:
-            figures |= measure(part, data=data)
-        except ValueError as error:
-            say(f"{part.name}: {error}")
-            worked = False
+            printed_json, _ = json.JSONDecoder().raw_decode("{" + last)
+            found = STEPS[step.name](printed_json)
+        except ValueError as error:  # the step has failed
+            say(f"{step.name}: no figures: {error}")
             continue
-        path.write_text(json.dumps(file, indent=1) + "\n", "utf-8")
-    return worked
+        date = f"{datetime.fromtimestamp(printed.stat().st_mtime, tz=UTC):%Y-%m-%d}"
+        how = {"how": "measured", "date": date, "with": step.words}
+        file["figures"] |= {key: {"value": value, **how} for key, value in found.items()}
+    path.write_text(json.dumps(file, indent=1) + "\n", "utf-8")
 
 
 def main() -> int:
@@ -220,18 +132,14 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--measure", action="store_true", help="measure what is missing here")
-    parser.add_argument("--only", nargs="+", choices=[each.name for each in PARTS], metavar="PART")
-    parser.add_argument("--data", default="fashion-mnist", help="FashionMNIST, if not fetched")
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="what benchmarks.on_gpu wrote"
+    )
     options = parser.parse_args()
-    worked = True
-    if options.measure:
-        gpus = machine.gpu_names()
-        cores = f"{machine.num_cpus()} cores of {machine.cpu_name()}"
-        name = f"{len(gpus)} x {gpus[0]}" if gpus else cores
-        worked = fill(name, only=options.only, data=options.data)
+    if options.folder:
+        take(Path(options.folder))
     print(table(), end="")
-    return 0 if worked else 1
+    return 0
 
 
 if __name__ == "__main__":
