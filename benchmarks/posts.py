@@ -132,9 +132,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "folder", nargs="?", metavar="DIR", help="what benchmarks.on_gpu wrote"
-    )
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="what benchmarks.on_gpu wrote")
     options = parser.parse_args()
     if options.folder:
         take(Path(options.folder))

@@ -7,7 +7,6 @@ ended.
 
 import contextlib
 import functools
-import http.client
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 from typing import Final, Self
@@ -222,16 +222,12 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
 
 def token_refused(head: str, token: str) -> str | None:
     """Reason why the head does not accept ``token``; None if it does, or cannot say."""
-    connection = http.client.HTTPConnection(head, nodes.DASHBOARD_PORT, timeout=5)
+    place, headers = f"{head}:{nodes.DASHBOARD_PORT}", {"Authorization": f"Bearer {token}"}
     try:
-        connection.request("GET", "/api/version", headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        answer.read()
+        status, _ = machine.ask(place, "/api/version", headers=headers, timeout_s=5)
     except OSError:
         return None  # the dashboard starts after the port that was waited for; Ray checks too
-    finally:
-        connection.close()
-    if answer.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return f"the head {head} refuses this node's token: {TOKEN} differs from the head's"
     return None
 
@@ -424,21 +420,14 @@ def cluster_size(token: str) -> ClusterSize:
         OSError: it does not answer (yet).
         ValueError: it answers something else.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", DASHBOARD_PORT, timeout=10)
-    try:
-        connection.request("GET", _NODES_PATH, headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        body = answer.read()
-    except http.client.HTTPException as error:
-        raise ValueError(f"the dashboard answered {error!r}") from error
-    finally:
-        connection.close()
-    if answer.status != http.client.OK:
-        raise ValueError(f"the dashboard answered {answer.status}")
+    place, headers = f"127.0.0.1:{DASHBOARD_PORT}", {"Authorization": f"Bearer {token}"}
+    status, body = machine.ask(place, _NODES_PATH, headers=headers, timeout_s=10)
+    if status != HTTPStatus.OK:
+        raise ValueError(f"the dashboard answered {status}")
     return counted(body)
 
 
-def counted(answer: bytes) -> ClusterSize:
+def counted(answer: str) -> ClusterSize:
     """Add up what the nodes of the state API's answer have. Raises ValueError on another answer."""
     try:
         nodes = json.loads(answer)["data"]["result"]["result"]

@@ -6,7 +6,6 @@ the bucket while it runs and when it ends, and restored at the next start, on an
 """
 
 import argparse
-import http.client
 import os
 import shutil
 import signal
@@ -14,9 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from containers.host import machine
 from containers.host.machine import say
 from containers.node import TOKEN
 from containers.program import requirements
@@ -168,14 +169,11 @@ class Notebook:
         return exits.FAILED if code else exits.OK
 
     def _answers(self) -> bool:
-        connection = http.client.HTTPConnection(self._address, self._port, timeout=2)
         try:
-            connection.request("GET", "/api")
-            return connection.getresponse().status == http.client.OK
-        except (OSError, http.client.HTTPException):
+            status, _ = machine.ask(f"{self._address}:{self._port}", "/api", timeout_s=2)
+        except OSError:
             return False
-        finally:
-            connection.close()
+        return status == HTTPStatus.OK
 
     def _must_end(self) -> bool:
         return self._is_stopped or self._has_notice()

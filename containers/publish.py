@@ -17,7 +17,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -44,15 +43,6 @@ class PublishError(RuntimeError):
     """A build, a try-out or a push failed; what the tool printed is above."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Login:
-    """Credentials of a registry."""
-
-    registry: str
-    user: str
-    password: str = field(repr=False)
-
-
 class Docker(Protocol):
     """The ``docker`` command, as the functions below call it."""
 
@@ -64,14 +54,8 @@ class Docker(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DockerCommand:
-    """The ``docker`` command, and what it needs in its environment."""
-
-    client: str = "docker"
-    environment: Mapping[str, str] = field(
-        default_factory=lambda: os.environ | {"DOCKER_BUILDKIT": "1"}
-    )
+    """The ``docker`` command."""
 
     def run(self, *arguments: str, capture: bool = False) -> str:
         """Run a command, its output on stderr; return its stdout where that is captured.
@@ -81,38 +65,36 @@ class DockerCommand:
         """
         return self._run(arguments, stdout=subprocess.PIPE if capture else _STDERR)
 
-    def log_in(self, registry: str, *, user: str, password: str) -> None:
-        """Log in to a registry. Raises PublishError."""
-        command = ("login", "--username", user, "--password-stdin", registry)
+    def log_in(self, registry: str, *, password: str) -> None:
+        """Log in to a registry of ECR. Raises PublishError."""
+        command = ("login", "--username", "AWS", "--password-stdin", registry)
         self._run(command, stdout=subprocess.DEVNULL, given=password)
 
     def has(self, image: str) -> bool:
-        """True if the registry has an image. Raises PublishError when there is no Docker."""
-        command = [self.client, "manifest", "inspect", image]
+        """True if the registry has an image."""
+        nowhere = subprocess.DEVNULL
+        try:
+            self._run(("manifest", "inspect", image), stdout=nowhere, stderr=nowhere)
+        except PublishError:
+            return False
+        return True
+
+    def _run(
+        self, arguments: Sequence[str], *, stdout: int, stderr: int | None = None, given: str = ""
+    ) -> str:
         try:
             done = subprocess.run(
-                command, env=self.environment, capture_output=True, stdin=subprocess.DEVNULL
-            )
-        except OSError:
-            raise self._missing() from None
-        return done.returncode == 0
-
-    def _missing(self) -> PublishError:
-        return PublishError(f"there is no command {self.client!r}: install Docker")
-
-    def _run(self, arguments: Sequence[str], *, stdout: int, given: str = "") -> str:
-        try:
-            done = subprocess.run(
-                [self.client, *arguments],
+                ["docker", *arguments],
                 cwd=ROOT,
-                env=self.environment,
+                env=os.environ | {"DOCKER_BUILDKIT": "1"},
                 input=given,
                 stdout=stdout,
+                stderr=stderr,
                 text=True,
                 check=False,
             )
         except OSError:
-            raise self._missing() from None
+            raise PublishError("there is no command 'docker': install Docker") from None
         if done.returncode:
             raise PublishError(f"docker {arguments[0]} failed with exit code {done.returncode}")
         return done.stdout or ""
@@ -213,8 +195,8 @@ def commit() -> str:
         return "unknown"
 
 
-def repositories_of_the_stack() -> tuple[dict[str, str], Login]:
-    """The repositories of the deployed CoreStack by node, and how to log in to their registry.
+def repositories_of_the_stack() -> tuple[dict[str, str], str]:
+    """The repositories of the deployed CoreStack by node, and the password of their registry.
 
     Raises:
         InputError: boto3 is not installed, or CoreStack is not deployed in the account and region
@@ -246,10 +228,8 @@ def repositories_of_the_stack() -> tuple[dict[str, str], Login]:
         ) from None
     except BotoCoreError as error:
         raise PublishError(f"AWS does not answer: {error}") from None
-    user, _, password = base64.b64decode(data["authorizationToken"]).decode().partition(":")
-    repositories = {node: found[output] for node, output in where.items()}
-    registry = repositories[nodes.HEAD].partition("/")[0]
-    return repositories, Login(registry=registry, user=user, password=password)
+    password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
+    return {node: found[output] for node, output in where.items()}, password
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -303,18 +283,19 @@ def publish(options: argparse.Namespace) -> dict[str, str | dict[str, str]]:
     tag = _tag(options)
     docker = DockerCommand()
     repositories = {nodes.HEAD: options.head, nodes.WORKER: options.worker}
-    login = None
+    registry = ""
     if any(repositories.values()) and not all(repositories.values()):
         raise InputError("give both --head and --worker, or neither")
     if not all(repositories.values()) and not options.no_push:
-        repositories, login = repositories_of_the_stack()
-        docker.log_in(login.registry, user=login.user, password=login.password)
+        repositories, password = repositories_of_the_stack()
+        registry = repositories[nodes.HEAD].partition("/")[0]
+        docker.log_in(registry, password=password)
     try:
         return _publish(docker, options, repositories, tag)
     finally:
-        if login:
+        if registry:
             with contextlib.suppress(PublishError):
-                docker.run("logout", login.registry, capture=True)
+                docker.run("logout", registry, capture=True)
 
 
 def _tag(options: argparse.Namespace) -> str:

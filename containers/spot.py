@@ -5,7 +5,6 @@ So every worker asks its instance itself. Ray then starts nothing more on this n
 training, which saves, and counts the loss as no failure.
 """
 
-import http.client
 import json
 import os
 import subprocess
@@ -15,9 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
+from containers.host import machine
 from contract import nodes, times
 
 #: Set by a rehearsal, as the SDKs of AWS read it.
@@ -54,34 +55,28 @@ class Instance:
         """The notice, if there is one.
 
         Raises:
-            OSError, http.client.HTTPException: no answer, as where there is no instance.
+            OSError: no answer, as where there is no instance.
         """
         if time.monotonic() > self._token_until:
             lasts = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_LASTS_S)}
-            status, body = self._ask("PUT", "/latest/api/token", lasts)
-            if status != http.client.OK:
+            status, body = machine.ask(
+                self._place, "/latest/api/token", method="PUT", headers=lasts, timeout_s=_TIMEOUT_S
+            )
+            if status != HTTPStatus.OK:
                 raise OSError(f"no token: HTTP {status}")
             self._token = body
             self._token_until = time.monotonic() + _TOKEN_LASTS_S / 2
-        status, body = self._ask(
-            "GET",
+        status, body = machine.ask(
+            self._place,
             "/latest/meta-data/spot/instance-action",
-            {"X-aws-ec2-metadata-token": self._token},
+            headers={"X-aws-ec2-metadata-token": self._token},
+            timeout_s=_TIMEOUT_S,
         )
-        if status == http.client.UNAUTHORIZED:
+        if status == HTTPStatus.UNAUTHORIZED:
             self._token_until = 0.0
-        if status != http.client.OK:
+        if status != HTTPStatus.OK:
             return None
         return parse(body, now=time.time())
-
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self._place, timeout=_TIMEOUT_S)
-        try:
-            connection.request(method, path, headers=dict(headers))
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
 
 
 def parse(body: str, *, now: float) -> Notice:
@@ -163,7 +158,7 @@ def watch(
         try:
             notice = instance.notice()
             misses = 0
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
             # Late or throttled when a container starts: giving up would hide every later notice.
             misses += 1
             if misses == 3:

@@ -6,6 +6,7 @@ which all that they start inherits, whatever sessions, groups and parents they h
 """
 
 import fcntl
+import http.client
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ import struct
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -110,6 +111,33 @@ def wait_for_port(
             next_word = time.monotonic() + 15
         time.sleep(0.2)  # a refused connection costs nothing, and the head waits for its workers
     return reason
+
+
+def ask(
+    place: str,
+    path: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] = {},
+    timeout_s: float,
+) -> tuple[int, str]:
+    """Status and body of an answer over HTTP, without the proxies of the environment.
+
+    Args:
+        place: host and port.
+
+    Raises:
+        OSError: There is no answer, or none of HTTP.
+    """
+    connection = http.client.HTTPConnection(place, timeout=timeout_s)
+    try:
+        connection.request(method, path, headers=dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    except http.client.HTTPException as error:
+        raise OSError(f"{place} does not speak HTTP: {error!r}") from error
+    finally:
+        connection.close()
 
 
 _METADATA: Final = "ECS_CONTAINER_METADATA_URI_V4"

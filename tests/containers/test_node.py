@@ -95,7 +95,7 @@ def test_the_size_that_the_head_says_is_what_the_command_line_reads() -> None:
         {"state": "ALIVE", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
         {"state": "DEAD", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
     ]
-    size = node.counted(json.dumps({"data": {"result": {"result": nodes}}}).encode())
+    size = node.counted(json.dumps({"data": {"result": {"result": nodes}}}))
     assert size == ClusterSize(num_nodes=3, num_cpus=8, num_gpus=2)
     assert ClusterSize.from_line(f"node: {size.line()}\n") == size
     assert ClusterSize.from_line("To connect to this Ray cluster:") is None
@@ -104,7 +104,7 @@ def test_the_size_that_the_head_says_is_what_the_command_line_reads() -> None:
 def test_another_answer_of_the_dashboard_is_no_size() -> None:
     for answer in ({}, {"data": None}, {"data": {"result": {"result": [{"state": "ALIVE"}]}}}):
         with pytest.raises(ValueError, match="no list of nodes"):
-            node.counted(json.dumps(answer).encode())
+            node.counted(json.dumps(answer))
 
 
 # --- network -------------------------------------------------------------------------------------
