@@ -18,7 +18,7 @@ from typing import Final
 from contract import runs
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
-from contract.nodes import Range
+from contract.nodes import HEAD, WORKER, Range
 from contract.text import duration
 from trainctl import (
     bandwidth_gate,
@@ -358,7 +358,8 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
 
     Raises:
         InputError: ECS would not accept its order.
-        UsageError: its run is being trained, or a secret is missing.
+        UsageError: its run is being trained, a secret is missing, or the standing cluster has the
+            hosts.
         CliError: there is no image to run.
     """
     check_images(deployment)
@@ -369,6 +370,18 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
         spec = dataclasses.replace(spec, code=address, code_sha256="0" * 64)
     spec.check_size(longest)
     _check_not_running(deployment, spec)
+    _check_standing_cluster(deployment, spec)
+
+
+def _check_standing_cluster(deployment: Deployment, spec: JobSpec) -> None:
+    """Fail if the standing cluster, which is not in the queue, has the hosts that a job needs."""
+    head, workers = (deployment.cluster.services()[node].wanted for node in (HEAD, WORKER))
+    if head and not deployment.shape.limits.admit(spec.nodes, [Range(workers, workers)]):
+        raise UsageError(
+            "the standing cluster is up, and the deployment has no room for this job beside it: "
+            "trainctl cluster down ends it; or raise max_heads and max_workers in cdk.json, and "
+            "deploy"
+        )
 
 
 def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:

@@ -370,6 +370,19 @@ def test_what_cannot_be_started_is_refused_before_the_question(
     assert main(["plan", "ddp", "--run", "r2"]) == exits.OK
 
 
+def test_the_standing_cluster_leaves_room_for_a_job_or_the_job_is_refused(
+    account: Account, cli: Cli
+) -> None:
+    account.wanted = {"head-service": 1, "worker-service": 2}
+    said = cli("submit", "ddp", "--yes", code=exits.BAD_INPUT).err
+    assert "standing cluster is up" in said
+    assert "trainctl cluster down" in said
+    assert account.changes == []
+    account.shape |= {"max_heads": 2, "max_workers": 3}
+    assert main(["plan", "ddp", "--nodes", "1"]) == exits.OK
+    assert main(["plan", "ddp", "--nodes", "2"]) == exits.BAD_INPUT
+
+
 def test_a_job_that_began_while_the_question_waited_is_seen(
     account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
