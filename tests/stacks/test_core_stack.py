@@ -40,27 +40,6 @@ def test_one_zone_with_a_subnet_for_the_nat_gateway_and_one_for_training(
     assert [subnet["AvailabilityZone"] for subnet in (nat, training)] == [zone, zone]
 
 
-def test_the_training_subnet_reaches_the_outside_through_the_nat_gateway_alone(
-    synth: Synth,
-) -> None:
-    templates = synth()
-    routes = {
-        text(route["RouteTableId"]): route
-        for route in templates.of_type("AWS::EC2::Route").values()
-    }
-    (nat_gateway,) = templates.of_type("AWS::EC2::NatGateway")
-    assert routes["<VpcTrainingSubnet1RouteTable61C2EC54>"] == {
-        "RouteTableId": {"Ref": "VpcTrainingSubnet1RouteTable61C2EC54"},
-        "DestinationCidrBlock": "0.0.0.0/0",
-        "NatGatewayId": {"Ref": nat_gateway},
-    }
-    associations = templates.of_type("AWS::EC2::SubnetRouteTableAssociation").values()
-    assert {
-        text(each["SubnetId"]).partition("Subnet1")[0]: text(each["RouteTableId"])
-        for each in associations
-    }["<VpcTraining"] == "<VpcTrainingSubnet1RouteTable61C2EC54>"
-
-
 def test_s3_is_reached_without_the_nat_gateway(synth: Synth) -> None:
     endpoint = synth().only("AWS::EC2::VPCEndpoint")
     assert text(endpoint["ServiceName"]) == "com.amazonaws.<AWS::Region>.s3"
@@ -97,13 +76,6 @@ def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth
         (rule["CidrIp"], rule["IpProtocol"], rule["FromPort"], rule["ToPort"])
         for rule in rules["SecurityGroupIngress"]
     ] == [("10.7.0.0/16", "tcp", 443, 443)]
-
-
-def test_traffic_is_recorded(synth: Synth) -> None:
-    flow = synth().only("AWS::EC2::FlowLog")
-    assert flow["TrafficType"] == "ALL"
-    assert flow["ResourceId"] == {"Ref": "Vpc"}
-    assert flow["LogDestinationType"] == "cloud-watch-logs"
 
 
 def test_the_bucket_is_private_encrypted_and_only_spoken_to_by_tls(synth: Synth) -> None:
@@ -167,12 +139,6 @@ def test_repositories_are_immutable_scanned_and_go_with_the_stack(synth: Synth) 
         assert "imageCountMoreThan" not in policy
         assert '"tagStatus":"untagged"' in policy
         assert policy.count("rulePriority") == 1
-
-
-def test_the_namespace_is_private_to_the_vpc(synth: Synth) -> None:
-    namespace = synth(**OPTIONS).only("AWS::ServiceDiscovery::PrivateDnsNamespace")
-    assert namespace["Name"] == "ray.local"
-    assert namespace["Vpc"] == {"Ref": "Vpc"}
 
 
 def test_nobody_may_push_images_unless_a_repository_is_named(synth: Synth) -> None:

@@ -289,16 +289,6 @@ def test_hosts_are_ended_without_waiting_for_their_tasks(monkeypatch: pytest.Mon
     assert aws.slept == 10
 
 
-def test_an_empty_cluster_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    aws = Aws()
-    aws.tasks, aws.told, aws.hosts, aws.instances = {}, set(), {}, []
-    module = load(aws, monkeypatch)
-    assert call(module, aws, "Delete", "StopTasks")[0] == "SUCCESS"
-    aws.answers.clear()
-    assert call(module, aws, "Delete", "TerminateHosts")[0] == "SUCCESS"
-    assert aws.slept == 0
-
-
 def test_what_does_not_end_is_named_before_the_function_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

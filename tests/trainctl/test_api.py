@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import trainctl
 from contract.errors import InputError
 from contract.job import JobSpec, JobStatus
 from contract.nodes import CONTAINER, JOB
@@ -74,17 +73,6 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
     assert first == second
     assert first["variables"] == {"COLOR": "a=b"}
     assert (job.run, job.spec) == ("r7", order(account, 0))
-
-
-def test_without_options_a_job_is_what_the_command_line_makes_of_none(account: Account) -> None:
-    job = submit("ddp", "--epochs", "3")
-    end(account, job.id)
-    assert main(["submit", "ddp", "--epochs", "3", "--yes"]) == 0
-    first, second = (json.loads(order(account, number).to_json()) for number in (0, 1))
-    for each in (first, second):
-        name = each.pop("run")
-        each["command"][each["command"].index(name)] = "NAME"
-    assert first == second
 
 
 def test_numbers_and_paths_are_words_too(account: Account) -> None:
@@ -223,12 +211,6 @@ def test_a_download_that_fails_raises_the_command_lines_sentence(
     with pytest.raises(UsageError, match=r"\.\./\.\./out' is refused"):
         job.download(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_what_is_not_exported_is_no_attribute() -> None:
-    missing = "nothing"
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        getattr(trainctl, missing)
 
 
 # --- the example ----------------------------------------------------------------------------------

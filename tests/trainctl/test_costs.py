@@ -73,14 +73,6 @@ def test_a_group_that_is_not_full_may_start_one_host_too_many(
     assert found.surplus_usd == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_larger_disk_costs_more(account: Account) -> None:
-    small, large = maximum(account), maximum(account, root_volume_gib=1000)
-    assert small.usd_per_hour is not None
-    assert large.usd_per_hour is not None
-    added = 4 * (1000 - 200) + (1000 - 60)
-    assert large.usd_per_hour - small.usd_per_hour == pytest.approx(added * 0.08 / 730, abs=1e-4)
-
-
 #: What a deployment with a shared file system adds to its shape.
 SHARED = {"deployment": "scratch", "capacity_gib": 2400, "mbps_per_tib": 250}
 
@@ -202,11 +194,6 @@ def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
     monkeypatch.setattr(typer, "confirm", lambda _question, *, default, err: default and err)
     assert main(["submit", "ddp", "--max-hours", hours]) == exits.OK
     assert bool(account.changes) == starts
-
-
-def test_a_price_names_its_region(account: Account, cli: Cli) -> None:
-    account.region = "us-west-2"
-    assert "the NAT gateway, at us-west-2's list prices" in cli("plan", "ddp").out
 
 
 def test_in_a_region_without_known_prices_nothing_has_a_price(account: Account, cli: Cli) -> None:

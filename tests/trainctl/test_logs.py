@@ -2,7 +2,6 @@
 
 import json
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,24 +195,6 @@ def test_follow_shows_each_line_once_and_how_it_ended(account: Account, cli: Cli
     assert said.out.splitlines() == ["one", "two", "three"]
     assert "another one takes over" in said.err
     assert "job: why, after 10 min" in said.err
-
-
-def test_an_empty_page_is_not_the_end_of_a_log(account: Account, cli: Cli) -> None:
-    account.add("job")
-    account.add_head("job", "t1")
-    account.logs = {"job/ray/t1": ["one", "two"]}
-    (one, two) = account.events_of("job/ray/t1", since=0)
-
-    def paginated(operation: str) -> Any:
-        def pages(**named: Any) -> list[Any]:
-            if named.get("logGroupName") == "logs":
-                return [{"events": each} for each in ([], [one], [], [two], [])]
-            return [getattr(account, operation)(**named)]
-
-        return SimpleNamespace(paginate=pages)
-
-    account.__dict__["on_get_paginator"] = paginated
-    assert lines(cli) == ["one", "two"]
 
 
 def test_a_node_that_has_not_written_yet_hides_no_other(account: Account, cli: Cli) -> None:

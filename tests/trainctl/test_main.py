@@ -5,8 +5,6 @@ Here are also ``shell`` and ``version``, and that a bad account or bad input cha
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -63,24 +61,6 @@ def test_the_help_names_values_and_not_types_of_python() -> None:
     assert shown == {"<head|nodes|auto>"}, "give the option a metavar"
 
 
-def test_every_command_or_group_has_a_file_of_its_name() -> None:
-    names = {" ".join(words) for words in all_commands()}
-    folder = ROOT / "trainctl" / "commands"
-    # The commands of a group stand in one file.
-    missing = [name for name in names if not (folder / f"{name.split()[0]}.py").is_file()]
-    assert len(names) > 15
-    assert missing == []
-
-
-def test_the_help_names_the_exit_codes_and_where_training_starts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Exit codes: 0 done; 1 failed" in shown
-    assert "python -m training.launch ddp --local" in shown
-
-
 def test_version_is_the_projects(cli: Cli) -> None:
     assert cli("--version").out == f"trainctl {metadata.version('ecs-train')}\n"
 
@@ -90,16 +70,6 @@ def test_the_command_is_installed_under_its_name() -> None:
     assert project["scripts"] == {"trainctl": "trainctl.__main__:main"}
     (entry,) = metadata.entry_points(group="console_scripts", name="trainctl")
     assert entry.load() is main
-
-
-def test_it_needs_neither_torch_nor_ray() -> None:
-    script = (
-        "import sys, trainctl.__main__; print([m for m in ('torch', 'ray') if m in sys.modules])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -302,18 +302,6 @@ def test_a_tunnel_that_does_not_open_tells_what_the_plug_in_says(
     assert head.submitted == []
 
 
-@pytest.mark.usefixtures("plugin")
-def test_a_port_that_is_in_use_here_is_refused_before_anything_starts(
-    head: Head, account: Account, cli: Cli
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        port = used.getsockname()[1]
-        said = cli("notebook", "--port", str(port), code=exits.BAD_INPUT)
-    assert f"port {port} of this machine is in use: give another one" in said.err
-    assert head.submitted == []
-    assert account.changes == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "head_runs", "exit_code", "message"),
     [

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from contract import exits
-from contract import outputs as stack_outputs
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
@@ -68,17 +67,6 @@ def test_a_report_is_fetched_and_opened(
     assert main(["report", "first", "--no-browser"]) == 0
     assert Frame(file).page == "<html>more"
     assert len(opened) == 1
-
-
-def test_a_report_goes_where_it_is_told_to(
-    account: Account, cli: Cli, opened: list[str], tmp_path: Path
-) -> None:
-    account.objects["runs/first/report.html"] = b"<html>"
-    assert (
-        cli("report", "first", "--output", "new/page.html", "--no-browser").out == "new/page.html\n"
-    )
-    assert Frame(tmp_path / "new" / "page.html").page == "<html>"
-    assert opened == []
 
 
 @pytest.mark.parametrize(
@@ -155,14 +143,6 @@ def test_a_local_deployment_has_no_console(account: Account, cli: Cli) -> None:
     assert "trainctl open --token" in captured.err
 
 
-def test_open_says_which_plug_in_is_lacking_before_it_opens_a_session(
-    account: Account, cli: Cli
-) -> None:
-    account.wanted["head-service"] = 1
-    assert "session-manager-plugin is not installed" in cli("open", code=exits.FAILED).err
-    assert account.changes == []
-
-
 @pytest.mark.parametrize("more", [["first"], ["--token"]])
 def test_the_dashboard_of_the_deployment_belongs_to_no_job(
     account: Account, cli: Cli, more: list[str]
@@ -171,8 +151,3 @@ def test_the_dashboard_of_the_deployment_belongs_to_no_job(
         "leave out JOB and --token" in cli("open", "--dashboard", *more, code=exits.BAD_INPUT).err
     )
     assert account.calls == []
-
-
-def test_stacks_of_an_older_version_have_no_token_to_read(account: Account, cli: Cli) -> None:
-    del account.outputs[stack_outputs.TRAINING_STACK][stack_outputs.RAY_TOKEN]
-    assert "make deploy brings them up to date" in cli("open", "--token", code=exits.FAILED).err

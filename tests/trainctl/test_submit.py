@@ -13,7 +13,7 @@ from contract import exits
 from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
-from tests.trainctl.account import Account, refused
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
@@ -297,26 +297,6 @@ def test_a_run_that_is_half_done_is_resumed_and_a_complete_one_starts_afresh(
 def test_a_damaged_record_of_a_run_is_as_none(account: Account) -> None:
     account.objects["runs/half/config.json"] = b'{"recipe": "fs'
     assert main([*SUBMIT, "--run", "half"]) == exits.OK
-
-
-@pytest.mark.parametrize(
-    ("operation", "error", "words"),
-    [
-        ("start_execution", refused("AccessDeniedException"), "not allowed: Operation"),
-        ("upload_file", refused("AccessDenied"), "not allowed"),
-        ("list_executions", refused("StateMachineDoesNotExist"), "AWS refused Operation"),
-    ],
-)
-def test_what_aws_refuses_is_explained_in_a_users_words(
-    account: Account,
-    code: Path,
-    cli: Cli,
-    operation: str,
-    error: Exception,
-    words: str,
-) -> None:
-    account.fails[operation] = error
-    assert words in cli("submit", "--code", str(code), "--yes", "--", "true", code=exits.FAILED).err
 
 
 def test_a_folder_that_is_too_large_names_its_largest_file(

@@ -2,18 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.trainctl.account import Account
-from tests.trainctl.test_runs import checkpoint, four_runs
 from trainctl import output
 from trainctl.__main__ import main
-from training import recipes
-from training.recipes import command
 
 JOB = "resnet-baseline-2-lusab-babad-gutih"  # 35 characters, of 36 that an id may have
 RUN = "resnet-baseline-2-with-a-learning-rate-of-1e-3-and-warm-up-00001"[:63]
@@ -83,70 +79,10 @@ def test_twenty_jobs_are_twenty_one_lines(
     assert found[ids[7]].split()[1:] == ["running", "1", "16%", "10", "h", "$0.109", "bernhard"]
 
 
-def job(account: Account) -> list[str]:
-    account.add(JOB, run=RUN)
-    account.add_head(JOB, "0123456789abcdef0123456789abcdef", lastStatus="RUNNING")
-    assert main(["show", JOB]) == 0
-    return [JOB, RUN, "0123456789abcdef0123456789abcdef", "RUNNING"]
-
-
-def settings_of(recipe: str) -> Callable[[Account], list[str]]:
-    def show(_account: Account) -> list[str]:
-        assert main(["settings", recipe]) == 0
-        found = recipes.by_name(recipe)
-        listed = command.listed(found, found.preset_for(None))
-        return [each.option for each in listed] + [str(each.default) for each in listed]
-
-    return show
-
-
-def checks(_account: Account) -> list[str]:
-    assert main(["doctor"]) in (0, 1)
-    return ["ok", "credentials", "image of the head", "image of the worker", "account"]
-
-
-def cluster(account: Account) -> list[str]:
-    account.wanted = {"head-service": 1, "worker-service": 2}
-    assert main(["cluster", "status"]) == 0
-    return ["RUNNING", "address", "health"]
-
-
-def cost(account: Account) -> list[str]:
-    account.add(JOB, run=RUN)
-    assert main(["cost", JOB]) == 0
-    return ["m5.large", "g5.xlarge", "an hour"]
-
-
 def plain(capsys: pytest.CaptureFixture[str]) -> str:
     """What was printed, without colors."""
     output._console.cache_clear()
     return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-
-
-def runs_in_the_bucket(account: Account) -> list[str]:
-    four_runs(account)
-    long = RUN[:50]  # of 63 letters that a name may have
-    account.objects[f"runs/{long}/config.json"] = b'{"recipe": "ddp"}'
-    assert main(["runs"]) == 0
-    return [long, "goes-on", "failed", "from-a-shell", "2 d"]
-
-
-def checkpoints_of_a_run(account: Account) -> list[str]:
-    checkpoint(account, "r1", 12_345_678, hours_ago=1)
-    assert main(["checkpoints", "r1"]) == 0
-    return ["12,345,678", "UTC", "kB"]
-
-
-TABLES: dict[str, Callable[[Account], list[str]]] = {
-    "ls": jobs,
-    "show": job,
-    "doctor": checks,
-    "cluster status": cluster,
-    "cost": cost,
-    "runs": runs_in_the_bucket,
-    "checkpoints": checkpoints_of_a_run,
-    **{f"settings {name}": settings_of(name) for name in recipes.NAMES},
-}
 
 
 @pytest.fixture
@@ -157,19 +93,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.delenv("NO_COLOR", raising=False)
     output._console.cache_clear()
     return 80
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_on_a_narrow_terminal_nothing_that_names_is_cut(
-    table: str, terminal: int, account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = TABLES[table](account)
-    shown = plain(capsys)
-    assert [each for each in whole if each not in shown] == []
-    assert "…" not in shown
-    # What is wider is a long name on a line of its own, or a sentence, which the terminal wraps.
-    wide = [line for line in shown.splitlines() if len(line) > terminal and "  " in line.strip()]
-    assert [line for line in wide if RUN not in line] == []
 
 
 @pytest.mark.usefixtures("terminal")
