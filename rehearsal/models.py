@@ -11,7 +11,7 @@ starts heads.
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape, StructureShape
@@ -59,13 +59,10 @@ def faults(shape: Shape | None, given: Mapping[str, Any]) -> list[str]:
 class _Service(ParamValidator):
     """botocore's checks, and those that it leaves to the service."""
 
-    #: For what a list has to look at its members one by one.
-    VALIDATED_METADATA_ATTRS: ClassVar[set[str]] = {
-        *("required", "min", "document", "union", "max", "enum", "pattern")
-    }
-
     def __init__(self) -> None:
         self.refused: list[str] = []
+        # For what a list has to look at its members one by one.
+        self.VALIDATED_METADATA_ATTRS = self.VALIDATED_METADATA_ATTRS | {"max", "enum", "pattern"}
 
     def _validate(self, params: Any, shape: Shape, errors: ValidationErrors, name: str) -> None:
         super()._validate(params, shape, errors, name)  # type: ignore[misc]  # not in the stubs
