@@ -37,7 +37,7 @@ from trainctl.commands.stop import stop
 from trainctl.commands.submit import submit
 from trainctl.commands.wait import wait
 from trainctl.help import WIDTH, Command, Group, RecipeCommand
-from trainctl.options import takes_where
+from trainctl.options import flattened
 
 _EPILOG = (
     "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 130 Ctrl-C, "
@@ -63,8 +63,8 @@ app = typer.Typer(
 _PASSES_ON: Final = {"ignore_unknown_options": True}
 
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
-_takes_recipe(takes_where(submit))
-_takes_recipe(takes_where(plan))
+_takes_recipe(flattened(submit))
+_takes_recipe(flattened(plan))
 for panel, commands in (
     (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
     (_JOBS, (runs, compare, checkpoints, report, download, export)),
@@ -72,13 +72,13 @@ for panel, commands in (
 ):
     for command in commands:
         name = command.__name__.rstrip("_")
-        app.command(name, cls=Command, rich_help_panel=panel)(takes_where(command))
+        app.command(name, cls=Command, rich_help_panel=panel)(flattened(command))
 
 
 def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:
     group = typer.Typer(cls=Group, no_args_is_help=True, help=about)
     for each in commands:
-        group.command(cls=Command)(takes_where(each))
+        group.command(cls=Command)(flattened(each))
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 

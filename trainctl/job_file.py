@@ -124,7 +124,7 @@ class JobFile:
         kept = [word for name, words in settings.items() if name not in of_line for word in words]
         return [*first, *kept, *rest]
 
-    def check_code(self, *, is_own: bool) -> None:
+    def check_fit(self, *, is_own: bool) -> None:
         """Check that what runs fits the code: the user's own, or a recipe's.
 
         Raises:
@@ -177,6 +177,27 @@ def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
         context.obj = job = JobFile.read(path)
         context.default_map = job.options(context.command.params)
     return path
+
+
+def with_words(context: typer.Context, given: list[str] | None) -> list[str] | None:
+    """Callback of the words: add those of the file."""
+    return context.obj.words(given or []) if context.obj else given
+
+
+def with_pairs(
+    context: typer.Context, parameter: typer.CallbackParam, given: list[str] | None
+) -> list[str] | None:
+    """Callback of ``--env`` and ``--secret``: of two of the same name, the last one counts."""
+    if not context.obj:
+        return given
+    return [*context.obj.pairs(parameter.name), *(given or [])]
+
+
+def check_code(context: typer.Context, given: Path | None) -> Path | None:
+    """Callback of ``--code``: check that what the file runs fits it."""
+    if context.obj:
+        context.obj.check_fit(is_own=given is not None)
+    return given
 
 
 File = Annotated[

@@ -1,13 +1,11 @@
 """Options that ``submit`` and ``plan`` share."""
 
-import functools
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -20,14 +18,11 @@ from contract.job import (
 )
 from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
-from trainctl import bandwidth_gate, completion
+from trainctl import bandwidth_gate, completion, job_file
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
-from trainctl.job_file import File, JobFile
-from trainctl.options import Env, options_of
+from trainctl.options import flattened
 from training import recipes
-
-T = TypeVar("T")
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
 #: Part of a deadline: hosts and images start, data comes, evaluations and checkpoints are made.
@@ -56,6 +51,7 @@ class JobOptions:
             "(trainctl settings lists them). With --code: the command, after -- .",
             show_default=False,
             autocompletion=completion.words,
+            callback=job_file.with_words,
         ),
     ] = None
     run: Annotated[
@@ -143,13 +139,23 @@ class JobOptions:
             show_default="what was deployed",
         ),
     ] = None
-    env: Env = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            "-e",
+            metavar="NAME[=VALUE]",
+            help="A variable for the code.",
+            callback=job_file.with_pairs,
+        ),
+    ] = None
     secret: Annotated[
         list[str] | None,
         typer.Option(
             "--secret",
             metavar="NAME=SECRET",
             help=f"A variable from Secrets Manager; names begin with {SECRETS_PREFIX}.",
+            callback=job_file.with_pairs,
         ),
     ] = None
     code: Annotated[
@@ -158,9 +164,10 @@ class JobOptions:
             "--code",
             metavar="DIR",
             help="Your own code instead of a recipe, with its requirements.",
+            callback=job_file.check_code,
         ),
     ] = None
-    file: File = None
+    file: job_file.File = None
     """Its values are those of the other fields already."""
 
     @classmethod
@@ -172,11 +179,10 @@ class JobOptions:
         """
         parser = typer.Typer(add_completion=False)
 
-        @parser.command()
-        @takes_job_options
-        def given(*, given: JobOptions) -> JobOptions:
+        def read(*, given: JobOptions) -> JobOptions:
             return given
 
+        parser.command()(flattened(read))
         try:
             found: JobOptions = parser(words, standalone_mode=False)
         except TyperException as error:
@@ -263,26 +269,3 @@ def check_nodes(shape: Shape, wanted: Range) -> Range:
             f"worker nodes{more if wanted.high > shape.max_workers else ''}"
         )
     return wanted
-
-
-def takes_job_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command the fields of ``JobOptions`` as options; it gets them as ``given``."""
-    expanded = options_of(JobOptions)
-    signature = inspect.signature(command)
-    own = [each for name, each in signature.parameters.items() if name != "given"]
-
-    ctx = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-
-    @functools.wraps(command)
-    def with_options(*, ctx: typer.Context, **values: object) -> T:
-        options: dict[str, Any] = {each.name: values.pop(each.name) for each in expanded}
-        job = ctx.obj
-        if isinstance(job, JobFile):
-            job.check_code(is_own=options["code"] is not None)
-            options["words"] = job.words(options["words"] or [])
-            for name in ("env", "secret"):  # of two of the same name, the last one counts
-                options[name] = [*job.pairs(name), *(options[name] or [])]
-        return command(given=JobOptions(**options), **values)
-
-    with_options.__signature__ = signature.replace(parameters=[ctx, *expanded, *own])  # type: ignore[attr-defined]
-    return with_options

@@ -3,13 +3,15 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, get_type_hints
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from trainctl import completion
 from trainctl.aws.deployment import Deployment
+
+T = TypeVar("T")
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -45,36 +47,42 @@ class Where:
         return Deployment.find(profile=self.profile, region=self.region, to_start=to_start)
 
 
-def options_of(kind: type) -> list[inspect.Parameter]:
+def flattened(command: Callable[..., T]) -> Callable[..., T]:
+    """A command whose dataclasses are given field by field, each as an option.
+
+    Typer reads a command's options from its signature, so the signature is what is changed.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    kinds = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> T:
+        for name, kind in kinds.items():
+            values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind)})
+        return command(**values)
+
+    parameters = [
+        option
+        for name, each in signature.parameters.items()
+        for option in (_options_of(kinds[name]) if name in kinds else [each])
+    ]
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_options
+
+
+def _options_of(kind: Any) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters of a command."""
     types = get_type_hints(kind, include_extras=True)
     return [
         inspect.Parameter(
-            field.name,
+            each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=None if field.default is MISSING else field.default,
-            annotation=types[field.name],
+            default=each.default,
+            annotation=types[each.name],
         )
-        for field in fields(kind)
+        for each in fields(kind)
     ]
-
-
-def takes_where(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of ``Where`` as options, if it takes one as ``where``.
-
-    Typer reads a command's options from its signature, so the signature is what is changed.
-    """
-    signature = inspect.signature(command)
-    if "where" not in signature.parameters:
-        return command
-
-    @functools.wraps(command)
-    def with_options(*, profile: str | None, region: str | None, **values: object) -> None:
-        command(where=Where(profile=profile, region=region), **values)
-
-    own = [each for name, each in signature.parameters.items() if name != "where"]
-    with_options.__signature__ = signature.replace(parameters=[*own, *options_of(Where)])  # type: ignore[attr-defined]
-    return with_options
 
 
 Context = Annotated[
@@ -87,8 +95,4 @@ Context = Annotated[
         "repeated.",
         show_default=False,
     ),
-]
-Env = Annotated[
-    list[str] | None,
-    typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable for the code."),
 ]

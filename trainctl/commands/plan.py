@@ -4,11 +4,10 @@ What fits on which hosts, and how fast it trains, is another question: ``python 
 """
 
 from trainctl import checkout_settings, job_plan, output
-from trainctl.job_options import JobOptions, takes_job_options
+from trainctl.job_options import JobOptions
 from trainctl.options import AsJson, Context, Where
 
 
-@takes_job_options
 def plan(
     *,
     given: JobOptions,

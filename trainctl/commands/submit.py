@@ -5,11 +5,10 @@ from typing import Annotated
 import typer
 
 from trainctl import follow, job_plan, output
-from trainctl.job_options import JobOptions, takes_job_options
+from trainctl.job_options import JobOptions
 from trainctl.options import AsJson, Where, Yes
 
 
-@takes_job_options
 def submit(
     *,
     given: JobOptions,
