@@ -8,12 +8,12 @@ needs to go on: that is checked where it is needed, and refused there.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
-from trainctl.aws.account import Account, SharedFiles
+from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
@@ -448,9 +448,9 @@ def file_system(place: Place, deployment: Deployment) -> Finding:
             place.make("deploy", {"preset": preset, "shared_storage": "none"}),
         )
     subnet = deployment.output(stack_outputs.SUBNET)
-    if subnet not in found.places:
+    if subnet not in found["SubnetIds"]:
         return bad(
-            f"{name} is in {', '.join(found.places)}, and the hosts are in {subnet}: "
+            f"{name} is in {', '.join(found['SubnetIds'])}, and the hosts are in {subnet}: "
             "traffic between zones is slow and is billed",
             f"{place.make('destroy')} && {place.make('deploy', {'preset': preset})}",
         )
@@ -470,14 +470,16 @@ def link(place: Place, deployment: Deployment) -> Finding:
     fix = place.aws(
         f"fsx describe-data-repository-associations --filters Name=file-system-id,Values={name}"
     )
-    return _of_state(found.places[0], found, fix)
+    return _of_state(found["DataRepositoryPath"], found, fix)
 
 
-def _of_state(name: str, found: SharedFiles, fix: str) -> Finding:
+def _of_state(name: str, found: Mapping[str, Any], fix: str) -> Finding:
     """A finding from the ``Lifecycle`` of FSx."""
-    said = f"{name} is {found.lifecycle}"
-    if found.lifecycle in ("AVAILABLE", "UPDATING"):  # updating, it works
+    state = found["Lifecycle"]
+    said = f"{name} is {state}"
+    if state in ("AVAILABLE", "UPDATING"):  # updating, it works
         return ok(said)
-    if found.lifecycle == "CREATING":
+    if state == "CREATING":
         return Finding("next", f"{said}: wait until it is AVAILABLE")
-    return bad(f"{said}{': ' if found.reason else ''}{found.reason}", fix)
+    why = found.get("FailureDetails", {}).get("Message")
+    return bad(f"{said}: {why}" if why else said, fix)

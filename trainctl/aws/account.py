@@ -1,10 +1,9 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from contract import outputs
 from trainctl.aws.clients import Clients, code_of
@@ -12,24 +11,6 @@ from trainctl.aws.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedFiles:
-    """State of a file system of FSx, or of its link with a bucket."""
-
-    lifecycle: str
-    """``AVAILABLE``, or what it is instead."""
-    reason: str
-    """Reason why it is not; empty where FSx gives none."""
-    places: tuple[str, ...]
-    """Subnets of a file system; ``s3://`` and what is linked."""
-
-    @classmethod
-    def of(cls, found: Mapping[str, Any], places: Sequence[str]) -> Self:
-        """Read an answer of FSx."""
-        reason = found.get("FailureDetails", {}).get("Message", "")
-        return cls(lifecycle=found["Lifecycle"], reason=reason, places=tuple(places))
 
 
 @contextmanager
@@ -124,20 +105,18 @@ class Account:
             if each.get("LustreConfiguration", {}).get("DeploymentType") == kind
         )
 
-    def file_system(self, name: str) -> SharedFiles | None:
-        """A file system of FSx; None when there is none with this id."""
+    def file_system(self, name: str) -> dict[str, Any] | None:
+        """A file system, as FSx describes it; None when there is none with this id."""
         with _unless("FileSystemNotFound"):
-            (found,) = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
-            return SharedFiles.of(found, found["SubnetIds"])
+            found = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
+            return dict(found[0])
         return None
 
-    def link(self, file_system: str) -> SharedFiles | None:
-        """The link of a file system with a bucket, if it has one."""
+    def link(self, file_system: str) -> dict[str, Any] | None:
+        """The link of a file system with a bucket, as FSx describes it; None: it has none."""
         only = [{"Name": "file-system-id", "Values": [file_system]}]
         answer = self._clients.fsx.describe_data_repository_associations(Filters=only)
-        for found in answer["Associations"]:
-            return SharedFiles.of(found, [found["DataRepositoryPath"]])
-        return None
+        return next(map(dict, answer["Associations"]), None)
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
