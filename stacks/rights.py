@@ -43,6 +43,13 @@ class Rights:
         accept(role, self.reasons)
 
 
+def allow(
+    sid: str, *actions: str, on: Sequence[str], where: Mapping[str, Any] | None = None
+) -> iam.PolicyStatement:
+    """A statement that allows actions on resources, under conditions."""
+    return iam.PolicyStatement(sid=sid, actions=[*actions], resources=[*on], conditions=where)
+
+
 def of_this_account(scope: IConstruct, service: str) -> iam.ServicePrincipal:
     """A service, where it acts for this account.
 
@@ -61,47 +68,37 @@ def of_host(
     container_instances = in_cluster(cluster, "container-instance")
     return Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="JoinCluster",
-                actions=[
-                    "ecs:DeregisterContainerInstance",
-                    "ecs:RegisterContainerInstance",
-                    "ecs:SubmitAttachmentStateChanges",
-                    "ecs:SubmitContainerStateChange",
-                    "ecs:SubmitTaskStateChange",
-                ],
-                resources=[cluster.cluster_arn],
+            allow(
+                "JoinCluster",
+                "ecs:DeregisterContainerInstance",
+                "ecs:RegisterContainerInstance",
+                "ecs:SubmitAttachmentStateChanges",
+                "ecs:SubmitContainerStateChange",
+                "ecs:SubmitTaskStateChange",
+                on=[cluster.cluster_arn],
             ),
-            iam.PolicyStatement(
-                sid="TakeOrders",
-                actions=[
-                    "ecs:Poll",
-                    "ecs:StartTelemetrySession",
-                    "ecs:UpdateContainerInstancesState",
-                ],
-                resources=[container_instances],
-                conditions=_only(cluster),
+            allow(
+                "TakeOrders",
+                "ecs:Poll",
+                "ecs:StartTelemetrySession",
+                "ecs:UpdateContainerInstancesState",
+                on=[container_instances],
+                where=_only(cluster),
             ),
-            iam.PolicyStatement(
-                sid="FindTheControlPlane", actions=["ecs:DiscoverPollEndpoint"], resources=["*"]
+            allow("FindTheControlPlane", "ecs:DiscoverPollEndpoint", on=["*"]),
+            allow(
+                "PullImages",
+                "ecr:BatchCheckLayerAvailability",
+                "ecr:BatchGetImage",
+                "ecr:GetDownloadUrlForLayer",
+                on=[each.repository_arn for each in repositories],
             ),
-            iam.PolicyStatement(
-                sid="PullImages",
-                actions=[
-                    "ecr:BatchCheckLayerAvailability",
-                    "ecr:BatchGetImage",
-                    "ecr:GetDownloadUrlForLayer",
-                ],
-                resources=[each.repository_arn for each in repositories],
-            ),
-            iam.PolicyStatement(
-                sid="LogInToPull", actions=["ecr:GetAuthorizationToken"], resources=["*"]
-            ),
-            iam.PolicyStatement(
-                sid="ReportMetrics",
-                actions=["cloudwatch:PutMetricData"],
-                resources=["*"],
-                conditions={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
+            allow("LogInToPull", "ecr:GetAuthorizationToken", on=["*"]),
+            allow(
+                "ReportMetrics",
+                "cloudwatch:PutMetricData",
+                on=["*"],
+                where={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
             ),
         ),
         reasons={
@@ -127,42 +124,38 @@ def of_training_code(scope: IConstruct, *, bucket: s3.Bucket, shell_logs: logs.L
     core = Stack.of(bucket)
     return Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="Bucket",
-                actions=[
-                    "s3:GetBucketLocation",
-                    "s3:ListBucket",
-                    "s3:ListBucketMultipartUploads",
-                ],
-                resources=[bucket.bucket_arn],
+            allow(
+                "Bucket",
+                "s3:GetBucketLocation",
+                "s3:ListBucket",
+                "s3:ListBucketMultipartUploads",
+                on=[bucket.bucket_arn],
             ),
-            iam.PolicyStatement(
-                sid="Objects",
-                actions=[
-                    "s3:AbortMultipartUpload",
-                    "s3:DeleteObject",
-                    "s3:GetObject",
-                    "s3:ListMultipartUploadParts",
-                    "s3:PutObject",
-                ],
-                resources=[bucket.arn_for_objects("*")],
+            allow(
+                "Objects",
+                "s3:AbortMultipartUpload",
+                "s3:DeleteObject",
+                "s3:GetObject",
+                "s3:ListMultipartUploadParts",
+                "s3:PutObject",
+                on=[bucket.arn_for_objects("*")],
             ),
             # The agent that ECS Exec puts into the container; it also looks for its log group.
-            iam.PolicyStatement(
-                sid="Shell",
-                actions=[
-                    "logs:DescribeLogGroups",
-                    "ssmmessages:CreateControlChannel",
-                    "ssmmessages:CreateDataChannel",
-                    "ssmmessages:OpenControlChannel",
-                    "ssmmessages:OpenDataChannel",
-                ],
-                resources=["*"],
+            allow(
+                "Shell",
+                "logs:DescribeLogGroups",
+                "ssmmessages:CreateControlChannel",
+                "ssmmessages:CreateDataChannel",
+                "ssmmessages:OpenControlChannel",
+                "ssmmessages:OpenDataChannel",
+                on=["*"],
             ),
-            iam.PolicyStatement(
-                sid="LogShell",
-                actions=["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-                resources=[shell_logs.log_group_arn],
+            allow(
+                "LogShell",
+                "logs:CreateLogStream",
+                "logs:DescribeLogStreams",
+                "logs:PutLogEvents",
+                on=[shell_logs.log_group_arn],
             ),
         ),
         reasons={
@@ -186,12 +179,8 @@ def of_job_head(
     )
     own = Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="Secrets", actions=["secretsmanager:GetSecretValue"], resources=[secrets]
-            ),
-            iam.PolicyStatement(
-                sid="ReleaseHosts", actions=["lambda:InvokeFunction"], resources=[keeper_arn]
-            ),
+            allow("Secrets", "secretsmanager:GetSecretValue", on=[secrets]),
+            allow("ReleaseHosts", "lambda:InvokeFunction", on=[keeper_arn]),
         ),
         reasons={
             wildcard(scope): "Listing tasks has no resource; it is limited to this cluster. "
@@ -217,39 +206,28 @@ def of_keeper(
     executions = execution_arn(state_machine_arn, "*")
     own = Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="Records", actions=["s3:PutObject"], resources=[bucket.arn_for_objects(record)]
+            allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(record)]),
+            allow(
+                "RecordsAndReasons",
+                "s3:GetObject",
+                on=[bucket.arn_for_objects(each) for each in (record, reason)],
             ),
-            iam.PolicyStatement(
-                sid="RecordsAndReasons",
-                actions=["s3:GetObject"],
-                resources=[bucket.arn_for_objects(each) for each in (record, reason)],
+            allow(
+                "Jobs", "states:DescribeExecution", "states:GetExecutionHistory", on=[executions]
             ),
-            iam.PolicyStatement(
-                sid="Jobs",
-                actions=["states:DescribeExecution", "states:GetExecutionHistory"],
-                resources=[executions],
+            allow("FindHosts", "ecs:ListContainerInstances", on=[cluster.cluster_arn]),
+            allow("FindServices", "ecs:ListServices", on=["*"], where=_only(cluster)),
+            allow(
+                "MarkDisconnectedHosts",
+                "ecs:DeleteAttributes",
+                "ecs:PutAttributes",
+                on=[in_cluster(cluster, "container-instance")],
             ),
-            iam.PolicyStatement(
-                sid="FindHosts",
-                actions=["ecs:ListContainerInstances"],
-                resources=[cluster.cluster_arn],
-            ),
-            iam.PolicyStatement(
-                sid="FindServices",
-                actions=["ecs:ListServices"],
-                resources=["*"],
-                conditions=_only(cluster),
-            ),
-            iam.PolicyStatement(
-                sid="MarkDisconnectedHosts",
-                actions=["ecs:DeleteAttributes", "ecs:PutAttributes"],
-                resources=[in_cluster(cluster, "container-instance")],
-            ),
-            iam.PolicyStatement(
-                sid="FindGroups",
-                actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
-                resources=["*"],
+            allow(
+                "FindGroups",
+                "autoscaling:DescribeAutoScalingGroups",
+                "ec2:DescribeInstances",
+                on=["*"],
             ),
         ),
         reasons={
@@ -271,9 +249,7 @@ def of_keeper(
 
 def of_admission(state_machine_arn: str) -> iam.PolicyStatement:
     """The function that admits jobs: see those that run. The sweep sees by it those that ended."""
-    return iam.PolicyStatement(
-        sid="ListJobs", actions=["states:ListExecutions"], resources=[state_machine_arn]
-    )
+    return allow("ListJobs", "states:ListExecutions", on=[state_machine_arn])
 
 
 def of_state_machine(
@@ -287,17 +263,15 @@ def of_state_machine(
     )
     own = Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="EndHead", actions=["ecs:DescribeTasks", "ecs:StopTask"], resources=[tasks]
+            allow("EndHead", "ecs:DescribeTasks", "ecs:StopTask", on=[tasks]),
+            allow(
+                "HearOfTasks",
+                "events:DescribeRule",
+                "events:PutRule",
+                "events:PutTargets",
+                on=[rule],
             ),
-            iam.PolicyStatement(
-                sid="HearOfTasks",
-                actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
-                resources=[rule],
-            ),
-            iam.PolicyStatement(
-                sid="CleanUp", actions=["lambda:InvokeFunction"], resources=[keeper_arn]
-            ),
+            allow("CleanUp", "lambda:InvokeFunction", on=[keeper_arn]),
         ),
         reasons={wildcard(scope, tasks): "Tasks have random names; they are this cluster's."},
     )
@@ -308,26 +282,25 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
     """The function that ends tasks and hosts when the stack is deleted."""
     own = Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="EmptyCluster",
-                actions=["ecs:DeregisterContainerInstance", "ecs:ListContainerInstances"],
-                resources=[cluster.cluster_arn],
+            allow(
+                "EmptyCluster",
+                "ecs:DeregisterContainerInstance",
+                "ecs:ListContainerInstances",
+                on=[cluster.cluster_arn],
             ),
-            iam.PolicyStatement(
-                sid="ForgetRevisions",
-                actions=["ecs:DeregisterTaskDefinition", "ecs:ListTaskDefinitions"],
-                resources=["*"],
+            allow(
+                "ForgetRevisions",
+                "ecs:DeregisterTaskDefinition",
+                "ecs:ListTaskDefinitions",
+                on=["*"],
             ),
-            iam.PolicyStatement(
-                sid="FindHosts",
-                actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
-                resources=["*"],
+            allow(
+                "FindHosts",
+                "autoscaling:DescribeAutoScalingGroups",
+                "ec2:DescribeInstances",
+                on=["*"],
             ),
-            iam.PolicyStatement(
-                sid="SeeRollbacks",
-                actions=["cloudformation:DescribeStacks"],
-                resources=[Stack.of(scope).stack_id],
-            ),
+            allow("SeeRollbacks", "cloudformation:DescribeStacks", on=[Stack.of(scope).stack_id]),
         ),
         reasons={
             wildcard(scope): "Listing and deregistering have no resource, or one that is not known "
@@ -342,23 +315,19 @@ def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) 
     """The workflow that pushes images."""
     return Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="Push",
-                actions=[
-                    "ecr:BatchCheckLayerAvailability",
-                    "ecr:BatchGetImage",
-                    "ecr:CompleteLayerUpload",
-                    "ecr:DescribeImages",
-                    "ecr:GetDownloadUrlForLayer",
-                    "ecr:InitiateLayerUpload",
-                    "ecr:PutImage",
-                    "ecr:UploadLayerPart",
-                ],
-                resources=[each.repository_arn for each in repositories],
+            allow(
+                "Push",
+                "ecr:BatchCheckLayerAvailability",
+                "ecr:BatchGetImage",
+                "ecr:CompleteLayerUpload",
+                "ecr:DescribeImages",
+                "ecr:GetDownloadUrlForLayer",
+                "ecr:InitiateLayerUpload",
+                "ecr:PutImage",
+                "ecr:UploadLayerPart",
+                on=[each.repository_arn for each in repositories],
             ),
-            iam.PolicyStatement(
-                sid="Login", actions=["ecr:GetAuthorizationToken"], resources=["*"]
-            ),
+            allow("Login", "ecr:GetAuthorizationToken", on=["*"]),
         ),
         reasons={
             wildcard(scope): "ecr:GetAuthorizationToken has no resource; "
@@ -375,24 +344,19 @@ def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
     )
     return Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="StartTasks",
-                actions=["ecs:RunTask"],
-                # All revisions: a job that runs while the stack is updated keeps its own.
-                resources=[revisions],
-                conditions=_only(cluster),
+            # All revisions: a job that runs while the stack is updated keeps its own.
+            allow("StartTasks", "ecs:RunTask", on=[revisions], where=_only(cluster)),
+            allow(
+                "TagTasks",
+                "ecs:TagResource",
+                on=[in_cluster(cluster, "task")],
+                where={"StringEquals": {"ecs:CreateAction": "RunTask"}},
             ),
-            iam.PolicyStatement(
-                sid="TagTasks",
-                actions=["ecs:TagResource"],
-                resources=[in_cluster(cluster, "task")],
-                conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
-            ),
-            iam.PolicyStatement(
-                sid="PassRoles",
-                actions=["iam:PassRole"],
-                resources=[role.role_arn for role in (task.task_role, task.execution_role) if role],
-                conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+            allow(
+                "PassRoles",
+                "iam:PassRole",
+                on=[role.role_arn for role in (task.task_role, task.execution_role) if role],
+                where={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
             ),
         ),
         reasons={
@@ -407,15 +371,8 @@ def ending_tasks(scope: IConstruct, cluster: ecs.Cluster) -> Rights:
     tasks = in_cluster(cluster, "task")
     return Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="FindTasks",
-                actions=["ecs:ListTasks"],
-                resources=["*"],
-                conditions=_only(cluster),
-            ),
-            iam.PolicyStatement(
-                sid="EndTasks", actions=["ecs:DescribeTasks", "ecs:StopTask"], resources=[tasks]
-            ),
+            allow("FindTasks", "ecs:ListTasks", on=["*"], where=_only(cluster)),
+            allow("EndTasks", "ecs:DescribeTasks", "ecs:StopTask", on=[tasks]),
         ),
         reasons={
             wildcard(scope): "Listing tasks has no resource; it is limited to this cluster.",
@@ -429,10 +386,11 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
     hosts = in_cluster(cluster, "container-instance")
     drain = Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="DrainHosts",
-                actions=["ecs:DescribeContainerInstances", "ecs:UpdateContainerInstancesState"],
-                resources=[hosts],
+            allow(
+                "DrainHosts",
+                "ecs:DescribeContainerInstances",
+                "ecs:UpdateContainerInstancesState",
+                on=[hosts],
             ),
         ),
         reasons={wildcard(scope, hosts): "Hosts have random names; they are this cluster's."},
@@ -456,7 +414,7 @@ def ending_hosts(
         for name in groups
     ]
     return Rights(
-        statements=(iam.PolicyStatement(sid=sid, actions=[action], resources=arns),),
+        statements=(allow(sid, action, on=arns),),
         reasons={
             wildcard(scope, arn): "A group's ARN holds a random id beside its name, which is given."
             for arn in arns

@@ -17,7 +17,6 @@ from typing import Final
 from aws_cdk import CfnDeletionPolicy, CustomResource, Duration, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_fsx as fsx
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
@@ -176,23 +175,15 @@ def rights_of_export(scope: Construct, *, file_system: str, association: str) ->
     tasks = Stack.of(scope).format_arn(service="fsx", resource="task", resource_name="*")
     return rights.Rights(
         statements=(
-            iam.PolicyStatement(
-                sid="Export",
-                actions=["fsx:CreateDataRepositoryTask"],
-                resources=[file_system, tasks],
+            rights.allow("Export", "fsx:CreateDataRepositoryTask", on=[file_system, tasks]),
+            rights.allow(
+                "StopAutomaticExport", "fsx:UpdateDataRepositoryAssociation", on=[association]
             ),
-            iam.PolicyStatement(
-                sid="StopAutomaticExport",
-                actions=["fsx:UpdateDataRepositoryAssociation"],
-                resources=[association],
-            ),
-            iam.PolicyStatement(
-                sid="Watch",
-                actions=[
-                    "fsx:DescribeDataRepositoryAssociations",
-                    "fsx:DescribeDataRepositoryTasks",
-                ],
-                resources=["*"],
+            rights.allow(
+                "Watch",
+                "fsx:DescribeDataRepositoryAssociations",
+                "fsx:DescribeDataRepositoryTasks",
+                on=["*"],
             ),
         ),
         reasons={
