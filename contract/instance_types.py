@@ -151,8 +151,13 @@ def _down_to_64(mib: float) -> int:
     return int(mib) // 64 * 64
 
 
-# size, vCPUs, memory in GiB, GPUs, Gb/s, EFA interfaces, $/h
-_Row = tuple[str, int, int, int, float, int, float | None]
+def _vcpus(size: str) -> int:
+    """vCPUs by the name of a size: AWS gives each x four, and twice as many to the next size."""
+    return {"large": 2, "metal": 96}.get(size) or 4 * int(size.removesuffix("xlarge") or 1)
+
+
+# size, memory in GiB, GPUs, Gb/s, EFA interfaces, $/h
+_Row = tuple[str, int, int, float, int, float | None]
 
 
 def _family(
@@ -162,7 +167,7 @@ def _family(
     return {
         f"{family}.{size}": InstanceType(
             name=f"{family}.{size}",
-            vcpus=vcpus,
+            vcpus=_vcpus(size),
             memory_mib=memory_gib * 1024,
             gpu=gpu,
             num_gpus=num_gpus,
@@ -171,8 +176,29 @@ def _family(
             purchase=purchase,
             usd_per_hour=usd,
         )
-        for size, vcpus, memory_gib, num_gpus, gbps, efa, usd in rows
+        for size, memory_gib, num_gpus, gbps, efa, usd in rows
     }
+
+
+def _cpu_family(
+    family: str, *, gib: int, usd: float, efa: str = "", sizes: Mapping[str, float]
+) -> dict[str, InstanceType]:
+    """A family without GPUs, whose memory and price are in proportion to its vCPUs.
+
+    Args:
+        gib: memory of a vCPU.
+        usd: price of a vCPU and hour.
+        efa: the one size that has an EFA interface.
+        sizes: with their Gb/s.
+    """
+    return _family(
+        family,
+        None,
+        *(
+            (size, gib * _vcpus(size), 0, gbps, int(size == efa), round(usd * _vcpus(size), 6))
+            for size, gbps in sizes.items()
+        ),
+    )
 
 
 # fmt: off
@@ -188,128 +214,83 @@ _A100_80 = Gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 2039.0)
 _H100 =    Gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 3350.0)
 _H200 =    Gpu("NVIDIA H200",           141.0,  989.0, 4800.0)
 
+# Gb/s by size, of m and of c.
+_GBPS_6I = {
+    "large": 0.781, "xlarge": 1.562, "2xlarge": 3.125, "4xlarge": 6.25, "8xlarge": 12.5,
+    "12xlarge": 18.75, "16xlarge": 25, "24xlarge": 37.5, "32xlarge": 50,
+}
+_GBPS_7I = {size.replace("32", "48"): gbps for size, gbps in _GBPS_6I.items()}
+
 INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
-    #   size        vCPU   GiB GPU   Gb/s EFA  $/h
+    #   size           GiB GPU   Gb/s EFA  $/h
     **_family("g4dn", _T4,
-        ("xlarge",     4,   16, 1,      5,   0, 0.526),
-        ("2xlarge",    8,   32, 1,     10,   0, 0.752),
-        ("4xlarge",   16,   64, 1,     20,   0, 1.204),
-        ("8xlarge",   32,  128, 1,     50,   1, 2.176),
-        ("12xlarge",  48,  192, 4,     50,   1, 3.912),
-        ("16xlarge",  64,  256, 1,     50,   1, 4.352),
-        ("metal",     96,  384, 8,    100,   1, 7.824),
+        ("xlarge",      16, 1,      5,   0, 0.526),
+        ("2xlarge",     32, 1,     10,   0, 0.752),
+        ("4xlarge",     64, 1,     20,   0, 1.204),
+        ("8xlarge",    128, 1,     50,   1, 2.176),
+        ("12xlarge",   192, 4,     50,   1, 3.912),
+        ("16xlarge",   256, 1,     50,   1, 4.352),
+        ("metal",      384, 8,    100,   1, 7.824),
     ),
     **_family("g5", _A10G,
-        ("xlarge",     4,   16, 1,    2.5,   0, 1.006),
-        ("2xlarge",    8,   32, 1,      5,   0, 1.212),
-        ("4xlarge",   16,   64, 1,     10,   0, 1.624),
-        ("8xlarge",   32,  128, 1,     25,   1, 2.448),
-        ("12xlarge",  48,  192, 4,     40,   1, 5.672),
-        ("16xlarge",  64,  256, 1,     25,   1, 4.096),
-        ("24xlarge",  96,  384, 4,     50,   1, 8.144),
-        ("48xlarge", 192,  768, 8,    100,   1, 16.288),
+        ("xlarge",      16, 1,    2.5,   0, 1.006),
+        ("2xlarge",     32, 1,      5,   0, 1.212),
+        ("4xlarge",     64, 1,     10,   0, 1.624),
+        ("8xlarge",    128, 1,     25,   1, 2.448),
+        ("12xlarge",   192, 4,     40,   1, 5.672),
+        ("16xlarge",   256, 1,     25,   1, 4.096),
+        ("24xlarge",   384, 4,     50,   1, 8.144),
+        ("48xlarge",   768, 8,    100,   1, 16.288),
     ),
     **_family("g6", _L4,
-        ("xlarge",     4,   16, 1,    2.5,   0, 0.8048),
-        ("2xlarge",    8,   32, 1,      5,   0, 0.9776),
-        ("4xlarge",   16,   64, 1,     10,   0, 1.3232),
-        ("8xlarge",   32,  128, 1,     25,   1, 2.0144),
-        ("12xlarge",  48,  192, 4,     40,   1, 4.6016),
-        ("16xlarge",  64,  256, 1,     25,   1, 3.3968),
-        ("24xlarge",  96,  384, 4,     50,   1, 6.6752),
-        ("48xlarge", 192,  768, 8,    100,   1, 13.3504),
+        ("xlarge",      16, 1,    2.5,   0, 0.8048),
+        ("2xlarge",     32, 1,      5,   0, 0.9776),
+        ("4xlarge",     64, 1,     10,   0, 1.3232),
+        ("8xlarge",    128, 1,     25,   1, 2.0144),
+        ("12xlarge",   192, 4,     40,   1, 4.6016),
+        ("16xlarge",   256, 1,     25,   1, 3.3968),
+        ("24xlarge",   384, 4,     50,   1, 6.6752),
+        ("48xlarge",   768, 8,    100,   1, 13.3504),
     ),
     **_family("g6e", _L40S,
-        ("xlarge",     4,   32, 1,    2.5,   0, 1.861),
-        ("2xlarge",    8,   64, 1,      5,   0, 2.24208),
-        ("4xlarge",   16,  128, 1,     20,   0, 3.00424),
-        ("8xlarge",   32,  256, 1,     25,   1, 4.52856),
-        ("12xlarge",  48,  384, 4,    100,   1, 10.49264),
-        ("16xlarge",  64,  512, 1,     35,   1, 7.57719),
-        ("24xlarge",  96,  768, 4,    200,   2, 15.06559),
-        ("48xlarge", 192, 1536, 8,    400,   4, 30.13118),
+        ("xlarge",      32, 1,    2.5,   0, 1.861),
+        ("2xlarge",     64, 1,      5,   0, 2.24208),
+        ("4xlarge",    128, 1,     20,   0, 3.00424),
+        ("8xlarge",    256, 1,     25,   1, 4.52856),
+        ("12xlarge",   384, 4,    100,   1, 10.49264),
+        ("16xlarge",   512, 1,     35,   1, 7.57719),
+        ("24xlarge",   768, 4,    200,   2, 15.06559),
+        ("48xlarge",  1536, 8,    400,   4, 30.13118),
     ),
     **_family("p4d", _A100_40,
-        ("24xlarge",  96, 1152, 8,    400,   4, 21.957642),
+        ("24xlarge",  1152, 8,    400,   4, 21.957642),
     ),
     **_family("p4de", _A100_80,
-        ("24xlarge",  96, 1152, 8,    400,   4, 27.44705),
+        ("24xlarge",  1152, 8,    400,   4, 27.44705),
     ),
     **_family("p5", _H100,
-        ("4xlarge",   16,  256, 1,    100,   1, 6.88),
-        ("48xlarge", 192, 2048, 8,   3200,  32, 55.04),
+        ("4xlarge",    256, 1,    100,   1, 6.88),
+        ("48xlarge",  2048, 8,   3200,  32, 55.04),
     ),
     **_family("p5e", _H200,
-        ("48xlarge", 192, 2048, 8,   3200,  32, None),
+        ("48xlarge",  2048, 8,   3200,  32, None),
         purchase="capacity-block",  # AWS lists no on-demand price, and none at all in us-east-1
     ),
     **_family("p5en", _H200,
-        ("48xlarge", 192, 2048, 8,   3200,  16, 63.296),
+        ("48xlarge",  2048, 8,   3200,  16, 63.296),
     ),
-    **_family("m5", None,
-        ("large",      2,    8, 0,   0.75,   0, 0.096),
-        ("xlarge",     4,   16, 0,   1.25,   0, 0.192),
-        ("2xlarge",    8,   32, 0,    2.5,   0, 0.384),
-        ("4xlarge",   16,   64, 0,      5,   0, 0.768),
-        ("8xlarge",   32,  128, 0,     10,   0, 1.536),
-        ("12xlarge",  48,  192, 0,     12,   0, 2.304),
-        ("16xlarge",  64,  256, 0,     20,   0, 3.072),
-        ("24xlarge",  96,  384, 0,     25,   0, 4.608),
-    ),
-    **_family("m6i", None,
-        ("large",      2,    8, 0,  0.781,   0, 0.096),
-        ("xlarge",     4,   16, 0,  1.562,   0, 0.192),
-        ("2xlarge",    8,   32, 0,  3.125,   0, 0.384),
-        ("4xlarge",   16,   64, 0,   6.25,   0, 0.768),
-        ("8xlarge",   32,  128, 0,   12.5,   0, 1.536),
-        ("12xlarge",  48,  192, 0,  18.75,   0, 2.304),
-        ("16xlarge",  64,  256, 0,     25,   0, 3.072),
-        ("24xlarge",  96,  384, 0,   37.5,   0, 4.608),
-        ("32xlarge", 128,  512, 0,     50,   1, 6.144),
-    ),
-    **_family("m7i", None,
-        ("large",      2,    8, 0,  0.781,   0, 0.1008),
-        ("xlarge",     4,   16, 0,  1.562,   0, 0.2016),
-        ("2xlarge",    8,   32, 0,  3.125,   0, 0.4032),
-        ("4xlarge",   16,   64, 0,   6.25,   0, 0.8064),
-        ("8xlarge",   32,  128, 0,   12.5,   0, 1.6128),
-        ("12xlarge",  48,  192, 0,  18.75,   0, 2.4192),
-        ("16xlarge",  64,  256, 0,     25,   0, 3.2256),
-        ("24xlarge",  96,  384, 0,   37.5,   0, 4.8384),
-        ("48xlarge", 192,  768, 0,     50,   1, 9.6768),
-    ),
-    **_family("c5", None,
-        ("large",      2,    4, 0,   0.75,   0, 0.085),
-        ("xlarge",     4,    8, 0,   1.25,   0, 0.17),
-        ("2xlarge",    8,   16, 0,    2.5,   0, 0.34),
-        ("4xlarge",   16,   32, 0,      5,   0, 0.68),
-        ("9xlarge",   36,   72, 0,     12,   0, 1.53),
-        ("12xlarge",  48,   96, 0,     12,   0, 2.04),
-        ("18xlarge",  72,  144, 0,     25,   0, 3.06),
-        ("24xlarge",  96,  192, 0,     25,   0, 4.08),
-    ),
-    **_family("c6i", None,
-        ("large",      2,    4, 0,  0.781,   0, 0.085),
-        ("xlarge",     4,    8, 0,  1.562,   0, 0.17),
-        ("2xlarge",    8,   16, 0,  3.125,   0, 0.34),
-        ("4xlarge",   16,   32, 0,   6.25,   0, 0.68),
-        ("8xlarge",   32,   64, 0,   12.5,   0, 1.36),
-        ("12xlarge",  48,   96, 0,  18.75,   0, 2.04),
-        ("16xlarge",  64,  128, 0,     25,   0, 2.72),
-        ("24xlarge",  96,  192, 0,   37.5,   0, 4.08),
-        ("32xlarge", 128,  256, 0,     50,   1, 5.44),
-    ),
-    **_family("c7i", None,
-        ("large",      2,    4, 0,  0.781,   0, 0.08925),
-        ("xlarge",     4,    8, 0,  1.562,   0, 0.1785),
-        ("2xlarge",    8,   16, 0,  3.125,   0, 0.357),
-        ("4xlarge",   16,   32, 0,   6.25,   0, 0.714),
-        ("8xlarge",   32,   64, 0,   12.5,   0, 1.428),
-        ("12xlarge",  48,   96, 0,  18.75,   0, 2.142),
-        ("16xlarge",  64,  128, 0,     25,   0, 2.856),
-        ("24xlarge",  96,  192, 0,   37.5,   0, 4.284),
-        ("48xlarge", 192,  384, 0,     50,   1, 8.568),
-    ),
+    **_cpu_family("m5", gib=4, usd=0.048, sizes={
+        "large": 0.75, "xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "8xlarge": 10,
+        "12xlarge": 12, "16xlarge": 20, "24xlarge": 25,
+    }),
+    **_cpu_family("m6i", gib=4, usd=0.048, efa="32xlarge", sizes=_GBPS_6I),
+    **_cpu_family("m7i", gib=4, usd=0.0504, efa="48xlarge", sizes=_GBPS_7I),
+    **_cpu_family("c5", gib=2, usd=0.0425, sizes={
+        "large": 0.75, "xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "9xlarge": 12,
+        "12xlarge": 12, "18xlarge": 25, "24xlarge": 25,
+    }),
+    **_cpu_family("c6i", gib=2, usd=0.0425, efa="32xlarge", sizes=_GBPS_6I),
+    **_cpu_family("c7i", gib=2, usd=0.044625, efa="48xlarge", sizes=_GBPS_7I),
 })
 # fmt: on
 
