@@ -6,12 +6,13 @@ all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jmespath  # type: ignore[import-untyped]
 from botocore.exceptions import ClientError
 
 from contract import outputs as stack_outputs
@@ -73,6 +74,14 @@ CHANGES = {
 def refused(code: str, operation: str = "Operation", message: str = "") -> ClientError:
     said = message or f"{code} happened"
     return ClientError({"Error": {"Code": code, "Message": said}}, operation)
+
+
+class Pages(list[Any]):
+    """botocore's pages of an answer."""
+
+    def search(self, expression: str) -> Iterator[Any]:
+        for page in self:
+            yield from jmespath.search(expression, page)
 
 
 class Account:
@@ -181,7 +190,7 @@ class Account:
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
 
     def on_get_paginator(self, operation: str) -> Any:
-        return SimpleNamespace(paginate=lambda **named: [getattr(self, operation)(**named)])
+        return SimpleNamespace(paginate=lambda **named: Pages([getattr(self, operation)(**named)]))
 
     # --- the standing cluster
     def service_tasks(self, service: str) -> list[dict[str, Any]]:

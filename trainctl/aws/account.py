@@ -1,28 +1,14 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final
 
 from contract import outputs
-from trainctl.aws.clients import Clients, code_of
+from trainctl.aws.clients import Clients, unless
 from trainctl.aws.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"
-
-
-@contextmanager
-def _unless(code: str) -> Iterator[None]:
-    """Leave the block where AWS answers with this error: what was asked for is not there."""
-    from botocore.exceptions import ClientError
-
-    try:
-        yield
-    except ClientError as error:
-        if code_of(error) != code:
-            raise
 
 
 class Account:
@@ -38,7 +24,7 @@ class Account:
 
     def has_image(self, repository: str, tag: str) -> bool:
         """Check that a repository of ECR has an image with this tag."""
-        with _unless("ImageNotFoundException"):
+        with unless("ImageNotFoundException"):
             found = self._clients.ecr.describe_images(
                 repositoryName=repository, imageIds=[{"imageTag": tag}]
             )
@@ -82,7 +68,7 @@ class Account:
             LocationType="availability-zone",
             Filters=[{"Name": "instance-type", "Values": [instance_type]}],
         )
-        return {each["Location"] for page in pages for each in page["InstanceTypeOfferings"]}
+        return {*pages.search("InstanceTypeOfferings[].Location")}
 
     def efa_interfaces(self, instance_type: str) -> int:
         """Maximum number of EFA interfaces of an instance type in the region; 0: none."""
@@ -98,16 +84,12 @@ class Account:
     def lustre_gib(self, kind: str) -> int:
         """Storage of all file systems of a deployment type of FSx for Lustre, in the region."""
         pages = self._clients.fsx.get_paginator("describe_file_systems").paginate()
-        return sum(
-            int(each["StorageCapacity"])
-            for page in pages
-            for each in page["FileSystems"]
-            if each.get("LustreConfiguration", {}).get("DeploymentType") == kind
-        )
+        of_kind = f"LustreConfiguration.DeploymentType == '{kind}'"
+        return sum(map(int, pages.search(f"FileSystems[?{of_kind}].StorageCapacity")))
 
     def file_system(self, name: str) -> dict[str, Any] | None:
         """A file system, as FSx describes it; None when there is none with this id."""
-        with _unless("FileSystemNotFound"):
+        with unless("FileSystemNotFound"):
             found = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
             return dict(found[0])
         return None
@@ -120,14 +102,14 @@ class Account:
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
-        with _unless("ParameterNotFound"):
+        with unless("ParameterNotFound"):
             return self._clients.ssm.get_parameter(Name=name)["Parameter"]["Value"]
         return None
 
     def quota(self, service: str, code: str) -> float:
         """A service quota, by its code; AWS's default where the account has no value of its own."""
         quotas = self._clients.service_quotas
-        with _unless("NoSuchResourceException"):
+        with unless("NoSuchResourceException"):
             return quotas.get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"]
         found = quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)
         return found["Quota"]["Value"]
@@ -135,7 +117,7 @@ class Account:
     def num_vpcs(self) -> int:
         """VPCs of the region."""
         pages = self._clients.ec2.get_paginator("describe_vpcs").paginate()
-        return sum(len(page["Vpcs"]) for page in pages)
+        return len([*pages.search("Vpcs[]")])
 
     def num_addresses(self) -> int:
         """Elastic IP addresses of the region."""
@@ -170,13 +152,13 @@ class Account:
         return group.get("managedTerminationProtection") == "ENABLED"
 
     def has_role(self, name: str) -> bool:
-        with _unless("NoSuchEntity"):
+        with unless("NoSuchEntity"):
             self._clients.iam.get_role(RoleName=name)
             return True
         return False
 
     def has_secret(self, name: str) -> bool:
-        with _unless("ResourceNotFoundException"):
+        with unless("ResourceNotFoundException"):
             self._clients.secrets.describe_secret(SecretId=name)
             return True
         return False

@@ -1,5 +1,7 @@
 """Clients of boto3, one per service, created on first use: a command pays only for its own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -65,6 +67,18 @@ class Clients:
         client = session.client(_SERVICES.get(name, name), config=self._config)
         setattr(self, name, client)
         return client
+
+
+@contextmanager
+def unless(*codes: str) -> Iterator[None]:
+    """Leave the block where AWS answers with one of these errors: the thing is not there."""
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if code_of(error) not in codes:
+            raise
 
 
 def code_of(error: "ClientError") -> str:

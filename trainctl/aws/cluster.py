@@ -131,7 +131,7 @@ class StandingCluster:
         """All instances of the deployment, those of jobs too, the oldest first."""
         ecs = self._clients.ecs
         pages = ecs.get_paginator("list_container_instances").paginate(cluster=self._cluster)
-        arns = [arn for page in pages for arn in page["containerInstanceArns"]]
+        arns = [*pages.search("containerInstanceArns[]")]
         found: list[Host] = []
         for first in range(0, len(arns), DESCRIBE_MOST):
             page = ecs.describe_container_instances(
@@ -150,8 +150,7 @@ class StandingCluster:
                 {"Name": "instance-state-name", "Values": ["pending", "running"]},
             ]
         )
-        reservations = [each for page in pages for each in page["Reservations"]]
-        instances = [each for part in reservations for each in part["Instances"]]
+        instances = pages.search("Reservations[].Instances[]")
         return [Host.from_ec2(each) for each in instances if each["InstanceId"] not in joined]
 
     def release_hosts(self) -> int:

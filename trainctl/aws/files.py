@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from contract.runs import RUNS_PREFIX, RunPaths, safe_join
-from trainctl.aws.clients import Clients, code_of
+from trainctl.aws.clients import Clients, unless
 
 #: Key in an object's metadata.
 _SHA256: Final = "sha256"
@@ -58,15 +58,9 @@ class Bucket:
 
     def read(self, key: str) -> bytes | None:
         """An object; None when it is not there."""
-        from botocore.exceptions import ClientError
-
-        try:
-            answer = self._clients.s3.get_object(Bucket=self.name, Key=key)
-        except ClientError as error:
-            if code_of(error) in ("NoSuchKey", "404"):
-                return None
-            raise
-        return answer["Body"].read()
+        with unless("NoSuchKey", "404"):
+            return self._clients.s3.get_object(Bucket=self.name, Key=key)["Body"].read()
+        return None
 
     def read_of_run(self, run: str, name: str) -> bytes | None:
         """A file directly in a run's folder; None when it is not there."""

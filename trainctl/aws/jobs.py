@@ -25,7 +25,7 @@ from contract.job_outcome import job_of
 from contract.nodes import Range
 from contract.text import utc
 from contract.times import CONSISTENT_S
-from trainctl.aws.clients import Clients, code_of
+from trainctl.aws.clients import Clients, unless
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import json_object
 from trainctl.aws.tasks import Task, Tasks, node_of
@@ -197,20 +197,15 @@ class Jobs:
         if running:
             request["statusFilter"] = "RUNNING"
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(**request)
-        return [each["name"] for page in pages for each in page["executions"]]
+        return [*pages.search("executions[].name")]
 
     def _described(self, job: str) -> Job | None:
         """The job with this id, if Step Functions knows of it."""
-        from botocore.exceptions import ClientError
-
-        try:
+        with unless("ExecutionDoesNotExist", "InvalidArn"):
             return Job.from_execution(
                 self._clients.stepfunctions.describe_execution(executionArn=self._execution(job))
             )
-        except ClientError as error:
-            if code_of(error) not in ("ExecutionDoesNotExist", "InvalidArn"):
-                raise
-            return None
+        return None
 
     def find(self, name: str) -> Job:
         """The job with this id, or the newest one of the run with this name.
@@ -261,7 +256,7 @@ class Jobs:
         pages = self._clients.stepfunctions.get_paginator("get_execution_history").paginate(
             executionArn=self._execution(job.id), PaginationConfig={"PageSize": 1000}
         )
-        return [event for page in pages for event in page["events"]]
+        return [*pages.search("events[]")]
 
     def deadline(self, job: Job) -> datetime | None:
         """Deadline of a job; None before its head was requested."""
@@ -280,7 +275,7 @@ class Jobs:
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
             stateMachineArn=self._machine, statusFilter="RUNNING"
         )
-        order = in_order(each for page in pages for each in page["executions"])
+        order = in_order(pages.search("executions[]"))
         order += [] if new is None else [""]
         # All behind them wait for a head in any case.
         first = order[: limits.max_heads + 1]
@@ -367,11 +362,7 @@ class Jobs:
             startTime=int(began.timestamp() * 1000),
             filterPattern=f'{{ $.detail.group = "{JOB_GROUP}{job}" }}',
         )
-        details = (
-            json_object(event.get("message")).get("detail")
-            for page in pages
-            for event in page["events"]
-        )
+        details = (json_object(each).get("detail") for each in pages.search("events[].message"))
         return [
             (owner, _ended(detail))
             for detail in details

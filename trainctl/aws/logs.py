@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from contract import nodes
 from contract.nodes import ClusterSize
-from trainctl.aws.clients import Clients, code_of
+from trainctl.aws.clients import Clients, code_of, unless
 from trainctl.aws.tasks import Task
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class NodeLogs:
                 text=event["message"].rstrip(),
                 id=event["eventId"],
             )
-            for page in pages
-            for event in page["events"]
+            for event in pages.search("events[]")
         ]
 
     def _exists(self, name: str, task: Task) -> bool:
@@ -116,14 +115,9 @@ class NodeLogs:
 
     def _read(self, stream: str, *, limit: int) -> list[str] | None:
         """The last lines; None where there is no such stream."""
-        from botocore.exceptions import ClientError
-
-        try:
+        with unless("ResourceNotFoundException"):
             found = self._clients.logs.get_log_events(
                 logGroupName=self.group, logStreamName=stream, startFromHead=False, limit=limit
             )
-        except ClientError as error:
-            if code_of(error) == "ResourceNotFoundException":
-                return None  # the container has not written a line yet
-            raise
-        return [each["message"].rstrip() for each in found["events"]]
+            return [each["message"].rstrip() for each in found["events"]]
+        return None  # the container has not written a line yet

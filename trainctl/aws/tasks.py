@@ -93,23 +93,23 @@ class Tasks:
 
     def of_service(self, service: str, *, stopped: bool = False) -> list[str]:
         """ARNs of a service's tasks: those that should run, or those stopped within the hour."""
-        pages = self._clients.ecs.get_paginator("list_tasks").paginate(
-            cluster=self._cluster,
-            desiredStatus="STOPPED" if stopped else "RUNNING",
-            serviceName=service,
-        )
-        return [arn for page in pages for arn in page["taskArns"]]
+        wanted = "STOPPED" if stopped else "RUNNING"
+        return self._listed(desiredStatus=wanted, serviceName=service)
 
     def started_by(self, job: str, *, stopped: bool = False) -> list[str]:
         """ARNs of the worker tasks that a job has started; the same choice."""
-        paginator = self._clients.ecs.get_paginator("list_tasks")
         # startedBy must be the only filter, and finds those that should run.
         if not stopped:
-            pages = paginator.paginate(cluster=self._cluster, startedBy=job)
-            return [arn for page in pages for arn in page["taskArns"]]
-        pages = paginator.paginate(cluster=self._cluster, desiredStatus="STOPPED")
-        found = self._described([arn for page in pages for arn in page["taskArns"]])
+            return self._listed(startedBy=job)
+        found = self._described(self._listed(desiredStatus="STOPPED"))
         return [arn for arn, task in found.items() if task.get("startedBy") == job]
+
+    def _listed(self, **filters: Any) -> list[str]:
+        """ARNs of the tasks of the cluster; without filters, of those that should run."""
+        pages = self._clients.ecs.get_paginator("list_tasks").paginate(
+            cluster=self._cluster, **filters
+        )
+        return [*pages.search("taskArns[]")]
 
     def described(self, node: str, arns: Sequence[str]) -> list[Task]:
         """Tasks in the order given; of those that ECS has forgotten, only the id."""
@@ -121,8 +121,7 @@ class Tasks:
 
     def of_jobs(self) -> list[tuple[str, Task]]:
         """The tasks of all jobs that should run, with their jobs."""
-        pages = self._clients.ecs.get_paginator("list_tasks").paginate(cluster=self._cluster)
-        found = self._described([arn for page in pages for arn in page["taskArns"]])
+        found = self._described(self._listed())
         return [
             (job, Task.from_ecs(node_of(task), task))
             for task in found.values()
