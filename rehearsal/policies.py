@@ -183,6 +183,7 @@ OPERATORS: Mapping[str, Callable[[str, str], bool]] = {
     "StringEquals": eq,
     "StringLike": _fits,
     "ArnEquals": _arn_fits,
+    "ArnLike": _arn_fits,  # of a function's policy, which AWS writes for AWS::Lambda::Permission
     "Bool": _bool_equals,
     "NumericLessThan": _is_less,
 }
