@@ -1,17 +1,22 @@
 """Proves that a save that fails costs no training: it is told, and the next one is tried; too many
-in a row, or one that can never succeed, end the run."""
+in a row, or one that can never succeed, end the run. None begins before its steps are recorded."""
 
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray.train.torch
+import torch
 
 from contract.errors import InputError
 from training.checkpoint.sharded_checkpoints import _HashingFileSystem
 from training.loop.saving import Saves
 from training.record.events import Event, Saving, Warned
+from training.runtime import ray_worker, trainer
 from training.system import storage
 
 
@@ -111,3 +116,30 @@ def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
     assert len(reported) == len(told), "nothing failed"
     assert reported[:3] == [(7, begun)] * 3
     assert reported[-1] == (7, begun + 5)
+
+
+def test_under_ray_a_save_begins_when_the_command_has_recorded_what_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events, done = trainer._Events(), list[str]()
+    context = SimpleNamespace(get_world_rank=lambda: 0, get_world_size=lambda: 1)
+
+    def call(name: str) -> Any:
+        return SimpleNamespace(remote=getattr(events, name))
+
+    def sleep(_seconds: float) -> None:
+        done.append("takes" if events.take() else "asks again")
+
+    def write() -> str:
+        done.append("saves")
+        return "kept"
+
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(ray_worker, "time", SimpleNamespace(sleep=sleep))
+    actor = SimpleNamespace(put=call("put"), counts=call("counts"))
+    worker = ray_worker.RayWorker(run_uri="", fence=1, events=actor)
+    worker.saves.start(7, write)
+    worker.saves.finish()
+    assert done == ["takes", "asks again", "saves"]

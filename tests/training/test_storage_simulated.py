@@ -37,6 +37,7 @@ from training.checkpoint import checkpoints, sharded_checkpoints
 from training.record import reader
 from training.record.events import Saving, Start, Step
 from training.record.writer import RunRecord
+from training.runtime import trainer
 from training.system import lease, storage
 from training.system.lease import Holder, Lease, LostError
 
@@ -80,6 +81,8 @@ class Life(World):
         """Numbers that were taken."""
         self.recorded: set[int] = set()
         """Steps that were written down."""
+        self.refused: set[int] = set()
+        """Steps that storage refused when their head wrote them: training continues without."""
         self.num = dict.fromkeys(("restores", "saves", "zombies", "refusals", "cuts", "flips"), 0)
         self.touched: dict[str, float] = {}
         """When each lease on disk was written."""
@@ -367,8 +370,8 @@ class Head(Actor):
         self.life, self.number, self.alive_at = life, number, life.now
         self.ranks: list[Ranks] = []
         self.told: set[int] = set()
-        self.waiting: list[Any] = []
-        """Events that it has not taken, or not to the end."""
+        self.events = trainer._Events()
+        self.is_busy = False
 
     def begin(self) -> None:
         life = self.life
@@ -442,30 +445,46 @@ class Head(Actor):
             self.life.note(f"cannot start ranks: {error}")
             self.is_dead = True
 
-    def tell(self, *events: Any) -> None:
-        """Take events, if the command is there; after those before them, as it has one thread."""
+    def tell(self, event: Any) -> None:
+        """Put an event where the command finds it when it looks again."""
+        self.events.put([event])
+        self.life.after(self.life.random.uniform(0, 2), self.poll)
+
+    def poll(self) -> None:
+        """Take events one by one, until there are none; the command has one thread."""
         life = self.life
-        self.waiting += [events]
-        if len(self.waiting) > 1:
+        if self.is_busy:
+            life.after(1, self.poll)
             return
-        while self.waiting:
+        self.is_busy = True
+        events = [] if self.is_dead else self.events.take()
+        for event in events:
+            if isinstance(event, Start):
+                life.recorded = {each for each in life.recorded if each <= event.step}
+                self.told &= life.recorded
             life.is_record_synced = False
             try:
-                life.act(self, partial(self.record.handle, *self.waiting[0]))
+                life.act(self, partial(self.record.handle, event))
             except OSError as error:
                 life.note(f"{self.name} cannot read its record: {error}")
                 self.is_dead = True
-            self.told |= {event.step for event in self.waiting.pop(0) if isinstance(event, Step)}
+            if isinstance(event, Step):
+                self.told.add(event.step)
             is_safe = life.in_s3 or life.is_record_synced
             if is_safe and self.has_written and self.lease.is_sure():
                 life.recorded |= self.told
+                life.refused -= self.told
+            elif isinstance(event, Saving) and not self.is_dead:
+                life.refused |= self.told - life.recorded
+        self.is_busy = False
+        if events:
+            life.after(0.1, self.poll)
 
     @property
     def has_written(self) -> bool:
-        """Whether all of its record is in storage."""
+        """Whether all that it has taken is in storage."""
         kept = self.record
-        is_behind = kept._unsent or kept._lines or kept._is_anew or self.waiting
-        return not (is_behind or self.is_dead)
+        return not (kept._unsent or kept._lines or kept._is_anew or self.is_dead)
 
 
 class Ranks(Actor):
@@ -508,8 +527,17 @@ class Ranks(Actor):
         self.head.tell(
             Start(step=self.step, resumed=bool(name), world_size=1, total_steps=9, device="CPU")
         )
-        self.check_record()
-        life.after(STEP_S, life.act, self, self.train)
+        self.wait_for_record(self.check_record)
+        self.go_on()
+
+    def wait_for_record(self, then: Callable[[], None], num_sent: int | None = None) -> None:
+        """Continue when the command has what was sent; ranks that Ray gave up may not wait."""
+        num_put, num_kept = self.head.events.counts()
+        num_sent = num_put if num_sent is None else num_sent
+        if num_kept < num_sent and not self.is_replaced:
+            self.life.after(1, self.life.act, self, partial(self.wait_for_record, then, num_sent))
+        else:
+            then()
 
     def restore(self) -> tuple[str, float]:
         uri = self.life.uri
@@ -528,10 +556,8 @@ class Ranks(Actor):
         return next((name for name, each in self.life.values.items() if each == value), "?"), value
 
     def check_record(self) -> None:
-        """It holds the steps before the checkpoint, and none after it."""
+        """It has every step before the checkpoint, and none after it."""
         life = self.life
-        life.recorded = {each for each in life.recorded if each <= self.step}
-        self.head.told &= life.recorded
         if not self.head.has_written or self.fence != life.newest_lease():
             return
         with life.looking():
@@ -543,6 +569,8 @@ class Ranks(Actor):
             life.fail(f"the record has steps {found}, resumed from {self.step}")
         if missing := life.recorded - {*found}:
             life.fail(f"the record lacks steps {sorted(missing)}")
+        if missing := {*range(1, self.step + 1)} - {*found} - life.refused:
+            life.fail(f"the record lacks steps {sorted(missing)} of checkpoint {self.step}")
 
     def end(self) -> None:
         """With an error: others take over."""
@@ -555,17 +583,21 @@ class Ranks(Actor):
         self.step += 1
         if not self.is_replaced:
             self.head.tell(step(self.step))
-        if self.step % life.every == 0:
-            self.save()
-        life.after(STEP_S, life.act, self, self.train)
+        if self.step % life.every:
+            self.go_on()
+            return
+        if not self.is_replaced:
+            self.head.tell(Saving(step=self.step, written=0))
+        self.wait_for_record(self.save)
+
+    def go_on(self) -> None:
+        self.life.after(STEP_S, self.life.act, self, self.train)
 
     def save(self) -> None:
         life = self.life
         value = float(1000 * len(life.values) + self.step)
         name = checkpoint_name(self.step, self.fence)
         life.values[name] = value
-        if not self.is_replaced:
-            self.head.tell(Saving(step=self.step, written=0))
         try:
             self.write(value)
         except LostError:
@@ -584,6 +616,7 @@ class Ranks(Actor):
             life.note(f"has saved {name}")
             if self.fence == life.newest_lease():
                 self.report(name)
+        self.go_on()
 
     def write(self, value: float) -> None:
         life = self.life

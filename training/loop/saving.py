@@ -19,14 +19,22 @@ class Saves:
     none, so that every rank counts alike."""
 
     def __init__(
-        self, emit: Callable[[Event], None], *, report_every_s: float = _REPORT_EVERY_S
+        self,
+        emit: Callable[[Event], None],
+        *,
+        wait_for_record: Callable[[], None] = lambda: None,
+        report_every_s: float = _REPORT_EVERY_S,
     ) -> None:
         """
         Args:
             emit: sends an event; called in the thread that calls this object.
+            wait_for_record: waits until what was sent is in the run's record, before each save and
+                in its thread: a run that loses its head must not resume from a step that its
+                record does not have.
             report_every_s: interval between two events while a save is waited for.
         """
         self._emit, self._report_every_s = emit, report_every_s
+        self._wait_for_record = wait_for_record
         self._thread: threading.Thread | None = None
         self._step = 0
         self._write: Callable[[], str] | None = None
@@ -80,6 +88,7 @@ class Saves:
     def _run(self) -> None:
         assert self._write is not None
         try:
+            self._wait_for_record()
             self._write()
         except Exception as error:
             self._error = error

@@ -6,7 +6,7 @@ Nothing here is imported by the command or by Ray's own actors: it needs torch.
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
 from training.runtime import processes
 from training.system import machine, storage
+
+#: Between two questions whether the record has what was sent: the command looks ten times a second.
+_RECORD_POLL_S: Final = 0.1
 
 
 class RayWorker:
@@ -41,7 +44,18 @@ class RayWorker:
         self._lost_nodes: set[str] = set()
         # Ray Train is told of no checkpoint: it would write a list of them to storage, and end the
         # run when that fails; the list is of no use here (training.checkpoint.checkpoints).
-        self.saves = Saves(self.emit)
+        self.saves = Saves(self.emit, wait_for_record=self._wait_for_record)
+
+    def _wait_for_record(self) -> None:
+        """Wait until the command has taken and written down what this rank has sent."""
+        if self.rank:
+            return
+        import ray
+
+        num_sent, num_kept = ray.get(self._events.counts.remote())
+        while num_kept < num_sent:
+            time.sleep(_RECORD_POLL_S)
+            _, num_kept = ray.get(self._events.counts.remote())
 
     def emit(self, *events: Event) -> None:
         if self.rank == 0:

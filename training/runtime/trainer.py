@@ -79,19 +79,27 @@ class _Events:
 
     def __init__(self) -> None:
         self._events: list[Event] = []
+        self._num_put = self._num_taken = self._num_kept = 0
         self._stop = False
         self._begun_at = 0
 
     def put(self, events: list[Event]) -> bool:
         self._events += events
+        self._num_put += len(events)
         for event in events:
             if isinstance(event, Start):
                 self._begun_at = event.step
         return self._stop
 
     def take(self) -> list[Event]:
+        # The command asks again once it has brought to the record what it took before.
+        self._num_kept, self._num_taken = self._num_taken, self._num_put
         events, self._events = self._events, []
         return events
+
+    def counts(self) -> tuple[int, int]:
+        """Events that were put so far, and those of them that were brought to the record."""
+        return self._num_put, self._num_kept
 
     def begun_at(self) -> int:
         """The step that the workers began at when they last did."""
