@@ -9,9 +9,11 @@ import math
 import re
 import secrets as random
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -102,9 +104,9 @@ class JobPlan:
 
     @property
     def usd_expected(self) -> float | None:
-        """US dollars for the training itself; None: not known."""
+        """US dollars for the training itself; None: not known, or it does not fit."""
         hourly = self.usd_per_hour
-        if self.expected is None or hourly is None:
+        if self.expected is None or hourly is None or not self.expected.fits:
             return None
         return hourly * self.expected.hours
 
@@ -136,7 +138,9 @@ class JobPlan:
             f"up to {spec.capacity_wait_s / 60:g} min for hosts",
             **self._money(),
         }
-        return "\n".join(f"{name:10}{value}" for name, value in rows.items() if value)
+        lines = [f"{name:10}{value}" for name, value in rows.items() if value]
+        # A command that is wrapped could not be copied.
+        return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
 
     def _money(self) -> dict[str, str]:
         """Rows of ``text``."""
@@ -148,14 +152,14 @@ class JobPlan:
             "at most": f"{dollars(self.usd_at_most)} until its hosts are gone, without "
             f"{NOT_INCLUDED}",
         }
-        if self.expected is not None:
+        if self.expected is not None and not self.expected.fits:
+            rows["warning"] = "does not fit these GPUs by the arithmetic of training.plan"
+        elif self.expected is not None:
             hours = duration(round(self.expected.hours * 3600))
             rows["expected"] = (
                 f"{dollars(self.usd_expected)} for {hours} of training: computed, not measured, "
                 "and without the start of hosts and the evaluations"
             )
-        if self.expected is not None and not self.expected.fits:
-            rows["warning"] = "does not fit these GPUs by the arithmetic of training.plan"
         return rows
 
     def values(self) -> dict[str, object]:
@@ -183,6 +187,15 @@ class JobPlan:
             "variables": dict(spec.variables),
             "secrets": dict(spec.secrets),
         }
+
+
+_fill: Final = partial(
+    textwrap.fill,
+    width=80,
+    subsequent_indent=" " * 10,
+    break_long_words=False,
+    break_on_hyphens=False,
+)
 
 
 def check_given(given: JobOptions) -> None:
