@@ -1,5 +1,9 @@
 """Exit codes of the commands and containers of this project."""
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from typing import Final
 
 # Codes of ``python -m training.launch``.
@@ -34,3 +38,19 @@ OF_THE_SYSTEM: Final = (
 #: Codes after which the head is started again. The hosts of its workers stay for the next one.
 TRIED_AGAIN: Final = (BAD_HOST, RAY_FAILED, STORAGE)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same
+CLOSED_PIPE: Final = 141  # nobody reads the output any more, as after ``| head``; as of SIGPIPE
+
+
+@contextlib.contextmanager
+def on_closed_pipe() -> Iterator[None]:
+    """End the command quietly if stdout is a pipe whose reader has ended. Only for what is printed:
+    a socket may break as well."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(CLOSED_PIPE) from None

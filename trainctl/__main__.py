@@ -132,10 +132,13 @@ def trainctl(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     try:
-        app(list(argv) if argv is not None else None, prog_name="trainctl")
+        with exits.on_closed_pipe():
+            app(list(argv) if argv is not None else None, prog_name="trainctl")
     except SystemExit as end:  # typer's way to return a code, after it has shown a usage error
         if isinstance(end.__context__, typer.Abort):  # Ctrl-C, for which click exits with 1
             return exits.INTERRUPTED
+        if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
+            return exits.CLOSED_PIPE
         return end.code if isinstance(end.code, int) else exits.OK
     except Exception as error:
         known = explained(error)

@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if not words or {"-h", "--help"} & {*words}:
-            print(commands.help_text(words))
+            with exits.on_closed_pipe():
+                print(commands.help_text(words))
             return exits.OK if words else exits.BAD_INPUT
         return start(commands.parse(words))
     except ModuleNotFoundError as error:

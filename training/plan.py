@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from contract import nodes
+from contract import exits, nodes
 from contract.errors import InputError
-from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
-from contract.exits import OK as EXIT_OK
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from contract.nodes import Range
 from training import recipes
@@ -168,6 +166,7 @@ def expected(
     return Expected(hours=hours, tokens=tokens, fits=plan.fits)
 
 
+@exits.on_closed_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m training.plan",
@@ -194,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = make(shape, setup)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return exits.BAD_INPUT
     best = cheapest(shape, plan.setup, tokens=options.tokens)
     if options.json:
         result = {
@@ -203,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "cheapest": summary(best, options.tokens) if best else None,
         }
         print(json.dumps(result, indent=1))
-        return EXIT_OK
+        return exits.OK
     print(f"{values['model']}: {shape.parameters:,} parameters")
     print(text(plan, options.tokens))
     if not plan.fits:
@@ -214,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if best and best.setup != plan.setup:
         print(f"\ncheapest that fits: {differences(plan.setup, best.setup)}")
         print(text(best, options.tokens))
-    return EXIT_OK
+    return exits.OK
 
 
 def _config(words: Sequence[str], machine: InstanceType) -> RunConfig:
@@ -239,8 +238,16 @@ def cost(plan: Plan, tokens: float) -> tuple[float, float | None]:
 
 
 def summary(plan: Plan, tokens: float) -> dict[str, object]:
-    """A plan as plain values: bytes, tokens per second, hours, US dollars."""
+    """A plan as plain values: bytes, tokens per second, hours, US dollars. What does not fit has no
+    speed and no cost: null."""
     hours, usd = cost(plan, tokens)
+    speed = {
+        "tokens_per_s": plan.tokens_per_s,
+        "mfu": plan.mfu,
+        "bound_by": plan.bound_by,
+        "hours": hours,
+        "usd": usd,
+    }
     return {
         "instance": plan.setup.machine.name,
         "workers": plan.setup.num_workers,
@@ -254,12 +261,8 @@ def summary(plan: Plan, tokens: float) -> dict[str, object]:
         "fits": plan.fits,
         "memory_bytes": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
         "available_bytes": plan.available,
-        "tokens_per_s": plan.tokens_per_s,
-        "mfu": plan.mfu,
-        "bound_by": plan.bound_by,
-        "hours": hours,
         "usd_per_hour": plan.setup.usd_per_hour,
-        "usd": usd,
+        **(speed if plan.fits else dict.fromkeys(speed)),
     }
 
 
@@ -273,11 +276,16 @@ def text(plan: Plan, tokens: float) -> str:
         f"{name} {size / GIB:.1f}" for name, size in dataclasses.asdict(plan.memory).items()
     )
     price = "no list price" if usd is None else f"${usd:,.2f}"
-    return (
+    found = (
         f"{setup.num_workers} x {gpu.name} on {setup.num_hosts} x {setup.machine.name}, "
         f"recompute {setup.recompute}, microbatch {setup.microbatch}, {setup.optimizer}\n"
         f"  memory per GPU: {plan.memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
-        f"{'fits' if plan.fits else 'DOES NOT FIT'} ({parts})\n"
+        f"{'fits' if plan.fits else 'DOES NOT FIT'} ({parts})"
+    )
+    if not plan.fits:
+        return found
+    return (
+        f"{found}\n"
         f"  expected: {plan.tokens_per_s:,.0f} tokens/s, MFU {plan.mfu:.0%}, bound by "
         f"{plan.bound_by}; {tokens:,.0f} tokens in {hours:.2f} h, {price} (computed)"
     )

@@ -4,7 +4,10 @@ Here are also ``shell`` and ``version``, and that a bad account or bad input cha
 """
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -17,6 +20,7 @@ from boto3.exceptions import Boto3Error, RetriesExceededError
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError, SSOTokenLoadError
 from botocore.stub import Stubber
 
+from contract import exits
 from contract import outputs as stack_outputs
 from contract.job import ORDER_VERSION
 from tests.conftest import ROOT
@@ -47,6 +51,29 @@ def test_every_command_has_help(words: list[str], cli: Cli) -> None:
     said = cli(*words, "--help")
     assert "Usage: trainctl" in said.out
     assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainctl --help",
+        "trainctl settings ddp",
+        "training.launch ddp --help",
+        "training.plan fsdp --model new:6.9b",
+    ],
+)
+def test_output_that_nobody_reads_any_more_ends_a_command_quietly(words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", *words.split()],
+            cwd=ROOT,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (exits.CLOSED_PIPE, b"")
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

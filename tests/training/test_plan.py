@@ -3,6 +3,7 @@ measurement there is; a set-up that does not fit says what would."""
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -392,7 +393,19 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
     assert found["fits"]
     assert found["hosts"] == 2
     assert plan.main(arguments) == 0
-    assert "8 x NVIDIA A10G on 2 x g5.12xlarge" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "8 x NVIDIA A10G on 2 x g5.12xlarge" in shown
+    assert "tokens/s" in shown
+    # What does not fit has no speed and no price.
+    too_large = ["fsdp", "--model", "new:6.9b", "--workers", "1"]
+    assert plan.main(too_large) == 0
+    wanted, _, _ = capsys.readouterr().out.partition("cheapest that fits")
+    assert "DOES NOT FIT" in wanted
+    assert not re.search(r"tokens/s|MFU|\$", wanted)
+    assert plan.main([*too_large, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name] for name in ("fits", "tokens_per_s", "usd")] == [False, None, None]
+    assert found["cheapest"]["usd"] > 0
     for wrong, words in (
         (["--model", "new:6.9b", "--instance", "m5.large"], "has no GPU"),
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
