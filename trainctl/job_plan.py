@@ -40,8 +40,9 @@ from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
 from training import recipes
 from training.plan import Expected
 from training.plan import expected as expected_of
-from training.recipes.command import Recorded, parse_job, read_command
+from training.recipes.command import Command, Recorded, parse_job, read_command
 from training.recipes.settings import RunConfig
+from training.record import trackers
 
 #: Among how many running jobs one of the same run is looked for.
 RUNNING_LOOKED_AT: Final = 50
@@ -212,9 +213,13 @@ def check_given(given: JobOptions) -> None:
         raise UsageError(
             f"there is no option {option} here: see {meant}; what is to run comes after the options"
         )
+    env = variables.variables(given.env or [])
     # The recipe is checked before the name that begins with it: its error is the better one.
     if given.code is None:
-        _check_recipe(words)
+        names = {*env, *(each.partition("=")[0] for each in given.secret or [])}
+        trackers.check_key(
+            _check_recipe(words).report_to, env, has_key=lambda: "WANDB_API_KEY" in names
+        )
         if given.on == On.NODES:
             raise UsageError(
                 "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
@@ -227,7 +232,7 @@ def check_given(given: JobOptions) -> None:
         code_folder.check_command(given.code, words)
     if given.run is not None:
         runs.check_run_name(given.run)
-    variables.refuse_secrets(variables.variables(given.env or []))
+    variables.refuse_secrets(env)
 
 
 def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
@@ -414,7 +419,7 @@ def _code_address(deployment: Deployment, run: str, job: str) -> str:
     return f"{deployment.bucket.uri}/{runs.job_code(run, job)}"
 
 
-def _check_recipe(words: Sequence[str]) -> None:
+def _check_recipe(words: Sequence[str]) -> Command:
     if not words:
         raise UsageError(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
@@ -424,7 +429,7 @@ def _check_recipe(words: Sequence[str]) -> None:
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
             + " ".join(words)
         )
-    parse_job(words)
+    return parse_job(words)
 
 
 def _recipe_command(

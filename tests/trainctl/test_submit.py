@@ -119,6 +119,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ),
     ([*SUBMIT, "--env", f"A=hf_{'x' * 34}"], "and then --secret A=training/a"),
     ([*SUBMIT, "--env", "URL=AKIAIOSFODNN7EXAMPLE"], "looks like a secret"),
+    ([*SUBMIT, "--report-to", "wandb"], "for a job: --secret WANDB_API_KEY=training/SECRET"),
     ([*SUBMIT, "--env", f"A={'x' * 8000}"], "ECS accepts 8,192"),
     (["submit", "ddp"], "stdin is not a terminal: pass --yes to skip the prompt"),
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
@@ -159,6 +160,7 @@ WITHOUT_AWS = (
         "--max-cost is 0:",
     ),
     *("--wait-minutes is -1", "--grace is 181", "--env is '1A'", "looks like a secret"),
+    "for a job: --secret",
     *(
         "there is no such folder",
         "there is no file in it",
@@ -411,15 +413,15 @@ def test_stacks_that_take_other_orders_start_no_job(
 
 # --- what is sent ---------------------------------------------------------------------------------
 def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(account: Account, cli: Cli) -> None:
-    arguments = ["--run", "r1", "--nodes", "1:3", "--max-hours", "2", "--epochs=5"]
-    said = cli(*SUBMIT, *arguments, "--env", "A=b", "--secret", "K=training/key")
+    arguments = ["--run", "r1", "--nodes", "1:3", "--max-hours", "2", "--report-to=wandb"]
+    said = cli(*SUBMIT, *arguments, "--env", "A=b", "--secret", "WANDB_API_KEY=training/key")
     (sent,) = account.sent("start_execution")
     spec = JobSpec.from_json(sent["input"])
     launch = ["python", "-m", "training.launch", "ddp", "--run", "r1"]
-    assert spec.command == (*launch, "--workers", "4:12", "--epochs=5")
+    assert spec.command == (*launch, "--workers", "4:12", "--report-to=wandb")
     assert (spec.recipe, spec.on) == ("ddp", Placement.HEAD)
     assert (spec.nodes, spec.max_seconds) == (Range(1, 3), 7200)
-    assert (spec.variables, spec.secrets) == ({"A": "b"}, {"K": "training/key"})
+    assert (spec.variables, spec.secrets) == ({"A": "b"}, {"WANDB_API_KEY": "training/key"})
     assert len(sent["name"]) <= MAX_JOB_ID
     assert said.out.strip() == sent["name"]
     # 0.192 + 3 x 5.672, their disks (60 and 200 GiB) and NAT; for two hours, 690 s until the last

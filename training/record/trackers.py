@@ -101,14 +101,29 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise InputError(f"--report-to {name} needs a package: pip install {name}")
-    if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
-        import wandb
+    check_key(names, os.environ, has_key=_is_logged_in)
 
-        if not wandb.login(prompt=False, verify=False):
-            raise InputError(
-                "--report-to wandb needs a key: set WANDB_API_KEY (for a job: --secret "
-                "WANDB_API_KEY=training/SECRET), or WANDB_MODE=offline"
-            )
+
+def check_key(
+    names: Sequence[str], variables: Mapping[str, str], *, has_key: Callable[[], bool]
+) -> None:
+    """Check that W&B has its key where a run reports to it.
+
+    Raises:
+        InputError: it needs one and has none.
+    """
+    is_sent = "wandb" in names and variables.get("WANDB_MODE", "online") == "online"
+    if is_sent and not has_key():
+        raise InputError(
+            "--report-to wandb needs a key: set WANDB_API_KEY (for a job: --secret "
+            "WANDB_API_KEY=training/SECRET), or WANDB_MODE=offline (for a job: --env)"
+        )
+
+
+def _is_logged_in() -> bool:
+    import wandb
+
+    return bool(wandb.login(prompt=False, verify=False))
 
 
 class Trackers:
