@@ -220,11 +220,22 @@ def mirror(data_dir: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def seconds() -> Iterator[dict[str, float]]:
+    """How long each line took; at the end, prints it for each page (``pytest -s`` shows it)."""
+    found: dict[str, float] = {}
+    yield found
+    for page in PAGES:
+        ran = [line for line in lines(page) if line in found]
+        took = sum(found[line] for line in ran)
+        print(f"{page}: {took:.0f} s, {len(ran)} of {len(lines(page))} lines")
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_the_first_hour_as_it_stands_on_the_page(
-    deployment: Rehearsal, mirror: str, tmp_path: Path
+    deployment: Rehearsal, mirror: str, tmp_path: Path, seconds: dict[str, float]
 ) -> None:
     """From a deployment without data to a report, by the commands of the page and no other."""
     variables = {
@@ -232,7 +243,9 @@ def test_the_first_hour_as_it_stands_on_the_page(
         catalog.MIRROR_VARIABLE: mirror,
         download.CACHE_VARIABLE: str(tmp_path / "cache"),
     }
-    shown = run_lines(deployment, Steps(len(FIRST)), FIRST, folder=tmp_path, variables=variables)
+    steps = Steps(len(FIRST))
+    shown = run_lines(deployment, steps, FIRST, folder=tmp_path, variables=variables)
+    seconds.update(steps.seconds)
     assert "All checks passed" in shown["trainctl doctor"]
     assert "4 files" in shown["trainctl data put fashion-mnist"]
     assert "at most   $" in shown[SUBMIT], "what it may cost is printed before"
@@ -261,7 +274,7 @@ trainer.main()
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
-    deployment: Rehearsal, tmp_path: Path
+    deployment: Rehearsal, tmp_path: Path, seconds: dict[str, float]
 ) -> None:
     account = account_at(deployment.state()["endpoint"])
     secrets = account.client("secretsmanager")
@@ -272,13 +285,10 @@ def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
     (tmp_path / "requirements.txt").write_text(f"./{write_wheel(tmp_path).name}\n")
     added = " --env COLOR=green --secret API_KEY=training/key --before bandwidth"
     lines = {**OWN_CODE, OWN: OWN_CODE[OWN] + added}
-    shown = run_lines(
-        deployment,
-        Steps(len(lines)),
-        lines,
-        folder=tmp_path,
-        variables={"AWS_SESSION_TOKEN": LAPTOP},
-    )
+    steps = Steps(len(lines))
+    variables = {"AWS_SESSION_TOKEN": LAPTOP}
+    shown = run_lines(deployment, steps, lines, folder=tmp_path, variables=variables)
+    seconds.update(steps.seconds)
     # No stack has made it: it would be found when the account must be as it was.
     secrets.delete_secret(SecretId="training/key", ForceDeleteWithoutRecovery=True)
     log = shown[OWN]
