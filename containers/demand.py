@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,21 +41,6 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
-    """Resources that a job can have at a time, with nothing running on them."""
-
-    head: Resources
-    worker: Resources
-    """Resources of each worker node."""
-    workers: int
-    """Worker nodes at most."""
-
-    @property
-    def nodes(self) -> list[Resources]:
-        return [self.head, *[self.worker] * self.workers]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
     """Ray's report at a moment."""
 
@@ -64,17 +49,20 @@ class Seen:
     """Seconds that each live worker node has been idle; 0 while it works."""
 
 
-def impossible(request: Request, capacity: Capacity) -> str | None:
+def impossible(request: Request, nodes: Sequence[Resources]) -> str | None:
     """Reason why a job can never fulfill a request, in words; None where it can, or might: of
-    bundles that differ, each kind is counted as if it were the only one."""
+    bundles that differ, each kind is counted as if it were the only one.
+
+    Args:
+        nodes: all that the job can have at a time, idle, the head first.
+    """
     bundles = [{k: v for k, v in each.items() if k in _OF_SIZE and v} for each in request.bundles]
-    nodes = capacity.nodes
     if request.strategy in ("", "STRICT_PACK"):
         whole = {name: sum(each.get(name, 0.0) for each in bundles) for name in _OF_SIZE}
         if any(_times(whole, node) for node in nodes):
             return None
-        has = capacity.worker if capacity.workers else capacity.head
-        return f"asks for {words(whole)} on one node; a node of this job has {words(has)}"
+        has = words(nodes[-1])  # a worker, if there are any
+        return f"asks for {words(whole)} on one node; a node of this job has {has}"
     for bundle in bundles:
         num = bundles.count(bundle)
         most = 1 if request.strategy == "STRICT_SPREAD" else num
@@ -88,7 +76,9 @@ def impossible(request: Request, capacity: Capacity) -> str | None:
 def _times(bundle: Resources, node: Resources) -> int:
     """Number of copies of a bundle that fit on an idle node."""
     # Tolerance: thirds of a GPU do not add up to exactly one.
-    fits = [math.floor(node[name] / wanted + 1e-6) for name, wanted in bundle.items() if wanted]
+    fits = [
+        math.floor(node.get(name, 0) / wanted + 1e-6) for name, wanted in bundle.items() if wanted
+    ]
     return min(fits, default=1_000_000)
 
 
@@ -142,8 +132,9 @@ def parse(state: Any) -> Seen:
 class Watch:
     """Looks again and again; for a thread of its own."""
 
-    def __init__(self, capacity: Capacity) -> None:
-        self._capacity = capacity
+    def __init__(self, nodes: Sequence[Resources]) -> None:
+        """``nodes``: as for ``impossible``."""
+        self._nodes = nodes
         self._since: dict[str, float] = {}
         self.reason = ""
         """Reason why the program can never have what it asks for; empty while it can."""
@@ -164,7 +155,7 @@ class Watch:
     def take(self, seen: Seen, *, now: float) -> None:
         """Take note of what Ray reports at ``now``, in seconds."""
         self.idle_s = seen.idle_s
-        found = {text for each in seen.requests if (text := impossible(each, self._capacity))}
+        found = {text for each in seen.requests if (text := impossible(each, self._nodes))}
         # Ray Train takes its group back and asks again, so it may be missing once.
         self._since = {
             each: since

@@ -301,9 +301,8 @@ class Node:
         request = Path(environment[nodes.ENV_HOST_CHECK])
         start_watching_host(config, request, self._leave, ended)
         if config.kind == nodes.HEAD:
-            threading.Thread(
-                target=watch_cluster, args=(os.environ[TOKEN], say, ended), daemon=True
-            ).start()
+            watch = (os.environ[TOKEN], lambda size: say(size.line()), ended)
+            threading.Thread(target=watch_cluster, args=watch, daemon=True).start()
         elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
 
@@ -441,8 +440,10 @@ def counted(answer: str) -> ClusterSize:
     )
 
 
-def watch_cluster(token: str, say: Callable[[str], None], stopped: threading.Event) -> None:
-    """Log the cluster's size at the start and whenever it changes, until ``stopped`` is set."""
+def watch_cluster(
+    token: str, on_size: Callable[[ClusterSize], None], stopped: threading.Event
+) -> None:
+    """Pass on the cluster's size at the start and whenever it changes, until ``stopped`` is set."""
     last: ClusterSize | None = None
     while not stopped.wait(SIZE_POLL_S if last else FIRST_SIZE_S):
         try:
@@ -450,5 +451,5 @@ def watch_cluster(token: str, say: Callable[[str], None], stopped: threading.Eve
         except (OSError, ValueError):
             continue  # not up yet, or busy; the node's own health check says when it is worse
         if now != last and now.num_nodes:
-            say(now.line())
+            on_size(now)
             last = now

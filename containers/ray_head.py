@@ -162,12 +162,6 @@ def autoscaling(
         "worker_liveness_check": False,
         **provider,
     }
-    worker = {"CPU": config.worker_cpus}
-    if config.worker_gpus:
-        worker["GPU"] = config.worker_gpus
-    own = {"CPU": head.num_cpus}
-    if head.num_gpus:
-        own["GPU"] = head.num_gpus
     wanted = {
         "cluster_name": config.job,
         "max_workers": most,
@@ -177,13 +171,13 @@ def autoscaling(
         "head_node_type": HEAD,
         "available_node_types": {
             HEAD: {
-                "resources": own,
+                "resources": _resources(head.num_cpus, head.num_gpus),
                 "node_config": {},
                 "min_workers": 0,
                 "max_workers": 0,
             },
             WORKER: {
-                "resources": worker,
+                "resources": _resources(config.worker_cpus, config.worker_gpus),
                 "node_config": {},
                 "min_workers": min(least, most),
                 "max_workers": most,
@@ -204,13 +198,14 @@ def autoscaling(
     return json.dumps(wanted, indent=1)
 
 
-def capacity(config: JobConfig, head: NodeConfig) -> demand.Capacity:
-    """Resources that a job can have at a time."""
-    return demand.Capacity(
-        head={"CPU": head.num_cpus, "GPU": head.num_gpus},
-        worker={"CPU": config.worker_cpus, "GPU": config.worker_gpus},
-        workers=config.spec.nodes.high,
-    )
+def _resources(num_cpus: int, num_gpus: int) -> dict[str, int]:
+    return {"CPU": num_cpus, "GPU": num_gpus} if num_gpus else {"CPU": num_cpus}
+
+
+def nodes_of(config: JobConfig, head: NodeConfig) -> list[dict[str, int]]:
+    """Resources of each node that a job can have at a time, the head first."""
+    worker = _resources(config.worker_cpus, config.worker_gpus)
+    return [_resources(head.num_cpus, head.num_gpus), *[worker] * config.spec.nodes.high]
 
 
 #: Below the job's folder: what Ray's autoscaler reads.
@@ -245,7 +240,7 @@ class RayHead:
         self.address = address
         self.size: ClusterSize | None = None
         """Size of the cluster now; None until Ray is up."""
-        self.demand = demand.Watch(capacity(config, head))
+        self.demand = demand.Watch(nodes_of(config, head))
 
     def start(self) -> None:
         """Start Ray."""
@@ -314,6 +309,6 @@ class RayHead:
         if not keeps_workers:
             self.release_workers()
 
-    def _on_size(self, line: str) -> None:
-        self.size = ClusterSize.from_line(line)
-        say(line)
+    def _on_size(self, size: ClusterSize) -> None:
+        self.size = size
+        say(size.line())

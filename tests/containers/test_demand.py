@@ -3,97 +3,70 @@
 import pytest
 
 from containers import demand
-from containers.demand import Capacity, Request, Seen, Watch
+from containers.demand import Request, Seen, Watch
 
 #: Preset cpu with two nodes: the head only coordinates.
-CPU = Capacity(head={"CPU": 0, "GPU": 0}, worker={"CPU": 2, "GPU": 0}, workers=2)
-GPU = Capacity(head={"CPU": 0, "GPU": 0}, worker={"CPU": 8, "GPU": 4}, workers=2)
-TRAINS = Capacity(head={"CPU": 8, "GPU": 4}, worker={"CPU": 8, "GPU": 4}, workers=1)
-ONE, ON_GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
+CPU = [{"CPU": 0}, {"CPU": 2}, {"CPU": 2}]
+GPU = [{"CPU": 0}, {"CPU": 8, "GPU": 4}, {"CPU": 8, "GPU": 4}]
+TRAINS = [{"CPU": 8, "GPU": 4}] * 2
+ONE, TWO, ON_GPU = {"CPU": 1.0}, {"CPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}
 
 
 def group(num: int, bundle: dict[str, float], strategy: str = "PACK") -> Request:
     return Request(bundles=(bundle,) * num, strategy=strategy)
 
 
+def of(*bundles: dict[str, float], strategy: str = "") -> Request:
+    return Request(bundles=bundles, strategy=strategy)
+
+
 @pytest.mark.parametrize(
-    ("request_", "capacity", "words"),
+    ("request_", "nodes", "words"),
     [
-        (group(5, ONE), CPU, "asks for 5 workers of 1 CPU each; this job has at most 4"),
+        # Not even the whole job could hold it.
+        (group(5, ONE), CPU, "5 workers of 1 CPU each; this job has at most 4"),
+        (group(2, ON_GPU), CPU, "2 workers of 1 CPU and 1 GPU each; this job has at most 0"),
+        (group(9, ON_GPU), GPU, "9 workers of 1 CPU and 1 GPU each; this job has at most 8"),
+        (group(3, ONE, "STRICT_SPREAD"), CPU, "3 workers of 1 CPU each; this job has at most 2"),
+        (group(3, ONE, "STRICT_PACK"), CPU, "3 CPUs on one node; a node of this job has 2 CPUs"),
+        (of({"GPU": 1.0}), CPU, "1 GPU on one node; a node of this job has 2 CPUs"),
+        (of({"CPU": 3.0}), CPU, "3 CPUs on one node; a node of this job has 2 CPUs"),
         (
-            group(2, ON_GPU),
+            of(ONE, TWO, TWO, TWO, strategy="PACK"),
             CPU,
-            "asks for 2 workers of 1 CPU and 1 GPU each; this job has at most 0",
+            "3 workers of 2 CPUs each; this job has at most 2",
         ),
         (
-            group(9, ON_GPU),
-            GPU,
-            "asks for 9 workers of 1 CPU and 1 GPU each; this job has at most 8",
-        ),
-        (
-            group(3, ONE, "STRICT_SPREAD"),
+            of(ONE, {"GPU": 1.0}, strategy="SPREAD"),
             CPU,
-            "asks for 3 workers of 1 CPU each; this job has at most 2",
+            "1 worker of 1 GPU; this job has at most 0",
         ),
-        (
-            group(3, ONE, "STRICT_PACK"),
-            CPU,
-            "asks for 3 CPUs on one node; a node of this job has 2 CPUs",
-        ),
-        (
-            Request(bundles=({"GPU": 1.0},)),
-            CPU,
-            "asks for 1 GPU on one node; a node of this job has 2 CPUs",
-        ),
-        (
-            Request(bundles=({"CPU": 3.0},)),
-            CPU,
-            "asks for 3 CPUs on one node; a node of this job has 2 CPUs",
-        ),
-        (
-            Request(bundles=({"CPU": 1.0}, {"CPU": 2.0}, *[{"CPU": 2.0}] * 2), strategy="PACK"),
-            CPU,
-            "asks for 3 workers of 2 CPUs each; this job has at most 2",
-        ),
-        (
-            Request(bundles=({"CPU": 1.0}, {"GPU": 1.0}), strategy="SPREAD"),
-            CPU,
-            "asks for 1 worker of 1 GPU; this job has at most 0",
-        ),
+        # An idle job could: it only waits.
+        (group(4, ONE), CPU, ""),
+        (group(4, ONE, "SPREAD"), CPU, ""),
+        (group(2, TWO, "STRICT_SPREAD"), CPU, ""),
+        (group(2, ONE, "STRICT_PACK"), CPU, ""),
+        (group(8, ON_GPU), GPU, ""),
+        (group(8, ON_GPU), TRAINS, ""),
+        (group(24, {"GPU": 1 / 3}), GPU, ""),
+        (of({}), CPU, ""),
+        (of({"CPU": 0.0, "GPU": 0.0}), CPU, ""),
+        (of(ONE, TWO, strategy="PACK"), CPU, ""),
+        (of({"CPU": 1.0, "memory": 2.0**40, "node:10.0.0.9": 0.01}), CPU, ""),
     ],
 )
-def test_what_not_even_the_whole_job_could_hold_is_impossible(
-    request_: Request, capacity: Capacity, words: str
+def test_what_can_never_be_is_told_from_what_only_waits(
+    request_: Request, nodes: list[dict[str, int]], words: str
 ) -> None:
-    assert demand.impossible(request_, capacity) == words
-
-
-@pytest.mark.parametrize(
-    ("request_", "capacity"),
-    [
-        (group(4, ONE), CPU),
-        (group(4, ONE, "SPREAD"), CPU),
-        (group(2, {"CPU": 2.0}, "STRICT_SPREAD"), CPU),
-        (group(2, ONE, "STRICT_PACK"), CPU),
-        (group(8, ON_GPU), GPU),
-        (group(8, ON_GPU), TRAINS),
-        (group(24, {"GPU": 1 / 3}), GPU),
-        (Request(bundles=({},)), CPU),
-        (Request(bundles=({"CPU": 0.0, "GPU": 0.0},)), CPU),
-        (Request(bundles=({"CPU": 1.0}, {"CPU": 2.0}), strategy="PACK"), CPU),
-        (Request(bundles=({"CPU": 1.0, "memory": 2.0**40, "node:10.0.0.9": 0.01},)), CPU),
-    ],
-)
-def test_what_an_idle_job_could_hold_only_waits(request_: Request, capacity: Capacity) -> None:
-    assert demand.impossible(request_, capacity) is None
+    assert demand.impossible(request_, nodes) == (f"asks for {words}" if words else None)
 
 
 def seen(*requests: Request) -> Seen:
     return Seen(requests=requests, idle_s=())
 
 
-def reason(*looks: tuple[float, Seen], capacity: Capacity = CPU) -> str:
-    watch = Watch(capacity)
+def reason(*looks: tuple[float, Seen]) -> str:
+    watch = Watch(CPU)
     for now, each in looks:
         watch.take(each, now=now)
     return watch.reason

@@ -155,7 +155,7 @@ class Ray:
     def __init__(self, own: ray_head.JobConfig) -> None:
         self.size: ClusterSize | None = None
         head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-        self.demand = demand.Watch(ray_head.capacity(own, head))
+        self.demand = demand.Watch(ray_head.nodes_of(own, head))
         self.code: int | None = None
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []

@@ -415,28 +415,42 @@ def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
     assert left - 70 < (limit or 0) < left - 50, "over before the head ends the job"
 
 
-def test_a_last_copy_that_breaks_off_has_lost_all(
-    ray: Ray, monkeypatch: pytest.MonkeyPatch
+class Broken(Files):
+    def save(self, within_s: float | None = None) -> bool:
+        raise OSError(errno.EIO, f"within {within_s}: Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("script", "files", "code", "reason"),
+    [
+        (
+            "true",
+            Broken(),
+            exits.FILES_LOST,
+            "files lost: 1 file of node 0: all, because of OSError",
+        ),
+        (
+            "exit 3",
+            Files(lost=["output/last"]),
+            3,
+            "failed on node 0: exit code 3; trainctl logs r1 --node 0",
+        ),
+        # The system's own codes are not taken over from a program.
+        (f"exit {exits.FILES_LOST}", Files(), exits.FAILED, "failed on node 0: exit code 74"),
+    ],
+)
+def test_a_program_that_has_failed_or_lost_its_files_ends_with_a_code_and_a_reason(
+    ray: Ray,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    files: Files,
+    code: int,
+    reason: str,
 ) -> None:
-    class Broken(Files):
-        def save(self, within_s: float | None = None) -> bool:
-            raise OSError(errno.EIO, f"within {within_s}: Input/output error")
-
-    assert Stored(ray, monkeypatch, "true", a=Broken()).group.run() == exits.FILES_LOST
-
-
-def test_a_program_that_has_failed_keeps_its_exit_code_where_files_are_lost(
-    ray: Ray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = Stored(ray, monkeypatch, "exit 3", a=Files(lost=["output/last"]))
-    assert here.group.run() == 3
-    reason = "failed on node 0: exit code 3; trainctl logs r1 --node 0"
-    assert here.reported == [(reason, "r1", "j1")]
-
-
-def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_program(ray: Ray) -> None:
-    add(ray, "a")
-    assert group(f"exit {exits.FILES_LOST}", workers="1").run() == exits.FAILED
+    here = Stored(ray, monkeypatch, script, a=files)
+    assert here.group.run() == code
+    ((told, *_),) = here.reported
+    assert told.startswith(reason)
 
 
 @pytest.mark.parametrize("has_saved", [True, False])

@@ -98,8 +98,7 @@ def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -
 def test_ray_reports_what_a_program_asks_for_and_can_never_have(
     here: LocalNodes, tmp_path: Path
 ) -> None:
-    nothing = {"CPU": 0.0, "GPU": 0.0}
-    capacity = demand.Capacity(head=nothing, worker={**nothing, "CPU": 1.0}, workers=2)
+    nodes = [{"CPU": 0.0}, {"CPU": 1.0}, {"CPU": 1.0}]
     read = demand.Reader(here.address)
     found: list[str] = []
     queued = 0
@@ -120,7 +119,7 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
             assert all(each.poll() is None for each in programs), "a program has ended"
             time.sleep(0.2)
             seen = read()
-            said = [demand.impossible(each, capacity) for each in seen.requests]
+            said = [demand.impossible(each, nodes) for each in seen.requests]
             found, queued = sorted(filter(None, said)), said.count(None)
     finally:
         for program in programs:
