@@ -205,26 +205,16 @@ def run_trainer(case: Case, folder: str, steps: int) -> Measured:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = inputs.prepare(config_for(case, folder, steps=steps))
     store = inputs.stores_of(config)[0]
-    settings = trainer_loop.Settings(
-        steps=WARM_UP + steps,
-        seq_len=case.seq_len,
-        microbatch=case.microbatch,
-        passes=case.passes,
-        lr=LR,
-        weight_decay=config.weight_decay,
-        log_every=WARM_UP,
-        compiles=case.compile,
-    )
     feed = feed_of(
         store,
         seq_len=case.seq_len,
-        global_batch=settings.global_batch,
+        global_batch=config.global_batch,
         seed=config.seed,
     )
     watch = _Watch(case, device, steps=steps)
     try:
         losses = trainer_loop.train(
-            _model(case, config, device), feed, settings, on_step_end=watch.step
+            _model(case, config, device), feed, config, on_step_end=watch.step
         )
     except torch.OutOfMemoryError as error:
         return Measured(failure=f"out of GPU memory: {str(error).splitlines()[0]}")

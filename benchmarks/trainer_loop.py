@@ -7,39 +7,15 @@ and the same weights, so that its losses can be compared step by step.
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from training.data.feed import Feed
+from training.recipes.fsdp.settings import FsdpConfig
 
 BETAS: Final = (0.9, 0.95)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """Settings of both loops."""
-
-    steps: int
-    seq_len: int
-    microbatch: int
-    passes: int = 1
-    """Per step."""
-    lr: float
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
-    log_every: int = 1
-    compiles: bool = False
-
-    @property
-    def global_batch(self) -> int:
-        return self.microbatch * self.passes
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.global_batch * self.seq_len
 
 
 class _Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
@@ -61,17 +37,18 @@ class _Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 def train(
     model: nn.Module,
     feed: Feed,
-    settings: Settings,
+    config: FsdpConfig,
     *,
     on_step_end: Callable[[int], object],
 ) -> list[float]:
     """Train a model of transformers, or one with peft's adapters, where it is.
 
     Args:
+        config: of the recipe, whose last step, after which it saves, is left out.
         on_step_end: called with the number of steps done.
 
     Returns:
-        The mean loss of each ``settings.log_every`` steps.
+        The mean loss of each ``config.report_every`` steps.
     """
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_callback import PrinterCallback
@@ -91,21 +68,21 @@ def train(
             model=model,
             args=make(
                 output_dir=scratch,
-                max_steps=settings.steps,
-                per_device_train_batch_size=settings.microbatch,
-                gradient_accumulation_steps=settings.passes,
-                learning_rate=settings.lr,
+                max_steps=config.max_steps - 1,
+                per_device_train_batch_size=config.microbatch,
+                gradient_accumulation_steps=config.global_batch // config.microbatch,
+                learning_rate=config.lr,
                 lr_scheduler_type="constant",
-                weight_decay=settings.weight_decay,
+                weight_decay=config.weight_decay,
                 adam_beta1=BETAS[0],
                 adam_beta2=BETAS[1],
-                max_grad_norm=settings.max_grad_norm,
+                max_grad_norm=config.max_grad_norm,
                 optim="adamw_torch_fused",
                 bf16=on_gpu,
                 tf32=True if on_gpu else None,
                 use_cpu=not on_gpu,
-                torch_compile=settings.compiles,
-                logging_steps=settings.log_every,
+                torch_compile=config.compile,
+                logging_steps=config.report_every,
                 logging_nan_inf_filter=False,
                 save_strategy="no",
                 report_to="none",

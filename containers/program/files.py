@@ -116,7 +116,7 @@ def open_mirror(
 
 
 class Mirror:
-    """Keeps the copy of one node's folders, for one program at a time."""
+    """Keeps the copy of one node's folders, for one start of its program."""
 
     def __init__(
         self,
@@ -146,8 +146,8 @@ class Mirror:
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
         self._limit_bytes, self._say, self._clock = limit_bytes, say, clock
         self._make_pool, self._on_replaced = make_pool, on_replaced
-        self._start = Start(number=0, nodes=(), writer="", base={})
-        self._is_on = False  # between a restore and the end of this start
+        self._start: Start  # set by restore()
+        self._is_on = False  # between the restore and the end of this start
         self._until = math.inf  # by the monotonic clock: the files must have been sent
         self._trouble: Exception | None = None  # in the last round
         self._said: set[str] = set()
@@ -183,7 +183,6 @@ class Mirror:
             Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
                 less than what the bucket has.
         """
-        self._is_on = False
         until_answered = functools.partial(
             store.until_answered, say=self._tell, clock=self._clock, should_stop=should_stop
         )
@@ -243,7 +242,7 @@ class Mirror:
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
         found = {file.name: self._disk.finish(file) for file in saved}
-        self._known, self._given = {}, {name: look.files[name] for name in self._code}
+        self._given = {name: look.files[name] for name in self._code}
         for name, seen in found.items():
             node, file = wanted[name]
             self._given[name] = seen
@@ -251,7 +250,6 @@ class Mirror:
                 del self._given[name]
                 self._known[name] = (seen, file)
         pieces = {key for _, file in self._known.values() for key in file.pieces}
-        self._stride, self._lists, self._written = 1, {}, set()
         self._objects = {sha256_of(key): key for key in pieces}
         return len(found)
 
@@ -281,17 +279,14 @@ class Mirror:
     def start(self) -> None:
         """Save rounds from now on, in a thread."""
         assert self._is_on, "restore() comes first, or it would not know the code's files"
-        if self._thread is None:
-            self._ended.clear()
-            self._thread = threading.Thread(target=self._run, name="files", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="files", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End the thread, without a round."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=times.FILES_QUIET_S)
-            self._thread = None
 
     def _run(self) -> None:
         while not self._ended.wait(self.until_next_round()):

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +19,11 @@ from ray.cluster_utils import Cluster
 
 from containers.host import machine
 from containers.program.launch import ENV_PROGRAM, LaunchSpec
-from containers.program.process import copy_lines
 from contract import nodes
 from contract.job import JobSpec
 from contract.nodes import Range
 from tests.conftest import ROOT
+from tests.eventually import eventually
 
 #: As in a container: the programs of this environment come first.
 PATH: Final = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -43,52 +42,39 @@ class Run:
     """A program on the nodes, ``python -m containers.program.nodes`` as a job's head runs it, and
     what both say."""
 
-    def __init__(self, told: LaunchSpec, address: str, log: list[str]) -> None:
-        self._log, self._first = log, len(log)
-        self.said: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "containers.program.nodes"],
-            cwd=ROOT,
-            env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": address},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, told: LaunchSpec, address: str, log: Path) -> None:
+        self._log, self._first = log, len(log.read_text())
+        self._said = log.with_name(f"said-{self._first}-{time.time_ns()}")
+        with self._said.open("w") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "containers.program.nodes"],
+                cwd=ROOT,
+                env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": address},
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+            )
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line.rstrip())
-        self.process.stderr.close()
-
-    def wait(self, seconds: float = 300) -> int:
+    def wait(self) -> int:
         """Its exit code."""
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {seconds} s:\n{self}") from None
-        self._reader.join(5)
-        return code
+        return self.process.wait(300)
 
     def lines(self, number: int | None = None) -> list[str]:
         """What the program has printed on one node, or on all, without the labels."""
         return [
             line.partition("] ")[2]
-            for line in self._log[self._first :]
+            for line in self._log.read_text()[self._first :].splitlines()
             if number is None or nodes.labelled_node(line) == number
         ]
 
-    def wait_for(self, text: str, *, times: int = 1, seconds: float = 240) -> None:
+    def wait_for(self, text: str, *, times: int = 1) -> None:
         """Wait until so many lines of the program, or of its start, contain ``text``."""
-        deadline = time.monotonic() + seconds
-        while sum(text in line for line in [*self.lines(), *self.said]) < times:
-            # What the program printed last may be read a moment after its end.
-            if self.process.poll() is not None:
-                deadline = min(deadline, time.monotonic() + 5)
-            assert time.monotonic() < deadline, f"no {times} x {text!r}:\n{self}"
-            time.sleep(0.1)
+        eventually(
+            f"{times} x {text!r}",
+            lambda: sum(text in line for line in f"{self}".splitlines()) >= times,
+            timeout_s=240,
+            every_s=0.1,
+            over=lambda: None if self.process.poll() is None else f"{self}",
+        )
 
     def close(self) -> None:
         """End it, and its connection to Ray, which ends its launchers."""
@@ -97,7 +83,7 @@ class Run:
             self.wait()
 
     def __str__(self) -> str:
-        return "\n".join([*self.said, *(f"  {line}" for line in self._log[self._first :])])
+        return self._said.read_text() + self._log.read_text()[self._first :]
 
 
 class LocalNodes:
@@ -107,11 +93,8 @@ class LocalNodes:
         self.folder = folder
         self._number = 0
         self._run: Run | None = None
-        self.log: list[str] = []
-        os.mkfifo(folder / "log")
-        # Open at both ends, so that it never ends while launchers come and go.
-        pipe = os.open(folder / "log", os.O_RDWR)
-        threading.Thread(target=copy_lines, args=(pipe, self.log.append), daemon=True).start()
+        self._log = folder / "log"
+        self._log.touch()
         self.nodes: dict[str, Any] = {}
         # Ray's sockets have short paths, and its head must not be a node of the program's.
         self.cluster = Cluster(
@@ -132,7 +115,7 @@ class LocalNodes:
         return {
             "TMPDIR": str(place),
             nodes.ENV_NOTICE: str(place / "notice"),
-            nodes.ENV_LOG: str(self.folder / "log"),
+            nodes.ENV_LOG: str(self._log),
             # As on a node: else programs get what other processes leave of the processors.
             "RAY_worker_niceness": "0",
             "RAY_NODE_TYPE_NAME": nodes.HEAD if name == "head" else nodes.WORKER,
@@ -160,7 +143,7 @@ class LocalNodes:
         self.close()
         order = JobSpec(run="r1", command=words, nodes=Range(2, 2), capacity_wait_s=capacity_wait_s)
         told = LaunchSpec(order=order, variables={"OMP_NUM_THREADS": "1", "PATH": PATH})
-        self._run = Run(told, self.address, self.log)
+        self._run = Run(told, self.address, self._log)
         return self._run
 
     def close(self) -> None:
