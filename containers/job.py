@@ -27,7 +27,7 @@ from containers.program import code as user_code
 from containers.program.bucket import report
 from containers.program.cause import cause, errors_in
 from containers.program.files import Mirror, open_mirror
-from containers.program.launch import ENV_PROGRAM, LaunchSpec, prepare_head
+from containers.program.launch import ENV_PROGRAM, ERRORS, LaunchSpec, prepare_head
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
@@ -292,8 +292,7 @@ class Job:
         spec = self._config.spec
         work = folder / WORK
         work.mkdir()
-        words, variables, place = spec.command, dict[str, str](), None
-        errors: Path | None = None
+        words, place = spec.command, None
         try:
             own = user_code.prepare(
                 spec,
@@ -312,35 +311,31 @@ class Job:
                 variables = {ENV_PROGRAM: told.to_json()}
             else:
                 place = work if spec.code else None
-                program = prepare_head(
+                variables, mirror = prepare_head(
                     spec, own, place, self._environment, make_mirror=self._make_mirror
                 )
-                variables, errors = program.environment, program.errors
-                if program.mirror:
-                    program.mirror.restore(should_stop=self._must_end)
-                    program.mirror.start()
-                    self._mirror = program.mirror
+                if mirror:
+                    mirror.restore(should_stop=self._must_end)
+                    mirror.start()
+                    self._mirror = mirror
                 say(f"running {' '.join(words)}")
+            command = self._start(words, place, variables)
         except Stopped:
             return self._ending or exits.FAILED
         except InputError as error:
-            if not is_full(error):
-                self._report(f"failed: {error}")
-            raise
-        try:
-            command = self._start(words, place, variables)
-        except InputError as error:
             if self._mirror:
                 self._mirror.close()  # or it would save that the folder is gone
-            self._report(f"failed: {error}")
+            if not is_full(error):
+                self._report(f"failed: {error}")
             raise
         try:
             code = self._wait(command)
         finally:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
-        if errors and code != exits.OK and not self._is_told:
-            self._report(cause(errors_in(errors), code=self._own_code).reason(spec.run))
+        if self._mirror and code != exits.OK and not self._is_told:
+            errors = errors_in(folder / ERRORS)
+            self._report(cause(errors, code=self._own_code).reason(spec.run))
         return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _must_end(self) -> bool:

@@ -247,7 +247,7 @@ class Launcher:
         self._told = told
         self._base = Path(folder or Path(tempfile.gettempdir()) / "train")
         self._work, self._output = self._base / WORK, self._base / OUTPUT
-        self._errors, self._last_error = self._base / "errors", LastError()
+        self._errors, self._last_error = self._base / ERRORS, LastError()
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
         self._thread: threading.Thread | None = None
@@ -431,16 +431,8 @@ class Launcher:
         return host_check.ask()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadProgram:
-    """Launch parameters of the command on the head."""
-
-    environment: dict[str, str]
-    """Variables, beside those of the node."""
-    mirror: Mirror | None = None
-    """Its files; None where they are not kept."""
-    errors: Path | None = None
-    """Folder in which its processes note why they fail."""
+#: Folder beside the program's own in which its processes note why they fail.
+ERRORS: Final = "errors"
 
 
 def prepare_head(
@@ -450,8 +442,8 @@ def prepare_head(
     environment: Mapping[str, str],
     *,
     make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
-) -> HeadProgram:
-    """Set up a job's command on the head; ``mirror.restore()`` is still to be called.
+) -> tuple[dict[str, str], Mirror | None]:
+    """Set up a job's command on the head.
 
     Only a user's code has files that are kept: a recipe saves checkpoints itself.
 
@@ -461,13 +453,16 @@ def prepare_head(
         work: where its code was unpacked, in a folder of the job's own on this node.
         environment: of the node.
         make_mirror: of the folders and the address.
+
+    Returns:
+        Its variables, beside those of the node; and its files, still to be restored, or None where
+        they are not kept.
     """
     storage = environment.get(ENV_STORAGE, "")
     if not storage.startswith("s3://") or work is None:
-        given = {**variables, **code.for_ray(variables, work)}
-        return HeadProgram(environment=given)
+        return {**variables, **code.for_ray(variables, work)}, None
     place = work.parent
-    output, names, errors = place / OUTPUT, place / "names", place / "errors"
+    output, names, errors = place / OUTPUT, place / "names", place / ERRORS
     for folder in (output, names, errors):
         folder.mkdir(exist_ok=True)
     # Same path on every node, for the command and for what Ray starts for it.
@@ -480,22 +475,18 @@ def prepare_head(
     }
     # Outputs and restored files are not sent to the other nodes with the code.
     shutil.copytree(work, place / "code", symlinks=True)
-    return HeadProgram(
-        environment={
-            "PYTHONUNBUFFERED": LINES,
-            **given,
-            **code.for_ray(given, place / "code"),
-            # A program may name a runtime environment of its own; without this, Ray refuses both.
-            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
-            # Every few seconds, a line for each trial that waits its turn would call it impossible.
-            # The head reports requests that can never be met.
-            "RAY_SCHEDULER_EVENTS": "0",
-            ENV_RAY_NAMES: str(names),
-            ENV_ERRORS: str(errors),
-            ENV_OUTPUT: str(output),
-        },
-        mirror=make_mirror(
-            {WORK: work, OUTPUT: output}, f"{storage}/{runs.output_prefix(spec.run)}"
-        ),
-        errors=errors,
-    )
+    own = {
+        "PYTHONUNBUFFERED": LINES,
+        **given,
+        **code.for_ray(given, place / "code"),
+        # A program may name a runtime environment of its own; without this, Ray refuses both.
+        "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+        # Every few seconds, a line for each trial that waits its turn would call it impossible.
+        # The head reports requests that can never be met.
+        "RAY_SCHEDULER_EVENTS": "0",
+        ENV_RAY_NAMES: str(names),
+        ENV_ERRORS: str(errors),
+        ENV_OUTPUT: str(output),
+    }
+    address = f"{storage}/{runs.output_prefix(spec.run)}"
+    return own, make_mirror({WORK: work, OUTPUT: output}, address)

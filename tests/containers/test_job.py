@@ -668,7 +668,7 @@ def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
 ) -> None:
     work = tmp_path if has_code else None
     found = launch.prepare_head(SPEC, {"A": "b"}, work, {nodes.ENV_STORAGE: storage})
-    assert found == launch.HeadProgram(environment={"A": "b"} | code.for_ray({"A": "b"}, work))
+    assert found == ({"A": "b"} | code.for_ray({"A": "b"}, work), None)
 
 
 def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variables(
@@ -686,11 +686,11 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
-    found = launch.prepare_head(spec, own, work, environment, make_mirror=make_mirror)
-    told = json.loads(found.environment[RAY_VARIABLE])["runtime_env"]
+    found, _ = launch.prepare_head(spec, own, work, environment, make_mirror=make_mirror)
+    told = json.loads(found[RAY_VARIABLE])["runtime_env"]
     for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
-        assert told["env_vars"][name] == found.environment[name]
-    assert found.environment["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
+        assert told["env_vars"][name] == found[name]
+    assert found["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
     assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]
     assert told["working_dir"] != str(work), "what it writes is not sent to other nodes"
     assert made == [({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/")]
