@@ -14,15 +14,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-import psutil
+from tests.eventually import eventually
 
 #: ``multiprocessing`` knows the method by this name.
 METHOD: Final = "forkserver"
@@ -59,49 +58,17 @@ class Ranks:
         codes = [process.exitcode for process in self.processes]
         return None if None in codes else next((code for code in codes if code), 0)
 
-    def wait(self, idle_s: float = 90) -> list[int | None]:
-        """Exit codes, by rank; None of those that hang."""
-        hang = self._hang(idle_s)
+    def wait(self, timeout_s: float = 400) -> list[int | None]:
+        """Exit codes, by rank; None of those that still run."""
+        deadline = time.monotonic() + timeout_s
         while running := [each.sentinel for each in self.processes if each.exitcode is None]:
-            if hang():
+            if time.monotonic() > deadline:
                 break
-            connection.wait(running, timeout=min(idle_s, 1))
+            connection.wait(running, timeout=1)
         return [process.exitcode for process in self.processes]
 
-    def _hang(self, idle_s: float) -> Callable[[], bool]:
-        """A question to repeat: have they used next to nothing of the processors for so long?
-
-        Where other programs keep the processors busy, ranks that work are only slow.
-        """
-        since, used = time.monotonic(), self._cpu_s()
-
-        def is_idle() -> bool:
-            nonlocal since, used
-            now = self._cpu_s()
-            if abs(now - used) > 0.01 * idle_s:  # less than before: that of one that has ended
-                since, used = time.monotonic(), now
-            return time.monotonic() - since > idle_s
-
-        return is_idle
-
-    def _cpu_s(self) -> float:
-        """Processor seconds of those that run."""
-        total = 0.0
-        for process in self.processes:
-            with suppress(psutil.NoSuchProcess):
-                times = psutil.Process(process.pid).cpu_times()
-                total += times.user + times.system
-        return total
-
-    def communicate(self, timeout: float = 90) -> tuple[str, str]:
-        """What all have printed and reported, after their end.
-
-        Args:
-            timeout: as ``idle_s``.
-
-        Raises:
-            TimeoutError: they hang.
-        """
+    def communicate(self, timeout: float = 400) -> tuple[str, str]:
+        """What all have printed and reported, after their end. Raises TimeoutError."""
         if None in self.wait(timeout):
             raise TimeoutError(self.text())
         return self.out.read_text(), self.err.read_text()
@@ -120,13 +87,15 @@ class Ranks:
     def text(self) -> str:
         return "".join(each.read_text() for each in {self.out, self.err} if each.exists())
 
-    def wait_for(self, words: str, idle_s: float = 90) -> None:
+    def wait_for(self, words: str) -> None:
         """Wait until they have printed ``words``."""
-        hang = self._hang(idle_s)
-        while words not in self.text():
-            assert not hang(), f"{words!r} is not in:\n{self.text()}"
-            assert self.poll() is None, self.text()
-            time.sleep(0.01)
+        eventually(
+            f"{words!r} in their output",
+            lambda: words in self.text(),
+            timeout_s=400,
+            every_s=0.01,
+            over=lambda: None if self.poll() is None else f"its end:\n{self.text()}",
+        )
 
 
 def ranks(command: Sequence[str], *, folder: Path, out: Path, err: Path, world: int = 2) -> Ranks:

@@ -11,14 +11,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contract import exits
 from tests.conftest import ROOT
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -130,22 +130,19 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
             shutil.rmtree(host.ray_folder, ignore_errors=True)
 
 
-def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.5)
+def waits_for_its_head(worker: Host) -> None:
+    eventually("worker waits", lambda: "waiting for the head" in worker.said(), every_s=0.5)
 
 
 def wait_for_health(host: Host, kind: str) -> None:
-    wait_until(lambda: host.is_healthy(kind), seconds=120, what=f"{kind} is healthy")
+    eventually(f"{kind} is healthy", lambda: host.is_healthy(kind), timeout_s=120, every_s=0.5)
 
 
 @pytest.mark.long
 def test_two_nodes_leave_when_told_or_without_a_head(hosts: tuple[Host, Host]) -> None:
     head, worker = hosts
     first = worker.start("worker")
-    wait_until(lambda: "waiting for the head" in worker.said(), seconds=60, what="worker waits")
+    waits_for_its_head(worker)
     coordinator = head.start("head")
     wait_for_health(head, "head")
     wait_for_health(worker, "worker")
@@ -180,6 +177,6 @@ def test_a_worker_without_a_head_gives_up_and_says_so(hosts: tuple[Host, Host]) 
 def test_a_worker_that_is_stopped_while_it_waits_ends_at_once(hosts: tuple[Host, Host]) -> None:
     _, worker = hosts
     process = worker.start("worker")
-    wait_until(lambda: "waiting for the head" in worker.said(), seconds=60, what="worker waits")
+    waits_for_its_head(worker)
     process.terminate()
     assert process.wait(timeout=10) == exits.TERMINATED
