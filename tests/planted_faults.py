@@ -563,7 +563,8 @@ CONTROL: Final = (
     ),
 )
 
-#: Of checkpoints, lease and record: each must die in the simulation of the storage.
+#: Of checkpoints, lease and record: all but two must die in the simulation of the storage, in which
+#: no process acts in the middle of what another one does.
 _STORED: Final = "tests/training/test_storage_simulated.py"
 _checkpoint = partial(Fault, file="training/checkpoint/checkpoints.py", tests=_STORED)
 _lease = partial(Fault, file="training/system/lease.py", tests=_STORED)
@@ -626,12 +627,14 @@ STORED: Final = (
         old="if number <= own and name not in late]",
         new="if name not in late]",
         felt="a process that lost the run removes the checkpoints of its successor",
+        tests="tests/training/test_checkpoint_faults.py",
     ),
     _checkpoint(
         name="hidden-folder-of-successor-removed",
         old="        if _lease_of(hidden.stem[1:]) <= _lease_of(place.name):\n",
         new="        if True:\n",
         felt="a process that lost the run removes what its successor is saving",
+        tests="tests/training/test_checkpoint_faults.py",
     ),
     _lease(
         name="lease-taken-by-overwriting",

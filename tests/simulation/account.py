@@ -583,7 +583,7 @@ class Execution:
     def __init__(self, account: Account, name: str, order: str) -> None:
         world = account.world
         self.account, self.name, self.order = account, name, order
-        self.status, self.error, self.cause, self.output = "RUNNING", "", "", ""
+        self.status, self.error, self.cause = "RUNNING", "", ""
         self.began, self.ended = world.now, 0.0
         self.num_starts = 0
         """How often it came to the state that asks for a head."""

@@ -105,8 +105,6 @@ class Life:
         self.heads: dict[str, Head] = {}
         self.own: dict[str, int] = {}
         """Of heads: how their command has ended by itself."""
-        self.ends: dict[str, list[Record]] = {}
-        """Of jobs: their heads that have ended."""
         self.limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
     # --- what EC2 has
@@ -331,7 +329,6 @@ class Life:
 
     def _check_job(self, job: Execution) -> None:
         world = self.world
-        spec = JobSpec.from_json(job.order)
         record = self.account.objects.get(job.record)
         if job.status == "RUNNING":
             world.blame(f"{job.name} never ends")
@@ -342,8 +339,11 @@ class Life:
         written = json.loads(record)
         world.happened[f"job {written['status']}"] += 1
         if job.status == "ABORTED":
-            is_by_user = job.error == STOP_ERROR and self.account.written[job.record] > job.ended
-            if is_by_user and written["reason"] != STOPPED_BY_USER:
+            head = job.head or {}
+            # What came after its head had ended does not change how it ended.
+            has_ended = "stoppedAt" in head and head["stoppedAt"].timestamp() < job.ended
+            is_late = has_ended or self.account.written[job.record] < job.ended
+            if job.error == STOP_ERROR and not is_late and written["reason"] != STOPPED_BY_USER:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
             return
         result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
@@ -351,14 +351,15 @@ class Life:
             return
         if written["status"] != result:
             world.blame(f"{job.name} is {result}, and its record says {written['status']}")
-        heads = self._heads_of(job)
-        ran = [each for each in heads if "startedAt" in each]
-        if written["attempts"] is not None and written["attempts"] < len(ran):
-            world.blame(f"{job.name} had {written['attempts']} attempts, and {len(ran)} heads")
-        reasons = [self.model.tasks[arn].get("stoppedReason") for _, arn in job.heads]
+        tasks, own = self.model.tasks, (f"job:{job.name}", "head")
+        heads = [each for each in tasks.values() if (each["group"], each["_family"]) == own]
+        least = sum("startedAt" in each for each in heads)
+        reasons = [tasks[arn].get("stoppedReason") for _, arn in job.heads]
         # The last one may be over because of the deadline, and not for want of a host.
-        if (written["attempts"] or 0) > job.num_starts - reasons[:-1].count(NO_HOST[1]):
-            world.blame(f"{job.name}: {written['attempts']} attempts, of {job.num_starts} starts")
+        most = job.num_starts - reasons[:-1].count(NO_HOST[1])
+        attempts = written["attempts"]
+        if attempts is not None and not least <= attempts <= most:
+            world.blame(f"{job.name}: {attempts} attempts are not {least} to {most}")
         in_a_row = 0
         for head in job.heard:
             seconds = (head["stoppedAt"] - head["startedAt"]).total_seconds()
@@ -368,22 +369,10 @@ class Life:
             is_last = job.heads[-1][0] < head["stoppedAt"].timestamp()
             if was_killed and by_itself and in_a_row >= job_outcome.MOST_IN_VAIN and not is_last:
                 world.blame(f"{job.name} is started again although {name_of(head)} was killed")
-        bad = [
-            each["containerInstanceArn"]
-            for each in heads
-            if each["containers"][0].get("exitCode") == exits.BAD_HOST
-        ]
-        if len({*bad}) < len(bad) and not self._has_trouble:
-            world.blame(f"{job.name} came to a bad host twice")
         waited = job.ended - (job.admitted_at or job.ended)
-        if result == JobStatus.NO_CAPACITY and waited < spec.capacity_wait_s:
+        if result == JobStatus.NO_CAPACITY and waited < job.patience_s:
             world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
         self._check_cause(job, written)
-
-    def _heads_of(self, job: Execution) -> list[Record]:
-        group = f"job:{job.name}"
-        tasks = self.model.tasks.values()
-        return [each for each in tasks if each["_family"] == "head" and each["group"] == group]
 
     @property
     def _has_trouble(self) -> bool:

@@ -96,6 +96,19 @@ def test_what_a_second_look_finds_whole_is_not_damaged(
     assert newest_step(str(tmp_path)) == 100
 
 
+def test_a_process_that_stalls_and_loses_the_run_removes_nothing_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    """It had made sure of its lease, and now its successor is in the middle of a save."""
+    folder = tmp_path / "checkpoints"
+    save(str(tmp_path), 3, fence=2)
+    being_saved = folder / ".step-00000004-lease2.part"
+    being_saved.mkdir()
+    save(str(tmp_path), 5, keep=1, fence=1)
+    names = {each.name for each in folder.iterdir()}
+    assert names == {being_saved.name, "step-00000003-lease2", "step-00000005"}
+
+
 def test_a_checkpoint_without_a_file_that_its_list_does_not_name_is_damaged(tmp_path: Path) -> None:
     run = str(tmp_path)
     save(run, 100, 200)
