@@ -6,10 +6,8 @@ does is in ``test_host_setup``, and a deployment's life in ``test_deploy``.
 """
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -320,33 +318,13 @@ def account() -> Fsx:
     return Fsx()
 
 
-@pytest.fixture
-def function(monkeypatch: pytest.MonkeyPatch, account: Fsx) -> ModuleType:
-    """The module as Lambda loads it, with its clients and its way to answer."""
-
-    def send(
-        _event: Any, _context: Any, status: str, _data: Any, physical_id: str, *, reason: str | None
-    ) -> None:
-        account.answers.append((status, reason, physical_id))
-
-    answers = SimpleNamespace(SUCCESS="SUCCESS", FAILED="FAILED", send=send)
-    monkeypatch.setitem(sys.modules, "boto3", SimpleNamespace(client=account.client))
-    monkeypatch.setitem(sys.modules, "cfnresponse", answers)
-    module = lambda_functions.load(Path(HANDLER))
-
-    def sleep(seconds: float) -> None:
-        account.slept += seconds
-
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
-    return module
-
-
 Answer = Callable[[str], tuple[str, str | None, str]]
 
 
 @pytest.fixture
-def ask(function: ModuleType, account: Fsx) -> Answer:
+def ask(account: Fsx, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """What CloudFormation is answered to a request of a kind."""
+    function = lambda_functions.answering(HANDLER, account, monkeypatch)
 
     def asked(kind: str) -> tuple[str, str | None, str]:
         event = {

@@ -5,10 +5,8 @@ not do: tasks that take their time, hosts that stay, errors.
 """
 
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,22 +91,26 @@ def test_the_function_keeps_its_rights_and_its_log_until_it_has_run(synth: Synth
             assert rights <= needs(resources, name)
 
 
+#: Status, reason, physical id.
+Answer = tuple[str, str | None, str]
+
+
 class Aws:
     """What the function sees of AWS: tasks and hosts that end after a number of looks."""
 
-    def __init__(self, *, looks: int = 2) -> None:
-        self.tasks = {f"task/{number}": looks for number in range(150)}
+    def __init__(self) -> None:
+        self.tasks = {f"task/{number}": 2 for number in range(150)}
         self.told = {"task/7"}
         """Tasks that were told to stop, one of them by its service."""
         self.late: list[str] = []
         """Tasks that start between two looks."""
-        self.hosts = {"i-1": looks, "i-2": looks}
+        self.hosts = {"i-1": 2, "i-2": 2}
         self.instances = ["container-instance/1"]
         self.calls: list[tuple[str, Any]] = []
         self.stack = ""
         """Status of the stack."""
         self.slept = 0.0
-        self.answers: list[tuple[str, str, str | None]] = []
+        self.answers: list[Answer] = []
 
     def client(self, _service: str) -> Any:
         return SimpleNamespace(
@@ -171,48 +173,36 @@ class Aws:
         return [{"containerInstanceArns": self.instances}]
 
 
-Call = Callable[..., None]
+Call = Callable[..., Answer]
 
 
-def load(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The function's module, as Lambda loads it, with this AWS beneath it."""
-
-    def send(
-        _event: Any, _context: Any, status: str, _data: Any, physical_id: str, *, reason: Any
-    ) -> None:
-        aws.answers.append((status, physical_id, reason))
-
-    response = ModuleType("cfnresponse")
-    vars(response).update(SUCCESS="SUCCESS", FAILED="FAILED", send=send)
-    sdk = ModuleType("boto3")
-    vars(sdk).update(client=aws.client)
-    monkeypatch.setitem(sys.modules, "cfnresponse", response)
-    monkeypatch.setitem(sys.modules, "boto3", sdk)
-    module = lambda_functions.load(Path(HANDLER))
-
-    def sleep(seconds: float) -> None:
-        aws.slept += seconds
-
-    monkeypatch.setattr(module.time, "sleep", sleep)
-    return module
+@pytest.fixture
+def aws() -> Aws:
+    return Aws()
 
 
-def call(module: ModuleType, aws: Aws, kind: str, action: str) -> tuple[str, str, str | None]:
-    context = lambda_functions.context(lambda: 900 - aws.slept)
-    properties = {"Action": action, "Cluster": "training", "Groups": ["heads", "workers"]}
-    event = {"RequestType": kind, "LogicalResourceId": "Teardown", "ResourceProperties": properties}
-    module.handler(event, context)
-    (answer,) = aws.answers
+@pytest.fixture
+def call(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """What CloudFormation is answered to a request."""
+    module = lambda_functions.answering(HANDLER, aws, monkeypatch)
+
+    def answer(kind: str, action: str, **more: Any) -> Answer:
+        context = lambda_functions.context(lambda: 900 - aws.slept)
+        properties = {"Action": action, "Cluster": "training", "Groups": ["heads", "workers"]}
+        properties |= {"SharedStorage": "none"}
+        event = {"RequestType": kind, "LogicalResourceId": "Teardown", "StackId": "arn:stack"}
+        module.handler({**event, "ResourceProperties": properties, **more}, context)
+        return aws.answers[-1]
+
     return answer
 
 
 @pytest.mark.parametrize("kind", ["Create", "Update"])
 @pytest.mark.parametrize("action", ["StopTasks", "TerminateHosts"])
 def test_nothing_is_ended_while_the_stack_lives(
-    monkeypatch: pytest.MonkeyPatch, kind: str, action: str
+    aws: Aws, call: Call, kind: str, action: str
 ) -> None:
-    aws = Aws()
-    assert call(load(aws, monkeypatch), aws, kind, action) == ("SUCCESS", "Teardown", None)
+    assert call(kind, action) == ("SUCCESS", None, "Teardown")
     assert aws.calls == []
 
 
@@ -227,20 +217,15 @@ def test_nothing_is_ended_while_the_stack_lives(
     ],
 )
 def test_only_a_rollback_drops_the_shared_file_system(
-    monkeypatch: pytest.MonkeyPatch, old: str | None, new: str, stack: str, status: str
+    aws: Aws, call: Call, old: str | None, new: str, stack: str, status: str
 ) -> None:
-    aws = Aws()
     aws.stack = stack
-    event = {
-        "RequestType": "Update",
-        "StackId": "arn:stack",
-        "LogicalResourceId": "Teardown",
-        "ResourceProperties": {"Action": "TerminateHosts", "SharedStorage": new},
-        "OldResourceProperties": {"Action": "TerminateHosts"}
-        | ({"SharedStorage": old} if old else {}),
-    }
-    load(aws, monkeypatch).handler(event, lambda_functions.context(lambda: 900))
-    ((answered, _, reason),) = aws.answers
+    answered, reason, _ = call(
+        "Update",
+        "TerminateHosts",
+        ResourceProperties={"Action": "TerminateHosts", "SharedStorage": new},
+        OldResourceProperties={"SharedStorage": old} if old else {},
+    )
     assert answered == status
     assert (reason is None) is (status == "SUCCESS")
     if reason:
@@ -248,69 +233,48 @@ def test_only_a_rollback_drops_the_shared_file_system(
     assert aws.calls == []
 
 
-def test_every_task_is_stopped_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    aws = Aws()
-    assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
+def test_every_task_is_stopped_and_waited_for(aws: Aws, call: Call) -> None:
+    assert call("Delete", "StopTasks")[0] == "SUCCESS"
     assert aws.calls == [("stop", task) for task in aws.tasks if task != "task/7"]
     assert aws.slept == 10
 
 
-def test_a_task_that_starts_meanwhile_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    aws = Aws()
+def test_a_task_that_starts_meanwhile_is_stopped_too(aws: Aws, call: Call) -> None:
     aws.late = ["task/late"]
-    assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
+    assert call("Delete", "StopTasks")[0] == "SUCCESS"
     assert ("stop", "task/late") in aws.calls
     assert aws.tasks["task/late"] < 0, "and waited for"
     assert len(aws.calls) == len({*aws.calls}) == 150, "each is told once"
 
 
-def test_tasks_that_only_stop_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    aws = Aws()
+def test_tasks_that_only_stop_are_waited_for(aws: Aws, call: Call) -> None:
     aws.told = {*aws.tasks}
-    assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
+    assert call("Delete", "StopTasks")[0] == "SUCCESS"
     assert (aws.calls, aws.slept) == ([], 10)
 
 
-def test_hosts_are_ended_without_waiting_for_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    aws = Aws()
-    assert call(load(aws, monkeypatch), aws, "Delete", "TerminateHosts")[0] == "SUCCESS"
+def test_hosts_are_ended_without_waiting_for_their_tasks(aws: Aws, call: Call) -> None:
+    assert call("Delete", "TerminateHosts")[0] == "SUCCESS"
+    forced = {"cluster": "training", "containerInstance": "container-instance/1", "force": True}
     assert aws.calls == [
         ("delete", {"AutoScalingGroupName": "heads", "ForceDelete": True}),
         ("delete", {"AutoScalingGroupName": "workers", "ForceDelete": True}),
-        (
-            "deregister",
-            {
-                "cluster": "training",
-                "containerInstance": "container-instance/1",
-                "force": True,
-            },
-        ),
+        ("deregister", forced),
     ]
     assert aws.slept == 10
 
 
-def test_what_does_not_end_is_named_before_the_function_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    aws = Aws(looks=10_000)
-    status, _, reason = call(load(aws, monkeypatch), aws, "Delete", "TerminateHosts")
+def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, call: Call) -> None:
+    aws.hosts = dict.fromkeys(aws.hosts, 10_000)
+    status, reason, _ = call("Delete", "TerminateHosts")
     assert status == "FAILED"
     assert reason == "TimeoutError: hosts still there: i-1, i-2"
     assert 860 <= aws.slept <= 880, "15 minutes, less the time to answer"
 
 
-def test_an_error_is_answered_or_cloudformation_would_wait_an_hour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    aws = Aws()
-    module = load(aws, monkeypatch)
-
-    def denied(**_: Any) -> Any:
-        raise PermissionError("not allowed to list")
-
-    monkeypatch.setattr(aws, "_list_tasks", denied)
-    assert call(module, aws, "Delete", "StopTasks") == (
-        "FAILED",
-        "Teardown",
-        "PermissionError: not allowed to list",
-    )
+def test_an_error_is_answered_or_cloudformation_would_wait_an_hour(aws: Aws, call: Call) -> None:
+    aws.tasks = {"unknown": "no number"}  # type: ignore[dict-item]
+    status, reason, _ = call("Delete", "StopTasks")
+    assert status == "FAILED"
+    assert reason is not None
+    assert reason.startswith("TypeError: ")
