@@ -1,7 +1,6 @@
 """The Session Manager plug-in, which carries shells and tunnels on AWS."""
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -11,7 +10,6 @@ from typing import Final
 
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.aws.sessions import Session
 from trainctl.aws.tasks import Task
 
 PLUGIN: Final = "session-manager-plugin"
@@ -32,15 +30,9 @@ def require_plugin() -> str:
     return plugin
 
 
-def run_plugin(plugin: str, session: Session, *, region: str, profile: str | None) -> int:
-    """Hand a session to the plug-in, as the AWS CLI does; return its exit code."""
-    command = _command(plugin, session, region=region, profile=profile)
-    return subprocess.run(command, env=os.environ, check=False).returncode
-
-
 @contextlib.contextmanager
 def tunnel(
-    deployment: Deployment, head: Task, *, port: int, local_port: int, profile: str | None
+    deployment: Deployment, head: Task, *, port: int, local_port: int
 ) -> "Iterator[subprocess.Popen[str]]":
     """Keep a tunnel to a node open; yields the process that holds it, once it can be used.
 
@@ -54,8 +46,7 @@ def tunnel(
     plugin = require_plugin()
     session = deployment.sessions.tunnel(head, port=port, local_port=local_port)
     process = subprocess.Popen(
-        _command(plugin, session, region=deployment.region, profile=profile),
-        env=os.environ,
+        [plugin, *session],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -98,9 +89,3 @@ def is_free(port: int) -> bool:
     with socket.socket() as asked:
         asked.settimeout(1)
         return asked.connect_ex((_LOOPBACK, port)) != 0
-
-
-def _command(plugin: str, session: Session, *, region: str, profile: str | None) -> list[str]:
-    endpoint = f"https://ssm.{region}.amazonaws.com"
-    arguments = [plugin, session.answer, region, "StartSession", profile or ""]
-    return [*arguments, session.request, endpoint]

@@ -69,8 +69,8 @@ def open_session(*, profile: str | None, region: str | None) -> "Session":
 class Deployment:
     """The two stacks in one account and region. Each part looks up its names when first used."""
 
-    def __init__(self, session: "Session") -> None:
-        self._clients = Clients(session)
+    def __init__(self, session: "Session", *, profile: str | None = None) -> None:
+        self._clients, self._profile = Clients(session), profile
         self.region: str = session.region_name
         # Before anything else: it tells bad credentials from stacks that are not there.
         caller = self._clients.sts.get_caller_identity()
@@ -96,7 +96,7 @@ class Deployment:
             CliError: the stacks are not there, are being made, or are not ready.
             botocore's errors, which ``trainctl.aws.errors`` explains.
         """
-        found = cls(open_session(profile=profile, region=region))
+        found = cls(open_session(profile=profile, region=region), profile=profile)
         if to_start:
             found.check_ready()
         return found
@@ -203,7 +203,8 @@ class Deployment:
 
     @cached_property
     def sessions(self) -> Sessions:
-        return Sessions(self._clients, cluster=self.output(stack_outputs.CLUSTER))
+        cluster = self.output(stack_outputs.CLUSTER)
+        return Sessions(self._clients, cluster=cluster, region=self.region, profile=self._profile)
 
     @cached_property
     def ray_token(self) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from contract import nodes
@@ -10,24 +9,15 @@ from trainctl.aws.clients import Clients
 from trainctl.aws.tasks import Task
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """An open session, in the form in which the plug-in takes it."""
-
-    answer: str
-    """Answer of AWS, JSON."""
-    request: str
-    """Request to AWS, JSON."""
-
-
 class Sessions:
     """Opens sessions to the containers of one ECS cluster."""
 
-    def __init__(self, clients: Clients, *, cluster: str) -> None:
+    def __init__(self, clients: Clients, *, cluster: str, region: str, profile: str | None) -> None:
         self._clients, self._cluster = clients, cluster
+        self._region, self._profile = region, profile
 
-    def shell(self, task: Task, command: str) -> Session:
-        """A command in a node's container, by ECS Exec."""
+    def shell(self, task: Task, command: str) -> list[str]:
+        """Arguments of the plug-in for a command in a node's container, by ECS Exec."""
         answer = self._clients.ecs.execute_command(
             cluster=self._cluster,
             task=task.id,
@@ -35,13 +25,10 @@ class Sessions:
             command=command,
             interactive=True,
         )
-        return Session(
-            answer=json.dumps(answer["session"]),
-            request=json.dumps({"Target": self.target(task)}),
-        )
+        return self._arguments(answer["session"], {"Target": self.target(task)})
 
-    def tunnel(self, task: Task, *, port: int, local_port: int) -> Session:
-        """A port of a node on this machine."""
+    def tunnel(self, task: Task, *, port: int, local_port: int) -> list[str]:
+        """Arguments of the plug-in for a port of a node on this machine."""
         request: dict[str, Any] = {
             "Target": self.target(task),
             "DocumentName": "AWS-StartPortForwardingSession",
@@ -49,9 +36,13 @@ class Sessions:
         }
         answer: Mapping[str, Any] = self._clients.ssm.start_session(**request)
         names = ("SessionId", "StreamUrl", "TokenValue")
-        return Session(
-            answer=json.dumps({name: answer[name] for name in names}), request=json.dumps(request)
-        )
+        return self._arguments({name: answer[name] for name in names}, request)
+
+    def _arguments(self, answer: object, request: dict[str, Any]) -> list[str]:
+        """What the AWS CLI gives the plug-in."""
+        own = [self._region, "StartSession", self._profile or ""]
+        endpoint = f"https://ssm.{self._region}.amazonaws.com"
+        return [json.dumps(answer), *own, json.dumps(request), endpoint]
 
     def target(self, task: Task) -> str:
         """Name of a node's container in Systems Manager."""

@@ -55,7 +55,7 @@ def notebook(
         require_plugin()
         if not stop:
             require_free(port)
-    with _dashboard(deployment, head, profile=where.profile) as jobs, output.Progress() as shown:
+    with _dashboard(deployment, head) as jobs, output.Progress() as shown:
         if stop:
             _stop(jobs, shown)
             return
@@ -72,9 +72,7 @@ def notebook(
     if is_local:
         _show(deployment, address, as_json=as_json, browser=browser)
         return
-    with tunnel(
-        deployment, head, port=nodes.NOTEBOOK_PORT, local_port=port, profile=where.profile
-    ) as process:
+    with tunnel(deployment, head, port=nodes.NOTEBOOK_PORT, local_port=port) as process:
         try:
             _show(deployment, address, as_json=as_json, browser=browser)
             process.communicate()
@@ -87,14 +85,14 @@ def notebook(
 
 
 @contextlib.contextmanager
-def _dashboard(deployment: Deployment, head: Task, *, profile: str | None) -> Iterator[RayJobs]:
+def _dashboard(deployment: Deployment, head: Task) -> Iterator[RayJobs]:
     """Ray's dashboard on the head, which is reached through a tunnel on AWS."""
     token = deployment.ray_token
     if deployment.is_local:
         yield RayJobs(host=head.address, port=nodes.DASHBOARD_PORT, token=token)
         return
     port = free_port()
-    with tunnel(deployment, head, port=nodes.DASHBOARD_PORT, local_port=port, profile=profile):
+    with tunnel(deployment, head, port=nodes.DASHBOARD_PORT, local_port=port):
         yield RayJobs(host=_LOOPBACK, port=port, token=token)
 
 

@@ -65,9 +65,7 @@ def open_(
     require_plugin()
     require_free(port)
     address = f"http://localhost:{port}"
-    with tunnel(
-        deployment, head, port=nodes.DASHBOARD_PORT, local_port=port, profile=where.profile
-    ) as process:
+    with tunnel(deployment, head, port=nodes.DASHBOARD_PORT, local_port=port) as process:
         try:
             output.print_text(address)
             output.say(
