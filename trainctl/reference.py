@@ -6,7 +6,6 @@ A test compares the pages with the code, so that neither falls behind the other.
 import ast
 import inspect
 import json
-import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +41,6 @@ with one sentence.
 """
 #: Options that the head of the page describes.
 _COMMON = ("--profile NAME", "--region REGION")
-#: Commands with options of submit, which they name only.
-_LIKE_SUBMIT = ("trainctl plan",)
 
 
 # Typer's commands are click's, of a copy that it brings along.
@@ -73,27 +70,23 @@ def described(words: str, command: Any, shared: dict[str, str]) -> str:
     """One command in Markdown.
 
     Args:
-        shared: options of ``submit``, which it fills in.
+        shared: options of ``submit``, the first command, which ``plan`` has too.
     """
     context = command.make_context(words, [], resilient_parsing=True)
     lines = [f"## {words}", "", f"`{' '.join(command.get_usage(context).split()[1:])}`", ""]
     lines += [wrapped(part) for part in (command.help or "").split("\n\n")]
     options = [each for each in command.params if not getattr(each, "hidden", False)]
-    rows, same = [], []
+    rows = []
     for each in options:
         row = record(each, context)
         if not row or "Show this message" in row[1] or row[0] in _COMMON:
             continue
         name, text = (" ".join(part.split()) for part in row)
-        if words == "trainctl submit":
-            shared[name] = text
-        elif words in _LIKE_SUBMIT and shared.get(name) == text:
-            long_name = re.search(r"--[\w-]+", name)
-            same.append(f"`{long_name[0] if long_name else name}`")
-            continue
-        rows.append(wrapped(f"`{name}`: {text}", "* "))
-    if same:
-        lines += [wrapped(f"As for `trainctl submit`: {', '.join(same)}.")]
+        if words != "trainctl plan" or shared.get(name) != text:
+            rows.append(wrapped(f"`{name}`: {text}", "* "))
+        shared.setdefault(name, text)
+    if words == "trainctl plan":
+        lines += [wrapped("The options of the job are those of `trainctl submit`.")]
     if rows:
         lines += ["".join(rows)]
     return "\n".join(lines)
