@@ -67,9 +67,6 @@ def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth
     services = {text(each["ServiceName"]).rpartition("us-west-2.")[2] for each in interfaces}
     assert services == {"ecr.api", "ecr.dkr", "logs", "ssmmessages"}
     assert all(each["PrivateDnsEnabled"] for each in interfaces)
-    assert [text(each["SubnetIds"][0]) for each in interfaces] == [
-        "<VpcTrainingSubnet1Subnet9EBCF9C1>"
-    ] * 4
     (group,) = {text(each["SecurityGroupIds"][0]) for each in interfaces}
     rules = templates.resources[group.strip("<>").partition(".")[0]]["Properties"]
     assert [
@@ -166,16 +163,6 @@ def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Sy
             ]
         },
     }
-    (policy,) = [
-        policy["PolicyDocument"]
-        for policy in templates.of_type("AWS::IAM::Policy").values()
-        if policy["Roles"] == [{"Ref": name}]
-    ]
-    allowed = {each["Sid"]: each for each in statements(policy)}
-    assert allowed["Push"]["Resource"] == ["<HeadRepository.Arn>", "<WorkerRepository.Arn>"]
-    assert {action.partition(":")[0] for action in allowed["Push"]["Action"]} == {"ecr"}
-    assert not [each for each in allowed["Push"]["Action"] if "Delete" in each]
-    assert allowed["Login"]["Action"] == ["ecr:GetAuthorizationToken"]
     assert templates.core["Outputs"]["ImagePushRoleArn"]["Value"] == {"Fn::GetAtt": [name, "Arn"]}
 
 

@@ -258,12 +258,3 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     (_, address) = data_sets.resolve(["--data", "one.txt"], recipes.by_name("fsdp"), bucket)
     (text,) = documents.text_files(address)
     assert text.read_text() == "one"
-    bucket.remove(["data/one.txt.json", "data/one.txt/one.txt"])
-    # An upload that was interrupted: its list is not there, and one file is.
-    bucket.remove(["data/cats.json", "data/cats/one.txt"])
-    assert data_sets.stored(bucket) == ([], ["cats"])
-    put_now({"one.txt": folder / "one.txt"})
-    (found,), incomplete = data_sets.stored(bucket)
-    assert ([*found.files], incomplete) == (["one.txt"], [])
-    assert [*bucket.sizes("data/cats/")] == ["data/cats/one.txt"]
-    assert bucket.sha256("data/cats/one.txt") == hashlib.sha256(b"one").hexdigest()

@@ -118,22 +118,6 @@ def test_a_key_that_leaves_the_folder_is_refused_before_any_file_is_written(
     assert [*tmp_path.rglob("*")] == []
 
 
-def test_a_link_in_the_folder_leads_nowhere_else(account: Account, tmp_path: Path) -> None:
-    from contract.errors import InputError
-    from trainctl.aws.clients import Clients
-    from trainctl.aws.files import Bucket
-
-    clients: Any = Clients.__new__(Clients)
-    clients.s3 = account
-    account.objects["exports/j/sub/key"] = b"x"
-    (tmp_path / "model").mkdir()
-    (tmp_path / "home").mkdir()
-    (tmp_path / "model" / "sub").symlink_to(tmp_path / "home")
-    with pytest.raises(InputError, match="a link leads out of"):
-        Bucket(clients, name="bucket").download_folder("exports/j/", tmp_path / "model")
-    assert [*(tmp_path / "home").iterdir()] == []
-
-
 def test_the_empty_object_that_stands_for_a_folder_is_skipped(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

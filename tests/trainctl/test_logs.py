@@ -245,20 +245,6 @@ def running(account: Account, *, num_workers: int = 2) -> None:
     account.logs = {"job/ray/head": [], **{f"worker/ray/w{i}": [] for i in range(num_workers)}}
 
 
-def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
-    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = ticking(monkeypatch)
-    running(account)
-    account.logs["job/ray/head"] += [(590, "one"), (599, "two")]
-    clock.script = [
-        (8, lambda: account.logs["worker/ray/w0"].append((580, "late"))),
-        (20, lambda: account.logs["job/ray/head"].append((600, "three"))),
-        (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
-    ]
-    assert lines(cli, "--follow") == ["one", "two", "[worker w0] late", "three"]
-
-
 def test_following_the_end_of_a_long_log_does_not_read_it_whole(
     account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

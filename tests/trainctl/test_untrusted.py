@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 
 from contract.errors import InputError
-from contract.job import ORDER_VERSION, JobSpec, JobStatus, Outcome
+from contract.job import JobSpec, JobStatus, Outcome
 from contract.nodes import Range
 from stacks.settings import load
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values
+from tests.trainctl.account import SHAPE
 from trainctl import output, run_list
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Stored
@@ -27,23 +28,7 @@ from trainctl.job_file import JobFile
 from trainctl.job_log import Printer
 
 SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
-SHAPE = {
-    "order": ORDER_VERSION,
-    "preset": "ddp",
-    "head_instance_type": "m5.large",
-    "worker_instance_type": "g5.xlarge",
-    "head_trains": False,
-    "max_workers": 2,
-    "spot": False,
-    "efa": False,
-    "image_tag": "x",
-    "max_heads": 1,
-    "root_volume_gib": 0,
-    "max_job_hours": 100,
-    "confirm_above_usd": 50.0,
-    "log_retention_days": 30,
-    "shared": {"deployment": "scratch", "capacity_gib": 1200, "mbps_per_tib": 200},
-}
+SHAPED = SHAPE | {"shared": {"deployment": "scratch", "capacity_gib": 1200, "mbps_per_tib": 200}}
 
 
 def test_executions_that_were_started_by_hand() -> None:
@@ -74,7 +59,7 @@ def test_executions_that_were_started_by_hand() -> None:
 
 def test_what_a_deployment_says_of_itself() -> None:
     fuzz_text(
-        json.dumps(SHAPE),
+        json.dumps(SHAPED),
         Shape.from_json,
         KeyError,
         ValueError,
