@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 from typer.exceptions import TyperException
@@ -27,8 +27,6 @@ from training import recipes
 MAX_HOURS: Final = MAX_SECONDS / 3600
 #: Part of a deadline: hosts and images start, data comes, evaluations and checkpoints are made.
 START_S: Final = 3600
-_MIN_HOURS: Final = 1 / 3600  # orders count whole seconds
-_MAX_WAIT_MINUTES: Final = MAX_SECONDS / 60
 
 
 class On(StrEnum):
@@ -88,6 +86,8 @@ class JobOptions:
         float | None,
         typer.Option(
             "--max-hours",
+            min=0.001,
+            max=MAX_HOURS,
             metavar="HOURS",
             help="Deadline after the admission, waiting for hosts included.",
             show_default=f"enough for the steps where their number is given, else "
@@ -98,6 +98,7 @@ class JobOptions:
         float | None,
         typer.Option(
             "--max-cost",
+            min=0.01,
             metavar="DOLLARS",
             help="Refuse a job whose maximum cost is above this; without --max-hours, give it the "
             "longest deadline that stays within it.",
@@ -105,7 +106,7 @@ class JobOptions:
         ),
     ] = None
     before: Annotated[
-        str | None,
+        Literal["bandwidth"] | None,
         typer.Option(
             "--before",
             metavar=bandwidth_gate.BANDWIDTH,
@@ -118,6 +119,8 @@ class JobOptions:
         float,
         typer.Option(
             "--wait-minutes",
+            min=0.1,
+            max=MAX_SECONDS / 60,
             metavar="MINUTES",
             help="How long to wait for hosts; then it ends as no capacity.",
         ),
@@ -126,9 +129,11 @@ class JobOptions:
         int,
         typer.Option(
             "--grace",
+            min=0,
+            max=MAX_GRACE_S,
             metavar="SECONDS",
             help="Time that the command of --code has to save when it is told to end (SIGTERM): "
-            f"at a stop, and before the deadline; at most {MAX_GRACE_S}.",
+            "at a stop, and before the deadline.",
         ),
     ] = DEFAULT_GRACE_S
     spot: Annotated[
@@ -196,22 +201,6 @@ class JobOptions:
         """
         if self.nodes is not None:
             Range.parse(self.nodes, option="--nodes")
-        if self.before not in (None, bandwidth_gate.BANDWIDTH):
-            raise UsageError(f"--before is {self.before!r}: it must be {bandwidth_gate.BANDWIDTH}")
-        if self.max_hours is not None and not _MIN_HOURS <= self.max_hours <= MAX_HOURS:
-            raise UsageError(
-                f"--max-hours is {self.max_hours:g}: it must be above 0 (at least a second) and at "
-                f"most {MAX_HOURS:g}; it limits the bill"
-            )
-        if self.max_cost is not None and not 0 < self.max_cost < math.inf:
-            raise UsageError(f"--max-cost is {self.max_cost:g}: it must be above 0, in US dollars")
-        if not 0 < self.wait_minutes <= _MAX_WAIT_MINUTES:
-            raise UsageError(
-                f"--wait-minutes is {self.wait_minutes:g}: it must be above 0 and at most "
-                f"{_MAX_WAIT_MINUTES:g}"
-            )
-        if not 0 <= self.grace <= MAX_GRACE_S:
-            raise UsageError(f"--grace is {self.grace}: it must be from 0 to {MAX_GRACE_S} seconds")
         if self.grace != DEFAULT_GRACE_S and not self.code:
             raise UsageError(
                 "--grace is for programs of your own (--code): a recipe saves a checkpoint when it "
