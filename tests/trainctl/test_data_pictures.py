@@ -25,11 +25,10 @@ def test_pictures_are_prepared_by_a_command(tmp_path: Path, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prepare", "coco", "here", "--to", "there"], "coco is not a known layout"),
         (["prepare", "imagenet", "nowhere", "--to", "there"], "nowhere does not exist"),
         (["prepare", "imagenet", ".", "--to", "there", "--form", "zip"], "--form is 'zip'"),
     ],
-    ids=["layout", "source", "form"],
+    ids=["source", "form"],
 )
 def test_mistakes_are_one_sentence(
     words: list[str],

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -110,14 +110,13 @@ def ls(*, as_json: AsJson = False, where: Where) -> None:
     output.print_table(["name", "where", "size"], rows, prose=["where"])
 
 
-_LAYOUTS = ("imagenet",)
 _SHOWN_DAMAGED = 20
 
 
 def prepare(
     *,
     layout: Annotated[
-        str,
+        Literal["imagenet"],
         typer.Argument(
             metavar="LAYOUT", help="How the source is arranged: imagenet.", show_default=False
         ),
@@ -158,8 +157,7 @@ def prepare(
 
     Damaged pictures are listed and left out. An interrupted preparation continues.
     """
-    if layout not in _LAYOUTS:
-        raise UsageError(f"{layout} is not a known layout: give {', '.join(_LAYOUTS)}")
+    del layout  # the only one
     if source.startswith("s3://"):
         raise UsageError(
             f"{source} is in S3: fetch it first (aws s3 sync {source} DIR), or have a job prepare "

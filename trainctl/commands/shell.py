@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from contract import nodes
 from trainctl import completion, output
 from trainctl.aws.clients import code_of
-from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
@@ -38,7 +37,9 @@ def shell(
             autocompletion=completion.jobs,
         ),
     ] = None,
-    node: Annotated[str, typer.Option(help="head or worker.", metavar="NODE")] = nodes.HEAD,
+    node: Annotated[
+        Literal["head", "worker"], typer.Option(help="head or worker.", metavar="NODE")
+    ] = "head",
     task: Annotated[
         str | None, typer.Option(help="Which one: the beginning of its task's id.", metavar="ID")
     ] = None,
@@ -49,8 +50,6 @@ def shell(
     On AWS it needs the Session Manager plug-in, and ECS Exec does not pass on the command's exit
     code; a local deployment does.
     """
-    if node not in NODES:
-        raise UsageError(f"--node is {node!r}: it must be head or worker")
     deployment = where.find()
     if job is None:
         tasks = deployment.cluster.tasks()
