@@ -161,7 +161,9 @@ def count(environment: Mapping[str, str], name: str, default: int) -> int:
 
 def ray_command(config: NodeConfig, address: str) -> list[str]:
     """The command that starts Ray on this node and stays until it ends."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    # Its notes on how it drains would stand in the log of every job, as if something were wrong.
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "--logging-level=warning"]
+    command = [*ray, "start", "--block"]
     command += ["--disable-usage-stats", f"--node-ip-address={address}"]
     command += [f"--num-cpus={config.num_cpus}", f"--num-gpus={config.num_gpus}"]
     command += [f"{option}={port}" for option, port in PORTS.items()]

@@ -152,10 +152,16 @@ def test_two_nodes_leave_when_told_or_without_a_head(hosts: tuple[Host, Host]) -
     assert stranger.returncode == exits.REFUSED
     assert "refuses this node's token" in stranger.stderr
 
+    def num_drained() -> int:
+        logs = head.ray_folder.glob("ray/session_latest/logs/raylet*.out")  # of both nodes
+        return sum("The node is drained" in each.read_text() for each in logs)
+
     def leave(host: Host, process: subprocess.Popen[bytes]) -> None:
+        before = num_drained()
         process.terminate()  # as ECS does; Ray drains
         assert process.wait(timeout=90) == exits.OK
-        assert "Draining" in host.said()
+        assert num_drained() == before + 1
+        assert "Draining" not in host.said(), "a good end has no notes of Ray's"
         assert host.said().rstrip().endswith("stopped on request")
 
     leave(worker, first)
