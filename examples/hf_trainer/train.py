@@ -75,6 +75,10 @@ def main() -> None:
         result = {"steps": trainer.state.global_step, "world_size": world, "loss": losses[-1]}
         Path("result.json").write_text(json.dumps(result))
         print(f"result {json.dumps(result)}", flush=True)
+    if dist.is_initialized() and torch.cuda.is_available():
+        # NCCL warns at the end of a program that leaves its process group. gloo does not, and could
+        # wait forever there for a thread of DDP, which the trainer still holds.
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
