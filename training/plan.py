@@ -20,6 +20,7 @@ from contract import exits, nodes
 from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from contract.nodes import Range
+from contract.text import duration
 from training import recipes
 from training.models.estimates import (
     GIB,
@@ -287,7 +288,7 @@ def text(plan: Plan, tokens: float) -> str:
     return (
         f"{found}\n"
         f"  expected: {plan.tokens_per_s:,.0f} tokens/s, MFU {plan.mfu:.0%}, bound by "
-        f"{plan.bound_by}; {tokens:,.0f} tokens in {hours:.2f} h, {price} (computed)"
+        f"{plan.bound_by}; {tokens:,.0f} tokens in {duration(hours * 3600)}, {price} (computed)"
     )
 
 

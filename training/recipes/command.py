@@ -454,8 +454,10 @@ def _add_settings(top: argparse.ArgumentParser, recipe: Recipe, preset: str) -> 
 
 
 def _guess(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {close[0]}?" if close else ""
+    # Dashes that all options share make none of them alike.
+    names = {each.lstrip("-"): each for each in known}
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f": did you mean {names[close[0]]}?" if close else ""
 
 
 def _json_object(content: bytes | None) -> dict[str, object] | None:
