@@ -393,6 +393,18 @@ class HostPrice:
             usd = round(usd + disk_usd_per_hour(machine, size), 6)
         return cls(type=machine.name, disk_gib=size, usd_per_hour=usd)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: it is no price of a host.
+        """
+        return cls(
+            type=str(values["type"]),
+            disk_gib=int(values["disk_gib"]),
+            usd_per_hour=_usd(values["usd_per_hour"]),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
@@ -477,9 +489,15 @@ class Prices:
             InputError: it is not what ``to_json`` wrote.
         """
         try:
-            hosts = {name: HostPrice(**values[name]) for name in ("head", "worker")}
-            return cls(**{**values, **hosts})
-        except (KeyError, TypeError) as error:
+            return cls(
+                region=str(values["region"]),
+                spot=bool(values["spot"]),
+                head=HostPrice.from_json(values["head"]),
+                worker=HostPrice.from_json(values["worker"]),
+                nat_usd_per_hour=_usd(values["nat_usd_per_hour"]),
+                shared_usd_per_hour=_usd(values["shared_usd_per_hour"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(
                 f"prices of a job's order are not understood ({error!r}): trainctl submit sets them"
             ) from None
@@ -491,3 +509,7 @@ def disk_usd_per_hour(machine: InstanceType, gib: int) -> float:
     operations = max(0, machine.root_volume_iops - _GP3_FREE_IOPS)
     month = gib * _GP3_GIB + throughput * _GP3_MIBPS + operations * _GP3_IOPS
     return month / _HOURS_PER_MONTH
+
+
+def _usd(value: Any) -> float | None:
+    return None if value is None else float(value)

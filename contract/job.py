@@ -202,8 +202,8 @@ class JobSpec:
             )
         nodes = Range.parse(str(values["nodes"]), option="nodes")
         prices = values.get("prices")
-        converted = {"nodes": nodes, "prices": prices and Prices.from_json(prices)}
-        return cls(**(values | converted))
+        prices = None if prices is None else Prices.from_json(prices)
+        return cls(**(values | {"nodes": nodes, "prices": prices}))
 
     def check_size(self, job: str) -> None:
         """Fail if ECS would not start the head of ``job`` with this order.

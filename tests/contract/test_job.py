@@ -94,7 +94,11 @@ def test_defaults_are_filled_in() -> None:
         ({"variables": {"1A": ""}}, "variable is '1A': it must be a name"),
         ({"variables": {"RAY_ADDRESS": "x"}}, "variable RAY_ADDRESS: names that begin with TRAIN_"),
         ({"secrets": {"A": "other"}}, "secret of A is 'other': .* begins with training/"),
-        ({"prices": {"region": "us-east-1"}}, "prices of a job's order are not understood"),
+        ({"prices": {}}, "prices of a job's order are not understood"),
+        (
+            {"prices": {**PRICES.to_json(), "nat_usd_per_hour": "free"}},
+            "prices of a job's order are not understood",
+        ),
         (
             {"variables": {"A": "x"}, "secrets": {"A": "training/x"}},
             "A: given both as a variable and as a secret",
