@@ -6,14 +6,12 @@ traffic, and need no token of the Hub.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError
-from contract.runs import safe_join
 from training.data import hub, sources, vocabulary
 from training.data.vocabulary import TOKENIZER_FILE
 from training.models import conversion, weight_files
@@ -213,46 +211,23 @@ def _put(folder: Path, copy: str) -> None:
 
 
 def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
-    """The files of a folder in S3 that match, in the node's cache; fetched once."""
-    folder = sources.cache_dir() / "s3" / _digest(uri + "".join(patterns))
-    with sources.locked(folder.with_name(f"{folder.name}.lock")):
-        try:
-            listed = storage.filesystem(uri).ls(uri, detail=True)
-        except FileNotFoundError:
-            raise InputError(f"{what} {uri} does not exist, or may not be read") from None
-        except Exception as error:  # s3fs lets botocore's many exceptions through
-            raise InputError(f"{what} {uri} cannot be read: {error}") from None
-        there = {Path(each["name"]).name: each for each in listed if each["type"] == "file"}
-        if patterns == _MODEL_FILES and not weight_files.has_safetensors(there):
-            patterns = (*patterns, *weight_files.PICKLED_FILES)
-        wanted = {
-            name: each
-            for name, each in there.items()
-            if any(Path(name).match(pattern) for pattern in patterns)
-        }
-        if not wanted:
-            raise InputError(f"{what} {uri} holds none of {', '.join(patterns)}")
-        # Other content under the same address is fetched anew.
-        marks = {name: each.get("ETag", each["size"]) for name, each in wanted.items()}
-        mark = folder / _COMPLETE
-        if _read_marks(mark) == marks:
-            return folder
-        folder.mkdir(exist_ok=True)
-        mark.unlink(missing_ok=True)
-        for name, each in wanted.items():
-            storage.filesystem(uri).get_file(
-                f"s3://{each['name']}", str(safe_join(folder, name, what="key"))
-            )
-        storage.write_bytes(str(mark), json.dumps(marks).encode())
-    return folder
-
-
-def _read_marks(mark: Path) -> object:
-    """What a finished fetch has written; None where there is none, or only a part of it."""
+    """The files of a folder in S3 that match, in the node's cache; none that are gone there."""
     try:
-        return json.loads(mark.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
+        there = storage.sizes(uri)
+    except Exception as error:  # s3fs lets botocore's many exceptions through
+        raise InputError(f"{what} {uri} cannot be read: {error}") from None
+    if not there:
+        raise InputError(f"{what} {uri} does not exist, or may not be read")
+    if patterns == _MODEL_FILES and not weight_files.has_safetensors(there):
+        patterns = (*patterns, *weight_files.PICKLED_FILES)
+    wanted = [name for name in there if any(Path(name).match(each) for each in patterns)]
+    if not wanted:
+        raise InputError(f"{what} {uri} holds none of {', '.join(patterns)}")
+    folder = sources.local_files(uri, wanted)[0].parent
+    for path in folder.glob("[!.]*"):
+        if path.name not in there:  # an index of parts that one file has replaced, say
+            path.unlink(missing_ok=True)
+    return folder
 
 
 def _byte_tokenizer() -> Path:

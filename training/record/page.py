@@ -112,26 +112,28 @@ def render(template: str, **content: object) -> str:
 
 def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
     """The row of figures below the title: labels and values."""
-    result = run.result
-    workers = result.world_size if result else number(run.config.get("num_workers"))
-    resumed_from = result.resumed_from if result else None
+
+    def of(name: str) -> float | None:
+        return number(getattr(run.result, name, None))
+
+    resumed_from = of("resumed_from")
     if resumed_from is None and run.resumes:
         resumed_from = run.resumes[-1].step
     figures: list[tuple[str, float | None, Callable[[float], str]]] = [
         *((each.title, run.last(each.name), each.words) for each in run.measures),
         ("Evaluation loss", run.last("loss"), significant),
         (f"{run.items.capitalize()}/s", run.last("items_per_s"), compact),
-        ("Wall time", number(result.seconds) if result else None, duration),
-        ("With start-up", number(result.total_seconds) if result else None, duration),
-        ("Cost", number(result.usd) if result else None, lambda usd: f"about ${usd:,.2f}"),
-        ("Workers", workers, compact),
+        ("Wall time", of("seconds"), duration),
+        ("With start-up", of("total_seconds"), duration),
+        ("Cost", of("usd"), lambda usd: f"about ${usd:,.2f}"),
+        ("Workers", of("world_size") or number(run.config.get("num_workers")), compact),
         ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
-        ("Preempted", (result.preempted or None) if result else None, compact),
+        ("Preempted", of("preempted") or None, compact),
         ("Started again", len(run.metrics.of(Silent)) or None, compact),
-        ("Steps", result.steps if result else None, compact),
-        ("Skipped steps", (result.skipped_steps or None) if result else None, compact),
-        ("Parameters", (result.parameters or None) if result else None, compact),
-        ("MFU", number(result.mfu) if result else None, percent),
+        ("Steps", of("steps"), compact),
+        ("Skipped steps", of("skipped_steps") or None, compact),
+        ("Parameters", of("parameters") or None, compact),
+        ("MFU", of("mfu"), percent),
         ("Memory per worker", run.last("memory_bytes"), lambda size: f"{size / 2**30:.3g} GiB"),
     ]
     return [(label, words(value)) for label, value, words in figures if value is not None]
