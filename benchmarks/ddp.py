@@ -32,6 +32,7 @@ from contract.errors import InputError
 from training.data import DIGITS, images
 from training.models import classifiers as models
 from training.models import replicas
+from training.models.resnet import ResNet18
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Start, Step
@@ -75,7 +76,7 @@ class PlainLoop:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         torch.manual_seed(0)
-        self.model = models.resnet18().to(dtype)
+        self.model = ResNet18().to(dtype)
         self.replica = DistributedDataParallel(self.model)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self._data = PlainImages(image_set)
@@ -105,13 +106,13 @@ class RecipeLoop:
     ) -> None:
         torch.manual_seed(0)
         self._config = _config()
-        self.model = models.resnet18()
+        self.model = ResNet18()
         models.keep_live_taps(self.model, image_size=images.IMAGE_SIZE)
         self.model.to(dtype)
         self.replica = replicas.distribute(self.model)
         cpu = torch.device("cpu")
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
-        self._data = images.DeviceImages.train_split(image_set, cpu)
+        self._data = images.DeviceImages(image_set, cpu)
         self._order, self._rank = order, rank
         self.trackers: Trackers | None = None
         self._num_done = 0

@@ -160,15 +160,6 @@ def test_a_damaged_download_is_forgotten(mirror: tuple[str, type[Mirror]], cache
     assert handler.asked.count((name, "")) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv(sources.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(InputError, match=sources.CACHE_VARIABLE):
-        images.load("http://127.0.0.1:9/none")
-
-
 def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
     # A folder in the way of the lock: root, as whom containers run, may write everywhere.
     (cache / "mnist" / ".lock").mkdir(parents=True)
@@ -219,7 +210,7 @@ def test_epochs_and_seeds_have_different_orders() -> None:
 def test_batches_are_normalised_like_one_image_at_a_time(tmp_path: Path) -> None:
     image_set = images.load(str(write_images(tmp_path)))
     chosen = torch.tensor([3, 1, 17])
-    pixels, labels = DeviceImages.train_split(image_set, CPU).batch(chosen)
+    pixels, labels = DeviceImages(image_set, CPU).batch(chosen)
     expected = [
         (torch.tensor(image_set.train_images[i]).float() / 255 - image_set.mean) / image_set.std
         for i in chosen
@@ -229,7 +220,7 @@ def test_batches_are_normalised_like_one_image_at_a_time(tmp_path: Path) -> None
 
 
 def test_images_are_mirrored_as_drawn_for_each_seed_and_step(tmp_path: Path) -> None:
-    split = DeviceImages.train_split(images.load(str(write_images(tmp_path))), CPU)
+    split = DeviceImages(images.load(str(write_images(tmp_path))), CPU)
     chosen, is_mirrored = torch.tensor([5, 6, 7]), torch.tensor([True, False, True])
     plain, _ = split.batch(chosen)
     found, _ = split.batch(chosen, mirrored=is_mirrored)

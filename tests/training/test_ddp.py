@@ -15,7 +15,7 @@ from tests import forks
 from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
 from training.data import images
-from training.models import classifiers as models
+from training.models.resnet import ResNet18
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
@@ -59,7 +59,7 @@ def test_without_warmup_the_first_step_has_the_peak() -> None:
 
 
 def test_weight_decay_spares_biases_and_normalisation() -> None:
-    model = models.resnet18()
+    model = ResNet18()
     decayed, spared = ddp.build_optimizer(model, config(weight_decay=0.1), CPU).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
@@ -74,7 +74,7 @@ def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
 ) -> None:
     image_set = images.load(str(write_images(tmp_path, num_train=100)))
     chosen = config(flip=flip)
-    split = images.DeviceImages.train_split(image_set, CPU)
+    split = images.DeviceImages(image_set, CPU)
     order = images.BatchOrder(num_images=100, global_batch=32, seed=0)
     whole: Any = Place(0, 1)
     for step in (0, 2, 5):
@@ -91,9 +91,9 @@ def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
 def evaluated(folder: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = models.resnet18()
+    model = ResNet18()
     image_set = images.load(folder)
-    split = images.DeviceImages.test_split(image_set, CPU)
+    split = images.DeviceImages(image_set, CPU, is_test=True)
     place: Any = Place(dist.get_rank(), dist.get_world_size())
     found = ddp.evaluate(model, image_set, split, worker=place, use_bf16=False)
     assert model.training
@@ -119,7 +119,7 @@ def test_evaluation_is_exact_over_uneven_parts(tmp_path: Path) -> None:
 
 
 def resumed_with_other_images(run: str, data: str) -> None:
-    model = models.resnet18()
+    model = ResNet18()
     snapshot = checkpoints.take_snapshot(
         model,
         ddp.build_optimizer(model, config(), CPU),

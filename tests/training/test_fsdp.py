@@ -3,7 +3,6 @@ was killed, goes on with any number of workers, and leaves a model that others c
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -194,29 +193,6 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     assert loss_of(by_peft, checkpoint) == pytest.approx(found[20], abs=1e-4)
     with pytest.raises(InputError, match="is there already"):
         export.export_adapters(checkpoint, beside)
-
-
-@pytest.mark.long
-def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
-    ranks: Callable[..., RankedRun], whole: Command
-) -> None:
-    whole.copy("hurt")
-    folder = whole.folder / "runs" / "hurt" / "checkpoints"
-    torn = folder / "step-00000024"
-    shutil.copytree(folder / "step-00000020", torn)
-    (torn / "manifest.json").unlink()
-    shard = folder / "step-00000020" / "__1_0.distcp"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    command = ranks("hurt", *TINY, world=2)
-    code, _, err = command.end()
-    assert code == 0, err
-    assert "step-00000024 is damaged (manifest.json is missing: its upload was cut off)" in err
-    assert "step-00000020 is damaged (__1_0.distcp does not match its checksum)" in err
-    assert command.result()["resumed_from"] == 16
-    assert (folder / "damaged-step-00000020").is_dir()
-    assert checkpoints.names(str(folder.parent)) == ["step-00000016", "step-00000020-lease2"]
 
 
 def test_an_export_is_read_by_transformers_with_the_same_loss(

@@ -163,26 +163,6 @@ def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_nodes_share_a_store_through_the_bucket(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del s3_endpoint  # the environment points at it
-    from training.system import storage
-
-    storage.filesystem("s3://").mkdir("s3://stores")
-    source = tmp_path / "text.txt"
-    shutil.copy(TEXT, source)
-    on_head = inputs.prepare(config(tmp_path, storage="s3://stores/runs", data=str(source)))
-    built = inputs.stores_of(on_head)[0]
-    source.unlink()
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "worker"))
-    fetched = inputs.stores_of(on_head)[0]
-    assert fetched.folder != built.folder
-    assert np.array_equal(fetched.train, built.train)
-    assert np.array_equal(fetched.held_out, built.held_out)
-
-
-@pytest.mark.slow
 def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,15 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.conftest import ROOT
 from training.checkpoint import checkpoints
 from training.models import classifiers as models
-from training.models.resnet import ResNet18Config
+from training.models.resnet import ResNet18, ResNet18Config
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
     """The same weights in full and cut to the live taps."""
     torch.manual_seed(0)
-    full = models.resnet18()
+    full = ResNet18()
     torch.manual_seed(0)
-    live = models.resnet18()
+    live = ResNet18()
     models.keep_live_taps(live, image_size=28)
     return full, live
 
@@ -45,12 +45,12 @@ def loss_of(model: nn.Module, batch: int = 16) -> torch.Tensor:
     return F.cross_entropy(model(pixels).logits, labels)
 
 
-def transformers_resnet18(num_channels: int, num_labels: int) -> nn.Module:
+def transformers_resnet18() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    options: dict[str, Any] = {"num_labels": num_labels}  # its signature leaves it out
+    options: dict[str, Any] = {"num_labels": 10}  # its signature leaves it out
     config = ResNetConfig(
-        num_channels=num_channels,
+        num_channels=1,
         embedding_size=64,
         hidden_sizes=[64, 128, 256, 512],
         depths=[2, 2, 2, 2],
@@ -61,20 +61,12 @@ def transformers_resnet18(num_channels: int, num_labels: int) -> nn.Module:
     return model
 
 
-SHAPES = pytest.mark.parametrize(
-    ("num_channels", "num_labels"), [(1, 10), (3, 2), (3, 1000), (1, 1)]
-)
-
-
-@SHAPES
-def test_a_seed_gives_the_weights_and_the_generator_that_transformers_would_leave(
-    num_channels: int, num_labels: int
-) -> None:
-    torch.manual_seed(num_labels)
-    theirs = transformers_resnet18(num_channels, num_labels).state_dict()
+def test_a_seed_gives_the_weights_and_the_generator_that_transformers_would_leave() -> None:
+    torch.manual_seed(1)
+    theirs = transformers_resnet18().state_dict()
     their_generator = torch.get_rng_state()
-    torch.manual_seed(num_labels)
-    ours = models.resnet18(num_channels=num_channels, num_labels=num_labels).state_dict()
+    torch.manual_seed(1)
+    ours = ResNet18().state_dict()
     assert torch.equal(torch.get_rng_state(), their_generator)
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
@@ -83,10 +75,10 @@ def test_a_seed_gives_the_weights_and_the_generator_that_transformers_would_leav
 @pytest.mark.parametrize("size", [28, 64])
 def test_logits_gradients_and_statistics_are_those_of_transformers_to_the_bit(size: int) -> None:
     found = []
-    for build in (models.resnet18, transformers_resnet18):
+    for build in (ResNet18, transformers_resnet18):
         torch.manual_seed(0)
-        model = build(num_channels=3, num_labels=10)
-        pixels = torch.randn(4, 3, size, size)
+        model = build()
+        pixels = torch.randn(4, 1, size, size)
         trained = model.train()(pixels).logits
         F.cross_entropy(trained, torch.arange(4)).backward()
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -101,13 +93,9 @@ def test_logits_gradients_and_statistics_are_those_of_transformers_to_the_bit(si
         assert torch.equal(our, their)
 
 
-@SHAPES
-def test_its_config_is_the_file_that_transformers_writes(
-    num_channels: int, num_labels: int
-) -> None:
-    config: Any = transformers_resnet18(num_channels, num_labels).config
-    ours = ResNet18Config(num_channels=num_channels, num_labels=num_labels)
-    assert ours.to_json_string() == config.to_json_string()
+def test_its_config_is_the_file_that_transformers_writes() -> None:
+    config: Any = transformers_resnet18().config
+    assert ResNet18Config().to_json_string() == config.to_json_string()
 
 
 def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() -> None:
@@ -116,10 +104,11 @@ def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() 
 import sys
 import training.recipes.ddp.loop
 from training.models import classifiers as models
+from training.models.resnet import ResNet18
 from training.data import images
 
 images.load("digits")
-model = models.resnet18()
+model = ResNet18()
 models.keep_live_taps(model, image_size=28)
 models.forward_flops(model, image_size=28)
 heavy = {"transformers", "sympy", "torch._dynamo", "scipy", "sklearn", "pandas", "matplotlib"}
@@ -151,9 +140,9 @@ def test_live_taps_have_the_same_loss_and_gradients_and_the_rest_of_the_gradient
 @pytest.mark.parametrize(("size", "num_cut"), [(28, 4), (32, 4), (64, 0), (224, 0)])
 def test_taps_are_cut_only_where_the_image_size_makes_them_dead(size: int, num_cut: int) -> None:
     torch.manual_seed(0)
-    full = models.resnet18().eval()
+    full = ResNet18().eval()
     torch.manual_seed(0)
-    live = models.resnet18()
+    live = ResNet18()
     models.keep_live_taps(live, image_size=size)
     assert len(cut(live)) == num_cut
     pixels = torch.randn(2, 1, size, size)
@@ -163,13 +152,13 @@ def test_taps_are_cut_only_where_the_image_size_makes_them_dead(size: int, num_c
         )
 
 
-@pytest.mark.parametrize("sizes", [{}, {"num_channels": 3, "num_labels": 2, "width": 8}])
+@pytest.mark.parametrize("width", [64, 8])
 def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(
-    sizes: dict[str, int], tmp_path: Path
+    width: int, tmp_path: Path
 ) -> None:
     from transformers import ResNetForImageClassification
 
-    live, whole = (models.resnet18(**sizes) for _ in range(2))
+    live, whole = (ResNet18(width=width) for _ in range(2))
     models.keep_live_taps(live, image_size=28)
     assert live.training
     optimizer = torch.optim.AdamW(live.parameters())
@@ -181,7 +170,7 @@ def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(
     whole.load_state_dict(snapshot.model)
     means = [each for name, each in live.named_buffers() if name.endswith("running_mean")]
     assert not any(mean.any() for mean in means), "cutting taps shows the model no image"
-    pixels = torch.randn(4, sizes.get("num_channels", 1), 28, 28)
+    pixels = torch.randn(4, 1, 28, 28)
     with torch.no_grad():
         logits = loaded.train(False)(pixels).logits
         assert torch.equal(logits, whole.eval()(pixels).logits)
@@ -189,19 +178,18 @@ def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(
         torch.testing.assert_close(logits, live.eval()(pixels).logits, atol=1e-5, rtol=1e-5)
 
 
-def counted_by_torch(model: nn.Module, size: int, num_channels: int) -> int:
+def counted_by_torch(model: nn.Module, size: int) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, num_channels, size, size))
+        model(torch.zeros(1, 1, size, size))
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("num_channels", [1, 3])
 @pytest.mark.parametrize("size", [8, 28, 32, 33, 64])
-def test_forward_flops_are_those_that_torch_counts(size: int, num_channels: int) -> None:
-    model = models.resnet18(num_channels=num_channels).eval()
+def test_forward_flops_are_those_that_torch_counts(size: int) -> None:
+    model = ResNet18().eval()
     whole = models.forward_flops(model, image_size=size)
-    assert whole == counted_by_torch(model, size, num_channels)
+    assert whole == counted_by_torch(model, size)
     models.keep_live_taps(model, image_size=size)
     live = models.forward_flops(model, image_size=size)
-    assert live == counted_by_torch(model, size, num_channels)
+    assert live == counted_by_torch(model, size)
     assert (live < whole) == bool(cut(model)) == (size <= 32)

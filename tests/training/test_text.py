@@ -156,6 +156,12 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     assert fetched.info == built.info
     assert np.array_equal(fetched.train, built.train)
     assert not [*fetched.folder.parent.glob(".*")], "nothing of the first attempt is left"
+    # A worker has the key, and may not have the text.
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "fourth"))
+    by_key = text.open_store(built.info.key, shared="s3://bucket/runs/.cache")
+    assert by_key is not None
+    assert np.array_equal(by_key.held_out, built.held_out)
+    assert text.open_store("other", shared="s3://bucket/runs/.cache") is None
 
 
 def half_of(bucket: Bucket) -> Callable[[str, str], None]:

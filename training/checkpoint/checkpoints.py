@@ -107,6 +107,10 @@ class Snapshot:
     in the end."""
 
 
+#: What of a snapshot is in ``STATE_FILE`` as it is, beside the position.
+_IN_STATE_FILE: Final = ("optimizer", "rng", "config", "data", "average")
+
+
 def take_snapshot(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -152,15 +156,8 @@ def write_model(snapshot: Snapshot, folder: Path) -> None:
 def write(snapshot: Snapshot, folder: Path) -> dict[str, File]:
     """Write all files of a checkpoint but its manifest into a folder; return what they are."""
     write_model(snapshot, folder)
-    state = {
-        "optimizer": snapshot.optimizer,
-        "rng": snapshot.rng,
-        "position": asdict(snapshot.position),
-        "config": snapshot.config,
-        "data": snapshot.data,
-        "average": snapshot.average,
-    }
-    torch.save(state, folder / STATE_FILE)
+    state = {name: getattr(snapshot, name) for name in _IN_STATE_FILE}
+    torch.save({**state, "position": asdict(snapshot.position)}, folder / STATE_FILE)
     return {
         path.name: File(path.stat().st_size, _sha256(str(path)))
         for path in sorted(folder.iterdir())
@@ -510,12 +507,8 @@ def read(folder: Path) -> Snapshot:
         return Snapshot(
             model=load_file(folder / MODEL_FILE),
             model_config=(folder / MODEL_CONFIG_FILE).read_text(encoding="utf-8"),
-            optimizer=state["optimizer"],
-            rng=state["rng"],
             position=Position.from_values(state["position"]),
-            config=state["config"],
-            data=state["data"],
-            average=state["average"],
+            **{name: state[name] for name in _IN_STATE_FILE},
         )
     except RuntimeError as error:
         if _NO_ARCHIVE not in str(error):

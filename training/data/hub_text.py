@@ -5,8 +5,8 @@
 folder for each; so is a data set that is a program, which is not run.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
@@ -19,9 +19,6 @@ _WHAT: Final = "data set"
 _CONVERTED: Final = "refs/convert/parquet"
 #: Before the name of a split of which the copy has only the first gigabytes.
 _PARTIAL: Final = "partial-"
-
-Layout = Mapping[str, Mapping[str, Sequence[str]]]
-"""Configuration -> split -> names of files."""
 
 
 def fetch(source: str, kinds: tuple[str, ...]) -> list[Path]:
@@ -54,44 +51,28 @@ def fetch(source: str, kinds: tuple[str, ...]) -> list[Path]:
             f"the Hugging Face Hub has no copy of data set {name} in Parquet, which has its "
             f"configurations and splits: give hf://{name}, all of its files"
         )
-    chosen = _chosen(_layout(listed), wanted, name)
+    chosen = _chosen(listed, wanted, name)
     folder = _fetch(copy, chosen)
     return [folder / each for each in chosen]
 
 
-def _layout(files: Sequence[str]) -> Layout:
-    layout: dict[str, dict[str, list[str]]] = {}
-    for file in files:
-        parts = PurePosixPath(file).parts
-        if len(parts) == 3 and file.endswith(".parquet"):
-            layout.setdefault(parts[0], {}).setdefault(parts[1], []).append(file)
-    return layout
-
-
-def _chosen(layout: Layout, wanted: Sequence[str], name: str) -> list[str]:
+def _chosen(files: Sequence[str], wanted: Sequence[str], name: str) -> list[str]:
     """The files of a configuration and a split, of which either may be left out.
 
     Raises:
         InputError: there is no such configuration or split, or only its beginning.
     """
-    configuration, split = (*wanted, "", "")[:2]
-    if configuration and configuration not in layout:
-        raise InputError(
-            f"data set {name} has no configuration {configuration!r}: it has "
-            f"{', '.join(sorted(layout))}"
-        )
-    splits = [
-        (each, files)
-        for named, found in layout.items()
-        for each, files in found.items()
-        if configuration in ("", named)
-    ]
-    if split and split not in dict(splits):
-        raise InputError(
-            f"configuration {configuration!r} of data set {name} has no split {split!r}: it "
-            f"has {', '.join(sorted(dict(splits)))}"
-        )
-    chosen = [file for each, files in splits if split in ("", each) for file in files]
+    # CONFIGURATION, split and file of each.
+    tables = [each.split("/") for each in files if each.endswith(".parquet")]
+    tables = [each for each in tables if len(each) == 3]
+    for place, what in enumerate(("configuration", "split")[: len(wanted)]):
+        known = sorted({each[place] for each in tables})
+        tables = [each for each in tables if each[place] == wanted[place]]
+        if not tables:
+            raise InputError(
+                f"data set {name} has no {what} {wanted[place]!r}: it has {', '.join(known)}"
+            )
+    chosen = ["/".join(each) for each in tables]
     if any(f"/{_PARTIAL}" in file for file in chosen):
         raise InputError(
             f"the Hub's copy of data set {name} in Parquet has only its beginning: give "

@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -193,24 +193,13 @@ def shard_bounds(num: int, *, rank: int, world_size: int) -> tuple[int, int]:
 class DeviceImages:
     """One split on the device, and the normalised batches cut from it."""
 
-    @classmethod
-    def train_split(cls, image_set: ImageSet, device: torch.device) -> Self:
-        return cls(image_set.train_images, image_set.train_labels, image_set, device)
-
-    @classmethod
-    def test_split(cls, image_set: ImageSet, device: torch.device) -> Self:
-        return cls(image_set.test_images, image_set.test_labels, image_set, device)
-
-    def __init__(
-        self,
-        images: Bytes,
-        labels: Bytes,
-        image_set: ImageSet,
-        device: torch.device,
-    ) -> None:
-        """Copy a split to ``device``."""
+    def __init__(self, image_set: ImageSet, device: torch.device, *, is_test: bool = False) -> None:
+        """Copy the training or the test split to ``device``."""
+        pixels, labels = image_set.train_images, image_set.train_labels
+        if is_test:
+            pixels, labels = image_set.test_images, image_set.test_labels
         # torch.tensor copies: the arrays may be read-only views of a file.
-        self._pixels = torch.tensor(images).to(device)
+        self._pixels = torch.tensor(pixels).to(device)
         self._labels = torch.tensor(labels).to(device=device, dtype=torch.int64)
         self._scale = 1 / (255 * image_set.std)
         self._offset = torch.tensor(-image_set.mean / image_set.std, device=device)

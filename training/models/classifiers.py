@@ -1,24 +1,10 @@
-"""ResNet18 for small images, without the taps that only ever meet padding.
-
-ResNet18 has transformers' layout, so that a saved model loads with
-``ResNetForImageClassification.from_pretrained``.
-"""
+"""Helpers of models for pictures: layout of kernels, operations, and a ResNet18 for small images
+without the taps that only ever meet padding."""
 
 from typing import Any
 
 import torch
 from torch import nn
-
-from training.models.resnet import ResNet18, ResNet18Config
-
-
-def resnet18(*, num_channels: int = 1, num_labels: int = 10, width: int = 64) -> nn.Module:
-    """Return an untrained ResNet18; 11,175,370 parameters with the defaults. ``ResNet18Config``
-    describes the arguments.
-
-    Weights are drawn from torch's global generator: seed it first.
-    """
-    return ResNet18(ResNet18Config(num_channels=num_channels, num_labels=num_labels, width=width))
 
 
 def channels_last(model: nn.Module) -> None:

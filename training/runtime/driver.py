@@ -23,10 +23,9 @@ from training.record.display import Display
 from training.record.events import Event, Failed, Process, Reading, Warned
 from training.record.writer import RunRecord
 from training.runtime.hang_detector import Watch
-from training.runtime.outcome import print_result
+from training.runtime.outcome import opened_record, print_result
 from training.runtime.processes import Seen
 from training.system.lease import Lease
-from training.system.machine import environment
 
 
 class Workers(Protocol):
@@ -125,19 +124,13 @@ class Driver:
             return self._finish_early()
 
         job, spending = progress.of_job()
-        self._record = record = RunRecord(
-            self._run_uri,
-            run=self._config.run,
-            recipe=self._config.recipe,
-            settings=self._config.to_json(),
-            environment=environment() | self._options.recipe.places(self._run_uri),
+        self._record = record = opened_record(
+            self._config,
+            self._options,
             display=self._display,
-            measures=self._options.recipe.measures,
-            report_to=self._options.report_to,
+            lease=self._lease,
             job=job,
             spending=spending,
-            lease=self._lease.number,
-            is_sure=self._lease.is_sure,
             began=self._began,
         )
         self._display.phase("starting workers")

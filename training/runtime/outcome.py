@@ -4,13 +4,19 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from contract.errors import InputError, UnreachableError
+from contract.runs import RunPaths
 from training import recipes
+from training.recipes.command import Command
 from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading
 from training.record.result import Result
+from training.record.writer import Display, RunRecord
+from training.system.lease import Lease
+from training.system.machine import environment
 
 
 def prepared(
@@ -29,6 +35,35 @@ def prepared(
         return recipes.by_name(config.recipe).prepare(config, report)
     except (InputError, UnreachableError) as error:
         return error.with_traceback(None)
+
+
+def opened_record(
+    config: RunConfig,
+    command: Command,
+    *,
+    display: Display,
+    lease: Lease | None,
+    **more: Any,
+) -> RunRecord:
+    """Open the record of a run.
+
+    Args:
+        more: what ``RunRecord`` takes besides.
+    """
+    recipe, run_uri = command.recipe, RunPaths.of(config.storage, config.run).uri
+    if lease is not None:
+        more |= {"lease": lease.number, "is_sure": lease.is_sure}
+    return RunRecord(
+        run_uri,
+        run=config.run,
+        recipe=config.recipe,
+        settings=config.to_json(),
+        environment=environment() | recipe.places(run_uri),
+        display=display,
+        measures=recipe.measures,
+        report_to=command.report_to,
+        **more,
+    )
 
 
 class Failures:

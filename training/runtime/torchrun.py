@@ -25,9 +25,8 @@ from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
-from training.runtime.outcome import print_result
+from training.runtime.outcome import opened_record, print_result
 from training.system.lease import Lease
-from training.system.machine import environment
 
 
 def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) -> int:
@@ -48,18 +47,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
     report: Path | None = None
     display = Display(recipe.measures) if worker.rank == 0 else None
     if display is not None:
-        kept = RunRecord(
-            run_uri,
-            run=config.run,
-            recipe=config.recipe,
-            settings=config.to_json(),
-            environment=environment() | recipe.places(run_uri),
-            display=display,
-            measures=recipe.measures,
-            report_to=command.report_to,
-            lease=lease.number if lease else 0,
-            is_sure=(lambda: True) if lease is None else lease.is_sure,
-        )
+        kept = opened_record(config, command, display=display, lease=lease)
         worker.on_events = kept.handle
     code = exits.OK
     try:

@@ -28,6 +28,7 @@ from training.loop.optimizers import decay_groups, warmup_cosine
 from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import replicas
+from training.models.resnet import ResNet18
 from training.recipes.bookkeeping import Bookkeeping, Score
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import phase
@@ -48,8 +49,8 @@ def train(worker: Worker, config: DdpConfig) -> None:
         torch.backends.cudnn.benchmark = True
 
     image_set = images.load(config.data)
-    train_set = images.DeviceImages.train_split(image_set, device)
-    test_set = images.DeviceImages.test_split(image_set, device)
+    train_set = images.DeviceImages(image_set, device)
+    test_set = images.DeviceImages(image_set, device, is_test=True)
     order = images.BatchOrder(
         num_images=len(train_set), global_batch=config.images_per_step, seed=config.seed
     )
@@ -61,7 +62,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     total_steps = config.num_steps(order.steps_per_epoch)
     steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
-    model = models.resnet18()
+    model = ResNet18()
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
     models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
@@ -82,6 +83,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         models.channels_last(model)
     optimizer = build_optimizer(model, config, device)
 
+    # Resume
     saver = checkpoints.Saver(
         worker,
         model,

@@ -111,6 +111,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         fused=device.type in ("cuda", "cpu"),
     )
 
+    # Resume
     saver = checkpoints.Saver(
         worker,
         model,
