@@ -1,5 +1,6 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -87,14 +88,14 @@ class Account:
         of_kind = f"LustreConfiguration.DeploymentType == '{kind}'"
         return sum(map(int, pages.search(f"FileSystems[?{of_kind}].StorageCapacity")))
 
-    def file_system(self, name: str) -> dict[str, Any] | None:
+    def file_system(self, name: str) -> Mapping[str, Any] | None:
         """A file system, as FSx describes it; None when there is none with this id."""
         with unless("FileSystemNotFound"):
             found = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
             return dict(found[0])
         return None
 
-    def link(self, file_system: str) -> dict[str, Any] | None:
+    def link(self, file_system: str) -> Mapping[str, Any] | None:
         """The link of a file system with a bucket, as FSx describes it; None: it has none."""
         only = [{"Name": "file-system-id", "Values": [file_system]}]
         answer = self._clients.fsx.describe_data_repository_associations(Filters=only)
