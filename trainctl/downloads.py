@@ -150,19 +150,15 @@ def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
                 for key in wanted.file.pieces:
                     piece = bucket.read(runs.output_prefix(run) + key)
                     if piece is None or hashlib.sha256(piece).hexdigest() != sha256_of(key):
-                        raise _has_changed(wanted)
+                        raise CliError(
+                            f"{wanted.name} of {wanted.source} has changed while it was fetched: "
+                            "the job is running; run the command again"
+                        )
                     content.write(piece)
             part.chmod(wanted.file.mode & 0o777 | 0o600)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _has_changed(wanted: Wanted) -> CliError:
-    return CliError(
-        f"{wanted.name} of {wanted.source} has changed while it was fetched: the job is "
-        "running; run the command again"
-    )
 
 
 def download(

@@ -1,8 +1,8 @@
 """Refusal of requests that the model of their service does not allow. Inside ``.venv-aws`` only.
 
 Refused are parameters that do not exist or are missing, other types, values outside of an
-enumeration, a pattern or a limit. ``rehearsal.models`` decides. Templates and the state machine are
-held against the same models when they are synthesized (tests/stacks).
+enumeration, a pattern or a limit. ``rehearsal.models`` decides. A test holds the request of the
+state that starts heads against the same models (tests/stacks).
 
 Of requests, those in JSON are read, which ECS, Step Functions, the logs and the secrets take. The
 SDKs check what EC2, IAM and S3 are sent, but for patterns and limits.
