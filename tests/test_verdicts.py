@@ -128,13 +128,6 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
     return in_driver(patch, lambda submission: trainer.fit(submission, events), events)
 
 
-def lost_by_ray(error: Exception) -> Callable[[Any], Any]:
-    def result(_submission: object) -> object:
-        return error
-
-    return result
-
-
 def in_driver(patch: pytest.MonkeyPatch, fit: Callable[[Any], Any], events: object = None) -> int:
     """In the command, of what Ray tells it about its task ``fit``."""
     idle = SimpleNamespace(take=SimpleNamespace(remote=list))
@@ -225,8 +218,8 @@ SYMPTOMS: list[Symptom] = [
         for errors, code in ((TROUBLE, 79), (MISTAKES, 2), (BUGS, 1))
         for what, error in errors.items()
     ),
-    ("Ray loses the command's task", lambda p: in_driver(p, lost_by_ray(LOST_ACTOR)), 77),
-    ("a bug in the command's task", lambda p: in_driver(p, lost_by_ray(BUG_IN_FIT)), 1),
+    ("Ray loses the command's task", lambda p: in_driver(p, lambda _: LOST_ACTOR), 77),
+    ("a bug in the command's task", lambda p: in_driver(p, lambda _: BUG_IN_FIT), 1),
     ("Ray ends after the command", lambda _: after_command(ray_ends=True), 77),
     ("the command fails by itself", lambda _: after_command(ray_ends=False), 1),
     ("a GPU fails at the start", lambda p: at_start(p, XID), 76),
@@ -288,7 +281,6 @@ def test_a_symptom_has_one_exit_code_and_no_fault_of_machines_ends_the_job(
 
 
 # --- how ECS and Step Functions tell it -----------------------------------------------------------
-COULD_NOT, DID_NOT = "failed: the head could not be started", "failed: the head did not start"
 FAULT, DOUBT, END = "tried again", "tried again, not for ever", "over"
 NO_FABRIC = (
     "CannotStartContainerError: error gathering device information while adding custom device "
@@ -304,109 +296,114 @@ def by_user(code: int, reason: str = "") -> dict[str, Any]:
     return head(code, StopCode="UserInitiated", StoppedReason=reason)
 
 
-#: How an attempt has ended, the job's status, its reason and what comes then; and what is seen: the
-#: head's task, or the error of Step Functions where there is none.
-ENDS: list[tuple[Ending, str, str, str, dict[str, Any] | str]] = [
-    *(
-        (Ending.EXITED, status, reason, then, head(code))
-        for code, status, reason, then in (
-            (0, "succeeded", "succeeded", END),
-            (3, "failed", "failed: user code exit 3", END),
-            (74, "files_lost", "files lost", END),
-            (75, "no_capacity", "no capacity", END),
-            (
-                77,
-                "host_lost",
-                "failed: Ray did not start on its head, or ended there by itself",
-                DOUBT,
-            ),
-            (78, "failed", "failed: asks for more than the job can have", END),
-            (79, "host_lost", "failed: its storage did not answer, or a disk was full", FAULT),
-            (124, "deadline", "deadline", END),
-            (130, "stopped", "its command was stopped (exit code 130)", END),
-        )
-    ),
-    (Ending.NOT_STARTED, "deadline", "deadline", END, "States.Timeout"),
-    (
-        *(Ending.STOPPED, "no_capacity", "no capacity", END),
-        by_user(143, stop_reason(JobStatus.NO_CAPACITY, "job j: no host within 60 s")),
-    ),
-    *(
-        (Ending.STOPPED, "stopped", "stopped by user", END, by_user(code, reason))
-        for code, reason in (
-            *((code, "") for code in (143, 137, *exits.TRIED_AGAIN)),
-            (143, "Task stopped by user"),
-        )
-    ),
-    (
-        *(Ending.STOPPED, "stopped", "its head was stopped: cost control: no capacity left", END),
-        by_user(143, "cost control: no capacity left"),
-    ),
-    (
-        *(Ending.SURPLUS, "stopped", "its command was stopped (exit code 143)", END),
-        head(143, StopCode="ServiceSchedulerInitiated"),
-    ),
-    (
-        *(Ending.BAD_HOST, "host_lost"),
-        *("failed: its host's GPUs or EFA devices are not healthy", FAULT, head(76)),
-    ),
-    (Ending.KILLED, "host_lost", "failed: the head was killed", DOUBT, head(137)),
-    (
-        *(Ending.OUT_OF_MEMORY, "failed", "failed: out of memory on the head", END),
-        head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
-    ),
-    *(
-        (Ending.HOST_LOST, "host_lost", "failed: its host was lost", FAULT, task)
-        for task in (
-            head(137, StopCode="SpotInterruption"),
-            head(StopCode="TerminationNotice"),
-            head(StoppedReason="Host EC2 (instance i-0a) terminated."),
-        )
-    ),
-    (
+Seen = dict[str, Any] | str
+"""The head's task; or the error of Step Functions, where there is none."""
+
+
+def ends(
+    how: Ending, status: str, reason: str, then: str, *seen: Seen
+) -> list[tuple[Ending, str, str, str, Seen]]:
+    """How attempts have ended, the job's status, its reason and what comes then.
+
+    Args:
+        reason: with ``{}`` for what AWS says.
+    """
+
+    def said(each: Seen) -> str:
+        return each if isinstance(each, str) else each["Containers"][0].get("Reason", "unknown")
+
+    return [(how, status, reason.format(said(each)), then, each) for each in seen]
+
+
+ENDS = [
+    *ends(Ending.EXITED, "succeeded", "succeeded", END, head(0)),
+    *ends(Ending.EXITED, "failed", "failed: user code exit 3", END, head(3)),
+    *ends(
         *(Ending.EXITED, "failed", "failed: user code exit 1", END),
         head(1, reason="nvidia-container-cli"),
     ),
-    *(
-        (how, status, f"{words}: {said}", then, not_started(said) if is_task else said)
-        for how, status, words, then, is_task, *all_said in (
-            (
-                *(Ending.HOST_FAULT, "host_lost", COULD_NOT, FAULT, True),
-                "CannotPullContainerError: toomanyrequests: Rate exceeded",
-                "CannotPullContainerError: i/o timeout",
-                "ResourceInitializationError: unable to pull secrets",
-            ),
-            (
-                *(Ending.HOST_FAULT, "host_lost", COULD_NOT, FAULT, False),
-                "ECS.AmazonECSException: Rate exceeded",
-                "ECS.ServerException: x",
-                "AmazonECS.Unknown: AGENT",
-            ),
-            (
-                *(Ending.BAD_HOST, "host_lost", "failed: its host is not fit", FAULT, True),
-                "CannotStartContainerError: nvidia-container-cli: initialization error",
-                "CannotPullContainerError: write /layer: no space left on device",
-                NO_FABRIC,
-            ),
-            (
-                *(Ending.IMAGE_NOT_FOUND, "image_not_found", "image not found", END, True),
-                "CannotPullContainerError: manifest unknown",
-            ),
-            (
-                *(Ending.NOT_STARTED, "failed", DID_NOT, END, True),
-                "ResourceInitializationError: secrets: ResourceNotFoundException",
-            ),
-            (*(Ending.NOT_STARTED, "failed", DID_NOT, END, False), "ECS.AccessDeniedException: no"),
-        )
-        for said in all_said
+    *ends(Ending.EXITED, "files_lost", "files lost", END, head(74)),
+    *ends(Ending.EXITED, "no_capacity", "no capacity", END, head(75)),
+    *ends(
+        *(Ending.BAD_HOST, "host_lost"),
+        *("failed: its host's GPUs or EFA devices are not healthy", FAULT),
+        head(76),
     ),
-    (Ending.NOT_STARTED, "failed", f"{DID_NOT}: unknown", END, not_started("")),
+    *ends(
+        *(Ending.EXITED, "host_lost"),
+        *("failed: Ray did not start on its head, or ended there by itself", DOUBT),
+        head(77),
+    ),
+    *ends(
+        *(Ending.EXITED, "failed", "failed: asks for more than the job can have", END, head(78)),
+    ),
+    *ends(
+        *(Ending.EXITED, "host_lost"),
+        *("failed: its storage did not answer, or a disk was full", FAULT),
+        head(79),
+    ),
+    *ends(Ending.EXITED, "deadline", "deadline", END, head(124)),
+    *ends(Ending.NOT_STARTED, "deadline", "deadline", END, "States.Timeout"),
+    *ends(
+        *(Ending.STOPPED, "no_capacity", "no capacity", END),
+        by_user(143, stop_reason(JobStatus.NO_CAPACITY, "job j: no host within 60 s")),
+    ),
+    *ends(
+        *(Ending.STOPPED, "stopped", "stopped by user", END),
+        *(by_user(code) for code in (143, 137, *exits.TRIED_AGAIN)),
+        by_user(143, "Task stopped by user"),
+    ),
+    *ends(
+        *(Ending.STOPPED, "stopped", "its head was stopped: cost control: no capacity left", END),
+        by_user(143, "cost control: no capacity left"),
+    ),
+    *ends(Ending.EXITED, "stopped", "its command was stopped (exit code 130)", END, head(130)),
+    *ends(
+        *(Ending.SURPLUS, "stopped", "its command was stopped (exit code 143)", END),
+        head(143, StopCode="ServiceSchedulerInitiated"),
+    ),
+    *ends(Ending.KILLED, "host_lost", "failed: the head was killed", DOUBT, head(137)),
+    *ends(
+        *(Ending.OUT_OF_MEMORY, "failed", "failed: out of memory on the head", END),
+        head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
+    ),
+    *ends(
+        *(Ending.HOST_LOST, "host_lost", "failed: its host was lost", FAULT),
+        head(137, StopCode="SpotInterruption"),
+        head(StopCode="TerminationNotice"),
+        head(StoppedReason="Host EC2 (instance i-0a) terminated."),
+    ),
+    *ends(
+        *(Ending.HOST_FAULT, "host_lost", "failed: the head could not be started: {}", FAULT),
+        not_started("CannotPullContainerError: toomanyrequests: Rate exceeded"),
+        not_started("CannotPullContainerError: i/o timeout"),
+        not_started("ResourceInitializationError: unable to pull secrets"),
+        "ECS.AmazonECSException: Rate exceeded",
+        "ECS.ServerException: x",
+        "AmazonECS.Unknown: AGENT",
+    ),
+    *ends(
+        *(Ending.BAD_HOST, "host_lost", "failed: its host is not fit: {}", FAULT),
+        not_started("CannotStartContainerError: nvidia-container-cli: initialization error"),
+        not_started("CannotPullContainerError: write /layer: no space left on device"),
+        not_started(NO_FABRIC),
+    ),
+    *ends(
+        *(Ending.IMAGE_NOT_FOUND, "image_not_found", "image not found: {}", END),
+        not_started("CannotPullContainerError: manifest unknown"),
+    ),
+    *ends(
+        *(Ending.NOT_STARTED, "failed", "failed: the head did not start: {}", END),
+        not_started("ResourceInitializationError: secrets: ResourceNotFoundException"),
+        "ECS.AccessDeniedException: no",
+        not_started(""),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("how", "status", "reason", "then", "seen"), ENDS)
 def test_every_end_has_a_status_a_reason_and_maybe_another_attempt(
-    how: Ending, status: str, reason: str, then: str, seen: dict[str, Any] | str
+    how: Ending, status: str, reason: str, then: str, seen: Seen
 ) -> None:
     task, error = ({}, seen) if isinstance(seen, str) else (seen, "")
     assert ending_of(task, error) is how
