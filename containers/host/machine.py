@@ -1,4 +1,4 @@
-"""This machine: log, clock, addresses, ECS task and processes.
+"""This machine: log, clock, addresses, ECS task and processes; a question over HTTP.
 
 Addresses and interfaces are asked of the kernel: in awsvpc mode a container has two interfaces, and
 their names depend on the host's image. Processes are found by a variable of their environment,
