@@ -116,7 +116,7 @@ night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, aud
 	{ set +x; } 2>/dev/null; cat $(NIGHT); exit $$code
 
 fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
-	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q --timeout $$(( 9 * $(SECONDS) + 60 )) \
+	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q --timeout $$(( 20 * $(SECONDS) + 60 )) \
 		tests/*/test_untrusted*.py $(ARGS)
 
 simulate: venv-dev venv-aws node ## lives of jobs in a simulated account: LIVES=30000 FIRST_LIFE=0
