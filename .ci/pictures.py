@@ -59,7 +59,7 @@ def report(run: Path) -> str:
         placed = [
             f'<text x="{x}" y="{y - 12}">{html.escape(plot.title)}</text>'
             f'<svg x="{x}" y="{y}" width="{width}" height="{height}" '
-            + plots.svg(plot).removeprefix("<svg ")
+            + plot.svg.removeprefix("<svg ")
             for plot, (x, y, width, height) in zip((*drawn[:2], drawn[-1]), PLACES, strict=True)
         ]
     light, dark = (

@@ -154,7 +154,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are made and not rendered, which takes most of a report's time."""
-    monkeypatch.setattr(plots, "svg", lambda _: "")
+    monkeypatch.setattr(plots, "svg", lambda *_: "")
 
 
 def change(path: Path, values: Mapping[str, Any]) -> None:

@@ -40,15 +40,12 @@ def write_comparison(
             *(_overlay(name, name, title, evaluations) for name, title in measures.items()),
             _overlay("throughput", "items_per_s", "Throughput", evaluations),
         ]
-        found = [plot for plot in drawn if plot]
-        drawings = {plot.name: plots.svg(plot) for plot in found}
     page = render(
         "comparison.html.j2",
         names=[*runs],
         figures=figures,
         settings=settings,
-        plots=found,
-        drawings=drawings,
+        plots=[plot for plot in drawn if plot],
     )
     storage.write_bytes(str(path), page.encode("utf-8", "replace"))
 
@@ -65,10 +62,9 @@ def _overlay(
             continue
         if name == "loss":
             steps, values = plots.bucket_means(steps), plots.smooth(plots.bucket_means(values))
-        marker = "o" if len(steps) <= 40 else ""
-        axes.plot(steps, values, color=plots.light(color), marker=marker, markersize=4, label=run)
+        plots.line(axes, steps, values, color=color, label=run)
         last.append(f"{run} {values[-1]:.4g}")
     plots.legend(axes)
     axes.set_xlabel("step")
     text = f"At the end: {', '.join(last)}."
-    return Plot(name=name, title=title, text=text, figure=figure) if last else None
+    return plots.finished(name, title, text, figure) if last else None

@@ -53,18 +53,13 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     with plots.drawing():
         drawn = draw(run)
-        drawings = {plot.name: plots.svg(plot) for plot in drawn}
     path = run_dir / REPORT_FILE
-    storage.write_bytes(str(path), page(run, drawn, drawings).encode("utf-8", "replace"))
+    storage.write_bytes(str(path), page(run, drawn).encode("utf-8", "replace"))
     return path
 
 
-def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -> str:
-    """The whole document. Every string of the record is escaped.
-
-    Args:
-        drawings: SVG elements by the names of their plots.
-    """
+def page(run: RecordedRun, drawn: Sequence[Plot]) -> str:
+    """The whole document. Every string of the record is escaped."""
     return render(
         "page.html.j2",
         run=run,
@@ -73,7 +68,6 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
         error=run.result.error if run.result else None,
         key_figures=key_figures(run),
         plots=drawn,
-        drawings=drawings,
         resumes=_resumes(run),
         evaluations=_evaluations(run),
         section=_section(run),

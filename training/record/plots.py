@@ -50,14 +50,20 @@ COLORS: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """A figure with its words."""
+    """A drawing with its words."""
 
     name: str
     """Identifies it in the page."""
     title: str
     text: str
-    """Description of the figure."""
-    figure: Figure
+    """Description of the drawing."""
+    svg: str
+    """An ``<svg>`` element whose colors follow the page's theme."""
+
+
+def finished(name: str, title: str, text: str, figure: Figure) -> Plot:
+    """A figure drawn, with its words."""
+    return Plot(name=name, title=title, text=text, svg=svg(name, f"{title}. {text}", figure))
 
 
 @contextmanager
@@ -131,15 +137,19 @@ def legend(axes: Axes) -> None:
         )
 
 
-def svg(plot: Plot) -> str:
-    """The figure as an ``<svg>`` element whose colors follow the page's theme."""
+def svg(name: str, label: str, figure: Figure) -> str:
+    """The figure as an ``<svg>`` element whose colors follow the page's theme.
+
+    Args:
+        label: for those who hear the page.
+    """
     import matplotlib
 
     # Names of shapes are hashes of this and the shape: the same in every run of the program,
     # and not the same in two figures of one page.
-    matplotlib.rcParams["svg.hashsalt"] = plot.name
+    matplotlib.rcParams["svg.hashsalt"] = name
     file = io.StringIO()
-    plot.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
     box = re.search(r'viewBox="[^"]*"', text)
     assert box
@@ -149,8 +159,7 @@ def svg(plot: Plot) -> str:
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
     variables = {light: f"var(--{name})" for name, (light, _) in COLORS.items()}
     body = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda match: variables[match[0]], body)
-    label = html.escape(f"{plot.title}. {plot.text}")
-    return f'<svg {box[0]} role="img" aria-label="{label}">{body}'
+    return f'<svg {box[0]} role="img" aria-label="{html.escape(label)}">{body}'
 
 
 def gray_png(pixels: bytes, height: int, width: int) -> bytes:
@@ -229,7 +238,7 @@ def loss_plot(run: RecordedRun) -> Plot | None:
         text += f" Evaluation loss {eval_losses[-1]:.4g} at the end"
         is_best = eval_losses[-1] == eval_losses.min()
         text += ", its best." if is_best else f", {eval_losses.min():.4g} at best."
-    return Plot(name="loss", title="Loss", text=text, figure=figure)
+    return finished("loss", "Loss", text, figure)
 
 
 def measure_plot(run: RecordedRun, measure: Measure) -> Plot | None:
@@ -242,7 +251,7 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot | None:
     if not len(values):
         return None
     figure, axes = new_axes(468, 280)
-    _line(axes, places, values)
+    line(axes, places, values)
     # Of equal ones the last: if that is the end of the run, the text says so.
     backwards = values[::-1] if measure.higher_is_better else -values[::-1]
     best = len(values) - 1 - int(backwards.argmax())
@@ -267,7 +276,7 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot | None:
         text += ", the best."
     else:
         text += f"; best {measure.words(values[best])} after {run.clock} {places[best]:,.0f}."
-    return Plot(name=measure.name, title=measure.title, text=text, figure=figure)
+    return finished(measure.name, measure.title, text, figure)
 
 
 def throughput_plot(run: RecordedRun) -> Plot | None:
@@ -275,15 +284,14 @@ def throughput_plot(run: RecordedRun) -> Plot | None:
     if not len(rates):
         return None
     figure, axes = new_axes(468, 280)
-    _line(axes, places, rates)
-    axes.fill_between(places, rates, color=light("blue"), alpha=0.1, linewidth=0)
+    line(axes, places, rates)
     axes.yaxis.set_major_formatter(lambda value, _: compact(value))
     _finish(axes, run, run.clock, top=float(rates.max()))
     # The figure of the result, which is the median too, once there is one.
     settled = float(np.median(rates)) if run.result is None else run.last("items_per_s")
     text = f"{compact(settled or 0.0)} {run.items}/s over all workers, median of the "
     text += "epochs." if run.clock == "epoch" else "stretches."
-    return Plot(name="throughput", title="Throughput", text=text, figure=figure)
+    return finished("throughput", "Throughput", text, figure)
 
 
 def step_time_plot(run: RecordedRun) -> Plot | None:
@@ -328,13 +336,16 @@ def step_time_plot(run: RecordedRun) -> Plot | None:
     axes.set_yticks(rows, [f"rank {rank}" for rank in shown])
     axes.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # keeps one bar from filling the figure
     axes.set_xlabel("ms per step")
-    return Plot(name="step_time", title="Time per step", text=text, figure=figure)
+    return finished("step_time", "Time per step", text, figure)
 
 
-def _line(axes: Axes, places: Floats, values: Floats) -> None:
-    """Values of evaluations."""
+def line(
+    axes: Axes, places: Floats, values: Floats, *, color: str = "blue", label: str | None = None
+) -> None:
+    """Values that are joined, and marked where they are few."""
     marker = "o" if len(places) <= 40 else ""
-    axes.plot(places, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
+    style: Any = {"color": light(color), "linewidth": 2, "marker": marker, "markersize": 4.5}
+    axes.plot(places, values, label=label, **style)
     if len(places) == 1:
         axes.set_xlim(places[0] - 1, places[0] + 1)
 
@@ -372,11 +383,11 @@ def curve(records: Sequence[Record], x: str, y: str) -> tuple[Floats, Floats]:
     return xs[both], ys[both]
 
 
-def bucket_means(values: Floats, num_buckets: int = MAX_POINTS) -> Floats:
-    """Means of consecutive values, so that at most ``num_buckets`` are left."""
-    if len(values) <= num_buckets:
+def bucket_means(values: Floats) -> Floats:
+    """Means of consecutive values, so that at most ``MAX_POINTS`` are left."""
+    if len(values) <= MAX_POINTS:
         return values
-    edges = np.linspace(0, len(values), num_buckets + 1).astype(np.intp)
+    edges = np.linspace(0, len(values), MAX_POINTS + 1).astype(np.intp)
     sums = np.add.reduceat(values, edges[:-1])
     return np.asarray(sums / np.diff(edges), dtype=np.float64)
 

@@ -1,4 +1,4 @@
-"""Begin and end of a run, for every way to start one: data, failures in a row, printed result."""
+"""Begin and end of a run, for every way to start one: data, record, failures, printed result."""
 
 import json
 import os
