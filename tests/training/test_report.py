@@ -393,6 +393,20 @@ def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:
     assert "rank 47" not in page.words
 
 
+def test_a_curve_of_one_point_has_room_and_cuts_off_no_other_curve() -> None:
+    with plots.drawing():
+        _, axes = plots.new_axes(468, 280)
+    shown = []
+    for places in ([8.0], [2.0, 40.0]):
+        plots.line(axes, np.array(places), np.ones(len(places)))
+        shown.append(axes.get_xlim())
+    (left, right), (first, last) = shown
+    assert left <= 7
+    assert right >= 9
+    assert first <= 2
+    assert last >= 40
+
+
 def test_a_long_run_stays_small(run_dir: Path) -> None:
     write_lines(run_dir / "metrics.jsonl", metrics(10, steps_per_epoch=2000))
     path = write_report(run_dir)

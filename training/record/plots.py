@@ -347,7 +347,8 @@ def line(
     style: Any = {"color": light(color), "linewidth": 2, "marker": marker, "markersize": 4.5}
     axes.plot(places, values, label=label, **style)
     if len(places) == 1:
-        axes.set_xlim(places[0] - 1, places[0] + 1)
+        # Room around it; limits that are set would cut off the other curves of a comparison.
+        axes.update_datalim([(places[0] + side, values[0]) for side in (-1, 1)])
 
 
 def _finish(axes: Axes, run: RecordedRun, clock: str, *, top: float | None = None) -> None:
