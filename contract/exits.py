@@ -49,7 +49,8 @@ def on_closed_pipe() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout:  # None if the command was started without one (>&-)
+                sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -54,7 +54,7 @@ class JobFile:
             parameters: typer's, of the command.
 
         Raises:
-            UsageError: a key is unknown, or a table is none.
+            UsageError: a key is unknown, or a value is none of its option.
         """
         of_key = {
             max(each.opts, key=len).lstrip("-").replace("-", "_"): each
@@ -71,6 +71,11 @@ class JobFile:
         found: dict[str, object] = {}
         for key, value in self._values.items():
             if key in of_key and key not in _TABLES:
+                # Typer would read true as a number or a run's name.
+                is_flag = of_key[key].is_flag
+                if isinstance(value, bool) != is_flag or not isinstance(value, str | int | float):
+                    wanted = "true or false" if is_flag else "text or a number"
+                    raise self._error(f"{key} is {_shown(value)}: it must be {wanted}")
                 found[of_key[key].name] = value
         if isinstance(code := found.get("code"), str):
             # Relative to the file, wherever the command is given.

@@ -32,7 +32,8 @@ def _console(*, stderr: bool) -> "Console":
     """Wraps nothing where it is not a terminal, so that scripts can search the output."""
     from rich.console import Console
 
-    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+    # A range such as 1:b: or a line of a log is no emoji.
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, emoji=False)
 
 
 def visible(text: str) -> str:

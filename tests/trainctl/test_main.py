@@ -76,6 +76,14 @@ def test_output_that_nobody_reads_any_more_ends_a_command_quietly(words: str) ->
     assert (ended.returncode, ended.stderr) == (exits.CLOSED_PIPE, b"")
 
 
+def test_a_command_that_was_started_without_stdout_ends_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with exits.on_closed_pipe():
+        pass
+
+
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_a_page_of_reference_is_that_of_the_code(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == reference.PAGES[name](), (

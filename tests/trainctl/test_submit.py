@@ -86,7 +86,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4"),
     ([*SUBMIT, "--nodes", "5"], "-c max_workers=5"),
     ([*SUBMIT, "--nodes", "4:2"], "MIN must not be above MAX"),
-    ([*SUBMIT, "--nodes", "two"], "--nodes is two: give a number, such as 2, or a range"),
+    ([*SUBMIT, "--nodes", "a:b"], "--nodes is a:b: give a number, such as 2, or a range"),
     ([*SUBMIT, "--max-cost", "1"], "--max-cost is 1, and this job can cost up to $559"),
     ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, or --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
