@@ -43,7 +43,7 @@ from tests.heads import head
 from training import launch, recipes
 from training.recipes import command
 from training.recipes.ddp.settings import DdpConfig
-from training.runtime import driver, processes, ray_cluster, ray_worker, trainer
+from training.runtime import driver, outcome, processes, ray_cluster, ray_worker, trainer
 from training.system import lease, machine
 
 FULL: Final = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -146,7 +146,7 @@ def in_driver(patch: pytest.MonkeyPatch, fit: Callable[[Any], Any], events: obje
     patch.setattr(ray, "wait", lambda found, **_: (found, []))
     patch.setattr(ray, "get", get)
     patch.setattr(signal, "signal", lambda *_: None)
-    patch.setattr(driver, "environment", dict)
+    patch.setattr(outcome, "environment", dict)
     storage = str(Path(os.environ["PYTEST_TMP"]))
     held: Any = SimpleNamespace(number=1, lost="", confirm=lambda: None, is_sure=lambda: True)
     own = driver.Driver(

@@ -26,7 +26,7 @@ from rehearsal.inventory import account_at
 from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.rehearsal.conftest import gateway, served, show, trainctl
-from tests.rehearsal.test_jobs import hosts, variables
+from tests.rehearsal.test_jobs import hosts, nothing_is_left, variables
 from tests.rehearsal.watch import Watch
 
 pytestmark = [
@@ -225,6 +225,7 @@ def test_a_program_under_torchrun_with_a_range_of_nodes_grows_and_has_a_lost_one
 ) -> None:
     """It is stopped then: another test has a program that loses a node run to its end."""
     words = ("torchrun", "train.py", "--save-every", "200", "--steps", "100000000")
+    nothing_is_left(deployment)  # a host of the job before would be the second one at once
     with hosts(deployment, 1) as have, variables(deployment, **{ENV_RESIZE: "2"}):
         job = submit(deployment, ROOT / "examples" / "ddp", "range", *words, on="1:2")
         watch = Watch(deployment, job)

@@ -9,7 +9,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -23,6 +23,7 @@ from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
 from tests.conftest import ROOT
 from tests.simulation.world import EndedError, World
+from tests.trainctl.account import Pages
 
 MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
 TASKS: Final = "arn:aws:ecs:us-east-1:1:task/c/"
@@ -135,8 +136,8 @@ class Client:
         raise ReadTimeoutError(endpoint_url="https://aws")
 
     def get_paginator(self, operation: str) -> Any:
-        def paginate(**given: Any) -> Iterator[Any]:
-            yield self._call(lambda: getattr(self, f"_{operation}")(**given))
+        def paginate(**given: Any) -> Pages:
+            return Pages([self._call(lambda: getattr(self, f"_{operation}")(**given))])
 
         return SimpleNamespace(paginate=paginate)
 

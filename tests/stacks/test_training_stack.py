@@ -300,6 +300,26 @@ def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Sy
     assert templates.training["Outputs"][stack_outputs.RAY_TOKEN]["Value"] == {"Ref": name}
 
 
+def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
+    templates = synth(**OPTIONS)
+    environment = {
+        each["Name"]: text(each["Value"]) for each in container(templates, "worker")["Environment"]
+    }
+    assert environment == {
+        "RAY_AUTH_MODE": "token",
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
+        "TRAIN_HEAD_ADDRESS": "head.ray.local",
+        "TRAIN_NUM_CPUS": "48",
+        "TRAIN_NUM_GPUS": "4",
+        "TRAIN_WORKER_GPUS": "4",
+        "TRAIN_ON_THIS_NODE": "1",
+        "TRAIN_SPOT": "1",
+        "TRAIN_STORAGE": "s3://<CoreStack:ExportsOutputRefBucket239F7DF2>",
+        "NCCL_SHM_USE_CUDA_MEMCPY": "1",  # four GPUs without NVLink
+    }
+
+
 @pytest.mark.parametrize(
     ("settings", "head", "spot"),
     [({"preset": "fsdp"}, "head.training.internal", False), (OPTIONS, "head.ray.local", True)],

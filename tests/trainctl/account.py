@@ -6,14 +6,14 @@ all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jmespath  # type: ignore[import-untyped]
 from botocore.exceptions import ClientError
+from botocore.paginate import PageIterator
 
 from contract import outputs as stack_outputs
 from contract.instance_types import Prices, instance_type
@@ -77,11 +77,9 @@ def refused(code: str, operation: str = "Operation", message: str = "") -> Clien
 
 
 class Pages(list[Any]):
-    """botocore's pages of an answer."""
+    """Pages of an answer, searched as botocore's are."""
 
-    def search(self, expression: str) -> Iterator[Any]:
-        for page in self:
-            yield from jmespath.search(expression, page)
+    search = PageIterator.search
 
 
 class Account:

@@ -76,7 +76,8 @@ def test_every_example_that_destroys_its_process_group_is_looked_at() -> None:
     programs = (ROOT / "examples").glob("*/train.py")
     ends = ("destroy_process_group(", ".end_training(", "trainer.end(")
     ending = {each.parent.name for each in programs if any(end in each.read_text() for end in ends)}
-    assert ending == {"ddp", "accelerate"}
+    # Hugging Face's Trainer keeps its model of DDP, so that example ends the group of NCCL only.
+    assert ending == {"ddp", "accelerate", "hf_trainer"}
 
 
 def fail(model: nn.Module) -> None:
