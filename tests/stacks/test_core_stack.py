@@ -40,6 +40,27 @@ def test_one_zone_with_a_subnet_for_the_nat_gateway_and_one_for_training(
     assert [subnet["AvailabilityZone"] for subnet in (nat, training)] == [zone, zone]
 
 
+def test_the_training_subnet_reaches_the_outside_through_the_nat_gateway_alone(
+    synth: Synth,
+) -> None:
+    templates = synth()
+    routes = {
+        text(route["RouteTableId"]): route
+        for route in templates.of_type("AWS::EC2::Route").values()
+    }
+    (nat_gateway,) = templates.of_type("AWS::EC2::NatGateway")
+    assert routes["<VpcTrainingSubnet1RouteTable61C2EC54>"] == {
+        "RouteTableId": {"Ref": "VpcTrainingSubnet1RouteTable61C2EC54"},
+        "DestinationCidrBlock": "0.0.0.0/0",
+        "NatGatewayId": {"Ref": nat_gateway},
+    }
+    associations = templates.of_type("AWS::EC2::SubnetRouteTableAssociation").values()
+    assert {
+        text(each["SubnetId"]).partition("Subnet1")[0]: text(each["RouteTableId"])
+        for each in associations
+    }["<VpcTraining"] == "<VpcTrainingSubnet1RouteTable61C2EC54>"
+
+
 def test_s3_is_reached_without_the_nat_gateway(synth: Synth) -> None:
     endpoint = synth().only("AWS::EC2::VPCEndpoint")
     assert text(endpoint["ServiceName"]) == "com.amazonaws.<AWS::Region>.s3"
