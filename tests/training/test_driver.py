@@ -85,6 +85,7 @@ def cluster() -> Iterator[Any]:
         patch.setenv("RAY_worker_register_timeout_seconds", "600")
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # as on a node, or other tests starve its workers
         # Its hooks for the end of the process can only be made by the main thread.
         found = Cluster(
             initialize_head=True,
