@@ -2,7 +2,8 @@
 
 ``demo.svg`` shows what ``make demo`` prints and ``report.svg`` the figures of its report: draw them
 on an idle machine. A test compares ``architecture.svg`` with the settings of the default preset.
-Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``.
+Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``:
+``job.svg`` is that of a ``trainctl submit --follow`` on the local AWS.
 """
 
 import html
