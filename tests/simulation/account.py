@@ -695,8 +695,10 @@ class Execution:
                 case "Wait":
                     world.sleep(evaluate(state["Seconds"], variables, world.now))
                 case "Task":
+                    came = world.now
                     try:
                         variables["states"]["result"] = self._task(state)
+                        self._check_left(at, came - self.account.model.times.shows)
                     except StateError as error:
                         caught = [each for each in state.get("Catch", []) if catches(each, error)]
                         if not caught:
@@ -791,6 +793,13 @@ class Execution:
         if code != 0 or task["stopCode"] == "TaskFailedToStart":
             raise StateError("States.TaskFailed", json.dumps(described))
         return described
+
+    def _check_left(self, state: str, before: float) -> None:
+        """After a clean-up no worker that lists showed is left to be swept."""
+        for task in self.account.model.tasks.values() if state == "CleanUp" else ():
+            is_own = (task["startedBy"], task["desiredStatus"]) == (self.name, "RUNNING")
+            if is_own and task["createdAt"].timestamp() < before:
+                self.account.world.blame(f"the clean-up of {self.name} leaves {name_of(task)}")
 
     def _check_turn(self, granted: Range) -> None:
         """A job starts beside all that earlier jobs may have, those that wait too, so that it
