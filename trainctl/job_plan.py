@@ -393,8 +393,10 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
 
 def _check_standing_cluster(deployment: Deployment, spec: JobSpec) -> None:
     """Fail if the standing cluster, which is not in the queue, has the hosts that a job needs."""
-    head, workers = (deployment.cluster.services()[node].wanted for node in (HEAD, WORKER))
-    if head and not deployment.shape.limits.admit(spec.nodes, [Range(workers, workers)]):
+    services = deployment.cluster.services()
+    workers = services[WORKER].wanted
+    beside = [Range(workers, workers)]
+    if services[HEAD].wanted and not deployment.shape.limits.admit(spec.nodes, beside):
         raise UsageError(
             "the standing cluster is up, and the deployment has no room for this job beside it: "
             "trainctl cluster down ends it; or raise max_heads and max_workers in cdk.json, and "
