@@ -270,15 +270,21 @@ trainer.main()
 """
 
 
+@pytest.fixture
+def secret(deployment: Rehearsal) -> Iterator[str]:
+    """Value of the secret ``training/key``, which no stack makes or removes."""
+    secrets = account_at(deployment.state()["endpoint"]).client("secretsmanager")
+    secrets.create_secret(Name="training/key", SecretString="hidden")
+    yield "hidden"
+    secrets.delete_secret(SecretId="training/key", ForceDeleteWithoutRecovery=True)
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
-    deployment: Rehearsal, tmp_path: Path, seconds: dict[str, float]
+    deployment: Rehearsal, tmp_path: Path, seconds: dict[str, float], secret: str
 ) -> None:
-    account = account_at(deployment.state()["endpoint"])
-    secrets = account.client("secretsmanager")
-    secrets.create_secret(Name="training/key", SecretString="hidden")
     shutil.copy(PROGRAM / "train.py", tmp_path / "trainer.py")
     (tmp_path / "train.py").write_text(BESIDE)
     (tmp_path / "helper.py").write_text('NAME = "helped"\n')
@@ -289,11 +295,9 @@ def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
     variables = {"AWS_SESSION_TOKEN": LAPTOP}
     shown = run_lines(deployment, steps, lines, folder=tmp_path, variables=variables)
     seconds.update(steps.seconds)
-    # No stack has made it: it would be found when the account must be as it was.
-    secrets.delete_secret(SecretId="training/key", ForceDeleteWithoutRecovery=True)
     log = shown[OWN]
     assert "requirements.txt: installed in" in log
-    assert log.count("found installed helped green hidden") == 2, log
+    assert log.count(f"found installed helped green {secret}") == 2, log
     gate = log.index("before the job's command: python -m training.launch bandwidth")
     ranks = re.findall(r"^\[node (\d)\] rank (\d) of 2 starts at step 0$", log, re.MULTILINE)
     assert sorted(ranks) in ([("0", "0"), ("1", "1")], [("0", "1"), ("1", "0")]), log
@@ -307,7 +311,7 @@ def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
     # A secret is in no record of the job.
     (job,) = {*re.findall(r"^mine-\w+-\w+$", log, re.MULTILINE)}
     key = runs.job_record("mine", job)
-    body = account.client("s3").get_object(Bucket=deployment.bucket(), Key=key)["Body"]
-    found = body.read().decode()
-    assert "hidden" not in found
+    s3 = account_at(deployment.state()["endpoint"]).client("s3")
+    found = s3.get_object(Bucket=deployment.bucket(), Key=key)["Body"].read().decode()
+    assert secret not in found
     assert json.loads(found)["attempts"] == 1

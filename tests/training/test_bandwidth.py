@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -14,8 +15,8 @@ from benchmarks import processes
 from contract.errors import InputError
 from contract.nodes import Range
 from tests import forks
-from training.recipes.bandwidth import links
-from training.recipes.bandwidth.loop import bus_gb_per_s, train
+from training.recipes.bandwidth import links, loop
+from training.recipes.bandwidth.loop import Timing, bus_gb_per_s, train
 from training.recipes.bandwidth.settings import MIB, BandwidthConfig
 from training.recipes.command import read_command
 from training.record.events import Event
@@ -138,6 +139,15 @@ def test_a_host_with_efa_that_is_not_used_ends_the_run_with_the_reason(
     with pytest.raises(InputError, match=fault) as caught:
         check_efa(found, backend=backend, num_hosts=num_hosts)
     assert "deploy with -c efa=off" in str(caught.value)
+
+
+def test_a_stall_of_one_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([2.0, 0.2, 0.3, 5.0, 0.3, 0.3])
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
+    monkeypatch.setattr(loop, "_repeated", lambda *_: Timing(*[next(seconds)] * 2))
+    assert loop._timed(1024, torch.device("cpu")) == Timing(0.3, 0.3)
 
 
 def measured(folder: str) -> list[Event]:

@@ -25,9 +25,11 @@ from training.record.result import Table
 from training.system.machine import transport
 
 _ELEMENT: Final = 4  # bytes of a float32
-#: Most repetitions at one size, and seconds after which there are no more.
-_REPEATS: Final = 20
-_SECONDS: Final = 0.5
+#: A size is measured in so many rounds, of which the median counts: one stall fails no job.
+_ROUNDS: Final = 5
+#: Most repetitions in a round, and seconds after which there are no more.
+_REPEATS: Final = 4
+_SECONDS: Final = 0.1
 _HEADS: Final = (
     "size (B)",
     "mean (us)",
@@ -115,7 +117,7 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
 
 
 def _timed(size: int, device: torch.device) -> Timing:
-    """Check an all-reduce of ``size`` bytes once, then repeat it; every rank gets the same result.
+    """Check an all-reduce of ``size`` bytes once, then repeat it; every rank gets the same median.
 
     Raises:
         RuntimeError: its result is wrong.
@@ -127,7 +129,8 @@ def _timed(size: int, device: torch.device) -> Timing:
         raise RuntimeError(f"all-reduce of {size} bytes: rank {rank} received wrong values")
     message.zero_()  # or sums of sums would overflow
     once = _repeated(message, 1).slowest
-    return _repeated(message, max(1, min(_REPEATS, int(_SECONDS / once))))
+    repeats = max(1, min(_REPEATS, int(_SECONDS / once)))
+    return statistics.median_low(_repeated(message, repeats) for _ in range(_ROUNDS))
 
 
 def _repeated(message: torch.Tensor, repeats: int) -> Timing:
