@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,12 +81,14 @@ def events(rehearsal: Rehearsal, run: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def recorded(watch: Watch, rehearsal: Rehearsal, kind: str, number: int) -> list[dict[str, Any]]:
+def recorded(
+    watch: Watch, rehearsal: Rehearsal, run: str, kind: str, number: int
+) -> list[dict[str, Any]]:
     """Wait until a run has so many events of a kind: its record in S3 follows after each epoch."""
 
     def look() -> list[dict[str, Any]]:
         watch.look()
-        found = [each for each in events(rehearsal, "elastic") if each["type"] == kind]
+        found = [each for each in events(rehearsal, run) if each["type"] == kind]
         return found if len(found) >= number else []
 
     return eventually(f"{number} {kind}", look, timeout_s=180, every_s=1, over=watch.over)
@@ -188,10 +189,10 @@ def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
 NOTICE_S = 40
 
 
-def check_each_picture_came_once_an_epoch(
-    lines: list[dict[str, Any]], config: dict[str, Any]
-) -> None:
-    """In the steps that count: those after the last checkpoint before a loss were done again.
+def epochs_of_each_picture(lines: list[dict[str, Any]], config: dict[str, Any]) -> int:
+    """The number of whole epochs, each of which had each picture once.
+
+    Of the steps that count: those after the last checkpoint before a loss were done again.
 
     Lines that a killed head had not yet put into the bucket are missing; the checkpoint from which
     the run resumed has those steps.
@@ -211,25 +212,31 @@ def check_each_picture_came_once_an_epoch(
     batch, seed = config["global_batch"], config["seed"]
     order = BatchOrder(num_images=NUM_PICTURES, global_batch=batch, seed=seed)
     num_epochs = steps[-1] // order.steps_per_epoch
-    assert num_epochs > 2
     seen = torch.cat([order.indices(step - 1) for step in steps])[: num_epochs * NUM_PICTURES]
     epochs = seen.view(num_epochs, NUM_PICTURES).sort(dim=1).values
     assert torch.equal(epochs, torch.arange(NUM_PICTURES).expand_as(epochs))
+    return num_epochs
 
 
-@pytest.mark.timeout(900)
-def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
-    rehearsal: Rehearsal, tmp_path: Path
-) -> None:
-    """Pictures in ImageNet's layout. One host at first, after one without its GPU, then two; one is
-    taken away with notice, and then the head's host without."""
-    tree = write_tree(tmp_path / "tree", num_train=NUM_PICTURES, num_val=20)
+@pytest.fixture(scope="module")
+def pictures(rehearsal: Rehearsal, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A set of pictures in the bucket, prepared from a tree in ImageNet's layout."""
+    tree = write_tree(tmp_path_factory.mktemp("tree"), num_train=NUM_PICTURES, num_val=20)
     place = f"s3://{rehearsal.bucket()}/datasets/pictures"
     small = ("--size", "64", "--processes", "1")
     run = trainctl(rehearsal, "data", "prepare", "imagenet", str(tree), "--to", place, *small)
     assert run.returncode == 0, run.stderr
+    return place
+
+
+@pytest.mark.timeout(900)
+def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
+    rehearsal: Rehearsal, pictures: str
+) -> None:
+    """One host at first, after one without its GPU, then two; one is taken away with notice, and
+    then the head's host without."""
     # A host that goes with notice is no failure, of which none is forgiven here.
-    long = ("--data", place, "--epochs", "900", "--max-failures", "0")
+    long = ("--data", pictures, "--epochs", "900", "--max-failures", "0")
     settings = ("--run", "elastic", "--nodes", "1:2", "--yes", "--follow", *long)
     there = stage(rehearsal)
     with (
@@ -264,7 +271,7 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
         assert f"trainctl logs {job} --follow" in note
         watch = Watch(rehearsal, job)
         watch.wait_for(", 2 workers on")
-        grown = recorded(watch, rehearsal, "resume", 1)[-1]
+        grown = recorded(watch, rehearsal, "elastic", "resume", 1)[-1]
         assert grown["world_size"] == 2
         assert grown["step"] > 0
         assert there.call_keeper()["stopped"] == [], "a sweep leaves a job that runs"
@@ -285,7 +292,7 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
         there.take_host(victim["host"])  # whether its node has ended by then or not
         Metadata.noticed = ""
         watch.wait_for(", 1 worker on", times=2)
-        shrunk = recorded(watch, rehearsal, "resume", 2)[-1]
+        shrunk = recorded(watch, rehearsal, "elastic", "resume", 2)[-1]
 
         # --- the head's host goes, without
         (head,) = watch.containers(HEAD)
@@ -312,7 +319,29 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
     ]
     assert shrunk["step"] >= max(before), "what was done before the notice was saved after it"
     config = json.loads(read(rehearsal, "runs/elastic/config.json"))
-    check_each_picture_came_once_an_epoch(lines, config)
+    assert epochs_of_each_picture(lines, config) > 2
+
+
+@pytest.mark.night
+def test_pictures_are_trained_to_the_last_epoch_though_a_host_is_lost(
+    rehearsal: Rehearsal, pictures: str
+) -> None:
+    settings = ("--run", "whole", "--nodes", "1", "--yes", "--data", pictures, "--epochs", "60")
+    job = trainctl(rehearsal, "submit", "imagenet", *settings, *QUICK).stdout.strip()
+    watch = Watch(rehearsal, job)
+    watch.wait_for(", 1 worker on")
+    recorded(watch, rehearsal, "whole", "evaluation", 2)
+    (worker,) = watch.containers(WORKER)
+    rehearsal.engine("kill", "--signal", "KILL", worker)
+    waited = trainctl(rehearsal, "wait", job, timeout_s=600)
+    assert waited.returncode == 0, waited.stderr
+    nothing_is_left(rehearsal)
+    lines = events(rehearsal, "whole")
+    assert [each["type"] for each in lines].count("resume") == 1
+    config = json.loads(read(rehearsal, "runs/whole/config.json"))
+    assert epochs_of_each_picture(lines, config) == 60
+    result = json.loads(read(rehearsal, "runs/whole/result.json"))
+    assert result["status"] == "succeeded"
 
 
 # --- rights ---------------------------------------------------------------------------------------
