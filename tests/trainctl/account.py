@@ -17,7 +17,7 @@ from botocore.paginate import PageIterator
 
 from contract import outputs as stack_outputs
 from contract.instance_types import Prices, instance_type
-from contract.job import ORDER_VERSION
+from contract.job import ORDER_VERSION, JobSpec
 
 SHAPE = {
     "preset": "ddp",
@@ -160,6 +160,11 @@ class Account:
     def sent(self, name: str) -> list[dict[str, Any]]:
         """What an operation was called with, each time."""
         return [named for operation, named in self.calls if operation == name]
+
+    @property
+    def orders(self) -> list[JobSpec]:
+        """Of the jobs that were started, in this order."""
+        return [JobSpec.from_json(each["input"]) for each in self.sent("start_execution")]
 
     @property
     def changes(self) -> list[str]:

@@ -66,6 +66,14 @@ class Cli:
         assert found == code, said.err
         return said
 
+    def refuses(self, *words: str, code: int = exits.BAD_INPUT) -> str:
+        """Give a command that must fail; what has been printed on stderr."""
+        return self(*words, code=code).err
+
+    def json(self, *words: str) -> Any:
+        """What a command prints with ``--json``."""
+        return json.loads(self(*words, "--json").out)
+
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:

@@ -27,10 +27,6 @@ RESULT = {
 }
 
 
-def order(account: Account, number: int = -1) -> JobSpec:
-    return JobSpec.from_json(account.sent("start_execution")[number]["input"])
-
-
 def end(account: Account, job: str, **outcome: Any) -> None:
     """An execution ends, as the function that cleans up ends it."""
     values = {"status": "succeeded", "reason": "succeeded", "exit_code": 0} | outcome
@@ -68,17 +64,18 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
     ]
     end(account, job.id)
     assert main([*given, "--code", str(code), "--", *words]) == 0
-    first, second = json.loads(order(account, 0).to_json()), json.loads(order(account, 1).to_json())
+    first, second = (json.loads(each.to_json()) for each in account.orders)
     assert first.pop("code") != second.pop("code"), "each job has an archive of its own"
     assert first == second
     assert first["variables"] == {"COLOR": "a=b"}
-    assert (job.run, job.spec) == ("r7", order(account, 0))
+    assert (job.run, job.spec) == ("r7", account.orders[0])
 
 
 def test_numbers_and_paths_are_words_too(account: Account) -> None:
     submit("ddp", "--epochs", 3, "--lr", 0.1, env={"DEPTH": 2, "PLACE": Path("a/b")}, profile=None)
-    assert order(account).command[-4:] == ("--epochs", "3", "--lr", "0.1")
-    assert order(account).variables == {"DEPTH": "2", "PLACE": "a/b"}
+    (order,) = account.orders
+    assert order.command[-4:] == ("--epochs", "3", "--lr", "0.1")
+    assert order.variables == {"DEPTH": "2", "PLACE": "a/b"}
 
 
 def test_nothing_is_printed(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,14 +84,6 @@ def test_nothing_is_printed(account: Account, capsys: pytest.CaptureFixture[str]
     job.wait()
     job.stop()
     assert capsys.readouterr() == ("", "")
-
-
-def test_plan_prices_what_submit_would_start_and_starts_nothing(account: Account) -> None:
-    found = plan("ddp", nodes=2, max_hours=2)
-    assert found.usd_at_most is not None
-    assert found.usd_per_hour is not None
-    assert 2 * found.usd_per_hour < found.usd_at_most < 3 * found.usd_per_hour
-    assert account.changes == []
 
 
 @pytest.mark.parametrize(
@@ -168,14 +157,6 @@ def test_a_jobs_log_is_a_list_of_lines(account: Account) -> None:
     assert Job.find("j1").logs() == ["first", "second"]
 
 
-def test_a_recipes_result_is_typed(account: Account) -> None:
-    account.add("j1", run="r1")
-    account.objects["runs/r1/result.json"] = json.dumps({**RESULT, "accuracy": 0.5}).encode()
-    result = Job.find("j1").result()
-    assert result is not None
-    assert (result.measures["accuracy"], result.steps) == (0.5, 10)
-
-
 def test_what_the_program_wrote_is_fetched(
     account: Account,
     tmp_path: Path,
@@ -240,9 +221,8 @@ def test_the_sweep_compares_four_jobs(account: Account, capsys: pytest.CaptureFi
     assert said.err == ""
     assert said.out.splitlines()[-1] == "best: --lr 0.001"
     assert "0.002: failed: user code exit 1; its log: trainctl logs sweep-0-002" in said.out
-    orders = [order(account, number) for number in range(4)]
-    assert {each.run for each in orders} == {f"sweep-{rate}" for rate in sweep.RATES}
-    assert all("--epochs" in each.command for each in orders)
+    assert [each.run for each in account.orders] == [f"sweep-{rate}" for rate in sweep.RATES]
+    assert all("--epochs" in each.command for each in account.orders)
 
 
 def test_a_sweep_given_again_waits_for_the_jobs_that_are_running(

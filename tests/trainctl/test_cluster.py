@@ -43,7 +43,7 @@ def small_hosts(account: Account) -> None:
 def test_a_number_of_nodes_that_cannot_be_starts_nothing(
     argv: list[str], message: str, account: Account, cli: Cli
 ) -> None:
-    assert message in cli("cluster", "up", *argv, code=exits.BAD_INPUT).err
+    assert message in cli.refuses("cluster", "up", *argv)
     assert account.changes == []
 
 
@@ -112,7 +112,7 @@ def test_up_ends_with_the_reason_when_a_node_cannot_come_up(
     account.starts, account.rollout = False, rollout
     if fault:
         account.fault = fault | {"startedAt": datetime.now(tz=UTC) + timedelta(seconds=1)}
-    said = " ".join(cli("cluster", "up", "--yes", code=exits.FAILED).err.split())
+    said = " ".join(cli.refuses("cluster", "up", "--yes", code=exits.FAILED).split())
     assert message in said
     assert "The cluster is left as it is: trainctl cluster down ends it" in said
 
@@ -123,7 +123,7 @@ def test_up_gives_up_after_its_time_and_says_what_is_lacking(
     account.starts = False
     clock = iter(range(0, 100_000, 60))
     monkeypatch.setattr("trainctl.commands.cluster.time.monotonic", lambda: float(next(clock)))
-    said = cli("cluster", "up", "--yes", code=exits.FAILED).err
+    said = cli.refuses("cluster", "up", "--yes", code=exits.FAILED)
     assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
 
 
@@ -176,7 +176,7 @@ def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, wo
 def test_status_is_data_for_machines(account: Account, cli: Cli) -> None:
     account.wanted = {"head-service": 1, "worker-service": 1}
     account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPU"]
-    found = json.loads(cli("cluster", "status", "--json").out)
+    found = cli.json("cluster", "status")
     assert found["up"] is True
     assert found["wanted"] == found["running"] == {"head": 1, "worker": 1}
     assert found["ray"] == {"num_nodes": 2, "num_cpus": 4, "num_gpus": 1}
@@ -207,7 +207,7 @@ def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
         assert other.endswith("unknown")
         (absent,) = [line for line in printed.splitlines() if line.startswith("i-absent")]
         assert absent.split()[1:5] == ["g5.xlarge", "UNREGISTERED", "0", "25"], "since its launch"
-    hosts = json.loads(cli("cluster", "status", "--json").out)["hosts"]
+    hosts = cli.json("cluster", "status")["hosts"]
     assert [host["id"] for host in hosts] == ["i-absent", "i-0123456789abcdef0", "i-1"]
 
 
@@ -223,9 +223,7 @@ def test_a_host_whose_agent_is_disconnected_is_shown_as_such(account: Account, c
     assert "ACTIVE, agent disconnected 12 min" in rows["i-away"]
     assert "ACTIVE, agent disconnected  " in rows["i-new"]
     assert "disconnected" not in rows["i-here"]
-    hosts = {
-        each["id"]: each for each in json.loads(cli("cluster", "status", "--json").out)["hosts"]
-    }
+    hosts = {each["id"]: each for each in cli.json("cluster", "status")["hosts"]}
     assert [hosts[name]["is_connected"] for name in rows] == [True, False, False]
     assert hosts["i-away"]["disconnected_since"]
 

@@ -65,7 +65,7 @@ def test_results_cost_and_settings_that_differ_are_shown_with_the_curves_in_a_pa
 def test_json_has_the_settings_and_results_and_no_page_is_written(
     cli: Cli,
 ) -> None:
-    found = json.loads(cli("compare", "slow", "runs/fast", "--json").out)
+    found = cli.json("compare", "slow", "runs/fast")
     assert found["differing"] == ["lr"]
     assert found["settings"]["slow"]["lr"] == 0.1
     assert found["results"]["runs/fast"]["accuracy"] == 0.8
@@ -94,4 +94,4 @@ def test_the_table_is_shown_also_where_nothing_can_be_drawn(
 )
 @pytest.mark.usefixtures("two_runs")
 def test_what_cannot_be_compared_is_refused(names: list[str], message: str, cli: Cli) -> None:
-    assert message in cli("compare", *names, code=2).err
+    assert message in cli.refuses("compare", *names)

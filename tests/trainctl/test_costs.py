@@ -13,7 +13,6 @@ import typer
 
 from contract import exits, times
 from contract.instance_types import HostPrice, Prices, instance_type
-from contract.job import JobSpec
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
@@ -33,11 +32,6 @@ def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
         "stoppedAt": (began + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"),
         **more,
     }
-
-
-def cost_of(cli: Cli) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cli("cost", "job", "--json").out)
-    return found
 
 
 # --- before it starts -----------------------------------------------------------------------------
@@ -98,17 +92,15 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
 ) -> None:
     account.shape["shared"] = SHARED
     said = " ".join(cli(*SUBMIT, "--data", "/mnt/shared/mnist").err.split())
-    spec = JobSpec.from_json(account.sent("start_execution")[0]["input"])
+    (spec,) = account.orders
     assert spec.command[-2:] == ("--data", "/mnt/shared/mnist")
     assert "with disks and the NAT gateway and the shared file system" in said
     assert spec.prices is not None
     assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
     assert Prices.from_json(json.loads(json.dumps(spec.prices.to_json()))) == spec.prices
-    account.add(
-        "job", status="SUCCEEDED", output="{}", input=account.sent("start_execution")[0]["input"]
-    )
+    account.add("job", status="SUCCEEDED", output="{}", input=spec.to_json())
     account.task_events = [event("head", 360)]
-    assert cost_of(cli)["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
+    assert cli.json("cost", "job")["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])  # the most that it may have is what it can cost
@@ -116,8 +108,7 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
     account: Account, cli: Cli, nodes: str
 ) -> None:
     said = cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60").err
-    (sent,) = account.sent("start_execution")
-    spec = JobSpec.from_json(sent["input"])
+    (spec,) = account.orders
     assert 4 * 3600 < spec.max_seconds < 5 * 3600
     assert re.search(r"deadline  4 h \d+ min after admission, to stay within --max-cost 60;", said)
     found = re.search(r"at most   \$([\d.]+)", said)
@@ -139,7 +130,7 @@ def test_the_hours_that_a_refusal_names_are_accepted(
     account: Account, cli: Cli, limit: str
 ) -> None:
     words = [*SUBMIT, "--nodes", "2", "--max-cost", limit, "--max-hours"]
-    found = re.search(r"--max-hours ([\d.]+), or", cli(*words, "24", code=exits.BAD_INPUT).err)
+    found = re.search(r"--max-hours ([\d.]+), or", cli.refuses(*words, "24"))
     assert found is not None
     assert main([*words, found[1]]) == exits.OK
     assert account.changes == ["start_execution"]
@@ -148,8 +139,7 @@ def test_the_hours_that_a_refusal_names_are_accepted(
 def test_max_cost_leaves_a_deadline_alone_that_is_within_it(account: Account) -> None:
     assert main([*SUBMIT, "--nodes", "1", "--max-cost", "60", "--max-hours", "2"]) == exits.OK
     assert main([*SUBMIT, "--nodes", "1", "--max-cost", "1000", "--run", "r2"]) == exits.OK
-    orders = [JobSpec.from_json(sent["input"]) for sent in account.sent("start_execution")]
-    assert [each.max_seconds for each in orders] == [2 * 3600, 24 * 3600]
+    assert [each.max_seconds for each in account.orders] == [2 * 3600, 24 * 3600]
 
 
 @pytest.mark.parametrize(
@@ -166,20 +156,19 @@ def test_a_job_never_waits_longer_for_hosts_than_it_may_last(
     account: Account, given: list[str], asked_s: int
 ) -> None:
     assert main([*SUBMIT, *given]) == exits.OK
-    (sent,) = account.sent("start_execution")
-    spec = JobSpec.from_json(sent["input"])
+    (spec,) = account.orders
     assert spec.capacity_wait_s == min(asked_s, spec.max_seconds)
 
 
 def test_the_deployment_limits_the_hours_of_a_job(account: Account, cli: Cli) -> None:
     account.shape["max_job_hours"] = 8
-    said = cli(*SUBMIT, "--max-hours", "9", code=exits.BAD_INPUT).err
+    said = cli.refuses(*SUBMIT, "--max-hours", "9")
     assert "--max-hours is 9: this deployment allows at most 8 (max_job_hours)" in said
     assert "-c max_job_hours=9" in said
     assert account.changes == []
     assert main(SUBMIT) == exits.OK
-    (sent,) = account.sent("start_execution")
-    assert JobSpec.from_json(sent["input"]).max_seconds == 8 * 3600
+    (spec,) = account.orders
+    assert spec.max_seconds == 8 * 3600
 
 
 @pytest.mark.parametrize(
@@ -205,9 +194,8 @@ def test_in_a_region_without_known_prices_nothing_has_a_price(account: Account, 
         in said
     )
     assert "$" not in said
-    assert (
-        "--max-cost 60 cannot be kept: list prices are known for"
-        in cli(*SUBMIT, "--max-cost", "60", code=exits.BAD_INPUT).err
+    assert "--max-cost 60 cannot be kept: list prices are known for" in cli.refuses(
+        *SUBMIT, "--max-cost", "60"
     )
     assert account.changes == []
 
@@ -235,7 +223,7 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     data = [] if "--data" in settings else ["--data", "s3://bucket/data"]
-    found = json.loads(cli("plan", "fsdp", "--json", *data, *settings).out)
+    found = cli.json("plan", "fsdp", *data, *settings)
     assert (found["usd_expected"] is not None) == is_known
     if is_known:
         assert 0 < found["usd_expected"] < found["usd_at_most"]
@@ -253,14 +241,14 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
         event("other", 999, group="job:other"),
         event("never", 0, pullStartedAt=None, startedBy="job"),
     ]
-    found = cost_of(cli)
+    found = cli.json("cost", "job")
     assert found["node_seconds"] == {"head": 360, "worker": 360}
     head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
     assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
     assert found["nat_usd"] == pytest.approx(0.05 / 6)
     # Another deployment and another region change nothing: the order has them.
     account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
-    assert cost_of(cli)["usd"] == found["usd"]
+    assert cli.json("cost", "job")["usd"] == found["usd"]
 
 
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:
@@ -276,9 +264,9 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli
     # It waits for a host: there is nothing to pay.
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PROVISIONING", "startedBy": "job"}
     account.tasks["w1"]["createdAt"] = account.now - timedelta(seconds=300)
-    assert cost_of(cli)["node_seconds"] == {"head": 360, "worker": 0}
+    assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
     account.task_events = [event("head", 360)]  # it has come, and ECS still knows the task
-    assert cost_of(cli)["node_seconds"] == {"head": 360, "worker": 0}
+    assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
 
 
 def unknown(account: Account, name: str) -> None:
@@ -318,7 +306,7 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     unknown(account, why)
-    found = cost_of(cli)
+    found = cli.json("cost", "job")
     assert found["usd"] is None
     assert why in found["why_unknown"]
     for command in ("cost", "show", "wait"):
@@ -329,7 +317,7 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
 
 def test_a_job_that_never_had_a_node_has_cost_nothing(account: Account, cli: Cli) -> None:
     account.add("job", status="FAILED", cause='{"status": "no_capacity", "exit_code": 75}')
-    assert cost_of(cli)["usd"] == 0
+    assert cli.json("cost", "job")["usd"] == 0
     assert "$0 at us-east-1's list prices" in cli("cost", "job").out
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from contract import exits
 from tests.trainctl.conftest import Cli
 from tests.training import sample_pictures
 
@@ -38,7 +37,7 @@ def test_mistakes_are_one_sentence(
     cli: Cli,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = cli("data", *words, code=exits.BAD_INPUT).err.splitlines()
+    said = cli.refuses("data", *words).splitlines()
     assert said[-1].startswith("error: ")
     assert message in said[-1]
     assert not [*tmp_path.iterdir()]
@@ -53,6 +52,6 @@ def test_a_file_is_no_place_for_a_set_and_s3_is_no_source(tmp_path: Path, cli: C
         (["prepare", "imagenet", str(tmp_path), "--to", f"{file}/set"], "file/set is not a folder"),
         (["prepare", "imagenet", "s3://b/x", *to], "fetch it first (aws s3 sync s3://b/x DIR)"),
     ):
-        said = cli("data", *words, code=exits.BAD_INPUT).err.splitlines()[-1]
+        said = cli.refuses("data", *words).splitlines()[-1]
         assert said.startswith("error: ")
         assert message in said

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from contract import exits
-from contract.job import JobSpec
 from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
@@ -36,7 +34,7 @@ def test_a_run_that_cannot_be_exported_starts_nothing(
 ) -> None:
     account.objects["runs/r1/config.json"] = b'{"recipe": "ddp"}'
     given = [word.replace("CODE", str(code)) for word in arguments]
-    assert words in cli(*given, code=exits.BAD_INPUT).err
+    assert words in cli.refuses(*given)
     assert account.changes == []
 
 
@@ -64,11 +62,14 @@ def ends_at_once(
 def test_an_export_is_made_by_a_head_alone_and_fetched(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    ends_at_once(account, monkeypatch, status="SUCCEEDED", output='{"status": "succeeded"}')
+    # An empty object may stand for a folder.
+    names = ("", "sub/", "sub/model")
+    ends_at_once(
+        account, monkeypatch, names=names, status="SUCCEEDED", output='{"status": "succeeded"}'
+    )
     place = tmp_path / "model"
     said = cli("export", "r1", "--to", str(place), "--dtype", "bf16", "--yes")
-    (sent,) = account.sent("start_execution")
-    spec = JobSpec.from_json(sent["input"])
+    (spec,) = account.orders
     assert spec.command[:4] == ("python", "-m", "training.export", "r1")
     assert spec.command[-2:] == ("--dtype", "bf16")
     assert spec.nodes == Range(0, 0)
@@ -83,9 +84,8 @@ def test_an_export_that_fails_leaves_no_folder(
 ) -> None:
     cause = '{"status": "failed", "reason": "failed: user code exit 2", "exit_code": 2}'
     ends_at_once(account, monkeypatch, status="FAILED", cause=cause)
-    assert (
-        "did not succeed"
-        in cli("export", "r1", "--to", str(tmp_path / "model"), "--yes", code=2).err
+    assert "did not succeed" in cli.refuses(
+        "export", "r1", "--to", str(tmp_path / "model"), "--yes"
     )
     assert not (tmp_path / "model").exists()
 
@@ -111,22 +111,8 @@ def test_a_key_that_leaves_the_folder_is_refused_before_any_file_is_written(
         account, monkeypatch, names=names, status="SUCCEEDED", output='{"status": "succeeded"}'
     )
     place = tmp_path / "deep" / "model"
-    said = cli("export", "r1", "--to", str(place), "--yes", code=exits.BAD_INPUT).err
+    said = cli.refuses("export", "r1", "--to", str(place), "--yes")
     assert "object of s3://bucket/exports/" in said
     assert "is refused" in said
     assert not account.sent("download_file")
     assert [*tmp_path.rglob("*")] == []
-
-
-def test_the_empty_object_that_stands_for_a_folder_is_skipped(
-    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends_at_once(
-        account,
-        monkeypatch,
-        names=("", "sub/", "sub/model"),
-        status="SUCCEEDED",
-        output='{"status": "succeeded"}',
-    )
-    assert main(["export", "r1", "--to", str(tmp_path / "model"), "--yes"]) == exits.OK
-    assert (tmp_path / "model" / "sub" / "model").read_bytes() == b"weights"

@@ -1,6 +1,5 @@
 """``trainctl submit -f job.toml``: the same order as by options, and mistakes with their names."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from contract.job import JobSpec
 from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
@@ -42,7 +40,7 @@ BY_OPTIONS = [
 
 
 def plan(cli: Cli, *words: str) -> Any:
-    return json.loads(cli("plan", "--json", *words).out)
+    return cli.json("plan", *words)
 
 
 @pytest.fixture
@@ -93,8 +91,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     cli("submit", "-f", str(file))
-    (sent,) = account.sent("start_execution")
-    spec = JobSpec.from_json(sent["input"])
+    (spec,) = account.orders
     assert (spec.command, str(spec.nodes)) == (("python", "mine.py", "--lr", "1"), "2")
     assert spec.code
     found = plan(cli, "-f", str(file), "--run", "other", "--", "python", "-m", "mine")
@@ -132,7 +129,7 @@ def test_a_mistake_in_a_file_is_a_sentence(
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(text)
-    said = cli("submit", "-f", str(file), "--yes", code=2).err
+    said = cli.refuses("submit", "-f", str(file), "--yes")
     assert error in said
     assert "Traceback" not in said
     assert account.changes == []
@@ -168,7 +165,5 @@ def test_a_file_that_is_a_pipe_is_read_once(cli: Cli) -> None:
 
 
 def test_a_file_that_is_not_there_is_a_sentence(account: Account, tmp_path: Path, cli: Cli) -> None:
-    assert (
-        "cannot be read: No such file" in cli("plan", "-f", str(tmp_path / "none.toml"), code=2).err
-    )
+    assert "cannot be read: No such file" in cli.refuses("plan", "-f", str(tmp_path / "none.toml"))
     assert account.calls == []

@@ -105,7 +105,7 @@ def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> 
     words = f"queued: number 1, after job-0, which may run until {utc(until)}"
     rows = cli("ls").out.splitlines()
     assert [" queued 1 " in row for row in rows] == [False, True, False]
-    job, other = json.loads(cli("ls", "--json").out)
+    job, other = cli.json("ls")
     place = {"number": 1, "after": "job-0", "until": until.isoformat()}
     assert (job["status"], job["reason"], job["queue"]) == ("queued", words, place)
     assert (other["status"], other["queue"]) == ("running", None)
@@ -113,7 +113,7 @@ def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> 
     shown = cli("show", "job-1").out
     assert f"state     {words}\n" in shown
     assert "deadline" not in shown, "it has none before it is admitted"
-    assert json.loads(cli("show", "job-1", "--json").out)["queue"] == place
+    assert cli.json("show", "job-1")["queue"] == place
     assert f"deadline  {utc(until)}\n" in cli("show", "job-0").out
     found = Deployment.find(profile=None, region=None)
     assert follow.waiting(found, found.jobs.find("job-1"), []).reason == words
@@ -147,7 +147,8 @@ def test_wait_exits_as_the_job_did(
     assert main(["wait", "job"]) == exit_code
 
 
-def test_what_a_job_waits_for_is_shown(account: Account) -> None:
+def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> None:
+    """``test_follow`` has the states of a job of one node, from its submission on."""
     account.add("job")
     deployment = Deployment.find(profile=None, region=None)
 
@@ -156,11 +157,7 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
         jobs = deployment.jobs
         return follow.waiting(deployment, job, [*jobs.heads(job), *jobs.workers(job)]).reason
 
-    assert waits() == "waiting for the head to be started"
-    account.add_head("job", "head", lastStatus="PROVISIONING")
-    assert waits() == "waiting for 1 x m5.large, for the head"
-    account.tasks["head"]["lastStatus"] = "RUNNING"
-    assert waits() == "waiting for 1 x g5.xlarge"
+    account.add_head("job", "head")
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PENDING", "startedBy": "job"}
     account.tasks["w2"] = {"taskArn": "w2", "lastStatus": "PROVISIONING", "startedBy": "job"}
     assert waits() == "waiting for 1 x g5.xlarge"
@@ -188,7 +185,7 @@ def test_what_runs_can_be_seen_and_stopped_while_and_after_a_deploy_fails(
     account.logs = {"job/ray/head": ["one"]}
     for words in (["ls"], ["show", "job"], ["logs", "job"], ["cluster", "status"]):
         assert main(words) == 0
-    assert f"({status})" in cli("submit", "ddp", "--yes", code=1).err
+    assert f"({status})" in cli.refuses("submit", "ddp", "--yes", code=1)
     assert account.changes == []
     assert main(["stop", "job", "--yes"]) == 0
     assert account.changes == ["stop_task"]
@@ -236,11 +233,11 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(account: Account
         "OOM",
     ):
         assert words in shown
-    found = json.loads(cli("show", "r1", "--json").out)
+    found = cli.json("show", "r1")
     assert (found["run"], found["status"], found["exit_code"]) == ("r1", "succeeded", 0)
     assert found["spec"]["nodes"] == "1:2"
     assert found["result"]["accuracy"] == 0.9
-    assert json.loads(cli("wait", "r1", "--json").out)["status"] == "succeeded"
+    assert cli.json("wait", "r1")["status"] == "succeeded"
 
 
 def test_how_far_a_running_job_is_stands_in_show_and_ls(account: Account, cli: Cli) -> None:
@@ -251,7 +248,7 @@ def test_how_far_a_running_job_is_stands_in_show_and_ls(account: Account, cli: C
     said = cli("show", "job")
     line = "step 1,200/20,000, loss 2.3100, 2,540 tokens/s, 2 h 5 min left, about $3.20 so far"
     assert f"progress  {line}\n" in said.out
-    assert json.loads(cli("show", "job", "--json").out)["progress"]["step"] == 1200
+    assert cli.json("show", "job")["progress"]["step"] == 1200
     assert "waiting  1:2    6%    10 min" in cli("ls").out
 
 
@@ -300,7 +297,7 @@ def test_a_job_is_shown_with_the_measures_of_its_recipe(
 
 def test_a_job_whose_order_cannot_be_read_is_listed(account: Account, cli: Cli) -> None:
     account.add("by-hand", input="not an order")
-    (found,) = json.loads(cli("ls", "--json").out)
+    (found,) = cli.json("ls")
     assert (found["id"], found["run"], found["spec"]) == ("by-hand", "", None)
     for command in ("show", "cost"):
         assert main([command, "by-hand"]) == exits.OK

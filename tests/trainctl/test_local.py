@@ -73,13 +73,13 @@ def test_everything_that_is_missing_is_named_at_once_with_one_command(
     checkout: Path, cli: Cli
 ) -> None:
     parts = {".venv-aws/bin/python", "node_modules/.bin/cdk", "aws_cdk"}
-    said = cli("local", "up", code=exits.FAILED).err
+    said = cli.refuses("local", "up", code=exits.FAILED)
     assert all(part in said for part in parts)
     assert "Run `make local` there" in said
 
     install(checkout / ".venv-aws" / "bin" / "python")
     install(checkout / "bin" / "python3", "exit 1")  # without the library
-    said = cli("local", "up", code=exits.FAILED).err
+    said = cli.refuses("local", "up", code=exits.FAILED)
     assert {part for part in parts if part in said} == parts - {".venv-aws/bin/python"}
 
     install(checkout / "node_modules" / ".bin" / "cdk")
@@ -139,5 +139,5 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
     assert cycle.Rehearsal.here().state()["image_tag"] == "content-1"
 
     # What is up stays up.
-    assert "a local deployment is up already" in cli("local", "up", code=exits.FAILED).err
+    assert "a local deployment is up already" in cli.refuses("local", "up", code=exits.FAILED)
     assert cycle.Rehearsal.here().is_up()

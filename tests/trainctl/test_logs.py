@@ -161,7 +161,7 @@ def test_what_no_log_can_be_asked_for_is_refused(
 ) -> None:
     on_nodes(account)
     account.add("other")
-    assert error in cli(*words, code=2).err
+    assert error in cli.refuses(*words)
 
 
 def test_on_a_terminal_each_node_has_a_color_and_nothing_else_is_colored(
@@ -211,7 +211,7 @@ def test_a_node_that_has_not_written_yet_hides_no_other(account: Account, cli: C
 def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(account: Account, cli: Cli) -> None:
     of_recipe(account)
     account.fails["filter_log_events"] = refused("ThrottlingException", "FilterLogEvents")
-    assert "ThrottlingException" in cli("logs", "job", code=1).err
+    assert "ThrottlingException" in cli.refuses("logs", "job", code=1)
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_settings_lists_every_option_in_full_with_the_defaults_of_a_preset(
     }
     for preset in found.presets:
         shown = cli("settings", recipe, "--preset", preset).out
-        listed = json.loads(cli("settings", recipe, "--preset", preset, "--json").out)
+        listed = cli.json("settings", recipe, "--preset", preset)
         assert listed.keys() == options
         for option, each in listed.items():
             (line,) = [line for line in shown.splitlines() if line.split()[0] == option]

@@ -266,9 +266,8 @@ def test_a_head_that_has_just_started_is_asked_again(
     assert len(head.submitted) == 1
     monkeypatch.setattr(notebooks, "AGENT_S", 0.0)
     head.refusals = 100
-    assert (
-        "Ray refuses POST /api/jobs/ (500): No available agent"
-        in cli("notebook", "--no-browser", code=exits.FAILED).err
+    assert "Ray refuses POST /api/jobs/ (500): No available agent" in cli.refuses(
+        "notebook", "--no-browser", code=exits.FAILED
     )
 
 
@@ -278,7 +277,7 @@ def test_a_start_that_takes_too_long_is_left_to_go_on(
 ) -> None:
     monkeypatch.setattr(notebooks, "START_S", 0.1)
     head.becomes, head.log = "PENDING", "node: installing requirements.txt\n"
-    said = cli("notebook", "--no-browser", code=exits.FAILED).err
+    said = cli.refuses("notebook", "--no-browser", code=exits.FAILED)
     assert "is not up after 0 min: installing requirements.txt. It keeps starting" in said
     assert head.jobs["notebook-1"]["status"] == "PENDING"
 
@@ -286,9 +285,8 @@ def test_a_start_that_takes_too_long_is_left_to_go_on(
 @pytest.mark.usefixtures("plugin")
 def test_a_token_that_has_changed_since_the_start_is_told(head: Head, cli: Cli) -> None:
     head.token = "an older one"
-    assert (
-        "the head refuses the deployment's token"
-        in cli("notebook", "--no-browser", code=exits.FAILED).err
+    assert "the head refuses the deployment's token" in cli.refuses(
+        "notebook", "--no-browser", code=exits.FAILED
     )
     assert head.submitted == []
 
@@ -297,7 +295,7 @@ def test_a_tunnel_that_does_not_open_tells_what_the_plug_in_says(
     plugin: Callable[[bool], None], head: Head, cli: Cli
 ) -> None:
     plugin(True)
-    said = cli("notebook", "--no-browser", code=exits.FAILED).err
+    said = cli.refuses("notebook", "--no-browser", code=exits.FAILED)
     assert "the tunnel to the head does not open: SessionManagerPlugin: the agent is away" in said
     assert head.submitted == []
 

@@ -62,9 +62,7 @@ def four_runs(account: Account) -> None:
 def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(account: Account, cli: Cli) -> None:
     four_runs(account)
     checkpoint(account, "done", 470, hours_ago=29)
-    assert [run["name"] for run in json.loads(cli("runs", "--limit", "1", "--json").out)] == [
-        "goes-on"
-    ]
+    assert [run["name"] for run in cli.json("runs", "--limit", "1")] == ["goes-on"]
     listed = account.sent("list_objects_v2")
     whole = {each["Prefix"] for each in listed if "Delimiter" not in each}
     # A program of the user's own writes nothing into the run's folder itself.
@@ -75,7 +73,7 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
     account: Account, cli: Cli
 ) -> None:
     four_runs(account)
-    found = {run["name"]: run for run in json.loads(cli("runs", "--json").out)}
+    found = {run["name"]: run for run in cli.json("runs")}
     assert [*found] == ["goes-on", "done", "mine", "from-a-shell"]
     assert {name: run["state"] for name, run in found.items()} == {
         "goes-on": "running",
@@ -109,14 +107,14 @@ def test_a_name_of_which_there_are_only_leases_is_no_run(account: Account, cli: 
     put(account, "refused/leases/00000001.json", {})
     put(account, "begun/leases/00000001.json", {})
     put(account, "begun/config.json", {"recipe": "ddp"})
-    assert [run["name"] for run in json.loads(cli("runs", "--json").out)] == ["begun"]
+    assert [run["name"] for run in cli.json("runs")] == ["begun"]
 
 
 def test_two_writers_of_one_step_are_listed_apart(account: Account, cli: Cli) -> None:
     checkpoint(account, "r1", 200, hours_ago=2, lost="state.pt")
     for key in [*account.objects]:
         put(account, key.removeprefix("runs/").replace("00200/", "00200-lease2/"), "{}")
-    assert [each["step"] for each in json.loads(cli("checkpoints", "r1", "--json").out)] == [
+    assert [each["step"] for each in cli.json("checkpoints", "r1")] == [
         200,
         200,
     ]
@@ -126,7 +124,7 @@ def test_a_run_whose_records_are_damaged_is_listed_all_the_same(account: Account
     for file in ("config.json", "result.json", "jobs/a.json"):
         put(account, f"torn/{file}", '{"status": ')
     put(account, "torn/checkpoints/step-00000010/manifest.json", '{"files": 3}')
-    (run,) = json.loads(cli("runs", "--json").out)
+    (run,) = cli.json("runs")
     assert (run["name"], run["recipe"], run["state"], run["step"]) == ("torn", "", "", None)
 
 
@@ -140,7 +138,7 @@ def test_checkpoints_tell_which_is_resumed_from(account: Account, cli: Cli) -> N
     ):
         checkpoint(account, "r1", step, hours_ago=10 - step / 100, lost=lost)
     put(account, "r1/checkpoints/damaged-step-00000090/manifest.json", "{}")
-    found = json.loads(cli("checkpoints", "r1", "--json").out)
+    found = cli.json("checkpoints", "r1")
     assert [each["step"] for each in found] == [500, 400, 300, 200, 100]
     assert [each["is_complete"] for each in found] == [False, False, False, True, True]
     assert [each["step"] for each in found if each["is_next"]] == [200]

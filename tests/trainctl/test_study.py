@@ -83,10 +83,6 @@ def trains(
     monkeypatch.setattr(account, "on_start_execution", ended)
 
 
-def orders(account: Account) -> list[JobSpec]:
-    return [JobSpec.from_json(each["input"]) for each in account.sent("start_execution")]
-
-
 def figures(here: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((here / "study-ddp" / "study.json").read_text())
     return found
@@ -101,7 +97,7 @@ def test_each_number_of_nodes_is_a_job_and_known_times_give_the_known_figures(
     trains(account, monkeypatch)
     given = ["--nodes", "2,1", "--max-hours", "1", "--max-usd", "100", "--", "ddp"]
     assert study.main([*given, "--batch-per-worker", "64", "--max-steps", "200"]) == 0
-    one, two = orders(account)
+    one, two = account.orders
     assert (one.run, two.run) == ("study-ddp-1", "study-ddp-2")
     assert (one.nodes.high, two.nodes.high) == (1, 2)
     assert one.max_seconds == 3600
@@ -132,7 +128,7 @@ def test_two_networks_are_two_series_of_the_same_training(
     trains(account, monkeypatch, slower="tcp")
     given = ["ddp", "--nodes", "1,2", "--networks", "efa,tcp", "--max-usd", "1000"]
     assert study.main(given) == 0
-    found = orders(account)
+    found = account.orders
     assert [each.run for each in found] == [
         *("study-ddp-efa-1", "study-ddp-efa-2", "study-ddp-tcp-1", "study-ddp-tcp-2")
     ]
@@ -157,7 +153,7 @@ def test_a_job_that_fails_is_named_and_trained_again_by_the_same_command(
     trains(account, monkeypatch)
     assert study.main(["ddp", "--nodes", "1,2,4", "--max-usd", "1000"]) == 0
     assert [each["nodes"] for each in figures(here)] == [1, 2, 4]
-    assert [each.run[-1] for each in orders(account)] == ["1", "2", "4", "2"]
+    assert [each.run[-1] for each in account.orders] == ["1", "2", "4", "2"]
 
 
 @pytest.mark.parametrize(
