@@ -9,8 +9,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
-import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -93,21 +91,6 @@ def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
     assert prepare(CODE, tmp_path / "code", client(path)) == {"PYTHONPATH": "."}
     assert (tmp_path / "code" / "sub" / "more.py").exists()
-
-
-def test_executable_files_and_links_inside_the_folder_are_restored(tmp_path: Path) -> None:
-    files = {
-        "latest": (stat.S_IFLNK | 0o777, "versions/2"),
-        "run.sh": (stat.S_IFREG | 0o755, "#!/bin/sh\necho it runs\n"),
-        "versions/2/a.txt": (stat.S_IFREG | 0o644, "second"),
-    }
-    path = archive(tmp_path, **files)
-    prepare(CODE, tmp_path / "code", client(path))
-    found = tmp_path / "code"
-    assert subprocess.run([found / "run.sh"], capture_output=True).stdout == b"it runs\n"
-    assert not os.access(found / "versions" / "2" / "a.txt", os.X_OK)
-    assert (found / "latest" / "a.txt").read_text() == "second"
-    assert (found / "latest").is_symlink()
 
 
 def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A node tells Ray the right things, refuses bad input and bad GPUs, and says why it ended."""
 
-import http.server
 import json
 import os
 import socket
@@ -9,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from contract.errors import InputError
 from contract.nodes import ClusterSize
 from tests.conftest import ROOT
 from tests.eventually import eventually
+from tests.loopback import answering
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -309,59 +310,49 @@ def test_a_check_that_cannot_be_made_ends_no_node(
 
 
 # --- health and token ----------------------------------------------------------------------------
-class Answers(http.server.BaseHTTPRequestHandler):
-    """Ray's two endpoints, as far as they are asked here."""
+class Ray:
+    """Its two endpoints, as far as they are asked here."""
 
     healthy = True
 
-    def do_GET(self) -> None:
-        if self.path == "/api/version":
-            right = self.headers["Authorization"] == f"Bearer {TOKEN}"
-            self._answer(200 if right else 403, b"{}")
-        else:
-            self._answer(200 if self.healthy else 503, b"success" if self.healthy else b"no")
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def answer(self, request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str]:
+        if request.path == "/api/version":
+            right = request.headers["Authorization"] == f"Bearer {TOKEN}"
+            return 200 if right else 403, "{}"
+        return (200, "success") if self.healthy else (503, "no")
 
 
 @pytest.fixture
-def ray_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(Answers, "healthy", True)
-    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    found = Ray()
+    with answering(found.answer) as address:
         for name in ("DASHBOARD_PORT", "AGENT_PORT"):
-            monkeypatch.setattr(nodes, name, server.server_port)
-        yield server.server_port
-        server.shutdown()
+            monkeypatch.setattr(nodes, name, int(address.rpartition(":")[2]))
+        yield found
 
 
-@pytest.mark.usefixtures("ray_port")
 @pytest.mark.parametrize("kind", ["head", "worker"])
-def test_health_is_what_ray_says_of_this_node(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_what_ray_says_of_this_node(
+    ray: Ray, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRAIN_NODE", kind)
     assert health.main() == 0
-    monkeypatch.setattr(Answers, "healthy", False)
+    ray.healthy = False
     assert health.main() == 1
 
 
+@pytest.mark.usefixtures("ray")
 def test_a_node_without_ray_is_unhealthy(
-    ray_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         unused = free.getsockname()[1]
-    assert unused != ray_port
     monkeypatch.setattr(nodes, "AGENT_PORT", unused)
     assert health.main() == 1
     assert "unhealthy: http://127.0.0.1:" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("ray_port")
+@pytest.mark.usefixtures("ray")
 def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
     assert node.token_refused("127.0.0.1", TOKEN) is None
     refusal = node.token_refused("127.0.0.1", "another")

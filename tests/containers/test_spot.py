@@ -3,12 +3,12 @@
 The metadata service is a real HTTP server that asks for version 2's token, as instances do.
 """
 
-import http.server
 import json
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -17,64 +17,44 @@ from containers import spot
 from containers.spot import Instance, Notice
 from contract import times
 from tests.eventually import eventually
+from tests.loopback import answering
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T09:32:00Z"}'
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Metadata:
+    """The instance's metadata."""
+
     notice = ""
     asked = 0
     tokens = 0
     refuses = 0
     throttles = 0
+    endpoint = ""
 
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_PUT(self) -> None:
-        assert self.path == "/latest/api/token"
-        assert int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 60
-        if self.server.throttles:
-            self.server.throttles -= 1
-            self._answer(503, "")
-            return
-        self.server.tokens += 1
-        self._answer(200, f"token-{self.server.tokens}")
-
-    def do_GET(self) -> None:
-        assert self.path == "/latest/meta-data/spot/instance-action"
-        self.server.asked += 1
-        token = self.headers.get("X-aws-ec2-metadata-token")
-        if token != f"token-{self.server.tokens}" or self.server.refuses:
-            self.server.refuses = 0
-            self._answer(401, "")
-        elif self.server.notice:
-            self._answer(200, self.server.notice)
-        else:
-            self._answer(404, "not found")
-
-    def _answer(self, status: int, body: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+    def answer(self, request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str]:
+        if request.command == "PUT":
+            assert request.path == "/latest/api/token"
+            assert int(request.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 60
+            if self.throttles:
+                self.throttles -= 1
+                return 503, ""
+            self.tokens += 1
+            return 200, f"token-{self.tokens}"
+        assert request.path == "/latest/meta-data/spot/instance-action"
+        self.asked += 1
+        token = request.headers.get("X-aws-ec2-metadata-token")
+        if token != f"token-{self.tokens}" or self.refuses:
+            self.refuses = 0
+            return 401, ""
+        return (200, self.notice) if self.notice else (404, "not found")
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    found = Server(("127.0.0.1", 0), Handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
-
-
-def endpoint(server: Server) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}"
+def server() -> Iterator[Metadata]:
+    found = Metadata()
+    with answering(found.answer) as found.endpoint:
+        yield found
 
 
 def test_a_notice_says_what_happens_and_when() -> None:
@@ -87,8 +67,8 @@ def test_a_notice_says_what_happens_and_when() -> None:
     assert Notice(action="stop", at=time.time() - 60).seconds() == 0, "never before now"
 
 
-def test_without_a_notice_there_is_none_and_the_token_is_kept(server: Server) -> None:
-    instance = Instance(endpoint(server))
+def test_without_a_notice_there_is_none_and_the_token_is_kept(server: Metadata) -> None:
+    instance = Instance(server.endpoint)
     assert [instance.notice() for _ in range(3)] == [None] * 3
     assert (server.tokens, server.asked) == (1, 3)
     server.notice = NOTICE
@@ -100,7 +80,7 @@ def test_without_a_notice_there_is_none_and_the_token_is_kept(server: Server) ->
 class Watch:
     """A watch that runs until it ends by itself."""
 
-    def __init__(self, server: Server, *answers: bool) -> None:
+    def __init__(self, server: Metadata, *answers: bool) -> None:
         """``answers``: Ray's."""
         self.told: list[Notice] = []
         self.said: list[str] = []
@@ -109,7 +89,7 @@ class Watch:
             self.told.append(notice)
             return answers[len(self.told) - 1]
 
-        options = {"endpoint": endpoint(server), "poll_s": 0.01}
+        options = {"endpoint": server.endpoint, "poll_s": 0.01}
         given = (drain, self.said.append, threading.Event())
         self._thread = threading.Thread(target=spot.watch, args=given, kwargs=options, daemon=True)
         self._thread.start()
@@ -121,7 +101,7 @@ class Watch:
         return len(self.told)
 
 
-def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Server) -> None:
+def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Metadata) -> None:
     server.notice = json.dumps({"action": "terminate", "time": "2000-01-01T00:00:00Z"})
     once = Watch(server, True)
     assert once.wait() == 1
@@ -129,7 +109,7 @@ def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Server) ->
     assert Watch(server, False, False, True).wait() == 3
 
 
-def test_an_instance_that_does_not_answer_at_first_is_asked_until_it_does(server: Server) -> None:
+def test_an_instance_that_does_not_answer_at_first_is_asked_until_it_does(server: Metadata) -> None:
     """Metadata that are late or throttled when a container starts hide no later notice."""
     server.throttles = 20
     server.notice = NOTICE
@@ -141,7 +121,7 @@ def test_an_instance_that_does_not_answer_at_first_is_asked_until_it_does(server
 
 
 def test_an_instance_that_has_answered_and_then_refuses_its_token_is_asked_again(
-    server: Server,
+    server: Metadata,
 ) -> None:
     watch = Watch(server, True)
     eventually("questions", lambda: server.asked >= 3, every_s=0.01)
@@ -167,8 +147,8 @@ def test_ray_ends_a_node_before_its_host_goes(monkeypatch: pytest.MonkeyPatch) -
     assert 100 - times.SPOT_MARGIN_S - 5 < left <= 100 - times.SPOT_MARGIN_S
 
 
-def test_the_watch_ends_with_its_node(server: Server) -> None:
+def test_the_watch_ends_with_its_node(server: Metadata) -> None:
     ended = threading.Event()
     ended.set()
-    spot.watch(lambda _: True, lambda _: None, ended, endpoint=endpoint(server), poll_s=5)
+    spot.watch(lambda _: True, lambda _: None, ended, endpoint=server.endpoint, poll_s=5)
     assert server.asked == 0

@@ -4,15 +4,14 @@ Commands as a user gives them. The local AWS refuses what a role may not do; the
 all calls that the others, those of the files before this one too, have caused.
 """
 
-import http.server
 import json
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from rehearsal.local_aws import METADATA_PORT
 from rehearsal.policies import parse
 from tests.conftest import ROOT
 from tests.eventually import eventually
+from tests.loopback import answering
 from tests.rehearsal import conftest
 from tests.rehearsal.conftest import LAPTOP, command, show, trainctl
 from tests.rehearsal.watch import Watch
@@ -145,44 +145,20 @@ def variables(rehearsal: Rehearsal, **values: str) -> Iterator[None]:
 
 
 # --- hosts that come and go -----------------------------------------------------------------------
-class Metadata(http.server.BaseHTTPRequestHandler):
+class Metadata:
     """Instances' metadata, version 2; one of them has a notice."""
 
-    noticed: str = ""
-    at: str = ""
+    noticed = ""
+    at = ""
 
-    def do_PUT(self) -> None:
-        self._answer(200, "a-token")
-
-    def do_GET(self) -> None:
-        if self.headers.get("X-aws-ec2-metadata-token") != "a-token":
-            self._answer(401, "")
-        elif self.client_address[0] == self.noticed:
-            self._answer(200, json.dumps({"action": "terminate", "time": self.at}))
-        else:
-            self._answer(404, "")
-
-    def _answer(self, status: int, body: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
-
-
-@contextmanager
-def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
-    gateway = rehearsal.state()["endpoint"].partition("//")[2].partition(":")[0]
-    server = http.server.ThreadingHTTPServer((gateway, METADATA_PORT), Metadata)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield
-    finally:
-        Metadata.noticed = ""
-        server.shutdown()
-        server.server_close()
+    def answer(self, request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str]:
+        if request.command == "PUT":
+            return 200, "a-token"
+        if request.headers.get("X-aws-ec2-metadata-token") != "a-token":
+            return 401, ""
+        if request.client_address[0] == self.noticed:
+            return 200, json.dumps({"action": "terminate", "time": self.at})
+        return 404, ""
 
 
 #: Instead of the two minutes that AWS gives: polling and the margin take 15 s of them.
@@ -239,8 +215,9 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
     long = ("--data", pictures, "--epochs", "900", "--max-failures", "0")
     settings = ("--run", "elastic", "--nodes", "1:2", "--yes", "--follow", *long)
     there = stage(rehearsal)
+    metadata = Metadata()
     with (
-        metadata_of_instances(rehearsal),
+        answering(metadata.answer, host=conftest.gateway(rehearsal), port=METADATA_PORT),
         hosts(rehearsal, 1) as have,
         variables(rehearsal, **{ENV_RESIZE: "2"}),
     ):
@@ -284,13 +261,13 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
             if (task["node"], task["status"]) == (WORKER, "RUNNING")
         )
         goes = time.time() + NOTICE_S
-        Metadata.at = datetime.fromtimestamp(goes, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        Metadata.noticed = victim["address"]
+        metadata.at = datetime.fromtimestamp(goes, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        metadata.noticed = victim["address"]
         watch.wait_for("will be taken away", timeout_s=NOTICE_S)
         while time.time() < goes and runs_still(rehearsal, victim["runtime_id"]):
             time.sleep(0.5)
         there.take_host(victim["host"])  # whether its node has ended by then or not
-        Metadata.noticed = ""
+        metadata.noticed = ""
         watch.wait_for(", 1 worker on", times=2)
         shrunk = recorded(watch, rehearsal, "elastic", "resume", 2)[-1]
 

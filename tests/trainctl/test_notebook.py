@@ -12,13 +12,14 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract import exits, nodes
+from tests.loopback import answering
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import notebooks
@@ -69,39 +70,15 @@ class Head:
         self.token = TOKEN
         self.refusals = 0
         """So many orders are refused: the agent has not started."""
-        head = self
+        self.port = 0
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer("GET")
-
-            def do_POST(self) -> None:
-                self._answer("POST")
-
-            def _answer(self, method: str) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                code, answer = head.answer(
-                    method, self.path, body, self.headers.get("Authorization", "")
-                )
-                content = answer.encode()
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = int(self.server.server_address[1])
-
-    def answer(self, method: str, path: str, body: bytes, authorization: str) -> tuple[int, str]:
-        if path.startswith("/lab"):
-            return 200, f"page {path.partition('token=')[2]}"
-        if authorization != f"Bearer {self.token}":
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, str]:
+        if request.path.startswith("/lab"):
+            return 200, f"page {request.path.partition('token=')[2]}"
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
             return 401, "Unauthorized"
-        _, _, name, what = (path.strip("/") + "//").split("/")[:4]
-        if method == "POST" and not name:
+        _, _, name, what = (request.path.strip("/") + "//").split("/")[:4]
+        if request.command == "POST" and not name:
             self.refusals -= 1
             if self.refusals >= 0:
                 return 500, "No available agent to submit job, please try again later."
@@ -127,12 +104,9 @@ def head(account: Account) -> Iterator[Head]:
     """The head of a standing cluster on AWS."""
     account.wanted["head-service"] = 1
     found = Head()
-    thread = threading.Thread(target=found.server.serve_forever, args=(0.05,))
-    thread.start()
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
-    thread.join()
+    with answering(found.answer) as address:
+        found.port = int(address.rpartition(":")[2])
+        yield found
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """A model of the Hugging Face Hub without weights is refused on the laptop; what the Hub does not
 tell is left to the node. The Hub is a server on loopback."""
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from contract import exits
+from tests.loopback import answering
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
@@ -21,36 +21,21 @@ FILES = {
 SUBMIT = ["submit", "fsdp", "--yes", "--data", "s3://bucket/text", "--model"]
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        name, _, revision = self.path.removeprefix("/api/models/").partition("/revision/")
-        if name == "owner/garbled":
-            self.wfile.write(b"no HTTP at all\r\n\r\n")
-            return
-        if name not in FILES or revision not in ("main", "v1"):
-            self.send_error(401)
-            return
-        body = json.dumps({"siblings": [{"rfilename": each} for each in FILES[name]]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
+def of_the_hub(request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str]:
+    name, _, revision = request.path.removeprefix("/api/models/").partition("/revision/")
+    if name == "owner/garbled":
+        request.wfile.write(b"no HTTP at all\r\n\r\n")
+    if name not in FILES or revision not in ("main", "v1"):
+        return 401, ""
+    return 200, json.dumps({"siblings": [{"rfilename": each} for each in FILES[name]]})
 
 
 @pytest.fixture(autouse=True)
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    yield
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(of_the_hub) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        yield
 
 
 @pytest.mark.parametrize("model", ["owner/none", "owner/none@v1"])

@@ -5,7 +5,6 @@ shown in ``test_files_simulated.py``; the real calls of S3 in ``test_files_in_s3
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import threading
@@ -30,7 +29,6 @@ from contract.errors import InputError
 from contract.files import OUTPUT, WORK, FileList, SavedFile
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, list_of, refused, saved_in
-from tests.eventually import eventually
 
 ADDRESS = "s3://bucket/runs/r/output"
 AGO_S = 100
@@ -194,59 +192,7 @@ def test_the_code_is_not_saved_until_the_program_changes_it(start: Start, s3: S3
     assert "which has changed since" in newer.said[0]
 
 
-def test_each_byte_is_sent_once(start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PIECE", 100_000)
-    node = start()
-    node.write("work/step-1/model", "".join(map(str, range(90_000))))
-    size = len(node.write("work/last.pt", "-".join(map(str, range(70_000)))).read_text())
-    size += len(node.found()["work/step-1/model"])
-    for _ in range(3):
-        assert node.copy()
-    (node.work / "step-1").rename(node.work / "best")  # the same content
-    with (node.work / "last.pt").open("a") as log:
-        log.write("more")
-    assert node.copy()
-    assert saved(s3) == node.found()
-    # The last piece of what was appended to is new, and lists and marks are small.
-    assert size < s3.sent < 1.1 * size + 100_000
-
-
 # --- a round is one moment
-def test_a_round_has_what_was_there_at_its_moment(start: Start, s3: S3) -> None:
-    node = start()
-    node.write("work/step-1/model", "1")
-    node.write("work/latest", "1")
-    assert node.copy()
-
-    def go_on() -> None:
-        node.write("work/new.tmp", "2")
-        (node.work / "new.tmp").replace(node.work / "latest")
-        (node.work / "step-1" / "model").unlink()
-        node.write("work/step-2/model", "2")
-        (node.work / "step-2").rename(node.work / "step-3")
-
-    assert node.copy(meanwhile=go_on)
-    assert saved(s3) == {"work/step-1/model": "1", "work/latest": "1"}
-    assert node.copy()
-    assert saved(s3) == {"work/step-3/model": "2", "work/latest": "2"}
-
-
-def test_what_happens_until_the_node_has_looked_is_after_the_moment(start: Start, s3: S3) -> None:
-    node = start(every_s=0.1)
-    model = node.write("work/step-1/model", "1")
-    node.write("work/latest", "1")
-
-    assert node.copy()
-    change = functools.partial(node.write, "work/latest", "2")
-    assert not node.copy(before_look=change)
-    assert saved(s3)["work/latest"] == "1"
-    assert node.copy()
-    assert not node.copy(before_look=model.unlink), "it may have been there"
-    assert saved(s3) == {"work/step-1/model": "1", "work/latest": "2"}
-    assert node.copy()
-    assert saved(s3) == {"work/latest": "2"}
-
-
 def test_a_file_that_never_rests_is_saved_as_it_is_unless_it_is_large(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,18 +230,6 @@ def test_a_file_that_is_replaced_while_it_is_sent_is_saved_whole(
     s3.on_upload = replace_it
     assert node.copy()
     assert saved(s3) == {"work/large": "old content"}
-
-
-def test_a_thread_saves_rounds_until_it_is_closed(start: Start, s3: S3) -> None:
-    node = start()
-    node.mirror.start()
-    node.write("work/a", "one")
-    eventually("round", lambda: saved(s3), every_s=0.01)
-    node.mirror.close()
-    assert saved(s3) == {"work/a": "one"}
-    node.write("work/b", "two")
-    time.sleep(0.2)
-    assert saved(s3) == {"work/a": "one"}
 
 
 def test_a_file_that_cannot_be_read_is_named_and_holds_nothing_up(
@@ -537,23 +471,6 @@ def test_a_node_of_an_earlier_start_saves_nothing_and_reports_it_once(start: Sta
     newer.write("work/a", "two")
     assert newer.mirror.save()
     assert start().found() == {"work/a": "two"}
-
-
-def test_files_of_other_nodes_are_restored_and_not_saved_as_own(start: Start, s3: S3) -> None:
-    both = begin_on(s3, 0, 1)
-    for number in both.nodes:
-        node = start(number, files=both)
-        node.write(f"work/step-1/shard-{number}", str(number))
-        node.write("work/log", f"of node {number}")
-        assert node.mirror.save()
-    both = begin_on(s3, 0, 1)
-    zero, one = start(0, files=both), start(1, files=both)
-    union = {"work/step-1/shard-0": "0", "work/step-1/shard-1": "1"}
-    assert one.found() == {**union, "work/log": "of node 1"}
-    assert one.mirror.save()
-    assert zero.mirror.save()
-    assert saved(s3, 1).keys() == {"work/step-1/shard-1", "work/log"}
-    assert start(0).found() == {**union, "work/log": "of node 0"}
 
 
 def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
