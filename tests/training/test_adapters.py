@@ -13,26 +13,31 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from tests.training.families import FAMILIES
-from tests.training.test_nf4 import STATE_SPACE
+from tests.training.test_nf4 import STATE_SPACE, filled
 from tests.training.test_plan import TINY_LLAMA, built
 from training import export
 from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
-from training.models import lora, model_weights
+from training.models import lora
 from training.models.language_models import WithLoss
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
 MATRIX = "model.layers.0.mlp.up_proj"
+
+
+def written(folder: Path, state: dict[str, Any], config: dict[str, Any]) -> Found:
+    """A checkpoint of a run with such settings."""
+    save(state, storage_writer=FsspecWriter(str(folder)), no_dist=True)
+    (folder / STATE_FILE).write_text(json.dumps({"position": {"step": 1}, "config": config}))
+    return Found(str(folder))
 
 
 def checkpoint(folder: Path, model: str) -> Found:
     """What a run with one adapter beside ``model`` has saved."""
     weights = {f"{MATRIX}.lora_{each}.default.weight": torch.ones(2, 2) for each in "AB"}
-    save({"model": weights}, storage_writer=FsspecWriter(str(folder)), no_dist=True)
-    config = {"run": "lora", "model": model, "lora_rank": 2}
-    (folder / STATE_FILE).write_text(json.dumps({"position": {"step": 1}, "config": config}))
-    return Found(str(folder))
+    return written(folder, {"model": weights}, {"run": "lora", "model": model, "lora_rank": 2})
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize(
     ("model", "base", "revision"),
     [
@@ -52,7 +57,6 @@ def test_the_revision_of_a_hub_id_is_kept_and_no_path_is_cut(
     assert settings.revision == revision
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_adapters_that_peft_would_put_elsewhere_are_exported_merged_only(tmp_path: Path) -> None:
     found = checkpoint(tmp_path / "checkpoint", "owner/name")
     (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "deepseek_v3"}')
@@ -62,26 +66,21 @@ def test_adapters_that_peft_would_put_elsewhere_are_exported_merged_only(tmp_pat
     export.export_adapters(found, str(tmp_path / "adapters"))
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_adapters_that_the_model_does_not_have_are_refused_and_not_left_out(
     tmp_path: Path,
 ) -> None:
     """An earlier version put adapters beside other matrices, under the same --lora-targets."""
     model = built(TINY_LLAMA)
     lora.add(model, rank=2, targets="up_proj,q_proj")
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
+    filled(model)
     optimizer = torch.optim.SGD(each for each in model.parameters() if each.requires_grad)
-    writer = FsspecWriter(str(tmp_path))
-    save(state_of(model, optimizer), storage_writer=writer, no_dist=True)
-    (tmp_path / STATE_FILE).write_text(json.dumps({"position": {"step": 1}, "config": {}}))
-    found = Found(str(tmp_path))
+    found = written(tmp_path, state_of(model, optimizer), {})
     found.load(model, optimizer)
     found.load_weights(model)
 
     other = built(TINY_LLAMA)
     lora.add(other, rank=2, targets="up_proj")
-    model_weights.allocate(other, torch.device("cpu"))
+    filled(other)
     optimizer = torch.optim.SGD(each for each in other.parameters() if each.requires_grad)
     words = r"also holds model\.layers\.0\.self_attn\.q_proj\.lora_A.* more; give the model and the"
     with pytest.raises(InputError, match=words):
@@ -96,9 +95,7 @@ def tiny(kind: str, **changes: Any) -> Any:
 
 def trained(model: torch.nn.Module) -> dict[str, bool]:
     """Matrix with adapters -> whether a step changes them."""
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
-    WithLoss(model)(torch.arange(32).view(2, 16)).backward()
+    WithLoss(filled(model))(torch.arange(32).view(2, 16)).backward()
     parts = {
         name.split(".lora_")[0]: each for name, each in model.named_parameters() if "lora_B" in name
     }

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from contract.errors import InputError
+from tests.training.test_nf4 import filled
 from training.models import agreement, language_models, model_weights
 from training.models.language_models import WithLoss
 
@@ -22,10 +23,7 @@ def made(kind: str, **values: Any) -> WithLoss:
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind, **{**SIZES, **values})
-    model = language_models.build_on_meta(config)
-    model_weights.allocate(model, CPU)
-    model_weights.initialise(model, seed=0)
-    return WithLoss(model)
+    return WithLoss(filled(language_models.build_on_meta(config)))
 
 
 def llama() -> WithLoss:

@@ -2,7 +2,6 @@
 right checkpoint."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -19,6 +18,8 @@ from training.recipes.bookkeeping import Bookkeeping, Score, Timetable
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
 
+pytestmark = pytest.mark.usefixtures("group")
+
 CPU = torch.device("cpu")
 CONFIG = DdpConfig(recipe="ddp", run="r", storage="", data="", report_every=2)
 COURSE = metrics.Course(
@@ -32,18 +33,6 @@ COURSE = metrics.Course(
     world_size=1,
     device=CPU,
 )
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    dist.init_process_group(
-        "gloo",
-        store=dist.HashStore(),  # type: ignore[attr-defined]
-        rank=0,
-        world_size=1,
-    )
-    yield
-    dist.destroy_process_group()
 
 
 @dataclass

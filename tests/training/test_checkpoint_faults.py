@@ -3,7 +3,7 @@ cannot use any of its checkpoints does not start again by itself."""
 
 import errno
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,20 +175,6 @@ class OneRank:
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------
-
-
-@pytest.fixture
-def group() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group(
-        "gloo",
-        store=dist.HashStore(),  # type: ignore[attr-defined]
-        rank=0,
-        world_size=1,
-    )
-    world = dist.group.WORLD
-    assert world is not None
-    yield world
-    dist.destroy_process_group()
 
 
 Trained = tuple[nn.Module, torch.optim.Optimizer]

@@ -6,9 +6,9 @@ import pytest
 
 from contract import runs
 from contract.errors import InputError
+from tests.training.test_plan import config as fsdp
 from training import recipes
 from training.recipes.ddp.settings import PRESETS, DdpConfig
-from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.recipe import Recipe
 from training.recipes.settings import differences
 
@@ -17,10 +17,6 @@ NEEDED = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
 
 def config(**changes: Any) -> DdpConfig:
     return DdpConfig(**{**NEEDED, **changes})
-
-
-def fsdp(**changes: Any) -> FsdpConfig:
-    return FsdpConfig(**{**NEEDED, "recipe": "fsdp", **changes})
 
 
 @pytest.mark.parametrize("recipe", recipes.ALL, ids=recipes.NAMES)
@@ -126,5 +122,4 @@ def test_a_worker_takes_the_fewest_passes_and_none_is_larger_than_it_needs_to_be
 def test_a_long_run_is_evaluated_twenty_times_unless_it_is_told_how_often(
     total: int, per_epoch: int, given: int, every: int
 ) -> None:
-    config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="x", evaluate_every=given)
-    assert config.steps_between_evaluations(total, per_epoch) == every
+    assert fsdp(evaluate_every=given).steps_between_evaluations(total, per_epoch) == every

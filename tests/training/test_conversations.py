@@ -20,6 +20,8 @@ from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -60,11 +62,6 @@ ANNOTATED = (
 WITHOUT_END = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}" + (
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def members_of(feed: Feed, sequence: int) -> list[int]:

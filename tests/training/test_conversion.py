@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from contract.errors import InputError
-from training.data import download
 from training.models import conversion, pretrained
 from training.models.weight_files import PICKLED, PICKLED_INDEX
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 CONFIG = {
     "model_type": "gpt_neox",
@@ -25,12 +26,6 @@ CONFIG = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -106,12 +106,6 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, type[Mirror]]]:
         yield found
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(sources.CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
     mirror: tuple[str, type[Mirror]], cache: Path
 ) -> None:

@@ -27,13 +27,10 @@ from training.recipes.imagenet import loop as imagenet
 from training.recipes.imagenet.settings import ImagenetConfig
 from training.system import machine
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 TEXT = str(ROOT / "LICENSE")
 NEEDED: dict[str, Any] = {"run": "r", "storage": "/s", "data": TEXT}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def config(tmp_path: Path, **changes: Any) -> FsdpConfig:

@@ -24,13 +24,10 @@ from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 from training.record.events import Evaluation, Finished, Noted, Step, Warned
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 LICENSE = str(ROOT / "LICENSE")
 CHATS = '{"prompt": "How many are %d and 1?", "completion": "They are %d."}\n'
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def words(folder: Path, name: str, num: int = 60) -> Path:

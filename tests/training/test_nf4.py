@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from tests.training.test_plan import TINY_LLAMA, built, setup
+from tests.training.test_plan import TINY_LLAMA, built, config, setup
 from training.models import (
     agreement,
     estimates,
@@ -22,7 +22,6 @@ from training.models.language_models import WithLoss
 from training.models.model_shapes import ModelShape
 from training.recipes.fsdp import estimate
 from training.recipes.fsdp.model import rebuild
-from training.recipes.fsdp.settings import FsdpConfig
 
 
 def digest(values: Tensor) -> str:
@@ -58,12 +57,17 @@ def quantized(kind: str = "llama") -> nn.Module:
     return model
 
 
+def filled(model: Any) -> Any:
+    """The model, with its first weights."""
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=0)
+    return model
+
+
 def test_adapters_get_the_gradients_that_full_weights_of_the_same_values_give() -> None:
     models = []
     for bits in (4, 32):
-        model = quantized()
-        model_weights.allocate(model, torch.device("cpu"))
-        model_weights.initialise(model, seed=0)
+        model = filled(quantized())
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
@@ -157,12 +161,10 @@ def test_a_model_that_reads_the_weight_of_a_packed_layer_is_refused(how: str) ->
     attention: Any = language_models.blocks(model)[1].self_attn
     attention.q_proj = Reading(nn.Linear(64, 64, device="meta"), how=how)
     nf4.replace(language_models.blocks(model))
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
     with pytest.raises(
         InputError, match=r"^--lora-bits is 4.*layer 1\.self_attn\.q_proj\.layer.*out$"
     ):
-        check(model)
+        check(filled(model))
 
 
 STATE_SPACE = {
@@ -175,16 +177,15 @@ STATE_SPACE = {
 
 
 def test_state_space_models_are_refused_because_they_read_their_weights() -> None:
-    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
-    config = FsdpConfig(**settings, lora_rank=4, model="any")
+    settings = config(lora_rank=4, model="any")
     with pytest.raises(InputError, match=r"has state-space layers.*leave --lora-bits out"):
-        rebuild({**config.to_json(), "lora_bits": 4}, STATE_SPACE, torch.device("cpu"))
+        rebuild({**settings.to_json(), "lora_bits": 4}, STATE_SPACE, torch.device("cpu"))
     # Advice proposes only settings that a run takes.
-    assert "--lora-bits" not in estimate.advice(config, built(STATE_SPACE))
+    assert "--lora-bits" not in estimate.advice(settings, built(STATE_SPACE))
     gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500}
-    assert "--lora-bits" not in estimate.advice(config, built(gpt2))
+    assert "--lora-bits" not in estimate.advice(settings, built(gpt2))
     plain = built({**TINY_LLAMA, "intermediate_size": 192})
-    assert "--lora-bits 4" in estimate.advice(config, plain)
+    assert "--lora-bits 4" in estimate.advice(settings, plain)
 
 
 def test_a_rule_for_first_weights_may_read_a_packed_layer() -> None:
@@ -193,17 +194,12 @@ def test_a_rule_for_first_weights_may_read_a_packed_layer() -> None:
         {"model_type": "gpt_bigcode", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500}
     )
     nf4.replace(language_models.blocks(model))
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
-    check(model)
+    check(filled(model))
 
 
 def test_packed_matrices_begin_with_the_weights_that_others_would() -> None:
-    model = quantized()
-    plain: Any = built({**TINY_LLAMA, "intermediate_size": 192})
-    for each in (model, plain):
-        model_weights.allocate(each, torch.device("cpu"))
-        model_weights.initialise(each, seed=0)
-    packed: Any = model.get_submodule("model.layers.0.mlp.up_proj").base_layer
+    model = filled(quantized())
+    plain = filled(built({**TINY_LLAMA, "intermediate_size": 192}))
+    packed = model.get_submodule("model.layers.0.mlp.up_proj").base_layer
     full = plain.model.layers[0].mlp.up_proj.weight
     assert torch.equal(packed.packed, nf4.pack(full))

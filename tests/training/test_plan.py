@@ -64,7 +64,8 @@ def setup(**changes: Any) -> estimates.Setup:
 
 
 def config(**changes: Any) -> FsdpConfig:
-    return FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **changes)
+    needed = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
+    return FsdpConfig(**{**needed, **changes})
 
 
 def built(values: Mapping[str, Any]) -> Any:

@@ -11,11 +11,10 @@ from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
 from tests.clock import FakeClock
 from tests.training.sample_events import start
-from tests.training.test_record import Silent
+from tests.training.test_record import Silent, opened
 from training.record import progress
 from training.record.events import Event, Finished, Phase, Step
 from training.record.progress import Progress, Spending
-from training.record.writer import RunRecord
 from training.system import storage
 
 PRICES = Prices.of(
@@ -32,17 +31,8 @@ class Run:
     def __init__(self, folder: Path, *, job: str = "", spending: Spending | None = None) -> None:
         self.clock, self.display, self.folder = FakeClock(1000.0), Silent(), folder
         self.last = 0
-        folder.mkdir(exist_ok=True)
-        self.record = RunRecord(
-            str(folder),
-            run="r",
-            recipe="ddp",
-            settings={},
-            environment={},
-            display=self.display,
-            job=job,
-            spending=spending,
-            clock=self.clock.time,
+        self.record = opened(
+            folder, display=self.display, job=job, spending=spending, clock=self.clock.time
         )
         self.record.handle(start())
 

@@ -1,25 +1,23 @@
 """Exporting a run and continuing a prompt need its checkpoint and its base model, not its text."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from tests.conftest import ROOT
+from tests.training.test_adapters import written
+from tests.training.test_plan import config as fsdp
 from training import export, generate
-from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
+from training.checkpoint.sharded_checkpoints import Found, state_of
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_weights import SINGLE_FILE
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.model import build, describe, fill, rebuild
-from training.recipes.fsdp.settings import FsdpConfig
 from training.system import storage
 
 
@@ -51,11 +49,7 @@ def test_adapters_are_merged_and_a_prompt_is_continued_without_text_and_tokens(
 
 def checkpoint(folder: Path, text: str, place: str) -> Found:
     """A checkpoint of a run with adapters that have learned something, kept at ``place``."""
-    config = inputs.prepare(
-        FsdpConfig(
-            recipe="fsdp", run="r", storage=str(folder.parent), data=text, seq_len=64, lora_rank=2
-        )
-    )
+    config = inputs.prepare(fsdp(storage=str(folder.parent), data=text, seq_len=64, lora_rank=2))
     stores = inputs.stores_of(config)
     model, model_config, _ = build(config, stores[0])
     model_weights.allocate(model, torch.device("cpu"))
@@ -64,19 +58,18 @@ def checkpoint(folder: Path, text: str, place: str) -> Found:
         if "lora_B" in name:
             torch.nn.init.ones_(each)
     optimizer = torch.optim.SGD(each for each in model.parameters() if each.requires_grad)
-    save(state_of(model, optimizer), storage_writer=FsspecWriter(str(folder)), no_dist=True)
-    state = {"position": {"step": 1}, "config": {**config.to_json(), "storage": place}}
-    (folder / STATE_FILE).write_text(json.dumps(state))
+    settings = {**config.to_json(), "storage": place}
+    found = written(folder, state_of(model, optimizer), settings)
     for name, content in describe(config, model_config, stores).items():
         (folder / name).write_bytes(content)
-    return Found(str(folder))
+    return found
 
 
 def exported(found: Found, to: Path) -> bytes:
     return (Path(export.export(found, str(to))) / SINGLE_FILE).read_bytes()
 
 
-CONFIG = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="text", model="new:tiny")
+CONFIG = fsdp(model="new:tiny")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import errno
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from training.record.result import Classification, Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
 from training.system import storage
 
+SETTINGS = {"run": "r", "recipe": "ddp", "lr": 0.1}
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
 
 
@@ -50,28 +50,36 @@ class Silent:
     def progress(self, progress: Progress) -> None:
         self.reached.append(progress)
 
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.shown if isinstance(event, Warned)]
 
-def opened_at(
-    uri: str,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    measures: Sequence[Measure] = (),
-) -> RunRecord:
+
+def opened_at(uri: str, *, display: Silent | None = None, **options: Any) -> RunRecord:
     return RunRecord(
         uri,
         run="r",
         recipe="ddp",
-        settings={"run": "r", "lr": 0.1},
+        settings=SETTINGS,
         environment={"python": "3"},
-        display=Silent(),
-        clock=clock,
-        measures=measures,
+        display=display or Silent(),
+        **options,
     )
 
 
-def opened(folder: Path) -> RunRecord:
+def opened(folder: Path, **options: Any) -> RunRecord:
     folder.mkdir(exist_ok=True)
-    return opened_at(str(folder))
+    return opened_at(str(folder), **options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "r"
+
+
+@pytest.fixture
+def kept(folder: Path) -> RunRecord:
+    return opened(folder)
 
 
 def step(number: int, loss: float = 1.0) -> Step:
@@ -111,53 +119,54 @@ def result_of(folder: Path | str) -> Result:
     return found
 
 
-def test_a_run_that_ends_leaves_every_file_of_its_record(tmp_path: Path) -> None:
-    kept = opened(tmp_path / "r")
+def test_a_run_that_ends_leaves_every_file_of_its_record(kept: RunRecord, folder: Path) -> None:
     tell(kept, start(), *map(step, range(1, 5)), evaluation(1, 90.0))
     tell(kept, *map(step, range(5, 9)), evaluation(2, 110.0), finished())
     report = kept.close()
-    assert report == tmp_path / "r" / "report.html"
+    assert report == folder / "report.html"
     assert kept.is_complete
-    result = result_of(tmp_path / "r")
+    result = result_of(folder)
     assert result == kept.result
     assert result.status == "succeeded"
     assert result.rate == Rate(items="images", per_s=100.0)
     assert (result.steps, result.world_size, result.resumed_from) == (8, 2, None)
-    names = {path.name for path in (tmp_path / "r").iterdir()}
+    names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "environment.json", "evaluation.json", "metrics.jsonl"}
     assert names >= {"result.json", "report.html"}
-    assert steps_of(tmp_path / "r") == [*range(1, 9)]
+    assert steps_of(folder) == [*range(1, 9)]
 
 
-def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(tmp_path: Path) -> None:
-    killed = opened(tmp_path / "r")
+def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(folder: Path) -> None:
+    killed = opened(folder)
     tell(killed, start(), *map(step, range(1, 5)), evaluation(1), step(5), step(6))
-    with (tmp_path / "r" / "metrics.jsonl").open("a") as file:
+    with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"type": "step", "st')  # killed while it wrote
 
-    resumed = opened(tmp_path / "r")
+    resumed = opened(folder)
     tell(resumed, start(4, resumed=True), *(step(n, loss=2.0) for n in range(5, 9)))
     resumed.handle(evaluation(2))
     resumed.handle(finished())
-    metrics = reader.read_metrics(str(tmp_path / "r"))
+    metrics = reader.read_metrics(str(folder))
     steps = metrics.of(Step)
     assert [each.step for each in steps] == list(range(1, 9))
     assert [each.loss for each in steps] == [1.0] * 4 + [2.0] * 4
     assert metrics.of(Resume) == [Resume(step=4, world_size=2)]
     assert metrics.num_damaged == 0
-    assert result_of(tmp_path / "r").resumed_from == 4
+    assert result_of(folder).resumed_from == 4
 
 
-def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(tmp_path: Path) -> None:
-    kept = opened(tmp_path / "r")
+def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
+    kept: RunRecord, folder: Path
+) -> None:
     tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
     tell(kept, start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished())
-    assert result_of(tmp_path / "r").resumed_from is None
-    assert steps_of(tmp_path / "r") == list(range(1, 9))
+    assert result_of(folder).resumed_from is None
+    assert steps_of(folder) == list(range(1, 9))
 
 
 def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what_is_done_again(
-    tmp_path: Path,
+    kept: RunRecord,
+    folder: Path,
 ) -> None:
     def skipped(number: int) -> Skipped:
         return Skipped(step=number, grad_norm=2.0, time=1.0)
@@ -165,24 +174,21 @@ def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what
     def taken(*nodes: str) -> Preempted:
         return Preempted(nodes=nodes, time=1.0)
 
-    kept = opened(tmp_path / "r")
     tell(kept, start(), skipped(1), *map(step, range(2, 5)), skipped(5), skipped(6))
     # A host goes; the workers start again within this attempt.
     tell(kept, taken("a"), start(4, resumed=True))
     assert (
-        '"type": "skipped", "step": 1, "grad_norm": 2.0'
-        in (tmp_path / "r" / "metrics.jsonl").read_text()
+        '"type": "skipped", "step": 1, "grad_norm": 2.0' in (folder / "metrics.jsonl").read_text()
     )
     # The head is lost as well: another process keeps the record from here on.
-    again = opened(tmp_path / "r")
+    again = opened(folder)
     tell(again, start(4, resumed=True), step(5), skipped(6), taken("b", "c"), evaluation(2))
     tell(again, finished())
-    assert result_of(tmp_path / "r").skipped_steps == 2
-    assert result_of(tmp_path / "r").preempted == 3
+    assert result_of(folder).skipped_steps == 2
+    assert result_of(folder).preempted == 3
 
 
-def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(tmp_path: Path) -> None:
-    folder = tmp_path / "r"
+def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(folder: Path) -> None:
     tell(opened(folder), start(), *map(step, range(1, 5)), evaluation(1))
     path = folder / "metrics.jsonl"
     path.write_bytes(b'{"type": "sam\n' + path.read_bytes())
@@ -195,17 +201,16 @@ def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(tmp_path: Pat
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_forgets_all_of_its_steps(
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
     before_training = Evaluation(step=0, epoch=0, loss=3.0, measures={"perplexity": 20.0})
     for _ in range(2):
-        tell(opened(tmp_path / "r"), start(), before_training, step(1), step(2))
-    assert steps_of(tmp_path / "r") == [1, 2]
-    assert reader.read_metrics(str(tmp_path / "r")).of(Evaluation) == [before_training]
+        tell(opened(folder), start(), before_training, step(1), step(2))
+    assert steps_of(folder) == [1, 2]
+    assert reader.read_metrics(str(folder)).of(Evaluation) == [before_training]
 
 
-def test_lines_of_a_later_version_survive_a_resume_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "r"
+def test_lines_of_a_later_version_survive_a_resume_as_they_are(folder: Path) -> None:
     folder.mkdir()
     lines = [
         '{"type": "step", "step": 1, "loss": 2.5, "lr": 0.1, "of_a_later_version": [1, {}]}',
@@ -220,28 +225,27 @@ def test_lines_of_a_later_version_survive_a_resume_as_they_are(tmp_path: Path) -
     assert steps_of(folder) == [1]
 
 
-def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(tmp_path: Path) -> None:
-    kept = opened(tmp_path / "r")
+def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(
+    kept: RunRecord, folder: Path
+) -> None:
     tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
     kept.handle(Stopped(step=5))
-    assert kept.close() == tmp_path / "r" / "report.html"
-    result = result_of(tmp_path / "r")
+    assert kept.close() == folder / "report.html"
+    result = result_of(folder)
     assert (result.status, result.steps, result.measures) == ("stopped", 5, {"accuracy": 0.5})
 
 
-def test_a_failed_run_names_its_error(tmp_path: Path) -> None:
-    kept = opened(tmp_path / "r")
+def test_a_failed_run_names_its_error(kept: RunRecord, folder: Path) -> None:
     kept.handle(start())
     kept.handle(Failed(message="training diverged at step 3"))
     kept.close()
-    result = result_of(tmp_path / "r")
+    result = result_of(folder)
     assert (result.status, result.error) == ("failed", "training diverged at step 3")
 
 
-def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(tmp_path: Path) -> None:
+def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(folder: Path) -> None:
     """A recipe that trains nothing, judged by a figure of its own."""
-    (tmp_path / "r").mkdir()
-    kept = opened_at(str(tmp_path / "r"), measures=[BANDWIDTH, Measure(name="latency", unit="us")])
+    kept = opened(folder, measures=[BANDWIDTH, Measure(name="latency", unit="us")])
     rows = ((8.0, 0.01), (2.0**30, 41.5))
     table = Table(title="All-reduce", heads=("bytes", "GB/s"), rows=rows)
     figures = {"bus_bandwidth": 41.5}
@@ -253,10 +257,10 @@ def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(tmp_path: Path)
     report = kept.close()
     assert report is not None
     assert (kept.is_complete, kept.is_finished, kept.exit_code) == (False, True, exits.FAILED)
-    result = result_of(tmp_path / "r")
+    result = result_of(folder)
     assert (result.status, result.error, result.loss, result.rate) == ("failed", short, None, None)
     assert result.measures == {"bus_bandwidth": 41.5, "latency": None}
-    run = reader.read_run(tmp_path / "r")
+    run = reader.read_run(folder)
     assert run.evaluated == table
     assert run.measures == [BANDWIDTH, Measure(name="latency", unit="us")]
     page = report.read_text()
@@ -264,19 +268,17 @@ def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(tmp_path: Path)
     assert short in page
 
 
-def test_a_run_that_resumes_declares_its_measures_once(tmp_path: Path) -> None:
+def test_a_run_that_resumes_declares_its_measures_once(folder: Path) -> None:
     for number in range(3):
-        (tmp_path / "r").mkdir(exist_ok=True)
-        kept = opened_at(str(tmp_path / "r"), measures=[BANDWIDTH])
+        kept = opened(folder, measures=[BANDWIDTH])
         tell(kept, start(number, resumed=number > 0), step(number + 1))
-    assert reader.read_metrics(str(tmp_path / "r")).of(Measure) == [BANDWIDTH]
+    assert reader.read_metrics(str(folder)).of(Measure) == [BANDWIDTH]
 
 
-def test_a_run_that_never_started_gets_no_result(tmp_path: Path) -> None:
-    kept = opened(tmp_path / "r")
+def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) -> None:
     kept.handle(Failed(message="no data"))
     assert kept.close() is None
-    assert reader.read_result(str(tmp_path / "r")) is None
+    assert reader.read_result(str(folder)) is None
 
 
 class Bucket:
@@ -308,15 +310,24 @@ class Bucket:
     def _reader(self, on_disk: Callable[[str], bytes | None]) -> Callable[[str], bytes | None]:
         return lambda uri: self.files.get(uri) if storage.is_s3(uri) else on_disk(uri)
 
+    def opened(self) -> RunRecord:
+        """A record in it, of a run that has done its first step."""
+        kept = opened_at("s3://b/runs/r", clock=lambda: self.now)
+        tell(kept, start(), step(1))
+        return kept
+
     def steps(self) -> list[int]:
         content = self.files.get("s3://b/runs/r/metrics.jsonl", b"")
         return [each.step for each in parse_metrics(content).of(Step)]
 
 
-def test_lines_reach_s3_before_they_could_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = Bucket(monkeypatch)
-    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
-    tell(kept, start(), step(1))
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return Bucket(monkeypatch)
+
+
+def test_lines_reach_s3_before_they_could_be_missed(bucket: Bucket) -> None:
+    kept = bucket.opened()
     assert bucket.steps() == [1]  # the first step after a start
     tell(kept, step(2), step(3))
     assert bucket.steps() == [1]
@@ -333,11 +344,10 @@ def test_lines_reach_s3_before_they_could_be_missed(monkeypatch: pytest.MonkeyPa
 
 
 def test_lines_wait_for_a_minute_at_most_unless_writing_takes_long(
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket,
 ) -> None:
-    bucket = Bucket(monkeypatch)
-    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
-    tell(kept, start(), step(1), step(2))
+    kept = bucket.opened()
+    kept.handle(step(2))
     bucket.now += FLUSH_EVERY_S - 1
     kept.flush_in_time()
     assert bucket.steps() == [1]
@@ -357,20 +367,17 @@ def test_lines_wait_for_a_minute_at_most_unless_writing_takes_long(
 
 
 def test_a_storage_that_fails_holds_up_nothing_and_misses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket,
 ) -> None:
-    bucket = Bucket(monkeypatch)
-    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    kept = bucket.opened()
     display = kept._display
     assert isinstance(display, Silent)
-    tell(kept, start(), step(1))
     bucket.fails = True
     bucket.tries.clear()
     tell(kept, step(2), evaluation(1), Saving(step=2), step(3), evaluation(2))
     assert bucket.tries == [("metrics.jsonl", True)]  # one short try a minute
-    warnings = [event.message for event in display.shown if isinstance(event, Warned)]
-    assert len(warnings) == 1
-    assert "cannot be written to s3://b/runs/r for now ([Errno 16] Please reduce" in warnings[0]
+    (warning,) = display.warnings
+    assert "cannot be written to s3://b/runs/r for now ([Errno 16] Please reduce" in warning
     bucket.now += FLUSH_EVERY_S + 1
     kept.flush_in_time()
     assert len([name for name, _ in bucket.tries if name == "metrics.jsonl"]) == 2
@@ -388,11 +395,9 @@ def test_a_storage_that_fails_holds_up_nothing_and_misses_nothing(
 
 
 def test_a_result_that_cannot_be_written_is_an_error_and_stays_here(
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket,
 ) -> None:
-    bucket = Bucket(monkeypatch)
-    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
-    tell(kept, start(), step(1))
+    kept = bucket.opened()
     bucket.fails = True
     tell(kept, finished())
     bucket.tries.clear()
@@ -412,13 +417,11 @@ def full(*_: object, **__: object) -> Any:
 
 
 def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = Bucket(monkeypatch)
-    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    kept = bucket.opened()
     display = kept._display
     assert isinstance(display, Silent)
-    tell(kept, start(), step(1))
     write = storage.write_bytes
 
     def only_in_s3(uri: str, content: bytes, *, quick: bool = False) -> None:
@@ -444,10 +447,9 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
         patch.setattr(storage, "write_bytes", only_in_s3)
         tell(kept, finished())
         kept.close()
-    warnings = [event.message for event in display.shown if isinstance(event, Warned)]
-    assert len(warnings) == 1
-    assert "cannot be written to /" in warnings[0]
-    assert "(No space left on device)" in warnings[0]
+    (warning,) = display.warnings
+    assert "cannot be written to /" in warning
+    assert "(No space left on device)" in warning
     assert bucket.steps() == [1, 2, 3, 4]
     assert kept.error is None
     assert kept.exit_code == exits.OK
@@ -455,25 +457,23 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
 
 
 def test_a_result_that_a_full_disk_does_not_take_is_written_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = opened(tmp_path / "r")
     tell(kept, start(), step(1))
     with monkeypatch.context() as patch:
         patch.setattr(storage, "write_bytes", full)
         tell(kept, finished())
     kept.close()
-    assert result_of(tmp_path / "r").status == "succeeded"
+    assert result_of(folder).status == "succeeded"
     assert kept.exit_code == exits.OK
 
 
 def test_a_result_that_a_full_disk_never_takes_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = opened(tmp_path / "r")
     tell(kept, start(), step(1))
     monkeypatch.setattr(storage, "write_bytes", full)
     tell(kept, finished())
     kept.close()
     assert kept.exit_code == exits.STORAGE
-    assert kept.error == f"evaluation.json, result.json could not be written to {tmp_path / 'r'}"
+    assert kept.error == f"evaluation.json, result.json could not be written to {folder}"

@@ -32,14 +32,15 @@ from contract.times import LEASE_RENEW_S, LEASE_S
 from tests.containers.program.test_files_simulated import World
 from tests.training.bucket import RUN, Bucket, CrashError, install
 from tests.training.test_checkpoint_faults import OneRank, snapshot
-from tests.training.test_record import Silent, step
+from tests.training.test_record import opened_at, step
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.record import reader
 from training.record.events import Saving, Start, Step
-from training.record.writer import RunRecord
 from training.runtime import trainer
 from training.system import lease, storage
 from training.system.lease import Holder, Lease, LostError
+
+pytestmark = pytest.mark.usefixtures("group")
 
 STEP_S: Final = 20.0
 LATE_S: Final = 15.0
@@ -390,16 +391,8 @@ class Head(Actor):
             life.fail(f"has lease {self.fence}, as another head has")
         life.leases.add(self.fence)
         try:
-            self.record = RunRecord(
-                life.uri,
-                run="r",
-                recipe="ddp",
-                settings={},
-                environment={},
-                display=Silent(),
-                lease=self.lease.number,
-                is_sure=self.lease.is_sure,
-                clock=life.time,
+            self.record = opened_at(
+                life.uri, lease=self.lease.number, is_sure=self.lease.is_sure, clock=life.time
             )
         except OSError as error:
             life.note(f"cannot open the record: {error}")
@@ -662,14 +655,6 @@ def _audit(event: str, given: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_audit)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    store: Any = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def live(seed: int) -> Life:

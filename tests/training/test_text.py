@@ -24,12 +24,9 @@ from training.data import text
 from training.data.feed import Feed, Windows, feed_of, positions_in_documents
 from training.data.text import TokenStore, store_for
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 WORDS = ["<|endoftext|>", "[unknown]", *(f"w{i}" for i in range(98))]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture

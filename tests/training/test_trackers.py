@@ -14,42 +14,27 @@ import pytest
 from contract.errors import InputError
 from tests.training.sample_events import start
 from tests.training.test_record import (
+    SETTINGS,
     Bucket,
     Silent,
     evaluation,
     finished,
-    opened_at,
+    opened,
     step,
     tell,
 )
 from training.recipes import command
 from training.record import trackers
-from training.record.events import Warned
 from training.record.trackers import Trackers
-from training.record.writer import FLUSH_EVERY_S, RunRecord
-
-SETTINGS = {"run": "r", "recipe": "ddp", "lr": 0.1}
-
-
-def opened(folder: Path, *names: str, display: Silent | None = None) -> RunRecord:
-    folder.mkdir(exist_ok=True)
-    return RunRecord(
-        str(folder),
-        run="r",
-        recipe="ddp",
-        settings=SETTINGS,
-        environment={},
-        display=display or Silent(),
-        report_to=names,
-    )
+from training.record.writer import FLUSH_EVERY_S
 
 
 def lost_and_resumed(folder: Path, *names: str) -> None:
     """A run that loses steps 5 and 6 after its checkpoint of step 4, and does them again."""
-    lost = opened(folder, *names)
+    lost = opened(folder, report_to=names)
     tell(lost, start(), *map(step, range(1, 5)), evaluation(1), step(5, 9.0), step(6, 9.0))
     lost._trackers.close(0, wait_s=60)
-    resumed = opened(folder, *names)
+    resumed = opened(folder, report_to=names)
     tell(resumed, start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished())
     assert resumed.close()
     assert resumed.is_complete
@@ -136,11 +121,11 @@ def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(tmp_path: Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trackers, "_TensorBoard", Full)
         patch.setattr(trackers, "_Wandb", Fine)
-        kept = opened(tmp_path / "r", "tensorboard", "wandb", display=display)
+        kept = opened(tmp_path / "r", display=display, report_to=trackers.NAMES)
         tell(kept, start(), *map(step, range(1, 9)), finished())
         kept.close()
     assert seen == [*((number, 1.0) for number in range(1, 9)), (-1, 0.0)]
-    assert [each.message for each in display.shown if isinstance(each, Warned)] == [
+    assert display.warnings == [
         "tensorboard failed (No space left on device): it gets no more of this run"
     ]
     assert kept.is_complete
@@ -167,8 +152,7 @@ def test_a_tracker_that_does_not_answer_holds_nothing_up(
 
 def test_files_of_trackers_reach_s3_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Bucket(monkeypatch)
-    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
-    tell(kept, start(), step(1))
+    kept = bucket.opened()
     for file in ("tensorboard/events.1", "wandb/offline-run-1/run-r.wandb", "wandb/run/log.txt"):
         (kept.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (kept.folder / file).write_text(file)
