@@ -33,6 +33,8 @@ class Bucket:
         self.written: dict[str, float] = {}
         """When each object was, in Unix time."""
         self.clock = clock
+        self.is_quick = False
+        """Whether the last request was to be given up soon."""
         self.num_writes = 0
         self.crash_at: int | None = None
         """The write before which the process is gone, counted from 1."""
@@ -153,6 +155,7 @@ def install(monkeypatch: pytest.MonkeyPatch, bucket: Bucket | None = None) -> Bu
     made, on_disk = bucket or Bucket(), storage.filesystem
 
     def filesystem(uri: str, *, quick: bool = False) -> Any:
+        made.is_quick = quick
         return made if storage.is_s3(uri) else on_disk(uri, quick=quick)
 
     monkeypatch.setattr(storage, "filesystem", filesystem)

@@ -207,7 +207,7 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     outcome.note(_loss(whole), _loss(trained))
     if rank == 0:
         place = export.export(found, str(folder / "exported"))
-        outcome.note(_Reference(_from_pretrained(place)).loss(), after)
+        outcome.note(_Reference(from_pretrained(place)).loss(), after)
     assert RunPaths(str(folder)).checkpoint(_STEPS) == uri
 
 
@@ -248,7 +248,7 @@ def _reference(kind: str, folder: Path) -> _Reference | None:
     return _Reference(model)
 
 
-def _from_pretrained(place: str) -> Any:
+def from_pretrained(place: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained

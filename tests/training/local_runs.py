@@ -63,6 +63,12 @@ class Run:
         assert code is not None
         return code, out, err
 
+    def succeed(self) -> str:
+        """Wait for its end, which must be a good one; return what it has printed."""
+        code, out, err = self.end()
+        assert code == 0, err
+        return out
+
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         lines = map(json.loads, (self.run_folder / "metrics.jsonl").read_text().splitlines())
         return [line for line in lines if line["type"] == kind]

@@ -1,6 +1,6 @@
 """Events as a small run of the DDP recipe emits them, for tests of what becomes of them."""
 
-from training.record.events import Start
+from training.record.events import Start, Step
 
 
 def start(step: int = 0, *, resumed: bool = False) -> Start:
@@ -19,3 +19,8 @@ def start(step: int = 0, *, resumed: bool = False) -> Start:
         device="CPU",
         precision="fp32",
     )
+
+
+def step(number: int, loss: float = 1.0) -> Step:
+    """A step of it, done in the second of its number."""
+    return Step(step=number, epoch=1, loss=loss, lr=0.1, grad_norm=2.0, time=float(number))

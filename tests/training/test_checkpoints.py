@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,45 +97,51 @@ def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
     assert all(torch.equal(taken.model[name], tensor) for name, tensor in before.items())
 
 
-def damage_manifest_name(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["../../secret"] = manifest["files"].pop("state.pt")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+Listed = dict[str, Any]
 
 
-def damage_format(folder: Path) -> None:
+def damage_manifest_name(listed: Listed, _state: Path) -> None:
+    listed["../../secret"] = listed.pop("state.pt")
+
+
+def damage_list(listed: Listed, state: Path) -> None:
+    """Lacking a file that its manifest does not name."""
+    del listed["state.pt"]
+    state.unlink()
+
+
+def damage_format(listed: Listed, state: Path) -> None:
     """Whole by its manifest, but not a state that this version can read."""
-    torch.save({"optimizer": {}}, folder / "state.pt")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    path = folder / "state.pt"
-    manifest["files"]["state.pt"] = {
-        "bytes": path.stat().st_size,
-        "sha256": checkpoints._sha256(str(path)),
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    torch.save({"optimizer": {}}, state)
+    digest = checkpoints._sha256(str(state))
+    listed["state.pt"] = {"bytes": state.stat().st_size, "sha256": digest}
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (damage_manifest_name, "'../../secret' is refused"),
+        (damage_list, "state.pt"),
         (damage_format, "cannot be read"),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    tmp_path: Path, snapshot: Snapshot, damage: Callable[[Path], None], reason: str
+    tmp_path: Path, snapshot: Snapshot, damage: Callable[[Listed, Path], None], reason: str
 ) -> None:
     run = str(tmp_path)
     for number in (4, 8):
         checkpoints.save(run, with_step(snapshot, number), keep=2)
-    damage(tmp_path / "checkpoints" / "step-00000008")
+    folder = tmp_path / "checkpoints" / "step-00000008"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    damage(manifest["files"], folder / "state.pt")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     warnings: list[str] = []
     found = checkpoints.newest(run, warnings.append)
     assert found is not None
     assert found.position.step == 4
-    assert len(warnings) == 1
-    assert "step-00000008" in warnings[0]
-    assert reason in warnings[0]
+    (warning,) = warnings
+    assert "step-00000008" in warning
+    assert reason in warning
     # Out of the way of the step that training is about to write again, and counted no more.
     assert checkpoints.names(run) == ["step-00000004"]
     checkpoints.save(run, with_step(snapshot, 8), keep=2)

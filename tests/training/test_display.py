@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tests.training.sample_events import start
+from tests.training.sample_events import start, step
 from training.record.display import Display, result_table
 from training.record.events import (
     ACCURACY,
@@ -15,7 +15,6 @@ from training.record.events import (
     Measure,
     RankTimes,
     Start,
-    Step,
     phase,
 )
 from training.record.fields import Rate
@@ -26,10 +25,6 @@ START = start()
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
 IMAGES = Rate(items="images", per_s=1234.5)
 TOKENS = Rate(items="tokens", per_s=98765.4)
-
-
-def step(number: int) -> Step:
-    return Step(step=number, epoch=1, loss=1.5, lr=0.1, grad_norm=1.0, time=float(number))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from contract.errors import InputError
+from tests.training.families import from_pretrained
 from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training.checkpoint import checkpoints
@@ -37,9 +38,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
 @pytest.fixture(scope="module")
 def whole(start: Callable[..., Command]) -> Command:
     command = start("whole", *TINY, *TWO, "--json")
-    code, out, err = command.end()
-    assert code == 0, err
-    assert json.loads(out) == command.result()
+    assert json.loads(command.succeed()) == command.result()
     return command
 
 
@@ -113,8 +112,7 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
     name = f"on-{workers}"
     whole.copy(name, without="step-00000020")
     command = ranks(name, *TINY, "--microbatch", "2", world=workers)
-    code, _, err = command.end()
-    assert code == 0, err
+    command.succeed()
     (loaded,) = command.metrics("loaded")
     assert loaded["step"] == 16
     assert loaded["loss"] == pytest.approx(held_out(whole)[16], abs=1e-5)
@@ -135,8 +133,7 @@ def test_how_memory_is_saved_changes_no_loss(
     # More passes per step, activations made again.
     saving = ["--microbatch", "2", "--recompute", "selective"]
     command = ranks("saving", *TINY, *saving, world=2)
-    code, _, err = command.end()
-    assert code == 0, err
+    command.succeed()
     for step, loss in whole.losses().items():
         assert command.losses()[step] == pytest.approx(loss, abs=2e-3)
 
@@ -164,8 +161,7 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     command.wait_until(lambda: command.steps_done() >= 10 and checkpoints.names(saved) != [])
     command.process.kill()
     command = ranks(name, *TINY, *adapters, world=1)
-    code, _, err = command.end()
-    assert code == 0, err
+    command.succeed()
     (loaded,) = command.metrics("loaded")
     assert command.result()["resumed_from"] == loaded["step"] >= 8
     found = held_out(command)
@@ -221,13 +217,7 @@ def test_an_export_is_read_by_transformers_with_the_same_loss(
 
 def loss_by_transformers(place: str, found: Any) -> float:
     """Held-out loss of an exported model, computed by transformers and torch alone."""
-    from transformers import AutoModelForCausalLM
-
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model, report = load(place, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    return loss_of(model, found)
+    return loss_of(from_pretrained(place), found)
 
 
 def loss_of(model: Any, found: Any) -> float:

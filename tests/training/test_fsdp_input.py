@@ -135,28 +135,34 @@ def test_out_of_memory_says_what_is_kept_and_what_to_try(
         loop.train(worker, settings)
 
 
-def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Path) -> None:
-    folder = tmp_path / "step-00000003"
-    folder.mkdir()
-    (folder / "__0_0.distcp").write_bytes(b"shard")
-    with pytest.raises(DamagedError, match=r"manifest.json is missing"):
-        checkpoints.verify(str(folder))
-    for content, words in (("{", "cannot be read"), ('{"files": 3}', "cannot be read")):
-        (folder / runs.MANIFEST_FILE).write_text(content)
-        with pytest.raises(DamagedError, match=words):
-            checkpoints.verify(str(folder))
-    entry = '{"files": {"%s": {"bytes": %d, "sha256": "%s"}}}'
-    digest = "0" * 64
-    for name, size, words in (
-        ("__1_0.distcp", 5, "__1_0.distcp is missing"),
-        ("__0_0.distcp", 6, "has 5 bytes instead of 6"),
-        ("__0_0.distcp", 5, "does not match its checksum"),
-    ):
-        (folder / runs.MANIFEST_FILE).write_text(entry % (name, size, digest))
-        with pytest.raises(DamagedError, match=words):
-            checkpoints.verify(str(folder))
-    # Another rank has the content of this file among its part.
-    checkpoints.verify(str(folder), part=1, num_parts=2)
+LISTED = '{"files": {"%s": {"bytes": %d, "sha256": "wrong"}}}'
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (None, r"manifest\.json is missing"),
+        ("{", "cannot be read"),
+        ('{"files": 3}', "cannot be read"),
+        (LISTED % ("__1_0.distcp", 5), r"__1_0\.distcp is missing"),
+        (LISTED % ("__0_0.distcp", 6), "has 5 bytes instead of 6"),
+        (LISTED % ("__0_0.distcp", 5), "does not match its checksum"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_known_by_its_manifest(
+    manifest: str | None, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"shard")
+    if manifest:
+        (tmp_path / runs.MANIFEST_FILE).write_text(manifest)
+    with pytest.raises(DamagedError, match=words):
+        checkpoints.verify(str(tmp_path))
+
+
+def test_another_rank_has_the_content_of_some_files_among_its_part(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"shard")
+    (tmp_path / runs.MANIFEST_FILE).write_text(LISTED % ("__0_0.distcp", 5))
+    checkpoints.verify(str(tmp_path), part=1, num_parts=2)
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 
 from contract.nodes import ENV_SILENCE
+from tests.clock import FakeClock
 from tests.forks import FORKS
+from tests.training.sample_events import step
 from training import launch
 from training.loop.saving import Saves
 from training.record import reader
@@ -27,7 +29,6 @@ from training.record.events import (
     Saving,
     Silent,
     Start,
-    Step,
 )
 from training.runtime import local, processes
 from training.runtime.driver import Driver
@@ -39,137 +40,127 @@ from training.system import storage
 LEAST_S = 300.0
 
 
-class Time:
-    """A clock that stands still until it is told to go on."""
+class Silence(HangDetector):
+    """One whose time goes by only in ``wait``."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.time = FakeClock()
+        super().__init__(LEAST_S, clock=self.time.time)
 
-    def __call__(self) -> float:
-        return self.now
+    def wait(self, seconds: float) -> bool:
+        """Let time go by, and ask as the command does; whether it was ever too long."""
+        end, found = self.time.now + seconds, False
+        while self.time.now < end:
+            self.time.now = min(end, self.time.now + 5)
+            found = self.is_too_long() or found
+        return found
+
+    def tell(self, *told: tuple[float, Event]) -> None:
+        """Events, each so many seconds after the one before, which is never too long."""
+        for after_s, event in told:
+            assert not self.wait(after_s)
+            self.hear(event)
 
 
 @pytest.fixture
-def clock() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def silence(clock: Time) -> HangDetector:
-    return HangDetector(LEAST_S, clock=clock)
+def silence() -> Silence:
+    return Silence()
 
 
 def start(step: int = 0) -> Start:
     return Start(step=step, resumed=step > 0, world_size=2, total_steps=1000, device="CPU")
 
 
-def step(number: int) -> Step:
-    return Step(step=number, epoch=1.0, loss=1.0, lr=0.1, grad_norm=1.0, time=0.0)
+@pytest.fixture
+def stepping(silence: Silence) -> Silence:
+    """After two steps of a second each."""
+    silence.tell((0, start()), (1, step(1)), (1, step(2)))
+    return silence
 
 
-def wait(silence: HangDetector, clock: Time, seconds: float) -> bool:
-    """Let time go by, and ask as the command does; whether it was ever too long."""
-    end, found = clock.now + seconds, False
-    while clock.now < end:
-        clock.now = min(end, clock.now + 5)
-        found = silence.is_too_long() or found
-    return found
-
-
-def tell(silence: HangDetector, clock: Time, *told: tuple[float, Event]) -> None:
-    """Events, each so many seconds after the one before, which is never too long."""
-    for after_s, event in told:
-        assert not wait(silence, clock, after_s)
-        silence.hear(event)
-
-
-def test_before_training_starts_nothing_is_expected(silence: HangDetector, clock: Time) -> None:
-    tell(silence, clock, (0, Joined(processes=())), (1e4, Joined(processes=())))
-    assert not wait(silence, clock, 1e4)
+def test_before_training_starts_nothing_is_expected(silence: Silence) -> None:
+    silence.tell((0, Joined(processes=())), (1e4, Joined(processes=())))
+    assert not silence.wait(1e4)
 
 
 @pytest.mark.parametrize(
     ("step_s", "limit_s"), [(0.1, LEAST_S), (10.0, LEAST_S), (60.0, 1200.0), (600.0, 12000.0)]
 )
 def test_twenty_steps_are_too_long_and_never_less_than_five_minutes(
-    step_s: float, limit_s: float, silence: HangDetector, clock: Time
+    step_s: float, limit_s: float, silence: Silence
 ) -> None:
-    tell(silence, clock, (0, start()), *((step_s, step(number)) for number in range(1, 9)))
-    assert not wait(silence, clock, limit_s - 1)
-    assert wait(silence, clock, 2)
+    silence.tell((0, start()), *((step_s, step(number)) for number in range(1, 9)))
+    assert not silence.wait(limit_s - 1)
+    assert silence.wait(2)
     assert (silence.step, silence.seconds) == (8, limit_s + 1)
 
 
-def test_the_steps_of_one_report_share_its_time(silence: HangDetector, clock: Time) -> None:
-    tell(silence, clock, (0, start()), (5, step(1)))
-    clock.now += 100
+def test_the_steps_of_one_report_share_its_time(silence: Silence) -> None:
+    silence.tell((0, start()), (5, step(1)))
+    silence.time.now += 100
     silence.hear(*map(step, range(2, 12)))  # 10 s each: a pause of 100 s counts for more
     assert silence.limit_s() == LEAST_S
-    clock.now += 200
+    silence.time.now += 200
     silence.hear(*map(step, range(12, 22)))
     assert silence.limit_s() == 600
 
 
-def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
-    silence: HangDetector, clock: Time
-) -> None:
+def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(silence: Silence) -> None:
     seconds = 1700.0
-    tell(silence, clock, (0, start()))
-    assert not wait(silence, clock, seconds)
-    assert wait(silence, clock, 200)
-    tell(silence, clock, (0, step(1)), (1, step(2)), (0, Evaluating()))
+    silence.tell((0, start()))
+    assert not silence.wait(seconds)
+    assert silence.wait(200)
+    silence.tell((0, step(1)), (1, step(2)), (0, Evaluating()))
     for _ in range(5):
-        assert not wait(silence, clock, seconds)
-        tell(silence, clock, (0, Evaluating()))
-    assert wait(silence, clock, seconds + 200)
-    tell(silence, clock, (0, Evaluation(step=2, epoch=1.0)))
+        assert not silence.wait(seconds)
+        silence.tell((0, Evaluating()))
+    assert silence.wait(seconds + 200)
+    silence.tell((0, Evaluation(step=2, epoch=1.0)))
     assert silence.limit_s() == LEAST_S, "how long an evaluation takes says nothing of the steps"
 
 
 def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_start(
-    silence: HangDetector, clock: Time
+    silence: Silence,
 ) -> None:
-    tell(silence, clock, (0, start()), *((1, step(number)) for number in range(1, 9)))
-    assert wait(silence, clock, LEAST_S + 10)
+    silence.tell((0, start()), *((1, step(number)) for number in range(1, 9)))
+    assert silence.wait(LEAST_S + 10)
     silence.forget()
-    tell(silence, clock, (0, Joined(processes=())), (60, start()))
-    assert not wait(silence, clock, 1700)  # it compiles again
-    tell(silence, clock, (0, step(1)))
-    assert wait(silence, clock, LEAST_S + 10)
+    silence.tell((0, Joined(processes=())), (60, start()))
+    assert not silence.wait(1700)  # it compiles again
+    silence.tell((0, step(1)))
+    assert silence.wait(LEAST_S + 10)
 
 
 def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
-    silence: HangDetector, clock: Time
+    stepping: Silence,
 ) -> None:
-    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
-    tell(silence, clock, *((200, Saving(step=2, written=number)) for number in range(20)))
-    assert not wait(silence, clock, LEAST_S - 1)
+    stepping.tell(*((200, Saving(step=2, written=number)) for number in range(20)))
+    assert not stepping.wait(LEAST_S - 1)
 
 
 @pytest.mark.parametrize("last", [2, 1000], ids=["in between", "after the last step"])
 def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
-    last: int, silence: HangDetector, clock: Time
+    last: int, silence: Silence
 ) -> None:
-    tell(silence, clock, (0, start()), (1, step(1)), (1, step(last)), (0, Saving(step=last)))
+    silence.tell((0, start()), (1, step(1)), (1, step(last)), (0, Saving(step=last)))
     # As long as S3 is asked again and again, and some more.
-    tell(silence, clock, *((30, Saving(step=last)) for _ in range(59)))
-    assert wait(silence, clock, 35)
+    silence.tell(*((30, Saving(step=last)) for _ in range(59)))
+    assert silence.wait(35)
     assert silence.step == last
 
 
-def test_how_long_a_save_was_waited_for_says_nothing_of_the_steps(
-    silence: HangDetector, clock: Time
-) -> None:
-    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)), (0, Saving(step=2)))
-    tell(silence, clock, *((30, Saving(step=2)) for _ in range(30)), (0, step(3)))
-    assert silence.limit_s() == LEAST_S
+def test_how_long_a_save_was_waited_for_says_nothing_of_the_steps(stepping: Silence) -> None:
+    stepping.tell((0, Saving(step=2)))
+    stepping.tell(*((30, Saving(step=2)) for _ in range(30)), (0, step(3)))
+    assert stepping.limit_s() == LEAST_S
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["storage answers", "storage fails"])
 def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
-    fails: bool, clock: Time, monkeypatch: pytest.MonkeyPatch
+    fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
+    clock = FakeClock()
 
     def write(uri: str, content: bytes, *, quick: bool = False) -> None:
         assert (content, quick) == (b"where it hangs\n", True)
@@ -180,7 +171,7 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     seen = Seen(rank=0, state="D (disk sleep)", details="where it hangs")
     monkeypatch.setattr(storage, "write_bytes", write)
     watch = Watch(
-        "s3://b/runs/r", look=lambda _: [seen], end=lambda _: done.append("ended"), clock=clock
+        "s3://b/runs/r", look=lambda _: [seen], end=lambda _: done.append("ended"), clock=clock.time
     )
     process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
     watch.hear(Joined(processes=(process,)))
@@ -195,29 +186,24 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     assert found.stacks == "" if fails else written == f"written to s3://b/runs/r/{found.stacks}"
 
 
-def test_after_the_last_step_and_after_a_restart_nothing_is_expected(
-    silence: HangDetector, clock: Time
-) -> None:
-    tell(silence, clock, (0, start(998)), (1, step(999)), (1, step(1000)))
-    assert not wait(silence, clock, 1e4)
-    tell(silence, clock, (0, start()), (1, step(1)), (1, Finished(step=1, seconds=1.0)))
-    assert not wait(silence, clock, 1e4)
-    tell(silence, clock, (0, start()), (1, step(1)), (1, Saving(step=1)))
+def test_after_the_last_step_and_after_a_restart_nothing_is_expected(silence: Silence) -> None:
+    silence.tell((0, start(998)), (1, step(999)), (1, step(1000)))
+    assert not silence.wait(1e4)
+    silence.tell((0, start()), (1, step(1)), (1, Finished(step=1, seconds=1.0)))
+    assert not silence.wait(1e4)
+    silence.tell((0, start()), (1, step(1)), (1, Saving(step=1)))
     silence.forget()
-    assert not wait(silence, clock, 1e4)
-    tell(silence, clock, (0, Saving(step=1)))  # the last word of one that is being ended
-    tell(silence, clock, (5, start()), (1, step(1)))
-    assert wait(silence, clock, 1e4)
+    assert not silence.wait(1e4)
+    silence.tell((0, Saving(step=1)))  # the last word of one that is being ended
+    silence.tell((5, start()), (1, step(1)))
+    assert silence.wait(1e4)
 
 
-def test_a_command_that_stood_still_itself_blames_nobody(
-    silence: HangDetector, clock: Time
-) -> None:
+def test_a_command_that_stood_still_itself_blames_nobody(stepping: Silence) -> None:
     """Ctrl-Z, a container that was paused, a laptop that slept."""
-    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
-    clock.now += 3600
-    assert not wait(silence, clock, LEAST_S - 1)
-    assert wait(silence, clock, 10)
+    stepping.time.now += 3600
+    assert not stepping.wait(LEAST_S - 1)
+    assert stepping.wait(10)
 
 
 # --- ranks that hang ------------------------------------------------------------------------------

@@ -152,27 +152,26 @@ def test_parameters_and_operations_are_counted() -> None:
 
 @pytest.mark.parametrize("name", ["neox"])
 def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> None:
-    other = CONFIGS[name]()
-    other.intermediate_size = 128
-    model = language_models.build_on_meta(other)
-    model_weights.allocate(model, torch.device("cpu"))
+    def load(**changes: int) -> None:
+        config = CONFIGS[name]()
+        config.update(changes)
+        model = language_models.build_on_meta(config)
+        model_weights.allocate(model, torch.device("cpu"))
+        model_weights.load(model, saved)
+
     with pytest.raises(InputError, match=r"has shape .* configuration says"):
-        model_weights.load(model, saved)
-    other = neox()
-    other.num_hidden_layers = 4
-    model = language_models.build_on_meta(other)
-    model_weights.allocate(model, torch.device("cpu"))
+        load(intermediate_size=128)
     with pytest.raises(InputError, match=r"lacks weights of this model: gpt_neox\.layers\.3\."):
-        model_weights.load(model, saved)
+        load(num_hidden_layers=4)
     next(saved.glob("*.safetensors")).unlink()
     with pytest.raises(InputError, match="download it again"):
-        model_weights.load(model, saved)
+        load()
     (saved / model_weights.INDEX_FILE).unlink()
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
-        model_weights.load(model, saved)
+        load()
     (saved / model_weights.SINGLE_FILE).write_bytes(b"no weights")
     with pytest.raises(InputError, match="cannot be read"):
-        model_weights.load(model, saved)
+        load()
 
 
 def test_what_is_no_language_model_is_refused() -> None:

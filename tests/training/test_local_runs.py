@@ -37,9 +37,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
 @pytest.fixture(scope="module")
 def uninterrupted(start: Callable[..., Command]) -> Command:
     command = start("whole", *DIGITS, "--json")
-    code, out, err = command.end()
-    assert code == 0, err
-    assert json.loads(out) == command.result()
+    assert json.loads(command.succeed()) == command.result()
     assert_nothing_is_left(command)
     return command
 

@@ -1,5 +1,7 @@
 """The loss without logits is the loss, its gradients are the gradients, and it stores no logits."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,21 +33,25 @@ def inputs(num: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels
 
 
+def checked(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, **bend: Any
+) -> Tensor:
+    """The loss, after a comparison of it and of its gradients with those of stored logits."""
+    given = [each for each in (hidden, weight, bias) if each is not None]
+    loss = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk_tokens=8, **bend)
+    expected_loss = plain_cross_entropy(hidden, weight, labels, bias=bias, **bend)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
+    found, expected = (torch.autograd.grad(each * 3, given) for each in (loss, expected_loss))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    return loss
+
+
 @pytest.mark.parametrize("num", [1, 7, 8, 9, 64])
 @pytest.mark.parametrize("ignored", [0, 1])
 def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -> None:
-    hidden, weight, labels = inputs(num, torch.float32)
+    hidden, weight, labels = inputs(num + ignored, torch.float32)
     labels[:ignored] = IGNORE
-    if ignored == num:
-        labels = torch.cat([labels, labels.new_zeros(1)])
-        hidden = torch.cat([hidden, hidden.detach()]).detach().requires_grad_()
-    loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens=8)
-    found = torch.autograd.grad(loss * 3, (hidden, weight))
-    expected_loss = plain_cross_entropy(hidden, weight, labels)
-    expected = torch.autograd.grad(expected_loss * 3, (hidden, weight))
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    checked(hidden, weight, labels)
 
 
 @pytest.mark.parametrize(
@@ -55,16 +61,9 @@ def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -
 )
 def test_a_bias_a_scale_and_a_cap_count_in_loss_and_gradients(bend: Bend) -> None:
     hidden, weight, labels = inputs(24, torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    bias = torch.randn(VOCAB, generator=generator).requires_grad_()
+    bias = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).requires_grad_()
     labels[3] = IGNORE
-    loss = linear_cross_entropy(hidden, weight, labels, bias=bias, bend=bend, chunk_tokens=8)
-    found = torch.autograd.grad(loss, (hidden, weight, bias))
-    expected_loss = plain_cross_entropy(hidden, weight, labels, bias=bias, bend=bend)
-    expected = torch.autograd.grad(expected_loss, (hidden, weight, bias))
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    loss = checked(hidden, weight, labels, bias, bend=bend)
     plain = linear_cross_entropy(hidden, weight, labels)
     assert abs(plain.item() - loss.item()) > 0.01
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from benchmarks import processes
 from tests import forks
+from tests.training import test_bookkeeping
 from training.loop import metrics
 from training.loop.worker import Pulse
 from training.record.events import Evaluating, RankTimes
@@ -38,17 +39,7 @@ def test_the_phases_of_a_step_add_up_to_the_step() -> None:
     assert timer.means() == ({"data": 0.0, "forward": 0.0}, 0, 0, 0)
 
 
-COURSE = metrics.Course(
-    items="images",
-    items_per_step=8,
-    global_batch=8,
-    steps_per_epoch=4,
-    total_steps=8,
-    learning_rate=lambda _: 0.1,
-    flops_per_item=1e12,
-    world_size=2,
-    device=CPU,
-)
+COURSE = replace(test_bookkeeping.COURSE, flops_per_item=1e12, world_size=2)
 
 
 def test_mfu_is_work_over_peak_and_unknown_without_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +182,14 @@ def test_a_worker_that_is_alone_is_not_watched() -> None:
     assert watch.seconds() == 0
 
 
+def watch_of_two(**options: float) -> metrics.Watch:
+    """Of two workers, which are evaluated after every other step."""
+    return metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, **options)
+
+
 def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
     for began_at, rest_s, expected in [(0, 0.0, [3, 5, 7, 9]), (2, 0.0, [5, 7, 9]), (0, 3, [3, 7])]:
-        watch = metrics.Watch(
-            CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=rest_s
-        )
+        watch = watch_of_two(rest_s=rest_s)
         watched = []
         for step in range(began_at + 1, 11):
             with watch.step(step):
@@ -208,7 +202,7 @@ def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
 
 
 def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once() -> None:
-    watch = metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=0.0)
+    watch = watch_of_two(rest_s=0.0)
     said = []
     for step in range(1, 11):
         with watch.step(step):
@@ -224,7 +218,7 @@ def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once() -> Non
 
 
 def test_what_was_not_measured_again_is_no_second_witness() -> None:
-    watch = metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
+    watch = watch_of_two()
     slow = times((0.5, 0.1), step_s=1.0)
     for step in range(1, 5):
         with watch.step(step):

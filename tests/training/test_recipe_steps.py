@@ -4,7 +4,7 @@ same weight however it is shared out, and one that is not a number changes nothi
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,13 @@ def chats(folder: Path) -> FsdpConfig:
     )
 
 
+def prepared(config: FsdpConfig) -> FsdpConfig:
+    """The configuration, with its text in the cache that its ranks have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
+        return inputs.prepare(config)
+
+
 def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Found:
     """Train with all ranks.
 
@@ -126,12 +133,9 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Found]]]:
-    config = chats(tmp_path_factory.mktemp("runs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
-        prepared = inputs.prepare(config)
-        yield processes.run(2, sharded_runs, prepared, method=forks.METHOD)
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    config = prepared(chats(tmp_path_factory.mktemp("runs")))
+    return processes.run(2, sharded_runs, config, method=forks.METHOD)
 
 
 def test_every_token_of_a_step_has_the_same_weight_in_however_many_passes(
@@ -159,15 +163,11 @@ def test_a_step_that_one_rank_spoiled_changes_no_weight_on_any(
 def test_three_ranks_with_unequal_shares_take_the_steps_of_one(tmp_path: Path) -> None:
     """Of 7 sequences, one rank has 3 and two have 2, which leaves these with an empty pass."""
     # Adam makes a step of this size out of the rounding of gradients that should be zero.
-    config = replace(chats(tmp_path), global_batch=7, microbatch=1, lr=1e-5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
-        prepared = inputs.prepare(config)
-        runs = {num: replace(prepared, run=f"on-{num}") for num in (1, 3)}
-        one, three = (
-            processes.run(num, sharded_runs, each, method=forks.METHOD)
-            for num, each in runs.items()
-        )
+    config = prepared(replace(chats(tmp_path), global_batch=7, microbatch=1, lr=1e-5))
+    one, three = (
+        processes.run(num, sharded_runs, replace(config, run=f"on-{num}"), method=forks.METHOD)
+        for num in (1, 3)
+    )
     steps = one[0]["whole"].steps()
     assert sorted(steps) == [1, 2]
     for step, found in three[0]["whole"].steps().items():

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from contract import exits
-from tests.training.sample_events import start
+from tests.training.bucket import RUN, Bucket, install
+from tests.training.sample_events import start, step
 from training.record import reader
 from training.record.events import (
     Evaluation,
@@ -25,7 +26,6 @@ from training.record.events import (
     Step,
     Stopped,
     Warned,
-    parse_metrics,
 )
 from training.record.fields import Rate
 from training.record.progress import Progress
@@ -82,10 +82,6 @@ def kept(folder: Path) -> RunRecord:
     return opened(folder)
 
 
-def step(number: int, loss: float = 1.0) -> Step:
-    return Step(step=number, epoch=1, loss=loss, lr=0.1, grad_norm=2.0, time=float(number))
-
-
 def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
     return Evaluation(
         epoch=epoch,
@@ -109,7 +105,7 @@ def tell(kept: RunRecord, *events: Event) -> None:
         kept.handle(event)
 
 
-def steps_of(folder: Path) -> list[int]:
+def steps_of(folder: Path | str) -> list[int]:
     return [each.step for each in reader.read_metrics(str(folder)).of(Step)]
 
 
@@ -281,121 +277,110 @@ def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) 
     assert reader.read_result(str(folder)) is None
 
 
-class Bucket:
-    """What ``training.system.storage`` would write to S3."""
+class SlowBucket(Bucket):
+    """One whose requests take time, may fail, and are listed: file, and whether it was quick."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.files: dict[str, bytes] = {}
-        self.num_puts = 0
-        self.now = 0.0
-        self.put_s = 0.1
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now)
+        self.now, self.put_s = 0.0, 0.1
         self.fails = False
         self.tries: list[tuple[str, bool]] = []
-        on_disk = storage.write_bytes
+        self.display = Silent()
 
-        def write(uri: str, content: bytes, *, quick: bool = False) -> None:
-            if not storage.is_s3(uri):
-                return on_disk(uri, content)
-            self.now += self.put_s
-            self.tries.append((uri.rpartition("/")[2], quick))
-            if self.fails:
-                raise OSError(16, "Please reduce your request rate.")
-            self.files[uri] = content
-            self.num_puts += uri.endswith("metrics.jsonl")
-            return None
+    def write(self, key: str, effect: Callable[[], None], *, removes: bool) -> None:
+        self.now += self.put_s
+        self.tries.append((key.rpartition("/")[2], self.is_quick))
+        if self.fails:
+            raise OSError(16, "Please reduce your request rate.")
+        super().write(key, effect, removes=removes)
 
-        monkeypatch.setattr(storage, "write_bytes", write)
-        monkeypatch.setattr(storage, "read_bytes", self._reader(storage.read_bytes))
-
-    def _reader(self, on_disk: Callable[[str], bytes | None]) -> Callable[[str], bytes | None]:
-        return lambda uri: self.files.get(uri) if storage.is_s3(uri) else on_disk(uri)
+    @property
+    def num_puts(self) -> int:
+        """How often lines were written, or tried to be."""
+        return [name for name, _ in self.tries].count("metrics.jsonl")
 
     def opened(self) -> RunRecord:
         """A record in it, of a run that has done its first step."""
-        kept = opened_at("s3://b/runs/r", clock=lambda: self.now)
+        kept = opened_at(RUN, clock=lambda: self.now, display=self.display)
         tell(kept, start(), step(1))
         return kept
 
-    def steps(self) -> list[int]:
-        content = self.files.get("s3://b/runs/r/metrics.jsonl", b"")
-        return [each.step for each in parse_metrics(content).of(Step)]
-
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    return Bucket(monkeypatch)
+def bucket(monkeypatch: pytest.MonkeyPatch) -> SlowBucket:
+    bucket = SlowBucket()
+    install(monkeypatch, bucket)
+    return bucket
 
 
-def test_lines_reach_s3_before_they_could_be_missed(bucket: Bucket) -> None:
+def test_lines_reach_s3_before_they_could_be_missed(bucket: SlowBucket) -> None:
     kept = bucket.opened()
-    assert bucket.steps() == [1]  # the first step after a start
+    assert steps_of(RUN) == [1]  # the first step after a start
     tell(kept, step(2), step(3))
-    assert bucket.steps() == [1]
+    assert steps_of(RUN) == [1]
     kept.handle(Saving(step=3))
-    assert bucket.steps() == [1, 2, 3]
+    assert steps_of(RUN) == [1, 2, 3]
     tell(kept, step(4), Preempted(nodes=("a",), time=1.0))
-    assert bucket.steps() == [1, 2, 3, 4]
+    assert steps_of(RUN) == [1, 2, 3, 4]
     tell(kept, step(5), evaluation(1))
-    assert bucket.steps() == [1, 2, 3, 4, 5]
+    assert steps_of(RUN) == [1, 2, 3, 4, 5]
     tell(kept, Saving(step=5))
     assert bucket.num_puts == 4  # nothing was new
     tell(kept, start(5, resumed=True), step(6))
-    assert bucket.steps() == [1, 2, 3, 4, 5, 6]
+    assert steps_of(RUN) == [1, 2, 3, 4, 5, 6]
 
 
 def test_lines_wait_for_a_minute_at_most_unless_writing_takes_long(
-    bucket: Bucket,
+    bucket: SlowBucket,
 ) -> None:
     kept = bucket.opened()
     kept.handle(step(2))
     bucket.now += FLUSH_EVERY_S - 1
     kept.flush_in_time()
-    assert bucket.steps() == [1]
+    assert steps_of(RUN) == [1]
     bucket.now += 2
     kept.flush_in_time()  # no event came
-    assert bucket.steps() == [1, 2]
+    assert steps_of(RUN) == [1, 2]
     bucket.now += FLUSH_EVERY_S + 1
     bucket.put_s = 3.0  # the file has become large
     kept.handle(step(3))
-    assert bucket.steps() == [1, 2, 3]
+    assert steps_of(RUN) == [1, 2, 3]
     bucket.now += FLUSH_EVERY_S + 1
     kept.handle(step(4))
-    assert bucket.steps() == [1, 2, 3]
+    assert steps_of(RUN) == [1, 2, 3]
     bucket.now += 3.0 * 50
     kept.flush_in_time()
-    assert bucket.steps() == [1, 2, 3, 4]
+    assert steps_of(RUN) == [1, 2, 3, 4]
 
 
 def test_a_storage_that_fails_holds_up_nothing_and_misses_nothing(
-    bucket: Bucket,
+    bucket: SlowBucket,
 ) -> None:
     kept = bucket.opened()
-    display = kept._display
-    assert isinstance(display, Silent)
     bucket.fails = True
     bucket.tries.clear()
     tell(kept, step(2), evaluation(1), Saving(step=2), step(3), evaluation(2))
     assert bucket.tries == [("metrics.jsonl", True)]  # one short try a minute
-    (warning,) = display.warnings
-    assert "cannot be written to s3://b/runs/r for now ([Errno 16] Please reduce" in warning
+    (warning,) = bucket.display.warnings
+    assert f"cannot be written to {RUN} for now ([Errno 16] Please reduce" in warning
     bucket.now += FLUSH_EVERY_S + 1
     kept.flush_in_time()
-    assert len([name for name, _ in bucket.tries if name == "metrics.jsonl"]) == 2
+    assert bucket.num_puts == 2
     bucket.fails = False
     bucket.now += FLUSH_EVERY_S + 1
     kept.flush_in_time()
-    assert bucket.steps() == [1, 2, 3]
+    assert steps_of(RUN) == [1, 2, 3]
     tell(kept, finished())
     assert kept.close() is None
     assert not kept.folder.exists()
     assert kept.error is None
     assert {"result.json", "report.html", "config.json", "progress.json"} <= {
-        uri.rpartition("/")[2] for uri in bucket.files
+        key.rpartition("/")[2] for key in bucket.objects
     }
 
 
 def test_a_result_that_cannot_be_written_is_an_error_and_stays_here(
-    bucket: Bucket,
+    bucket: SlowBucket,
 ) -> None:
     kept = bucket.opened()
     bucket.fails = True
@@ -417,11 +402,9 @@ def full(*_: object, **__: object) -> Any:
 
 
 def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    bucket: SlowBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = bucket.opened()
-    display = kept._display
-    assert isinstance(display, Silent)
     write = storage.write_bytes
 
     def only_in_s3(uri: str, content: bytes, *, quick: bool = False) -> None:
@@ -447,13 +430,13 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
         patch.setattr(storage, "write_bytes", only_in_s3)
         tell(kept, finished())
         kept.close()
-    (warning,) = display.warnings
+    (warning,) = bucket.display.warnings
     assert "cannot be written to /" in warning
     assert "(No space left on device)" in warning
-    assert bucket.steps() == [1, 2, 3, 4]
+    assert steps_of(RUN) == [1, 2, 3, 4]
     assert kept.error is None
     assert kept.exit_code == exits.OK
-    assert b'"succeeded"' in bucket.files["s3://b/runs/r/result.json"]
+    assert result_of(RUN).status == "succeeded"
 
 
 def test_a_result_that_a_full_disk_does_not_take_is_written_in_the_end(

@@ -45,9 +45,6 @@ class Page(HTMLParser):
         if tag not in VOID:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-
     def handle_endtag(self, tag: str) -> None:
         if not self._open or self._open.pop() != tag:
             self.unbalanced.append(tag)

@@ -31,8 +31,9 @@ from contract.runs import MANIFEST_FILE, METRICS_FILE, checkpoint_key, checkpoin
 from contract.times import LEASE_RENEW_S, LEASE_S
 from tests.containers.program.test_files_simulated import World
 from tests.training.bucket import RUN, Bucket, CrashError, install
+from tests.training.sample_events import step
 from tests.training.test_checkpoint_faults import OneRank, snapshot
-from tests.training.test_record import opened_at, step
+from tests.training.test_record import opened_at
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.record import reader
 from training.record.events import Saving, Start, Step

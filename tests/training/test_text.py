@@ -57,11 +57,16 @@ def decoded(tokens: npt.NDArray[Any]) -> list[str]:
     return [part.strip() for part in " ".join(names).split("<|endoftext|>") if part.strip()]
 
 
+def store_of(source: Path, tokenizer: Path, every: int = 10, **options: Any) -> TokenStore:
+    """A store of a text of which every tenth document, or another part, is held out."""
+    return store_for(str(source), tokenizer, held_out_every=every, **options)
+
+
 # --- building -------------------------------------------------------------------------------------
 def test_every_document_is_there_once_in_order_and_ends_with_end_of_text(
     corpus: Path, tokenizer: Path
 ) -> None:
-    store = store_for(str(corpus), tokenizer, held_out_every=10)
+    store = store_of(corpus, tokenizer)
     documents = [document(i) for i in range(40)]
     assert decoded(store.held_out) == documents[9::10]
     assert decoded(store.train) == [d for i, d in enumerate(documents) if i % 10 != 9]
@@ -81,7 +86,7 @@ def test_the_kind_of_file_does_not_matter(kind: str, tmp_path: Path, tokenizer: 
         content = "\n\n".join(documents)
     data = content.encode()
     (folder / f"a.{kind}").write_bytes(gzip.compress(data) if kind.endswith("gz") else data)
-    store = store_for(str(folder), tokenizer, held_out_every=10)
+    store = store_of(folder, tokenizer)
     assert decoded(store.held_out) == documents[9::10]
 
 
@@ -90,37 +95,35 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path, tokenizer: P
     (folder / "b").mkdir(parents=True)
     for name, first in (("b/x.txt", 20), ("a.txt", 0)):
         (folder / name).write_text("\n\n".join(document(first + i) for i in range(20)))
-    store = store_for(str(folder), tokenizer, held_out_every=10)
+    store = store_of(folder, tokenizer)
     assert decoded(store.held_out) == [document(i) for i in (9, 19, 29, 39)]
 
 
 def test_a_store_is_built_once_and_anew_for_another_text_tokenizer_or_split(
     corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store_for(str(corpus), tokenizer, held_out_every=10)
+    first = store_of(corpus, tokenizer)
     keys = {first.info.key}
     with monkeypatch.context() as patch:
         patch.setattr(text, "build", lambda *_a, **_k: pytest.fail("built a second time"))
-        assert store_for(str(corpus), tokenizer, held_out_every=10).info == first.info
-    keys.add(store_for(str(corpus), tokenizer, held_out_every=20).info.key)
+        assert store_of(corpus, tokenizer).info == first.info
+    keys.add(store_of(corpus, tokenizer, every=20).info.key)
     corpus.write_text(corpus.read_text() + "\n\nw1 w2\n")
-    keys.add(store_for(str(corpus), tokenizer, held_out_every=10).info.key)
+    keys.add(store_of(corpus, tokenizer).info.key)
     other = tmp_path / "other.json"
     other.write_text(tokenizer.read_text().replace('"w97"', '"z97"'))
-    keys.add(store_for(str(corpus), other, held_out_every=10).info.key)
+    keys.add(store_of(corpus, other).info.key)
     assert len(keys) == 4
 
 
-def _open(source: str, tokenizer: Path, results: "multiprocessing.Queue[int]") -> None:
-    results.put(store_for(source, tokenizer, held_out_every=10).info.num_train_tokens)
+def _open(source: Path, tokenizer: Path, results: "multiprocessing.Queue[int]") -> None:
+    results.put(store_of(source, tokenizer).info.num_train_tokens)
 
 
 def test_several_processes_at_once_get_the_same_whole_store(corpus: Path, tokenizer: Path) -> None:
     context = multiprocessing.get_context("fork")
     results: multiprocessing.Queue[int] = context.Queue()
-    workers = [
-        context.Process(target=_open, args=(str(corpus), tokenizer, results)) for _ in range(4)
-    ]
+    workers = [context.Process(target=_open, args=(corpus, tokenizer, results)) for _ in range(4)]
     for worker in workers:
         worker.start()
     assert [results.get(timeout=60) for _ in workers] == [36 * 6] * 4
@@ -136,7 +139,7 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     def store_on(node: str) -> TokenStore:
         monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / node))
         shared = "s3://bucket/runs/.cache"
-        return store_for(str(corpus), tokenizer, held_out_every=10, shared=shared)
+        return store_of(corpus, tokenizer, shared=shared)
 
     bucket.crash_at = 3  # half of the store is in the bucket
     with pytest.raises(CrashError):
@@ -177,7 +180,7 @@ def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_pa
     # Far enough behind the beginning that some of it has been written.
     corpus.write_bytes(corpus.read_bytes() * 20 + b"\n\n\xff\xfe broken")
     with pytest.raises(InputError, match="is not UTF-8 text"):
-        store_for(str(corpus), tokenizer, held_out_every=10)
+        store_of(corpus, tokenizer)
     left = [path.name for path in (tmp_path / "cache" / "tokens").iterdir()]
     assert [name for name in left if not name.endswith(".lock")] == []
 
@@ -188,12 +191,12 @@ def test_a_damaged_packed_text_is_refused(tmp_path: Path, tokenizer: Path, kind:
     packed[12:40] = bytes([255] * 28)
     (tmp_path / f"a.{kind}.gz").write_bytes(packed)
     with pytest.raises(InputError, match=rf"a\.{kind}\.gz cannot be read: .*fetch it again"):
-        store_for(str(tmp_path), tokenizer_file=tokenizer, held_out_every=2)
+        store_of(tmp_path, tokenizer, every=2)
 
 
 def test_progress_goes_up_to_the_whole(corpus: Path, tokenizer: Path) -> None:
     seen: list[tuple[int, int]] = []
-    store_for(str(corpus), tokenizer, held_out_every=10, report=lambda *each: seen.append(each))
+    store_of(corpus, tokenizer, report=lambda *each: seen.append(each))
     assert seen == sorted(seen)
     assert seen[-1] == (corpus.stat().st_size,) * 2
 
@@ -207,7 +210,7 @@ def test_tokens_go_to_the_disk_while_the_text_is_read(tmp_path: Path, tokenizer:
 
     path = tmp_path / "long.txt"
     path.write_text("\n\n".join(document(i) for i in range(5000)))
-    store = store_for(str(path), tokenizer, held_out_every=10, report=report)
+    store = store_of(path, tokenizer, report=report)
     # Before the last document: all but two rounds of the tokenizer, of 1,024 documents of 6 tokens
     # of 2 bytes.
     assert store.train.nbytes - sizes[-2] < 2 * 1024 * 6 * 2
@@ -233,7 +236,7 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(
 ) -> None:
     spoil(corpus, tokenizer)
     with pytest.raises(InputError, match=message):
-        store_for(str(corpus), tokenizer, held_out_every=10)
+        store_of(corpus, tokenizer)
 
 
 def test_a_folder_without_text_a_bad_line_and_a_bad_split_are_refused(
@@ -241,17 +244,17 @@ def test_a_folder_without_text_a_bad_line_and_a_bad_split_are_refused(
 ) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match=r"holds no text: files must end in \.txt"):
-        store_for(str(tmp_path / "none"), tokenizer)
+        store_of(tmp_path / "none", tokenizer)
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "w1"}\n{"body": "w2"}\n')
     with pytest.raises(InputError, match='line 2: no text under "text"'):
-        store_for(str(lines), tokenizer)
+        store_of(lines, tokenizer)
     with pytest.raises(InputError, match="one document in 1 cannot be held out"):
-        store_for(str(corpus), tokenizer, held_out_every=1)
+        store_of(corpus, tokenizer, every=1)
 
 
 def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: Path) -> None:
-    folder = store_for(str(corpus), tokenizer, held_out_every=10).folder
+    folder = store_of(corpus, tokenizer).folder
     (folder / text.TRAIN_FILE).write_bytes(b"123")
     with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
         TokenStore.open(folder)
@@ -299,7 +302,7 @@ def test_a_step_depends_on_its_number_and_the_seed_alone() -> None:
 
 
 def test_a_text_that_does_not_fill_a_step_is_refused(corpus: Path, tokenizer: Path) -> None:
-    store = store_for(str(corpus), tokenizer, held_out_every=10)
+    store = store_of(corpus, tokenizer)
     with pytest.raises(InputError, match="216 tokens are 21 sequences of 10, fewer than the 22 of"):
         feed_of(store, seq_len=10, global_batch=22, seed=0)
 

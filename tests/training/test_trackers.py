@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from contract.errors import InputError
-from tests.training.sample_events import start
+from tests.training.bucket import RUN, install
+from tests.training.sample_events import start, step
 from tests.training.test_record import (
     SETTINGS,
-    Bucket,
     Silent,
+    SlowBucket,
     evaluation,
     finished,
     opened,
-    step,
     tell,
 )
 from training.recipes import command
@@ -151,19 +151,20 @@ def test_a_tracker_that_does_not_answer_holds_nothing_up(
 
 
 def test_files_of_trackers_reach_s3_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket = Bucket(monkeypatch)
+    bucket = SlowBucket()
+    install(monkeypatch, bucket)
     kept = bucket.opened()
     for file in ("tensorboard/events.1", "wandb/offline-run-1/run-r.wandb", "wandb/run/log.txt"):
         (kept.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (kept.folder / file).write_text(file)
     bucket.now += FLUSH_EVERY_S + 1
     kept.handle(step(2))
-    sent = {name for name in bucket.files if "tensorboard" in name or "wandb" in name}
-    folder = "s3://b/runs/r"
+    sent = {name for name in bucket.objects if "tensorboard" in name or "wandb" in name}
+    folder = RUN.removeprefix("s3://")
     assert sent == {f"{folder}/tensorboard/events.1", f"{folder}/wandb/offline-run-1/run-r.wandb"}
     kept.handle(finished())
     kept.close()
-    assert bucket.files[f"{folder}/wandb/run/log.txt"] == b"wandb/run/log.txt"
+    assert bucket.objects[f"{folder}/wandb/run/log.txt"] == b"wandb/run/log.txt"
 
 
 @pytest.mark.parametrize("name", trackers.NAMES)

@@ -18,11 +18,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from tests.fuzzing import fuzz
+from tests.training.sample_events import step
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.recipes.command import Recorded
-from training.record.events import Event, Phase, Step, parse_metrics, to_json
+from training.record.events import Event, Phase, parse_metrics, to_json
 from training.system import storage
 from training.system.lease import Holder
 
@@ -173,7 +174,7 @@ def test_leases() -> None:
 def test_lines_of_metrics() -> None:
     events: list[Event] = [
         Phase(name="workers_ready", time=1.0, hosts=("10.0.0.1",)),
-        *(Step(step=n, epoch=1.0, loss=1.0, lr=0.1, grad_norm=1.0, time=0.0) for n in range(3)),
+        *map(step, range(3)),
     ]
     fuzz(b"".join(json.dumps(to_json(event)).encode() + b"\n" for event in events), parse_metrics)
 
