@@ -1,5 +1,6 @@
 """``trainctl submit -f job.toml``: the same order as by options, and mistakes with their names."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -40,7 +41,8 @@ BY_OPTIONS = [
 
 
 def plan(cli: Cli, *words: str) -> Any:
-    return cli.json("plan", *words)
+    # First: after "--" comes the user's own command.
+    return json.loads(cli("plan", "--json", *words).out)
 
 
 @pytest.fixture
