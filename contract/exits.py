@@ -1,6 +1,7 @@
 """Exit codes of the commands and containers of this project."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -43,15 +44,20 @@ CLOSED_PIPE: Final = 141  # nobody reads the output any more, as after ``| head`
 
 @contextlib.contextmanager
 def on_closed_pipe() -> Iterator[None]:
-    """End the command quietly if stdout is a pipe whose reader has ended. Only for what is printed:
-    a socket may break as well."""
+    """End the command quietly if stdout is a pipe whose reader has ended, and with a sentence if a
+    disk is full. Only for what is printed: a socket may break as well."""
     try:
         try:
             yield
         finally:
             if sys.stdout:  # None if the command was started without one (>&-)
                 sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         # Python flushes again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(CLOSED_PIPE) from None
+        if error.errno == errno.EPIPE:
+            raise SystemExit(CLOSED_PIPE) from None
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(FAILED) from None

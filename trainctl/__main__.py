@@ -140,6 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
             return exits.CLOSED_PIPE
         return end.code if isinstance(end.code, int) else exits.OK
+    except OSError as error:  # of this machine, such as a folder that is read-only
+        output.say(f"error: {error}")
+        return exits.FAILED
     except Exception as error:
         known = explained(error)
         if known is None:

@@ -41,7 +41,7 @@ class JobFile:
             UsageError: it cannot be read, or is no TOML.
         """
         try:
-            return cls(path, tomllib.loads(path.read_text(encoding="utf-8")))
+            return cls(path, tomllib.loads(path.read_text(encoding="utf-8-sig")))
         except OSError as error:
             raise UsageError(f"--file {path} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8

@@ -99,6 +99,7 @@ class JobOptions:
         typer.Option(
             "--max-cost",
             min=0.01,
+            max=1_000_000,
             metavar="DOLLARS",
             help="Refuse a job whose maximum cost is above this; without --max-hours, give it the "
             "longest deadline that stays within it.",

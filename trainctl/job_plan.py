@@ -227,6 +227,10 @@ def check_given(given: JobOptions) -> None:
             )
     elif not words:
         raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
+    elif words[0] in recipes.NAMES:
+        raise UsageError(
+            f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
+        )
     else:
         code_folder.look_at(given.code)
         code_folder.check_command(given.code, words)

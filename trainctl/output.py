@@ -33,7 +33,10 @@ def _console(*, stderr: bool) -> "Console":
     from rich.console import Console
 
     # A range such as 1:b: or a line of a log is no emoji.
-    return Console(stderr=stderr, soft_wrap=True, highlight=False, emoji=False)
+    own = Console(stderr=stderr, soft_wrap=True, highlight=False, emoji=False)
+    notes = own if stderr else _console(stderr=True)
+    # One for both on a terminal: it prints above the line of Progress, not into it.
+    return notes if own.file.isatty() and notes.file.isatty() else own
 
 
 def visible(text: str) -> str:
@@ -138,22 +141,30 @@ class Progress:
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         """``clock``: Unix time in seconds."""
-        from rich.status import Status
+        from rich.live import Live
+        from rich.spinner import Spinner
 
         notes = _console(stderr=True)
-        self._status = Status(self, console=notes) if notes.is_terminal else None
+        # Only a terminal needs print() to go above the line; a file must still get it.
+        line = Live(
+            Spinner("dots", self, style="status.spinner"),
+            console=notes,
+            transient=True,
+            redirect_stdout=_console(stderr=False) is notes,
+        )
+        self._live = line if notes.is_terminal else None
         self._clock = clock
         self._text, self._since = "", 0.0
         self._line: Callable[[float], str] | None = None
 
     def __enter__(self) -> Self:
-        if self._status:
-            self._status.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._status:
-            self._status.stop()
+        if self._live:
+            self._live.stop()
 
     def update(self, text: str, *, line: Callable[[float], str] | None = None) -> None:
         """Show what happens.
@@ -164,7 +175,7 @@ class Progress:
         """
         if text != self._text:
             self._since = self._clock()
-            if not self._status:
+            if not self._live:
                 say(f"{text} ...")
         self._text, self._line = text, line
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -26,6 +27,8 @@ def run(folder: Path, pythons: dict[str, bool]) -> subprocess.CompletedProcess[s
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(PYTHON.format(name=name, lacks=int(not has)))
         place.chmod(place.stat().st_mode | stat.S_IXUSR)
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/app", folder / ".ci")
     command = json.loads((ROOT / "cdk.json").read_text())["app"]
     return subprocess.run(
         ["/bin/sh", "-c", command],

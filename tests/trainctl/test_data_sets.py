@@ -121,7 +121,10 @@ def test_a_published_data_set_is_fetched_verified_and_uploaded(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["none/such"], "none/such is not a folder or file here; by name there are fashion-mnist"),
+        (
+            ["none/such"],
+            "'none/such' is not a folder or file here; by name there are fashion-mnist",
+        ),
         (["fashion_mnist"], "did you mean fashion-mnist?"),
         (["DIR", "--as", "my cats"], "a data set cannot be called 'my cats'"),
         (["EMPTY"], "holds no files"),

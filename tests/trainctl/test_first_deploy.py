@@ -79,6 +79,15 @@ def test_without_credentials_nothing_is_deployed(
     assert "set AWS_REGION" in capsys.readouterr().err
 
 
-def test_a_setting_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert first_deploy.main(["-c", "preset"]) == exits.BAD_INPUT
-    assert "give a setting as name=value" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("preset", "error: -c preset: give a setting as name=value, such as -c preset=fsdp\n"),
+        ("spot=maybe", "error: setting spot is 'maybe': it must be true or false (give -c spot=…"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_the_account_is_looked_at(
+    capsys: pytest.CaptureFixture[str], setting: str, said: str
+) -> None:
+    assert first_deploy.main(["-c", setting]) == exits.BAD_INPUT
+    assert capsys.readouterr().err.startswith(said)

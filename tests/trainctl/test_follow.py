@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.status import Status
+from rich.live import Live
 
 from tests.clock import FakeClock
 from tests.trainctl.account import PRICES, Account
@@ -28,23 +30,23 @@ class Terminal:
         self._file = os.fdopen(slave, "w")
         console = Console(file=self._file, width=100, soft_wrap=True, highlight=False)
         assert console.is_terminal
-        made: list[Status] = []
+        made: list[Live] = []
 
-        class Noted(Status):
+        class Noted(Live):
             def __init__(self, *arguments: Any, **named: Any) -> None:
                 super().__init__(*arguments, **named)
-                self._live.auto_refresh = False  # the thread, which would draw by another clock
+                self.auto_refresh = False  # the thread, which would draw by another clock
                 made.append(self)
 
         monkeypatch.setattr(output, "_console", lambda **_: console)
-        monkeypatch.setattr("rich.status.Status", Noted)
+        monkeypatch.setattr("rich.live.Live", Noted)
         self._made = made
 
     def draw(self) -> str:
         """Draw the line; return what the terminal got."""
         os.set_blocking(self._end, False)
         self._read()
-        self._made[-1]._live.refresh()
+        self._made[-1].refresh()
         return self._read().strip()[2:]  # without what spins
 
     def close(self) -> None:
@@ -205,3 +207,30 @@ def test_the_line_shows_the_cost_of_this_moment_and_the_last_line_of_a_program(
     assert lines[80].endswith(", 20% of ^[[31mepoch 1")
     assert len(lines[499]) <= 98
     assert lines[499].endswith("xx…"), "a long line stays one line"
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_lines_of_a_followed_log_go_above_the_line_or_into_the_file_that_stdout_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to_file: bool
+) -> None:
+    end, slave = os.openpty()
+    file = tmp_path / "log"
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(slave, "w") as terminal, file.open("w") as opened:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(sys, "stdout", opened if to_file else terminal)
+        output._console.cache_clear()
+        with output.Progress() as progress:
+            progress.update("running")
+            assert progress._live
+            progress._live.refresh()  # now, and not when its thread comes to it
+            output.print_text("a line")
+            print("{}")
+        output._console.cache_clear()
+    shown = os.read(end, 65536).decode()
+    os.close(end)
+    if to_file:
+        assert file.read_text() == "a line\n{}\n"
+    else:  # each where the line of the state was erased
+        assert re.findall(r"\x1b\[2K(a line|{})\r\n", shown) == ["a line", "{}"]
+    assert "running" in shown

@@ -61,6 +61,13 @@ def test_a_file_asks_for_what_its_options_do(file: Path, cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("account")
+def test_a_file_of_windows_is_read_too(file: Path, cli: Cli) -> None:
+    before = plan(cli, "-f", str(file))
+    file.write_bytes(b"\xef\xbb\xbf" + RECIPE.replace("\n", "\r\n").encode())
+    assert plan(cli, "-f", str(file)) == before
+
+
+@pytest.mark.usefixtures("account")
 def test_the_command_line_wins_over_the_file(file: Path, cli: Cli) -> None:
     of_line = ("--nodes", "1", "--env", "LEVEL=4", "--epochs", "7", "--flip")
     found = plan(cli, "--file", str(file), *of_line)

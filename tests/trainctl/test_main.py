@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,12 @@ from typing import Any
 import boto3
 import pytest
 from boto3.exceptions import Boto3Error, RetriesExceededError
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError, SSOTokenLoadError
+from botocore.exceptions import (
+    ConfigParseError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    SSOTokenLoadError,
+)
 from botocore.stub import Stubber
 
 from contract import exits
@@ -37,16 +41,20 @@ NO_SHAPE = json.dumps({"order": ORDER_VERSION, "preset": "x"})
 
 
 # --- help -----------------------------------------------------------------------------------------
-def all_commands() -> Iterator[list[str]]:
+def all_commands() -> dict[str, Any]:
     import typer
 
     from trainctl.__main__ import app
 
-    for words, _ in reference.walk(typer.main.get_command(app), ()):
-        yield words.split()
+    return dict(reference.walk(typer.main.get_command(app), ()))
 
 
-@pytest.mark.parametrize("words", [[], ["cluster"], ["local"], *all_commands()], ids=" ".join)
+COMMANDS = all_commands()
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["cluster"], ["local"], *map(str.split, COMMANDS)], ids=" ".join
+)
 def test_every_command_has_help(words: list[str], cli: Cli) -> None:
     said = cli(*words, "--help")
     assert "Usage: trainctl" in said.out
@@ -76,6 +84,24 @@ def test_output_that_nobody_reads_any_more_ends_a_command_quietly(words: str) ->
     assert (ended.returncode, ended.stderr) == (exits.CLOSED_PIPE, b"")
 
 
+@pytest.mark.parametrize("words", ["trainctl settings ddp", "training.plan fsdp --model new:6.9b"])
+def test_output_to_a_full_disk_is_an_error_in_a_sentence(words: str) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", *words.split()],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (
+        exits.FAILED,
+        ["error: [Errno 28] No space left on device"],
+    )
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_command_that_was_started_without_stdout_ends_like_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,6 +120,14 @@ def test_a_page_of_reference_is_that_of_the_code(name: str) -> None:
 def test_the_help_names_values_and_not_types_of_python() -> None:
     shown = set(re.findall(r"<[^<>\n]*>", reference.page()))
     assert shown == {"<head|nodes|auto>"}, "give the option a metavar"
+
+
+def test_every_option_for_a_fraction_has_a_largest_value() -> None:
+    """Without one, ``inf`` and ``1e400`` pass."""
+    options = [each for command in COMMANDS.values() for each in command.params]
+    fractions = [each for each in options if "float" in str(each.type_descriptor.annotation)]
+    assert len(fractions) > 5
+    assert [each.name for each in fractions if each.min is None or each.max is None] == []
 
 
 def test_version_is_the_projects(cli: Cli) -> None:
@@ -143,6 +177,7 @@ STATUS = ["cluster", "status"]
         (["cluster", "up", "--timeout-minutes", "0"], {}, 2, "0.1"),
         (["submit", "ddp", "--max-hours", "nan"], {}, 2, "'--max-hours': Input should be less"),
         (["submit", "ddp", "--max-cost", "0"], {}, 2, "'--max-cost': Input should be greater"),
+        (["submit", "ddp", "--max-cost", "inf"], {}, 2, "'--max-cost': Input should be less"),
         (["submit", "ddp", "--wait-minutes", "inf"], {}, 2, "'--wait-minutes': Input should be"),
         (["submit", "ddp", "--grace", "181"], {}, 2, "should be less than or equal to 180"),
         (["submit", "ddp", "--before", "speed"], {}, 2, "'speed' is not one of 'bandwidth'"),
@@ -156,6 +191,25 @@ STATUS = ["cluster", "status"]
             "login has expired",
         ),
         (STATUS, {"fails": {IDENTITY: refused("ExpiredToken")}}, 1, "login has expired"),
+        (
+            STATUS,
+            {"fails": {IDENTITY: refused("SignatureDoesNotMatch", "x", "Signature expired: 2026")}},
+            1,
+            "this machine's clock is wrong: Signature expired",
+        ),
+        (
+            STATUS,
+            {"fails": {IDENTITY: ConfigParseError(path="/home/me/.aws/config")}},
+            2,
+            "check its configuration (aws configure list;",
+        ),
+        (
+            STATUS,
+            {"fails": {IDENTITY: ValueError("Invalid endpoint: here")}},
+            2,
+            "Invalid endpoint",
+        ),
+        (STATUS, {"fails": {IDENTITY: PermissionError(13, "denied", "key")}}, 1, "denied: 'key'"),
         (
             STATUS,
             {"fails": {IDENTITY: refused("InvalidClientTokenId")}},

@@ -115,6 +115,10 @@ REFUSED: list[tuple[list[str], str]] = [
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
     (["submit", "--code", "CODE/empty", "--yes", "--", "true"], "there is no file in it"),
     (["submit", "--code", "CODE", "--yes"], "give the command after -- "),
+    (
+        ["plan", "ddp", "--code", "CODE", "--", "true"],
+        "ddp is a recipe, and --code is for your own",
+    ),
     (["submit", "torchrun", "mine.py"], "name its folder: --code . -- torchrun mine.py"),
     (["plan", "mine.py"], "mine.py is no recipe: for your own code name its folder"),
     ([*CODE, "torchrun", "mien.py"], "mien.py, which the command runs, does not exist: did you m"),

@@ -48,11 +48,11 @@ def explained(error: Exception) -> CliError | None:
                 "no AWS credentials were found: log in (aws sso login, aws configure), name a "
                 "profile with --profile, or use a local deployment (trainctl local up)"
             )
-        case aws.TokenRetrievalError() | aws.SSOTokenLoadError() | aws.UnauthorizedSSOTokenError():
+        case aws.TokenRetrievalError() | aws.SSOError() | aws.LoginError():
             return CliError("the AWS login has expired: aws sso login")
         case aws.NoRegionError():
             return UsageError("no region is set: give --region, or set AWS_REGION")
-        case aws.EndpointConnectionError() | aws.ConnectTimeoutError() | aws.ReadTimeoutError():
+        case aws.ConnectionError() | aws.HTTPClientError():
             return CliError(
                 f"AWS does not answer: {error} Check the network and the region; for a local "
                 "deployment, trainctl local status shows whether it is still up"
@@ -66,8 +66,13 @@ def explained(error: Exception) -> CliError | None:
             return known or CliError(
                 f"the transfer was interrupted: {error}. Run the command again"
             )
-        case aws.BotoCoreError() | ResponseParserError():
+        case ResponseParserError() | aws.IncompleteReadError():
             return CliError(f"AWS sent an unexpected answer: {error}. Run the command again")
+        case _ if isinstance(error, aws.BotoCoreError) or "Invalid endpoint" in str(error):
+            return UsageError(
+                "no request can be sent to AWS: check its configuration (aws configure list; the "
+                f"variables that begin with AWS_): {error}"
+            )
     return None
 
 
@@ -76,8 +81,13 @@ def _of_the_service(error: "ClientError") -> CliError:
     said = error.response.get("Error", {}).get("Message", str(error))
     if code in _EXPIRED:
         return CliError("the AWS login has expired: log in again (aws sso login)")
+    if code == "RequestTimeTooSkewed" or said.startswith("Signature "):  # expired; not yet current
+        return CliError(f"this machine's clock is wrong: {said}. Set it, and try again")
     if code in _UNKNOWN_KEY:
-        return CliError(f"AWS does not know these credentials ({code}): check --profile")
+        return CliError(
+            f"AWS does not know these credentials ({code}): check --profile, and --region, which "
+            "the account may have to enable"
+        )
     if code in _DENIED:
         return CliError(
             f"not allowed: {error.operation_name}: {said}. Ask the owner of the deployment for the "

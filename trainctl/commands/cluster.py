@@ -58,7 +58,8 @@ def up(
     ] = None,
     wait: Wait = True,
     timeout_minutes: Annotated[
-        float, typer.Option(min=0.1, help="Give up waiting after this long.", metavar="MINUTES")
+        float,
+        typer.Option(min=0.1, max=1440, help="Give up waiting after this long.", metavar="MINUTES"),
     ] = 30,
     yes: Yes = False,
     where: Where,

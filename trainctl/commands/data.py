@@ -40,8 +40,8 @@ def put(
 ) -> None:
     """Upload a data set to the bucket; jobs read it with --data NAME."""
     published, place = catalog.find(source), Path(source).expanduser()
-    if published is None and not place.exists():
-        raise UsageError(f"{source} is not a folder or file here; {catalog.by_name(source)}")
+    if not source or (published is None and not place.exists()):
+        raise UsageError(f"{source!r} is not a folder or file here; {catalog.by_name(source)}")
     default = source if published else place.resolve().name
     called = data_sets.check_name(default if name is None else name)
     bucket = where.find().bucket

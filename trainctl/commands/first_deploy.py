@@ -24,15 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, _of_the_cdk_only = parser.parse_known_args(argv)
     try:
         given = checkout_settings.given_settings(options.context)
-    except UsageError as error:
+        planned = checkout_settings.read(checkout_settings.project(), given)
+    except (InputError, UsageError) as error:  # here, because the CDK adds a line of its own
         output.say(f"error: {error}")
         return exits.BAD_INPUT
 
-    try:  # where the CDK deploys to, whatever the profile says
-        region = checkout_settings.read(checkout_settings.project(), given).settings.region
-    except InputError:
-        region = ""  # reported among the checks
-    where = Where(profile=options.profile, region=region or None)
+    # Where the CDK deploys to, whatever the profile says.
+    where = Where(profile=options.profile, region=planned.settings.region or None)
     made = doctor.look(given, where, only_first_deploy=True)
     problems = [check for check in made if check.state == "bad" and check.what != "stacks"]
     for check in problems:
