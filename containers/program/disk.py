@@ -1,6 +1,7 @@
 """Snapshots of a node's folders, taken while a program writes to them."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -57,7 +58,7 @@ class Look:
     folders: dict[str, int] = field(default_factory=dict)
     """Folder -> when an entry was last added or removed, Unix time in nanoseconds."""
     refused: list[str] = field(default_factory=list)
-    """Sentences about names that cannot be saved."""
+    """Sentences about what cannot be saved."""
 
 
 class Content(contextlib.AbstractContextManager["Content"]):
@@ -93,46 +94,42 @@ class Disk:
 
     def look(self) -> Look:
         """Look at all files; links are not followed, sockets and pipes left out."""
-        found = Look()
-        for first, folder in self._folders.items():
-            self._walk(found, folder, folder, first)
+        found, folders = Look(), dict[str, Path]()
+        pending = [*self._folders.items()]
+        while pending:
+            name, path = pending.pop()
+            try:
+                check_relative(name, what="the name").encode()
+                status = path.lstat()
+                if stat.S_ISDIR(status.st_mode):
+                    inner = {*os.listdir(path)} - CACHES
+                    if _CACHE_TAG not in inner or path in self._folders.values():
+                        folders[name] = path
+                        pending += [(f"{name}/{each}", path / each) for each in inner]
+                elif stat.S_ISLNK(status.st_mode):
+                    found.files[name] = Seen.of(status, self._target(path))
+                elif stat.S_ISREG(status.st_mode):
+                    if not os.access(path, os.R_OK):
+                        raise PermissionError(os.strerror(errno.EACCES))
+                    found.files[name] = Seen.of(status)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            except (OSError, InputError, UnicodeEncodeError) as error:
+                found.refused.append(f"{name!r} is not saved: {error}")
+        # Last, so that a folder whose entries came or went during the look has changed.
+        for name, path in folders.items():
+            with contextlib.suppress(OSError):
+                found.folders[name] = path.stat().st_ctime_ns
         return found
 
-    def _walk(self, found: Look, root: Path, folder: Path, name: str) -> None:
-        try:
-            found.folders[name] = folder.stat().st_ctime_ns
-            entries = [*os.scandir(folder)]
-        except FileNotFoundError:
-            return  # removed meanwhile
-        except OSError as error:
-            found.refused.append(f"{name} cannot be read ({error.strerror})")
-            return
-        if folder != root and any(entry.name == _CACHE_TAG for entry in entries):
-            return
-        for entry in entries:
-            inner, path = f"{name}/{entry.name}", Path(entry.path)
-            if entry.name in CACHES:
-                continue
-            try:
-                check_relative(inner, what="file").encode()
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    self._walk(found, root, path, inner)
-                elif stat.S_ISLNK(status.st_mode):
-                    target = os.readlink(path)
-                    if target.startswith(f"{root}/"):
-                        # The folder lies elsewhere at the next start.
-                        target = os.path.relpath(target, folder)
-                    if target.isprintable():
-                        found.files[inner] = Seen.of(status, target)
-                elif not os.access(path, os.R_OK):
-                    found.refused.append(f"{inner} cannot be read")
-                elif stat.S_ISREG(status.st_mode):
-                    found.files[inner] = Seen.of(status)
-            except FileNotFoundError:
-                continue
-            except (InputError, UnicodeEncodeError):
-                found.refused.append(f"{inner!r} is not a name that a list can hold")
+    def _target(self, link: Path) -> str:
+        target = os.readlink(link)
+        if any(f"{target}/".startswith(f"{folder}/") for folder in self._folders.values()):
+            # The folders lie elsewhere at the next start, side by side again.
+            target = os.path.relpath(target, link.parent)
+        if not target.isprintable():
+            raise InputError(f"a link to {target!r}")
+        return target
 
     def open(self, name: str) -> Content:
         """A file to read. Raises OSError."""

@@ -225,8 +225,7 @@ class Mirror:
         saved = sorted((file for _, file in wanted.values()), key=lambda file: file.link != "")
         pool = self._make_pool()
         try:
-            for file in saved:
-                self._disk.create(file.name)
+            saved = [file for file in saved if self._create(file.name)]
             pending = {
                 pool.submit(fetch, file.name, index * files.PIECE, key)
                 for file in saved
@@ -252,6 +251,15 @@ class Mirror:
         pieces = {key for _, file in self._known.values() for key in file.pieces}
         self._objects = {sha256_of(key): key for key in pieces}
         return len(found)
+
+    def _create(self, name: str) -> bool:
+        """Begin a file that is restored; return whether that can be."""
+        try:
+            self._disk.create(name)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            self._say_once(f"{name} is not restored: the code has a folder or a file in its way")
+            return False
+        return True
 
     def _get(self, key: str) -> bytes:
         """An object of the base."""
@@ -335,7 +343,7 @@ class Mirror:
     def _look(self, number: int, at_ns: float) -> Moment:
         look = self._disk.look()
         for sentence in look.refused:
-            self._say_once(f"{sentence}; it is not saved")
+            self._say_once(sentence)
         own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
         left_out = self._above_limits(own)
         # Until it is known to be saved.

@@ -160,10 +160,12 @@ def test_files_links_and_empty_folders_come_back(start: Start, s3: S3, tmp_path:
     (node.work / "out").symlink_to(tmp_path / "data")
     (node.work / "latest").symlink_to("a/b")
     (node.work / "absolute").symlink_to(node.work / "a" / "b" / "last.pt")
+    (node.work / "best").symlink_to(node.output)
+    (node.work / "odd").symlink_to("line\nbreak")
     assert node.mirror.save()
     assert node.mirror.save()
-    assert len(node.said) == 3
-    assert all(line.endswith("it is not saved") for line in node.said)
+    assert len(node.said) == 4
+    assert all(" is not saved: " in line for line in node.said)
     assert saved(s3) == expected
 
     again = start()
@@ -173,8 +175,9 @@ def test_files_links_and_empty_folders_come_back(start: Start, s3: S3, tmp_path:
     assert abs((again.output / "metrics.csv").stat().st_mtime - (time.time() - AGO_S)) < 20
     assert (again.work / "latest" / "last.pt").read_text() == "one"
     assert (again.work / "absolute").resolve().is_relative_to(again.work.resolve())
+    assert (again.work / "best").resolve() == again.output
     assert (again.work / "out").readlink() == tmp_path / "data"
-    assert again.said == [f"files: 7 restored from {ADDRESS}"]
+    assert again.said == [f"files: 8 restored from {ADDRESS}"]
 
 
 def test_the_code_is_not_saved_until_the_program_changes_it(start: Start, s3: S3) -> None:
@@ -190,6 +193,17 @@ def test_the_code_is_not_saved_until_the_program_changes_it(start: Start, s3: S3
     newer = start(code={**code, "work/config.yaml": "lr: 3"})
     assert newer.found()["work/config.yaml"] == "lr: 3", "the user's newer code counts"
     assert "which has changed since" in newer.said[0]
+
+
+def test_a_file_that_has_become_a_folder_in_the_code_holds_nothing_up(start: Start) -> None:
+    node = start()
+    for name in ("work/results", "work/logs/first", "work/model"):
+        node.write(name, "1")
+    assert node.mirror.save()
+    code = {"work/results/.keep": "", "work/logs": "of the code"}
+    again = start(code=code)
+    assert again.found() == {**code, "work/model": "1"}
+    assert sum("is not restored" in line for line in again.said) == 2
 
 
 # --- a round is one moment
@@ -232,17 +246,47 @@ def test_a_file_that_is_replaced_while_it_is_sent_is_saved_whole(
     assert saved(s3) == {"work/large": "old content"}
 
 
-def test_a_file_that_cannot_be_read_is_named_and_holds_nothing_up(
+def test_what_cannot_be_read_is_named_and_holds_nothing_up(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = start()
     node.write("work/step/secret", "x")
     node.write("work/step/model", "1")
+    node.write("work/private/model", "1")
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path.parent.name == "private":
+            raise PermissionError("no")
+        return real(path)
+
     # Tests may run as root, who can read everything.
     monkeypatch.setattr(os, "access", lambda path, _mode: path.name != "secret")
+    monkeypatch.setattr(Path, "lstat", lstat)
     assert node.copy()
     assert saved(s3) == {"work/step/model": "1"}
-    assert node.said == ["files: work/step/secret cannot be read; it is not saved"]
+    assert sorted(node.said) == [
+        "files: 'work/private/model' is not saved: no",
+        "files: 'work/step/secret' is not saved: Permission denied",
+    ]
+
+
+def test_a_file_that_is_removed_while_the_node_looks_was_there(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(every_s=0.1)
+    paths = [node.write(f"work/{name}", name) for name in ("old", "new")]
+    assert node.copy()
+
+    def access(path: Path, _mode: int) -> bool:
+        """Remove the other file: the folder was listed before, with both."""
+        time.sleep(0.02)  # as in copy()
+        next(each for each in paths if each != path).unlink(missing_ok=True)
+        return True
+
+    monkeypatch.setattr(os, "access", access)
+    assert not node.copy()
+    assert saved(s3) == {"work/old": "old", "work/new": "new"}
 
 
 # --- what is in the bucket is not trusted
