@@ -8,6 +8,7 @@ that works on one machine works on all nodes without a change.
 ``prepare_head`` sets up a command that runs on the head itself, for programs that use Ray.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -362,10 +363,17 @@ class Launcher:
         self._mirror = None
         if self._log is None or place.files:
             self._log = self._log or NodeLog(place.number, os.environ)
-            # Files of an earlier start are in the bucket.
-            shutil.rmtree(self._base, ignore_errors=True)
-            self._work.mkdir(parents=True, exist_ok=True)
-            self._output.mkdir(exist_ok=True)
+            # Files of an earlier start are in the bucket. Moved first: what cannot be removed, such
+            # as a folder that is read-only, must not lie among the code.
+            with (
+                tempfile.TemporaryDirectory(
+                    dir=self._base.parent, ignore_cleanup_errors=True
+                ) as gone,
+                contextlib.suppress(FileNotFoundError),
+            ):
+                self._base.rename(Path(gone, "gone"))
+            self._work.mkdir(parents=True)
+            self._output.mkdir()
             if self._told.order.code:
                 code.unpack(code.ARCHIVE, self._work)
         if place.files:

@@ -2,6 +2,7 @@
 behind."""
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from contract import exits
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
-from tests.containers.program.s3_in_memory import S3
+from tests.containers.program.s3_in_memory import S3, saved_in
 from tests.eventually import eventually
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
@@ -395,6 +396,21 @@ def test_a_program_whose_files_another_job_has_taken_over_ends(
     here.launcher._mirror.round(here.launcher._mirror.look())
     ended = here.wait()
     assert (ended.code, ended.was_told, ended.was_replaced) == (143, True, True)
+
+
+def test_what_cannot_be_removed_of_an_earlier_start_is_not_taken_for_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = S3()
+    monkeypatch.setattr(store, "_client", lambda: s3)
+    bucket = Bucket("s3://bucket/runs/r1/output", s3)
+    here = Here(folder, "test -e model || echo 1 > model", storage="s3://bucket")
+    here.start(number=0, files=begin(bucket, [0]))
+    here.wait()
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of a read-only folder
+    here.start(number=0, start=1, files=begin(bucket, [0]))
+    assert here.wait().code == 0
+    assert saved_in(s3, "r1") == {"work/model": "1\n"}
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
