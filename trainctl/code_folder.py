@@ -161,7 +161,7 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
     """
     first, rest = words[0], [*words[1:]]
     if not _LAUNCHERS.fullmatch(first):
-        rest = [word for word in words[:1] if word.endswith(".py")]
+        rest = [first]
     elif rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
         del rest[:2]  # torchrun, as it was called before
     places = [place for place, word in enumerate(rest) if word.endswith((".py", ".sh"))]
@@ -179,7 +179,8 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
             why = "does not exist" + (f": did you mean {close[0]}?" if close else "")
         raise UsageError(f"--code {folder}: {program}, which the command runs, {why}")
     if program == first and not ("/" in first and os.access(path, os.X_OK)):
-        raise UsageError(f"{first} is not a command: give python {' '.join(words)}")
+        shell = "python" if first.endswith(".py") else "bash"
+        raise UsageError(f"{first} is not a command: give {shell} {' '.join(words)}")
 
 
 def _check_name(name: str, folder: Path) -> None:

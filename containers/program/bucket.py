@@ -183,7 +183,9 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
         return
     try:
         Bucket(storage, client).put(
-            runs.job_reason(run, job), " ".join(reason.splitlines()).encode()
+            # A file's name in it need not be UTF-8.
+            runs.job_reason(run, job),
+            " ".join(reason.splitlines()).encode(errors="replace"),
         )
     except ERRORS as error:
         say_to_log(f"the outcome cannot tell: {explained(error)}")

@@ -45,9 +45,10 @@ class Error:
     """Number of restarts by torchrun until then; empty in a process of no torchrun."""
 
     @property
-    def is_felt(self) -> bool:
-        """True if it only reports another process's end."""
-        return _FELT.search(self.line) is not None
+    def distance(self) -> int:
+        """Distance from the cause: 0 for an error, 1 for what a launcher reports of its process's
+        end, 2 for what a process has only because another one has ended."""
+        return 2 if _FELT.search(self.line) else int(self.line.startswith("exit code"))
 
     def reason(self, run: str) -> str:
         """The reason of a job that it has ended, with the command that shows more."""
@@ -78,12 +79,19 @@ def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
     # A program that fails has survived the errors of its child processes, such as a trial import;
     # unless it only tells of their ends.
     return tuple(
-        error for parent, error in found.values() if parent not in found or found[parent][1].is_felt
+        error
+        for parent, error in found.values()
+        if parent not in found or found[parent][1].distance
     )
 
 
 def cause(
-    errors: Sequence[Error], *, code: int, node: int | None = None, last_error: str = ""
+    errors: Sequence[Error],
+    *,
+    code: int,
+    node: int | None = None,
+    last_error: str = "",
+    last_line: str = "",
 ) -> Error:
     """Find why a program failed.
 
@@ -96,16 +104,19 @@ def cause(
         code: exit code of the program on the node on which it ended first.
         node: that node.
         last_error: what ``LastError`` found in its log.
+        last_line: of its log.
     """
     last = max((error.attempt for error in errors), default="", key=lambda text: (len(text), text))
     counts = [error for error in errors if error.attempt in ("", last)]
-    first = min(counts, key=lambda error: (error.is_felt, error.at), default=None)
-    if last_error and (first is None or first.is_felt):
+    first = min(counts, key=lambda error: (error.distance, error.at), default=None)
+    if last_error and (first is None or first.distance):
         return Error(line=last_error, node=node)
-    if first and first.is_felt and first.node != node:
+    if first and first.distance == 2 and first.node != node:
         first = None  # it was killed, or ended without an exception: its exit code tells more
     killed = " (killed, perhaps out of memory)" if code == exits.KILLED else ""
-    return first or Error(line=f"exit code {code}{killed}", node=node)
+    # Such as the text of ``sys.exit(...)``, or a shell's word about a command that it has not.
+    after = f" after {last_line[:_LONGEST]!r}" if last_line else ""
+    return first or Error(line=f"exit code {code}{killed}{after}", node=node)
 
 
 class LastError:
@@ -113,12 +124,15 @@ class LastError:
 
     def __init__(self) -> None:
         self.line = ""
+        self.last_line = ""
+        """Of the log, also where it is of no traceback."""
         self._place: str | None = None
         """File and line in the traceback that is being read; None outside of one."""
 
     def hear(self, line: str) -> None:
         """The next line."""
         line = _PREFIX.sub("", line)
+        self.last_line = line.strip() or self.last_line
         if line.startswith(_BEGIN):
             self._place = ""
         elif self._place is None:
@@ -128,5 +142,5 @@ class LastError:
                 self._place = f" ({Path(frame[1]).name}:{frame[2]})"
         elif _END.match(line):
             found = Error(line=f"{line[:_LONGEST]}{self._place}")
-            self.line = self.line if found.is_felt else found.line
+            self.line = self.line if found.distance else found.line
             self._place = None

@@ -128,6 +128,8 @@ class Ended:
     """Errors that its processes have noted."""
     last_error: str = ""
     """Last error in its log."""
+    last_line: str = ""
+    """Last line of it."""
     trouble: Exception | None = None
     """Reason why it could not be started."""
 
@@ -336,6 +338,7 @@ class Launcher:
             was_replaced=self._mirror is not None and self._mirror.is_replaced,
             errors=errors_in(self._errors, place.number),
             last_error=self._last_error.line,
+            last_line=self._last_error.last_line,
             trouble=trouble,
         )
         with self._lock:

@@ -132,6 +132,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*CODE, "mien.py", "--lr", "1"], "mien.py, which the command runs, does not exist"),
     ([*CODE, "mine.py", "--lr", "1"], "mine.py is not a command: give python mine.py --lr 1"),
     ([*CODE, "./mine.py"], "./mine.py is not a command: give python ./mine.py"),
+    ([*CODE, "run.sh"], "run.sh, which the command runs, does not exist"),
     (
         ["submit", "--code", "CODE", "--yes", "--", "torchrun", "--standalone", "mine.py"],
         "--standalone keeps torchrun from finding the other nodes",

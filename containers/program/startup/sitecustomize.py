@@ -55,16 +55,20 @@ def _note_errors(folder: str) -> None:
         try:
             import json
             import re
+            import signal
             import time
             import traceback
 
             text, rank, name = str(value).strip(), os.environ.get("RANK", ""), f"{kind.__name__}: "
             frames = [(each.filename, each.lineno) for each in traceback.extract_tb(where)]
             said = text.partition("\n")[0]
-            # Of a process that was killed, only torchrun tells.
-            killed = re.search(r"Root Cause.*?rank +: (\d+).*?(SIG(?!TERM)[A-Z]+)", text, re.DOTALL)
-            if killed:
-                rank, name, said, frames = killed[1], "", f"killed by {killed[2]}", []
+            # Of a process that was killed, or ended without an exception, only torchrun tells.
+            launched = getattr(value, "get_first_failure", None)
+            number, failure = launched() if launched else ("", None)
+            if failure and not Path(folder, f"{failure.pid}.json").exists():
+                rank, name, frames, said = str(number), "", [], f"exit code {failure.exitcode}"
+                if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+                    said = f"killed by {failure.signal_name()}"
             # A worker of a DataLoader or of Ray: its own traceback is in the text.
             elif others := re.findall(r' File "(.+)", line (\d+)', text):
                 name, said, frames = "", text.rpartition("\n")[2], others

@@ -19,6 +19,9 @@ SHAPES = Error(line="ValueError: shapes do not match (train.py:5)", at=2.0, node
 FELT = Error(line="RuntimeError: [gloo] Connection closed by peer", at=1.0, node=0, rank="0")
 
 
+ENDED = Error(line="exit code 1", at=3.0, node=1, rank="1")
+
+
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
@@ -31,6 +34,9 @@ FELT = Error(line="RuntimeError: [gloo] Connection closed by peer", at=1.0, node
             replace(SHAPES, attempt="10"),
         ),
         ([SHAPES, replace(FELT, attempt="1")], SHAPES),
+        # What a launcher tells of a process without an exception.
+        ([FELT, ENDED], ENDED),
+        ([FELT, ENDED, replace(SHAPES, at=4.0)], replace(SHAPES, at=4.0)),
     ],
 )
 def test_the_first_error_of_the_last_start_is_the_cause(
@@ -46,6 +52,7 @@ def test_where_no_process_tells_the_log_does_or_the_exit_code() -> None:
     )
     assert cause([SHAPES], code=1, node=0, last_error="KeyError") == SHAPES
     assert cause([], code=7).reason("r1") == "failed: exit code 7; trainctl logs r1"
+    assert cause([], code=2, last_line="no data").line == "exit code 2 after 'no data'"
     for errors in ([], [replace(FELT, node=1)]):
         assert "(killed, perhaps out of memory)" in cause(errors, code=137, node=0).line
 
@@ -65,6 +72,9 @@ def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
     ):
         log.hear(line)
     assert log.line == "ValueError: no such shape (train.py:5)"
+    log.hear("[rank1]: no data")
+    log.hear("")
+    assert log.last_line == "no data"
 
 
 def test_the_error_of_a_process_that_its_parent_got_over_is_left_out(tmp_path: Path) -> None:
@@ -104,6 +114,14 @@ def environment(errors: Path, **more: str) -> dict[str, str]:
             # As a worker of a DataLoader brings its error to the process that reads from it.
             "raise RuntimeError('Caught\\n  File \"/a/data.py\", line 3, in f\\nOSError: x')",
             "OSError: x (data.py:3)",
+        ),
+        (
+            # As torchrun does, of a rank that has ended with sys.exit().
+            "class Failed(Exception):\n"
+            "    exitcode, pid = 3, 0\n"
+            "    def get_first_failure(self): return 4, self\n"
+            "raise Failed('=====')",
+            "exit code 3",
         ),
         ("raise SystemExit(3)", None),
         ("import sys; sys.excepthook = lambda *_: None; 1 / 0", None),
