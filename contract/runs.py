@@ -97,13 +97,15 @@ def check_relative(name: str, *, what: str = "name") -> str:
 
     Raises:
         InputError: it is empty or absolute, has an empty, ``.`` or ``..`` segment, a backslash or a
-            character that no file name has.
+            character that is none of a file name in UTF-8.
     """
     segments = name.split("/")
-    if any(part in ("", ".", "..") for part in segments) or re.search(r"[\\\x00-\x1f\x7f]", name):
+    # Python reads bytes of a name that are not UTF-8 as halves of characters.
+    refused = re.search(r"[\\\x00-\x1f\x7f\ud800-\udfff]", name)
+    if refused or any(part in ("", ".", "..") for part in segments):
         raise InputError(
             f"{what} {name!r} is refused: it is not a relative path of a file (no leading slash, "
-            "no empty, '.' or '..' segment, no backslash, no control character)"
+            "no empty, '.' or '..' segment, no backslash, no control character, all UTF-8)"
         )
     return name
 

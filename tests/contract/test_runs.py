@@ -19,7 +19,7 @@ ESCAPES = [
     "./a",
     "a/.",
 ]
-ESCAPES += ["a/.", "a/", "a\\b", "..\\x", "a\0b", "a\nb", "a\x7fb"]
+ESCAPES += ["a/.", "a/", "a\\b", "..\\x", "a\0b", "a\nb", "a\x7fb", "a\udce9b"]
 
 
 @pytest.mark.parametrize("name", ESCAPES)

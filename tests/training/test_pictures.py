@@ -258,6 +258,13 @@ def test_pictures_that_are_not_rgb_become_it(mode: str, tmp_path: Path) -> None:
     assert np.abs(found.astype(int) - expected).max() <= 2
 
 
+def test_sixteen_bits_of_grey_become_eight(tmp_path: Path) -> None:
+    levels = np.arange(256, dtype=np.uint16)[None] * 257
+    Image.fromarray(levels).save(tmp_path / "one.png")
+    found = decode((tmp_path / "one.png").read_bytes(), size=64)
+    assert found[0, :, 0].tolist() == [*range(256)]
+
+
 def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:
     image = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
     found = decode(sample_pictures.as_jpeg(image, quality=95), size=200)
@@ -323,8 +330,9 @@ def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:
         ([], "holds no pictures"),
         (["train/a"], "val has no class folders"),
         (["train/a", "val/b"], "which train/ lacks"),
+        (["train/a\tb", "val/a\tb"], "is refused: it is not a relative path"),
     ],
-    ids=["empty", "no val", "other classes"],
+    ids=["empty", "no val", "other classes", "odd name"],
 )
 def test_a_folder_that_is_no_set_is_refused(tmp_path: Path, folders: list[str], words: str) -> None:
     for name in folders:

@@ -32,7 +32,7 @@ RAW: Final = "raw"
 ENCODINGS: Final = (JPEG, RAW)
 
 #: What counts as a picture in a tree, in lower case.
-SUFFIXES: Final = (".jpg", ".jpeg", ".png")
+SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

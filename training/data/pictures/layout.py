@@ -99,7 +99,8 @@ def _items(source: Path) -> Iterator[_Item]:
     if source.is_file():
         yield from _members(source, (_stands_for(source.name),))
         return
-    for folder, _, names in os.walk(source, followlinks=True, onerror=_refuse):
+    for folder, folders, names in os.walk(source, followlinks=True, onerror=_refuse):
+        folders[:] = [each for each in folders if not each.startswith(".")]
         above = Path(folder).relative_to(source).parts
         for name in names:
             path = os.path.join(folder, name)

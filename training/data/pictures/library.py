@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
+from contract.runs import check_relative
 from training.data.pictures.index import (
     INDEX_FILE,
     JPEG,
@@ -137,9 +138,8 @@ def _tree(root: str) -> PictureSet:
     for split in SPLITS:
         lines = []
         for name, size in names[split].items():
-            entry = Entry(
-                label=label[name.split("/")[0]], name=name, file=f"{split}/{name}", size=size
-            )
+            file = check_relative(f"{split}/{name}", what="picture")
+            entry = Entry(label=label[name.split("/")[0]], name=name, file=file, size=size)
             lines.append(entry.to_line() + "\n")
         splits[split] = Split("".join(lines).encode())
     index = Index(

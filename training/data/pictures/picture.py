@@ -74,4 +74,7 @@ def _flat(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
+    if image.mode.startswith("I;16"):
+        # Pillow would show all but the darkest of 65,536 levels as white.
+        image = image.convert("I").point(lambda level: level / 257)
     return image.convert("RGB")

@@ -335,4 +335,4 @@ def _header(name: str, size: int) -> bytes:
     """Of a member of a tar archive, without owner and time, so that it is always the same."""
     member = tarfile.TarInfo(name)
     member.size = size
-    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    return member.tobuf(tarfile.GNU_FORMAT, "utf-8")
