@@ -68,7 +68,10 @@ def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
         ("id,text\n1,a\n2,b, c\n", "a.csv, line 3: 3 values for 2 columns"),
         ('id,text\n1,"a\n', "a.csv, line 2: no CSV"),
         ("", "a.csv has no column 'text'"),
-        ('messages\n"[{""role"": ""user""}]"\n', "a.csv has messages written as text: write them"),
+        (
+            'messages\n"[{""role"": ""user""}]"\n',
+            "a.csv, line 2: messages are written as text: write",
+        ),
     ],
 )
 def test_a_table_that_is_none_is_refused_with_its_line(
@@ -83,6 +86,9 @@ def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> Non
     (tmp_path / "dataset_info.json").write_text(json.dumps([{"text": "about it"}]))
     assert read(tmp_path) == ["about it"]
     (tmp_path / "A.CSV").write_text("text\nitself\n")
+    assert read(tmp_path) == ["itself"]
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "a.jsonl").write_text('{"text": "a copy"}\n')
     assert read(tmp_path) == ["itself"]
     (tmp_path / "a.jsonl").write_text('{"text": "first of all"}\n')
     assert read(tmp_path) == ["first of all"]

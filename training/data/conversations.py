@@ -31,6 +31,9 @@ class Message:
     """``system``, ``user``, ``assistant``, or what else the template knows."""
     content: str
 
+    def __post_init__(self) -> None:
+        check_characters(self.content)
+
 
 Conversation = tuple[Message, ...]
 
@@ -58,6 +61,14 @@ class _Answer:
     """No token that ends it begins here or later."""
     is_annotated: bool = False
     """The template says itself what of it is learned, the token that ends it included."""
+
+
+def check_characters(text: str) -> None:
+    """
+    Raises:
+        ValueError: JSON wrote a half of a character in it, which no tokenizer takes.
+    """
+    text.encode()
 
 
 def columns_of(names: Sequence[str], field: str) -> list[str]:
@@ -96,6 +107,12 @@ def content_of(row: Mapping[str, object], field: str) -> str | Conversation | No
     if len(columns) > 1:
         return _pair(row, columns)
     if value is None or isinstance(value, str):
+        if value and columns[0] in MESSAGES and columns[0] != field:
+            raise ValueError(
+                "messages are written as text: write them as .jsonl or .parquet, where they are "
+                "lists of objects"
+            )
+        check_characters(value or "")
         return value if value and value.strip() else None
     if not isinstance(value, list):
         raise ValueError(f'what is under "{columns[0]}" is neither text nor messages')

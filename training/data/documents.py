@@ -20,7 +20,7 @@ from typing import IO, Any, Final, TypeVar, cast
 from contract.errors import InputError
 from contract.text import byte_size
 from training.data import PYTHON_HELP, catalog, hub_text, sources
-from training.data.conversations import MESSAGES, Conversation, columns_of, content_of
+from training.data.conversations import Conversation, columns_of, content_of
 from training.system import storage
 
 #: Endings of the files that are text.
@@ -83,7 +83,10 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
     if not path.is_dir():
         raise InputError(f"text {source} does not exist: give a file, a folder or an address")
     # Some programs write a folder of parts that is named like a file.
-    names = _texts_of([str(each) for each in sorted(path.rglob("*")) if each.is_file()], source)
+    found = sorted(each for each in path.rglob("*") if each.is_file())
+    # Hidden files are copies that editors and Jupyter keep.
+    shown = [str(each) for each in found if "/." not in f"/{each.relative_to(path)}"]
+    names = _texts_of(shown, source)
     return [Path(each) for each in names]
 
 
@@ -267,11 +270,7 @@ def _of_csv(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
     table = csv.reader(lines, strict=True)
     try:
         names = next(table, [])
-        if (column := _columns(names, name, field)[0]) in MESSAGES and column != field:
-            raise InputError(
-                f"{name} has messages written as text: write them as .jsonl or .parquet, where "
-                "they are lists of objects"
-            )
+        _columns(names, name, field)
         for values in table:
             where = f"{name}, line {table.line_num}"
             if not values:  # an empty line
