@@ -177,11 +177,11 @@ def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> 
 def test_what_is_no_language_model_is_refused() -> None:
     from transformers import LlamaConfig, ResNetConfig
 
-    with pytest.raises(InputError, match="no causal language model for 'resnet'"):
+    with pytest.raises(InputError, match="a causal language model of type 'resnet'"):
         language_models.build_on_meta(ResNetConfig())
     wrong: Any = LlamaConfig()
     wrong.rope_parameters = {"rope_type": "bent"}
-    with pytest.raises(InputError, match="transformers cannot build a 'llama' of this config"):
+    with pytest.raises(InputError, match=r"of type 'llama' \(KeyError"):
         language_models.build_on_meta(wrong)
 
 

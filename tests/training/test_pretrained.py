@@ -168,6 +168,9 @@ def test_a_folder_must_have_a_configuration_that_transformers_knows(tmp_path: Pa
     (tmp_path / "config.json").write_text('{"model_type": "zebra"}')
     with pytest.raises(InputError, match=r"transformers cannot use its config\.json"):
         pretrained.model_config(str(tmp_path), runs="runs")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    with pytest.raises(InputError, match="reads more than text"):
+        pretrained.model_config(str(tmp_path), runs="runs")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"is no JSON"):
         pretrained.model_config(str(tmp_path), runs="runs")

@@ -5,6 +5,7 @@ A model is made on the meta device, sharded there, and only then given memory an
 """
 
 import functools
+import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -173,12 +174,11 @@ def build_on_meta(config: Any) -> nn.Module:
     try:
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except ValueError as error:
-        raise InputError(f"no causal language model for {config.model_type!r}: {error}") from None
     except Exception as error:  # of a configuration that lacks or mistakes something, any
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         raise InputError(
-            f"transformers cannot build a {config.model_type!r} of this configuration "
-            f"({type(error).__name__}: {error}): compare its config.json with a published one"
+            f"transformers cannot build a causal language model of type {config.model_type!r} "
+            f"({reason}): choose another model, or compare its config.json with a published one"
         ) from None
     return model
 
@@ -370,7 +370,8 @@ def generate(
     # Compiled for these few tokens, the blocks would be compiled for any length from then on.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for _ in range(num):
-            logits = trained(tokens, predict=True).float().cpu()
+            # A model that has diverged continues a text with anything.
+            logits = trained(tokens, predict=True).float().cpu().nan_to_num()
             if greedy:
                 drawn = logits.argmax(dim=1, keepdim=True)
             else:

@@ -50,8 +50,14 @@ def allocate(model: nn.Module, device: torch.device) -> None:
     # The rules leave alone what has this mark: the weights, which come next.
     for parameter in model.parameters():
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
-    with torch.no_grad(), initialization.guard_torch_init_functions():
-        _apply_rules(model, of)
+    try:
+        with torch.no_grad(), initialization.guard_torch_init_functions():
+            _apply_rules(model, of)
+    except RuntimeError as error:  # some work on whole weights only
+        raise InputError(
+            f"models of type {of.config.model_type!r} cannot be trained here: the rule that "
+            f"computes a buffer fails ({error}); choose another model"
+        ) from None
     for parameter in model.parameters():
         del parameter._is_hf_initialized  # type: ignore[attr-defined]
     saved = model.state_dict().keys()

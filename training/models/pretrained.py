@@ -7,6 +7,7 @@ traffic, and need no token of the Hub.
 
 import hashlib
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -73,7 +74,8 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
         model: what a user calls the model.
 
     Raises:
-        InputError: transformers does not know its type, or cannot use it.
+        InputError: transformers does not know its type, or cannot use it, or it reads pictures or
+            sound too.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -82,13 +84,20 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
     rest: dict[str, Any] = decode(dict(values))
     kind = rest.pop("model_type", None)
     try:
-        return AutoConfig.for_model(kind, **rest)
+        config: Any = AutoConfig.for_model(kind, **rest)
+        is_text = config.get_text_config() is config
     except MemoryError:
         raise
     except Exception as error:  # whatever the checks of a kind come upon
+        reason = textwrap.shorten(str(error), 200)  # it may list all types that there are
         raise InputError(
-            f"model {model}: transformers cannot use its {CONFIG_FILE}: {error}"
+            f"model {model}: transformers cannot use its {CONFIG_FILE}: {reason}"
         ) from None
+    if not is_text:
+        raise InputError(
+            f"model {model} is of type {kind!r}, which reads more than text: give a model of text"
+        )
+    return config
 
 
 def weights_folder(model: str, *, runs: str) -> Path:
