@@ -231,6 +231,21 @@ def test_a_checkpoint_of_another_model_is_the_users_mistake(
         found_in(str(tmp_path)).load(wider, torch.optim.AdamW(wider.parameters()))
 
 
+def test_what_no_loss_depends_on_has_no_moments_and_hinders_no_resume(
+    tmp_path: Path, group: dist.ProcessGroup
+) -> None:
+    model, _ = trained()
+    model.register_parameter("idle", nn.Parameter(torch.zeros(1)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    save_sharded(str(tmp_path), 5, (model, optimizer), group)
+    optimizer.zero_grad()
+    again = torch.optim.AdamW(model.parameters())
+    found_in(str(tmp_path)).load(model, again)
+    assert again.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys() == {0, 1}
+
+
 def test_a_sharded_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -241,6 +241,14 @@ class Found:
         """
         state = state_of(model, optimizer)
         self._check_none_left(state[_MODEL])
+        # What no loss depends on has no moments.
+        metadata = self._reader.read_metadata().state_dict_metadata
+        saved = {name.rpartition(".")[0] for name in metadata}
+        state[_OPTIMIZER]["state"] = {
+            name: moments
+            for name, moments in state[_OPTIMIZER]["state"].items()
+            if f"{_OPTIMIZER}.state.{name}" in saved
+        }
         self._load(state)
         options = StateDictOptions(strict=False)  # frozen weights are not in it
         set_model_state_dict(model, state[_MODEL], options=options)
