@@ -44,6 +44,7 @@ class Run:
     loses_a_node_at: int = 0
     bad: tuple[int, ...] = ()
     """Steps whose loss is not finite."""
+    evaluation_loss: float = 0.5
     saves_every: int = 4
     done: list[str] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Run:
 
     def _evaluate(self) -> Score:
         self.done.append("evaluated")
-        return Score(loss=0.5, measures={})
+        return Score(loss=self.evaluation_loss, measures={})
 
     def train(self, config: DdpConfig = CONFIG, *, start: int = 0, allowed: int = 0) -> list[str]:
         worker: Any = self
@@ -155,6 +156,13 @@ def test_a_run_that_diverges_saves_nothing_more() -> None:
     with pytest.raises(InputError, match="diverged at step 4"):
         run.train()
     assert run.saved == []
+
+
+def test_a_model_that_the_last_steps_have_ruined_is_not_published() -> None:
+    run = Run(evaluation_loss=math.nan)
+    with pytest.raises(InputError, match="diverged in its last steps: the evaluation loss is nan"):
+        run.train()
+    assert "published" not in run.done
 
 
 def test_bad_steps_in_a_row_are_counted_over_reports() -> None:

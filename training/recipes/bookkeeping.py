@@ -4,6 +4,7 @@ The same rules for all recipes, in this order. A recipe's loop keeps the algorit
 backward, optimizer.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Final
 
 import torch
 
+from contract.errors import InputError
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
@@ -167,10 +169,18 @@ class Bookkeeping:
 
         Args:
             publish: publishes the model; called on every rank.
+
+        Raises:
+            InputError: the last updates have ruined the model.
         """
         # None: the run resumes after its last step was saved and before its end was recorded.
         score = self._score or self._evaluate()
         self._worker.saves.finish(retry=True)
+        if not math.isfinite(score.loss):
+            raise InputError(
+                f"training diverged in its last steps: the evaluation loss is {score.loss}. Give "
+                f"another --run a lower --lr (now {self._lr:g})"
+            )
         if publish is not None:
             publish()
         self._worker.emit(

@@ -179,7 +179,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     trained.train()
     for step in range(start_step, total_steps):
         # Seed dropout by the step, so that a resumed run draws the same; each rank draws its own.
-        torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + rank)
+        torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
         with books.step(step):
             # Learning rate
             for group in optimizer.param_groups:
