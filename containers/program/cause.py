@@ -85,13 +85,37 @@ def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
     )
 
 
+class LogEnd:
+    """Last line of a log, and its last traceback that tells of more than another's end."""
+
+    def __init__(self) -> None:
+        self.line = self.error = ""
+        self._place: str | None = None
+        """File and line in the traceback that is being read; None outside of one."""
+
+    def hear(self, line: str) -> None:
+        """The next line."""
+        line = _PREFIX.sub("", line)
+        self.line = line.strip() or self.line
+        if line.startswith(_BEGIN):
+            self._place = ""
+        elif self._place is None:
+            return
+        elif frame := _FRAME.match(line):
+            if "site-packages" not in frame[1]:
+                self._place = f" ({Path(frame[1]).name}:{frame[2]})"
+        elif _END.match(line):
+            found = Error(line=f"{line[:_LONGEST]}{self._place}")
+            self.error = self.error if found.distance else found.line
+            self._place = None
+
+
 def cause(
     errors: Sequence[Error],
     *,
     code: int,
     node: int | None = None,
-    last_error: str = "",
-    last_line: str = "",
+    log: LogEnd | None = None,
 ) -> Error:
     """Find why a program failed.
 
@@ -103,44 +127,16 @@ def cause(
         errors: that its processes have noted, on all of its nodes.
         code: exit code of the program on the node on which it ended first.
         node: that node.
-        last_error: what ``LastError`` found in its log.
-        last_line: of its log.
+        log: of the program there, if it is known.
     """
     last = max((error.attempt for error in errors), default="", key=lambda text: (len(text), text))
     counts = [error for error in errors if error.attempt in ("", last)]
     first = min(counts, key=lambda error: (error.distance, error.at), default=None)
-    if last_error and (first is None or first.distance):
-        return Error(line=last_error, node=node)
+    if log and log.error and (first is None or first.distance):
+        return Error(line=log.error, node=node)
     if first and first.distance == 2 and first.node != node:
         first = None  # it was killed, or ended without an exception: its exit code tells more
     killed = " (killed, perhaps out of memory)" if code == exits.KILLED else ""
     # Such as the text of ``sys.exit(...)``, or a shell's word about a command that it has not.
-    after = f" after {last_line[:_LONGEST]!r}" if last_line else ""
+    after = f" after {log.line[:_LONGEST]!r}" if log and log.line else ""
     return first or Error(line=f"exit code {code}{killed}{after}", node=node)
-
-
-class LastError:
-    """Finds the last traceback in the lines of a log that tells of more than another's end."""
-
-    def __init__(self) -> None:
-        self.line = ""
-        self.last_line = ""
-        """Of the log, also where it is of no traceback."""
-        self._place: str | None = None
-        """File and line in the traceback that is being read; None outside of one."""
-
-    def hear(self, line: str) -> None:
-        """The next line."""
-        line = _PREFIX.sub("", line)
-        self.last_line = line.strip() or self.last_line
-        if line.startswith(_BEGIN):
-            self._place = ""
-        elif self._place is None:
-            return
-        elif frame := _FRAME.match(line):
-            if "site-packages" not in frame[1]:
-                self._place = f" ({Path(frame[1]).name}:{frame[2]})"
-        elif _END.match(line):
-            found = Error(line=f"{line[:_LONGEST]}{self._place}")
-            self.line = self.line if found.distance else found.line
-            self._place = None

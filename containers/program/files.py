@@ -130,13 +130,10 @@ class Mirror:
         say: Callable[[str], None] = say_to_log,
         clock: Clock = time,
         make_pool: Callable[[], Executor] = lambda: ThreadPoolExecutor(PARALLEL),
-        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         limit_bytes: of more than that, ``OUTPUT`` is kept first, and then the newest files.
         make_pool: threads for uploads and downloads.
-        on_replaced: called once when another start has taken over the files of the run, so that
-            what the program writes here from then on is lost.
         """
         self.bucket = bucket
         self.lost: list[str] = []
@@ -145,7 +142,7 @@ class Mirror:
         """Another start has taken over the files of the run."""
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
         self._limit_bytes, self._say, self._clock = limit_bytes, say, clock
-        self._make_pool, self._on_replaced = make_pool, on_replaced
+        self._make_pool = make_pool
         self._start: Start  # set by restore()
         self._is_on = False  # between the restore and the end of this start
         self._until = math.inf  # by the monotonic clock: the files must have been sent
@@ -411,7 +408,6 @@ class Mirror:
             if self.is_replaced:
                 self._is_on = False
                 self._tell("another job has taken over the files of the run; nothing is saved here")
-                self._on_replaced()
             return False
         except Exception as error:  # any error of a disk or a network
             self._trouble = error
@@ -506,9 +502,10 @@ class Mirror:
             total = sum(seen.size for seen in own.values())
             self._say_once(
                 f"{len(left_out):,} files are not saved: {listed(sorted(left_out))}. The folders "
-                f"hold {_gib(total)} in {len(own):,} files, and at most {_gib(self._limit_bytes)} "
-                f"in {runs.OUTPUT_LIMIT_FILES:,} files are kept, those in $TRAIN_OUTPUT first, "
-                "then the newest. Write data and caches to /tmp, or remove old checkpoints",
+                f"hold {total / 2**30:.1f} GiB in {len(own):,} files, and at most "
+                f"{self._limit_bytes / 2**30:.0f} GiB in {runs.OUTPUT_LIMIT_FILES:,} files are "
+                "kept, those in $TRAIN_OUTPUT first, then the newest. Write data and caches to "
+                "/tmp, or remove old checkpoints",
                 subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
             )
         return left_out
@@ -636,7 +633,3 @@ class Mirror:
 def _offsets(seen: Seen) -> range:
     """Offsets of a file's pieces; a link has none."""
     return range(0, 0 if seen.link else seen.size, files.PIECE)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from containers.program import code
-from containers.program.cause import Error, LastError, errors_in
+from containers.program.cause import Error, LogEnd, errors_in
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
 from containers.program.requirements import Stopped
@@ -126,10 +126,8 @@ class Ended:
     """Another job has taken over the files of this node."""
     errors: tuple[Error, ...] = ()
     """Errors that its processes have noted."""
-    last_error: str = ""
-    """Last error in its log."""
-    last_line: str = ""
-    """Last line of it."""
+    log: LogEnd | None = None
+    """End of what it has printed."""
     trouble: Exception | None = None
     """Reason why it could not be started."""
 
@@ -201,32 +199,17 @@ def accelerate_config(place: Place) -> str:
         "machine_rank": place.rank,
         "main_process_ip": place.master,
         "main_process_port": place.port,
-        "main_training_function": "main",
         "mixed_precision": "no",
-        "rdzv_backend": "static",
         "same_network": True,
-        "downcast_bf16": "no",
-        "debug": False,
     }
     return json.dumps(values, indent=1)
 
 
-def huggingface_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Variables that make ``home`` the private folder of Hugging Face's libraries.
-
-    What they download stays where it was, so that other jobs on this host find it.
-    """
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    shared = Path(environment.get("HF_HOME") or cache / "huggingface")
-    return {
-        "HF_HUB_CACHE": str(shared / "hub"),
-        "HF_DATASETS_CACHE": str(shared / "datasets"),
-        **{name: environment[name] for name in _HF_CACHES if name in environment},
-        "HF_HOME": str(home),
-    }
-
-
-_HF_CACHES: Final = ("HF_HUB_CACHE", "HF_DATASETS_CACHE")
+def huggingface_caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that leave what Hugging Face's libraries download where other jobs on this host
+    find it, while ``HF_HOME`` is private."""
+    shared = Path(environment.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return {"HF_HUB_CACHE": str(shared / "hub"), "HF_DATASETS_CACHE": str(shared / "datasets")}
 
 
 def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -250,7 +233,7 @@ class Launcher:
         self._told = told
         self._base = Path(folder or Path(tempfile.gettempdir()) / "train")
         self._work, self._output = self._base / WORK, self._base / OUTPUT
-        self._errors, self._last_error = self._base / ERRORS, LastError()
+        self._errors, self._log_end = self._base / ERRORS, LogEnd()
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
         self._thread: threading.Thread | None = None
@@ -280,12 +263,14 @@ class Launcher:
         return self.status()
 
     def status(self) -> Status:
-        """Status of the program, and a sign that the node is alive. Passes on a notice that this
-        node goes, as SIGTERM."""
+        """Status of the program, and a sign that the node is alive. Ends the program after a notice
+        that this node goes, or where another job has taken over its files."""
         leaves_at = self._leaves_at()
         if leaves_at is not None:
             left = leaves_at - time.time()
             self.stop(max(1.0, left * 2 / 3), left)  # a third of the time is for the files
+        if self._was_replaced:  # what the program computes from now on would be lost
+            self.stop(times.COMMAND_STOP_S)
         return Status(
             start=self._start,
             runs=self._program is not None,
@@ -311,6 +296,10 @@ class Launcher:
             self._is_told = True
             self._kill_at = min(self._kill_at, time.monotonic() + within_s)
 
+    @property
+    def _was_replaced(self) -> bool:
+        return self._mirror is not None and self._mirror.is_replaced
+
     def _leaves_at(self) -> float | None:
         """Unix time at which this node must have ended, once that is known."""
         try:
@@ -335,10 +324,9 @@ class Launcher:
             code=code,
             at=at,
             was_told=was_told,
-            was_replaced=self._mirror is not None and self._mirror.is_replaced,
+            was_replaced=self._was_replaced,
             errors=errors_in(self._errors, place.number),
-            last_error=self._last_error.line,
-            last_line=self._last_error.last_line,
+            log=self._log_end,
             trouble=trouble,
         )
         with self._lock:
@@ -364,29 +352,24 @@ class Launcher:
     def _prepare(self, place: Place) -> None:
         """Bring the code and the files of the run to this node."""
         self._mirror = None
-        if self._log is None or place.files:
-            self._log = self._log or NodeLog(place.number, os.environ)
-            # Files of an earlier start are in the bucket. Moved first: what cannot be removed, such
-            # as a folder that is read-only, must not lie among the code.
-            with (
-                tempfile.TemporaryDirectory(
-                    dir=self._base.parent, ignore_cleanup_errors=True
-                ) as gone,
-                contextlib.suppress(FileNotFoundError),
-            ):
-                self._base.rename(Path(gone, "gone"))
-            self._work.mkdir(parents=True)
-            self._output.mkdir()
-            if self._told.order.code:
-                code.unpack(code.ARCHIVE, self._work)
+        self._log = self._log or NodeLog(place.number, os.environ)
+        # Files of an earlier start are in the bucket. They move away first: what cannot be removed,
+        # such as a folder that is read-only, must not lie among the code.
+        with (
+            tempfile.TemporaryDirectory(dir=self._base.parent, ignore_cleanup_errors=True) as gone,
+            contextlib.suppress(FileNotFoundError),
+        ):
+            self._base.rename(Path(gone, "gone"))
+        for folder in (self._work, self._output, self._errors):
+            folder.mkdir(parents=True)
+        if self._told.order.code:
+            code.unpack(code.ARCHIVE, self._work)
         if place.files:
             self._mirror = open_mirror(
                 {WORK: self._work, OUTPUT: self._output},
                 f"{self._told.storage}/{runs.output_prefix(self._told.order.run)}",
                 node=place.number,
                 say=self._log.write,
-                # Whatever the program computes from now on would be lost.
-                on_replaced=lambda: self.stop(times.COMMAND_STOP_S),
             )
             self._mirror.restore(place.files, should_stop=lambda: self._is_told)
             self._mirror.start()
@@ -398,20 +381,19 @@ class Launcher:
             InputError: there is no such program.
             Stopped: it was told to end.
         """
-        shutil.rmtree(self._errors, ignore_errors=True)
-        self._errors.mkdir()
-        self._last_error = LastError()
+        self._log_end = LogEnd()
         home = self._base / "huggingface"  # nothing of it is kept
         config = home / "accelerate" / "default_config.yaml"
-        config.parent.mkdir(parents=True, exist_ok=True)
+        config.parent.mkdir(parents=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
         own, variables = base_environment(os.environ), self._told.variables
         # A sitecustomize of the user's comes after ours, which runs it.
         paths = (str(STARTUP), str(self._work), variables.get("PYTHONPATH"), own.get("PYTHONPATH"))
         environment = {
+            **huggingface_caches(own),
             **own,
             **launcher_environment(place),
-            **huggingface_environment(own, home),
+            "HF_HOME": str(home),
             ENV_RUN: self._told.order.run,
             ENV_OUTPUT: str(self._output),
             ENV_ERRORS: str(self._errors),
@@ -435,7 +417,7 @@ class Launcher:
         """A line that the program has printed."""
         assert self._log is not None, "_prepare() comes first"
         self._log.write(line)
-        self._last_error.hear(line)
+        self._log_end.hear(line)
 
     def host_faults(self) -> list[str]:
         """Faults of this node's host, which is checked now; see ``contract.host_check``."""

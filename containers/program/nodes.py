@@ -458,13 +458,7 @@ class Group:
         if ended.trouble is not None:
             raise ended.trouble
         errors = [error for seat in self._seats if seat.ended for error in seat.ended.errors]
-        found = cause(
-            errors,
-            code=ended.code,
-            node=first.number,
-            last_error=ended.last_error,
-            last_line=ended.last_line,
-        )
+        found = cause(errors, code=ended.code, node=first.number, log=ended.log)
         reason = found.reason(self._order.run)
         if hosts := unfit(self._seats):
             say(f"{reason}; the program is started again")

@@ -27,8 +27,6 @@ from contract.errors import InputError
 from contract.requirements import UV_LOCK, file_of
 
 _POLL_S: Final = 0.1
-#: Packages of the image that stay, the first one always.
-_KEPT: Final = ("ray", "torch")
 #: Variables of a user that say where packages come from: those of pip, which uv does not read, have
 #: these names in uv.
 PREFIXES: Final = ("PIP_", "UV_")
@@ -77,7 +75,7 @@ def install(
     began = time.monotonic()
     say(f"installing {name}")
     venv.create(folder, with_pip=False, symlinks=True, clear=True)
-    image = _image()
+    ray, torch = (_version(each, _image_folders()) for each in ("ray", "torch"))
     variables = _variables({**os.environ, **(environment or {})})
     _show_image(folder)
     with tempfile.TemporaryDirectory(prefix="requirements-") as own:
@@ -92,28 +90,26 @@ def install(
         # As pip does: the best version of all indexes, and a copy of a folder of the code.
         command += ["--index-strategy", "unsafe-best-match", "--no-editable"]
         command += ["--link-mode", "copy", "-c", str(fixed)]
-        torch, _, build = image.get("torch", "").partition("+")
+        torch, _, build = torch.partition("+")
         if re.fullmatch(r"cpu|cu\d+", build) and "UV_DEFAULT_INDEX" not in variables:
             # Packages built for torch, such as torchvision, come from its own index.
             variables = {"UV_TORCH_BACKEND": build, **variables}
-        pins = [f"{each}=={image[each].partition('+')[0]}\n" for each in _KEPT if each in image]
-        # Without the network first: what an earlier job of this host has fetched is used again. The
-        # cluster runs on the image's Ray; its torch stays unless the list asks for another.
+        # The cluster runs on the image's Ray; its torch, if any, stays unless the list asks for
+        # another.
         failed, said = 1, ""
-        for more, kept in ((["--offline"], pins), ([], pins), ([], pins[:1])):
-            fixed.write_text("".join(kept))
-            failed, said = _uv([*command, *more], code, variables, should_stop)
-            if not failed or (kept is pins and not more and f"torch=={torch}" not in said):
+        for of_torch in (f"torch=={torch}\n" if torch else "", ""):
+            fixed.write_text(f"{of_torch}ray=={ray}\n")
+            failed, said = _uv(command, code, variables, should_stop)
+            if not failed or f"torch=={torch}" not in said:
                 break
     if failed:
-        ray = image.get("ray", "none")
         if f"ray=={ray}" in said:
             said += (
                 f"\nthe list asks for another Ray than {ray}, on which the cluster runs: leave ray "
                 f"out of it, or allow {ray}"
             )
         raise InputError(f"{name} cannot be installed:\n{_tail(said)}")
-    _check(folder, image)
+    _check(folder, torch)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
 
@@ -160,17 +156,10 @@ def _image_folders() -> list[str]:
     return [each for each in sys.path if each.endswith("-packages")]
 
 
-def _versions(folders: list[str]) -> dict[str, str]:
-    """Canonical name -> version of the packages in some folders of a Python."""
-    return {
-        re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(): each.version
-        for each in importlib.metadata.distributions(path=folders)
-        if each.metadata["Name"]
-    }
-
-
-def _image() -> dict[str, str]:
-    return _versions(_image_folders())
+def _version(name: str, folders: list[str]) -> str:
+    """Version of a package in some folders of a Python; "" for none."""
+    found = importlib.metadata.distributions(name=name, path=folders)
+    return next((each.version for each in found), "")
 
 
 def _show_image(folder: Path) -> None:
@@ -198,18 +187,17 @@ def _show_image(folder: Path) -> None:
 _IMAGE: Final = "image"
 
 
-def _check(folder: Path, image: Mapping[str, str]) -> None:
+def _check(folder: Path, torch: str) -> None:
     """Remove the copies of metadata; warn of a torchvision that is made for another torch."""
     site = site_packages(folder)
     for each in site.glob("*.dist-info/INSTALLER"):
         if each.read_text() == _IMAGE:
             shutil.rmtree(each.parent)
-    new = _versions([str(site)])
-    if "torchvision" in new:
+    if _version("torchvision", [str(site)]):
         command = [str(folder / "bin" / "python"), "-c", "import torchvision"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            torch = new.get("torch") or image.get("torch")
+            torch = _version("torch", [str(site)]) or torch
             say(_VISION.format(torch=torch, error=_tail(done.stderr, lines=1)))
 
 

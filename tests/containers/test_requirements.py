@@ -113,14 +113,14 @@ def test_torchvision_comes_from_the_index_of_the_images_torch(
     asked: list[tuple[str | None, ...]] = []
 
     def uv(
-        words: list[str], _code: Path, variables: dict[str, str], _stop: object
+        _words: list[str], _code: Path, variables: dict[str, str], _stop: object
     ) -> tuple[int, str]:
-        assert "--offline" in words, "first, what the host has already"
         asked.append((variables.get("UV_TORCH_BACKEND"), variables.get("UV_DEFAULT_INDEX")))
         return 0, ""
 
     monkeypatch.setattr(requirements, "_uv", uv)
-    monkeypatch.setattr(requirements, "_image", lambda: {"ray": "2.60.0", "torch": image})
+    versions = {"ray": "2.60.0", "torch": image}
+    monkeypatch.setattr(requirements, "_version", lambda name, _folders: versions.get(name, ""))
     install(folder_with(tmp_path / "code", requirements__txt="torchvision\n"), environment=given)
     assert asked == [(backend, given.get("PIP_INDEX_URL"))]
 

@@ -59,7 +59,7 @@ def _note_errors(folder: str) -> None:
             import time
             import traceback
 
-            text, rank, name = str(value).strip(), os.environ.get("RANK", ""), f"{kind.__name__}: "
+            text, rank, name = str(value).strip(), os.environ.get("RANK", ""), kind.__name__
             frames = [(each.filename, each.lineno) for each in traceback.extract_tb(where)]
             said = text.partition("\n")[0]
             # Of a process that was killed, or ended without an exception, only torchrun tells.
@@ -80,7 +80,7 @@ def _note_errors(folder: str) -> None:
                 "parent": os.getppid(),
                 "rank": rank,
                 "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
-                "line": f"{name}{said[:200]}{place}",
+                "line": ": ".join(filter(None, (name, said[:200]))) + place,
             }
             path = Path(folder) / f"{os.getpid()}.json"
             new = path.with_suffix(".new")

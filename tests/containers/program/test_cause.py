@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from containers.program import launch
-from containers.program.cause import Error, LastError, cause, errors_in
+from containers.program.cause import Error, LogEnd, cause, errors_in
 from contract import nodes
 
 SHAPES = Error(line="ValueError: shapes do not match (train.py:5)", at=2.0, node=1, rank="1")
@@ -46,19 +46,22 @@ def test_the_first_error_of_the_last_start_is_the_cause(
 
 
 def test_where_no_process_tells_the_log_does_or_the_exit_code() -> None:
-    found = cause([FELT], code=1, node=1, last_error="KeyError: 'x' (train.py:3)")
+    log = LogEnd()
+    log.error, log.line = "KeyError: 'x' (train.py:3)", "no data"
+    found = cause([FELT], code=1, node=1, log=log)
     assert found.reason("r1") == (
         "failed on node 1: KeyError: 'x' (train.py:3); trainctl logs r1 --node 1"
     )
-    assert cause([SHAPES], code=1, node=0, last_error="KeyError") == SHAPES
+    assert cause([SHAPES], code=1, node=0, log=log) == SHAPES
     assert cause([], code=7).reason("r1") == "failed: exit code 7; trainctl logs r1"
-    assert cause([], code=2, last_line="no data").line == "exit code 2 after 'no data'"
+    log.error = ""
+    assert cause([], code=2, log=log).line == "exit code 2 after 'no data'"
     for errors in ([], [replace(FELT, node=1)]):
         assert "(killed, perhaps out of memory)" in cause(errors, code=137, node=0).line
 
 
 def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
-    log = LastError()
+    log = LogEnd()
     for line in (
         "KeyError: not in a traceback",
         "[rank1]: Traceback (most recent call last):",
@@ -71,10 +74,10 @@ def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     ):
         log.hear(line)
-    assert log.line == "ValueError: no such shape (train.py:5)"
+    assert log.error == "ValueError: no such shape (train.py:5)"
     log.hear("[rank1]: no data")
     log.hear("")
-    assert log.last_line == "no data"
+    assert log.line == "no data"
 
 
 def test_the_error_of_a_process_that_its_parent_got_over_is_left_out(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def environment(errors: Path, **more: str) -> dict[str, str]:
     ("program", "expected"),
     [
         ("def f():\n    raise ValueError('no\\nsecond line')\nf()", "ValueError: no (train.py:2)"),
-        ("assert 1 == 2", "AssertionError:  (train.py:1)"),
+        ("assert 1 == 2", "AssertionError (train.py:1)"),
         (
             # As a worker of a DataLoader brings its error to the process that reads from it.
             "raise RuntimeError('Caught\\n  File \"/a/data.py\", line 3, in f\\nOSError: x')",

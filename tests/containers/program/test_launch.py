@@ -72,14 +72,12 @@ def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
     assert {name: found[name] for name in names if name in found} == expected
 
 
-def test_accelerate_finds_the_nodes_in_its_default_file(tmp_path: Path) -> None:
+def test_accelerate_finds_the_nodes_in_its_default_file() -> None:
     found = json.loads(launch.accelerate_config(PLACE))
     assert found["distributed_type"] == "MULTI_GPU"
     assert (found["num_machines"], found["num_processes"], found["machine_rank"]) == (2, 8, 1)
     assert (found["main_process_ip"], found["main_process_port"]) == ("10.0.0.6", 29500)
-    own = launch.huggingface_environment({"HF_HOME": "/cache/hf"}, tmp_path)
-    assert own == {
-        "HF_HOME": str(tmp_path),
+    assert launch.huggingface_caches({"HF_HOME": "/cache/hf"}) == {
         "HF_HUB_CACHE": "/cache/hf/hub",
         "HF_DATASETS_CACHE": "/cache/hf/datasets",
     }
@@ -203,17 +201,16 @@ def test_the_exit_code_is_the_programs(folder: Path, script: str, code: int) -> 
     assert abs(ended.at - time.time()) < 10
 
 
-def test_a_program_keeps_its_folder_from_one_start_to_the_next(folder: Path) -> None:
+def test_a_program_begins_in_a_new_folder_at_each_start(folder: Path) -> None:
     here = Here(
         folder,
-        'echo "$NODE_RANK $TRAIN_RUN $A" >> said; echo kept > $TRAIN_OUTPUT/x',
+        'echo "$NODE_RANK $TRAIN_RUN $A" >> said; ls $TRAIN_OUTPUT >> said; touch $TRAIN_OUTPUT/x',
         variables={"A": "b c"},
     )
     here.run()
     here.start(rank=0, start=1)
     assert here.wait().code == 0
-    assert here.wrote("said") == "1 r1 b c\n0 r1 b c\n"
-    assert (folder / "output" / "x").read_text() == "kept\n"
+    assert here.wrote("said") == "0 r1 b c\n"
 
 
 def test_processes_of_one_node_write_each_line_in_one_piece(
