@@ -136,6 +136,11 @@ def text(value: Any) -> str:
     return str(value)
 
 
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    """Environment variables of a container definition."""
+    return {each["Name"]: text(each["Value"]) for each in container["Environment"]}
+
+
 def statements(policy: dict[str, Any]) -> list[dict[str, Any]]:
     """Statements of a policy document, with actions and resources as lists of text."""
     found = []

@@ -3,14 +3,13 @@
 No emulator shows any of this: each trap of real AWS is asserted on the template.
 """
 
-from typing import Any
-
 import pytest
 
 from contract.instance_types import INSTANCE_TYPES, InstanceType
 from contract.outputs import SHAPE
 from stacks.fabric import variables
 from tests.stacks.conftest import Synth, Templates, text
+from tests.stacks.conftest import variables as of_container
 from tests.stacks.test_training_stack import container, hosts
 
 #: Type -> its EFA interfaces, as AWS has them, typed here a second time.
@@ -28,8 +27,8 @@ every_efa_type = pytest.mark.parametrize(
 )
 
 
-def environment(templates: Templates, node: str) -> dict[str, Any]:
-    return {each["Name"]: each["Value"] for each in container(templates, node)["Environment"]}
+def environment(templates: Templates, node: str) -> dict[str, str]:
+    return of_container(container(templates, node))
 
 
 @each_deployed

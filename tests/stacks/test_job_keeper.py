@@ -94,6 +94,17 @@ class Aws:
             **task,
         }
 
+    def wait(self, name: str, **task: Any) -> None:
+        """Add a task of the standing cluster that waits for a host."""
+        self.add(
+            name,
+            lastStatus="PROVISIONING",
+            host=None,
+            group="service:worker",
+            service="worker",
+            **task,
+        )
+
     def client(self, _service: str) -> "Aws":
         return self
 
@@ -511,9 +522,7 @@ def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(
     aws.hosts = {"of-head": 9000, "of-worker": 9000}
     aws.providers["of-head"] = "for-heads"
     aws.groups = {"heads": (2, 1), "workers": (4, 2)}
-    aws.add(
-        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
-    )
+    aws.wait("waiting")
     assert keeper.handler({}, None)["released"] == ["of-head"]
     assert aws.groups == {"heads": (1, 1), "workers": (4, 2)}
     aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
@@ -530,9 +539,7 @@ def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
     aws.hosts = {"h6": late}  # it has joined, and runs a task
     aws.unjoined = {f"i-{number}": ("workers", late) for number in range(2)}
     aws.unjoined |= {"i-head": ("heads", late), "i-boots": ("workers", late - 120)}
-    aws.add(
-        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
-    )
+    aws.wait("waiting")
     stock = aws.terminate_instance_in_auto_scaling_group
 
     def terminate(**arguments: Any) -> None:
@@ -572,14 +579,8 @@ def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
     aws.hosts = {"unfit": late, "new": times.HOST_JOINS_S - 60, "of-head": late}
     aws.providers["of-head"] = "for-heads"
     waited = timedelta(seconds=times.SWEEP_EVERY_S)
-    for name, provider, since in (
-        ("waits", "for-workers", datetime.now(tz=UTC) - waited),
-        ("asked-now", "for-heads", datetime.now(tz=UTC)),
-    ):
-        aws.add(
-            name, lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
-        )
-        aws.tasks[name] |= {"capacityProviderName": provider, "createdAt": since}
+    aws.wait("waits", createdAt=datetime.now(tz=UTC) - waited)
+    aws.wait("asked-now", capacityProviderName="for-heads")
     assert keeper.handler({}, None)["released"] == ["unfit"]
     assert aws.terminated == aws.replaced == ["i-unfit"]
     # It ran a task until a moment ago.
@@ -593,9 +594,7 @@ def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.hosts = {"h": 9000, "free": 9000}
-    aws.add(
-        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
-    )
+    aws.wait("waiting")
     with monkeypatch.context() as patch:
         patch.setattr(aws, "terminate_instance_in_auto_scaling_group", None)
         keeper.release({"h"})
@@ -740,8 +739,9 @@ def test_a_job_that_gets_no_turn_ends_with_a_record(
 
 
 # --- the state machine ----------------------------------------------------------------------------
-def definition(synth: Synth) -> dict[str, Any]:
-    machine = synth().only("AWS::StepFunctions::StateMachine")
+def definition(synth: Synth, **settings: str) -> dict[str, Any]:
+    """References in it are in angle brackets."""
+    machine = synth(**settings).only("AWS::StepFunctions::StateMachine")
     found: dict[str, Any] = json.loads(text(machine["DefinitionString"]))
     return found
 

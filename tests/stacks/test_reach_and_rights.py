@@ -9,7 +9,7 @@ from containers.ray_head import JobConfig, worker_provider
 from contract import nodes
 from contract.job import SECRETS_PREFIX, JobSpec
 from contract.nodes import Range
-from tests.stacks.conftest import OPTIONS, PRESETS, Synth, Templates, statements, text
+from tests.stacks.conftest import OPTIONS, PRESETS, Synth, Templates, statements, text, variables
 
 COMBINATIONS = [*({"preset": preset} for preset in PRESETS), OPTIONS]
 each_combination = pytest.mark.parametrize("settings", COMBINATIONS, ids=[*PRESETS, "options"])
@@ -49,18 +49,6 @@ def policies(templates: Templates) -> list[tuple[str, dict[str, Any]]]:
 
 
 @each_combination
-def test_no_policy_allows_every_action_of_anything(synth: Synth, settings: dict[str, str]) -> None:
-    broad = [
-        (name, action)
-        for name, statement in policies(synth(**settings))
-        for action in statement["Action"]
-        if "*" in action
-    ]
-    # CDK's own function that empties the bucket is given its rights by the bucket's policy.
-    assert broad == []
-
-
-@each_combination
 def test_what_is_allowed_on_all_resources_cannot_be_narrower(
     synth: Synth, settings: dict[str, str]
 ) -> None:
@@ -71,16 +59,6 @@ def test_what_is_allowed_on_all_resources_cannot_be_narrower(
         assert not unreasoned, f"{name} allows {unreasoned} on all resources"
         if {*statement["Action"]} & NEEDS_CONDITION:
             assert statement["Condition"], f"{name} must limit {statement['Action']}"
-
-
-@each_combination
-def test_roles_have_no_policy_of_aws(synth: Synth, settings: dict[str, str]) -> None:
-    managed = {
-        name: role["ManagedPolicyArns"]
-        for name, role in synth(**settings).of_type("AWS::IAM::Role").items()
-        if role.get("ManagedPolicyArns")
-    }
-    assert managed == {}
 
 
 def test_training_code_reaches_one_bucket_and_nothing_that_starts_or_ends_machines(
@@ -148,9 +126,8 @@ def test_the_head_of_a_job_is_told_what_its_workers_are(synth: Synth) -> None:
         for name, each in synth(preset="fsdp").of_type("AWS::ECS::TaskDefinition").items()
         if name.startswith("JobsTask")
     ]
-    told = {each["Name"]: text(each["Value"]) for each in task["Environment"]}
     spec = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
-    told |= {nodes.ENV_JOB: "j", nodes.ENV_JOB_SPEC: spec.to_json()}
+    told = variables(task) | {nodes.ENV_JOB: "j", nodes.ENV_JOB_SPEC: spec.to_json()}
     config = JobConfig.from_environment(told)
     own = OwnTask(arn="task/1", cluster="c")
     provider = worker_provider(config, told, task=own, address="10.0.0.5")

@@ -18,7 +18,7 @@ from contract.outputs import SHAPE, SHARED
 from stacks import settings as deployment
 from stacks.shared_storage import HANDLER
 from tests.stacks import lambda_functions
-from tests.stacks.conftest import OPTIONS, Synth, Templates, context, statements, text
+from tests.stacks.conftest import OPTIONS, Synth, Templates, context, statements, text, variables
 from tests.stacks.test_teardown import needs
 from tests.stacks.test_training_stack import container, hosts
 
@@ -180,8 +180,7 @@ def test_each_host_mounts_it_and_each_task_demands_that(
         mounts = {each["SourceVolume"]: each for each in task["MountPoints"]}
         assert mounts["shared"]["ContainerPath"] == nodes.SHARED_DIR
         assert mounts["shared"]["ReadOnly"] is False
-    told = {each["Name"]: each["Value"] for each in container(templates, "worker")["Environment"]}
-    assert told[nodes.ENV_SHARED] == nodes.SHARED_DIR
+    assert variables(container(templates, "worker"))[nodes.ENV_SHARED] == nodes.SHARED_DIR
 
 
 def test_the_command_line_learns_of_it(synth: Synth) -> None:

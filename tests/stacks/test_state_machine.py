@@ -1,6 +1,5 @@
 """The state of the deployed machine that starts a head: ECS would take its request."""
 
-import json
 import re
 from typing import Any
 
@@ -8,15 +7,8 @@ import pytest
 
 from contract.job import JOB_TAG
 from rehearsal.models import faults, request_shape
-from tests.stacks.conftest import PRESETS, Synth, text
-
-
-def definition(synth: Synth, preset: str) -> dict[str, Any]:
-    """The machine's definition; what only a deployment knows is an expression in it."""
-    machine = synth(preset=preset).only("AWS::StepFunctions::StateMachine")
-    told = text(machine["DefinitionString"]).replace("<AWS::Partition>", "aws")
-    found: dict[str, Any] = json.loads(re.sub(r"<[\w:.]+>", "{%%}", told))
-    return found
+from tests.stacks.conftest import PRESETS, Synth
+from tests.stacks.test_job_keeper import definition
 
 
 def as_requested(arguments: Any) -> Any:
@@ -35,17 +27,17 @@ def as_requested(arguments: Any) -> Any:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ecs_takes_the_request_that_starts_a_head(synth: Synth, preset: str) -> None:
-    head = definition(synth, preset)["States"]["Head"]
+    head = definition(synth, preset=preset)["States"]["Head"]
     assert head["Resource"] == "arn:aws:states:::ecs:runTask.sync"
     assert faults(request_shape("ecs", "RunTask"), as_requested(head["Arguments"])) == []
 
 
 def test_a_head_has_its_job_as_a_tag(synth: Synth) -> None:
-    head = definition(synth, PRESETS[0])["States"]["Head"]["Arguments"]
+    head = definition(synth)["States"]["Head"]["Arguments"]
     assert head["Tags"] == [{"Key": JOB_TAG, "Value": "{% $job %}"}]
 
 
 def test_what_ecs_calls_throttling_is_asked_again(synth: Synth) -> None:
     """ECS's own name for it, and the one that Step Functions has for all errors without a name."""
-    (retry,) = definition(synth, PRESETS[0])["States"]["Head"]["Retry"]
+    (retry,) = definition(synth)["States"]["Head"]["Retry"]
     assert {"ECS.ServerException", "ECS.AmazonECSException"} <= {*retry["ErrorEquals"]}
