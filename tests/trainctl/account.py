@@ -292,6 +292,13 @@ class Account:
         }
         self.history[job] = []
 
+    def change_order(self, job: str, **changed: Any) -> None:
+        given = json.loads(self.executions[job]["input"])
+        self.executions[job]["input"] = json.dumps(given | changed)
+
+    def add_worker(self, task: str, status: str, *, job: str = "job", **more: Any) -> None:
+        self.tasks[task] = {"taskArn": task, "lastStatus": status, "startedBy": job, **more}
+
     def add_head(self, job: str, task: str, **more: Any) -> None:
         self.tasks[task] = {
             "taskArn": task,

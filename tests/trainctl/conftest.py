@@ -11,8 +11,9 @@ import pytest
 from botocore.exceptions import ProfileNotFound
 
 from contract import exits
+from tests.conftest import ROOT
 from tests.trainctl.account import Account
-from trainctl import follow, polling
+from trainctl import follow, laptop, polling
 from trainctl.__main__ import main
 
 
@@ -78,6 +79,24 @@ class Cli:
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
+
+
+@pytest.fixture
+def laptop_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has."""
+    version = json.loads((ROOT / "package.json").read_text())["devDependencies"]["aws-cdk"]
+    monkeypatch.setattr(laptop, "_printed", lambda *_: "v22.1.0")
+    monkeypatch.setattr(laptop, "_version", lambda _: version)
+
+
+@pytest.fixture
+def in_us_west_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout whose cdk.json names the region."""
+    (tmp_path / "stacks").mkdir()
+    file = json.loads((ROOT / "cdk.json").read_text())
+    file["context"]["region"] = "us-west-2"
+    (tmp_path / "cdk.json").write_text(json.dumps(file))
+    monkeypatch.chdir(tmp_path)
 
 
 #: The checks of ``trainctl doctor`` by name.

@@ -1,15 +1,11 @@
 """Completion answers shells as they ask: by variables, with the answer alone on stdout."""
 
-import os
-import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
 from botocore.exceptions import NoCredentialsError
 
-from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from trainctl import completion
 from trainctl.__main__ import main
@@ -110,27 +106,3 @@ def test_aws_is_not_waited_for(
 
     account.__dict__["on_get_caller_identity"] = late
     assert shell.tab("trainctl show ") == []
-
-
-def test_a_completion_loads_neither_torch_nor_clients_of_aws() -> None:
-    program = """
-import sys
-from trainctl.__main__ import main
-main([])
-loaded = {"torch", "ray", "boto3", "botocore", "rich"} & sys.modules.keys()
-print(*loaded, file=sys.stderr)
-"""
-    asked = {
-        "_TRAINCTL_COMPLETE": "complete_bash",
-        "COMP_WORDS": "trainctl submit ddp --ep",
-        "COMP_CWORD": "3",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout.split(), done.stderr.split()) == (["--epochs"], [])

@@ -262,8 +262,7 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli
         stoppedAt=pulled + timedelta(seconds=360),
     )
     # It waits for a host: there is nothing to pay.
-    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PROVISIONING", "startedBy": "job"}
-    account.tasks["w1"]["createdAt"] = account.now - timedelta(seconds=300)
+    account.add_worker("w1", "PROVISIONING", createdAt=account.now - timedelta(seconds=300))
     assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
     account.task_events = [event("head", 360)]  # it has come, and ECS still knows the task
     assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
@@ -281,14 +280,12 @@ def unknown(account: Account, name: str) -> None:
         account.executions["job"]["startDate"] = account.now - timedelta(days=31)
     elif name == "has no prices":
         account.task_events = [event("head", 360)]
-        order = json.loads(account.executions["job"]["input"])
-        account.executions["job"]["input"] = json.dumps({**order, "prices": None})
+        account.change_order("job", prices=None)
     else:
         account.task_events = [event("head", 360), event("w1", 180, startedBy="job")]
         reserved = HostPrice.of(instance_type("p5e.48xlarge"), region="us-east-1")
         prices = {**PRICES.to_json(), "worker": dataclasses.asdict(reserved)}
-        order = json.loads(account.executions["job"]["input"])
-        account.executions["job"]["input"] = json.dumps({**order, "prices": prices})
+        account.change_order("job", prices=prices)
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,6 @@ def bad(found: Found) -> set[str]:
     return {what for what, each in found.items() if each["state"] == "bad"}
 
 
-@pytest.fixture
-def laptop_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has."""
-    version = json.loads((ROOT / "package.json").read_text())["devDependencies"]["aws-cdk"]
-    monkeypatch.setattr(laptop, "_printed", lambda *_: "v22.1.0")
-    monkeypatch.setattr(laptop, "_version", lambda _: version)
-
-
 # --- with stacks ----------------------------------------------------------------------------------
 def test_doctor_finds_nothing_where_all_is_well(account: Account, looked: Looked) -> None:
     code, found = looked()
@@ -404,17 +396,8 @@ def test_without_credentials_the_laptop_is_checked_all_the_same(
     assert {"Node.js", "CDK command line"} <= found.keys()
 
 
-def test_a_region_of_cdk_json_is_where_a_deploy_goes(
-    account: Account,
-    looked: Looked,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "stacks").mkdir()
-    file = json.loads((ROOT / "cdk.json").read_text())
-    file["context"]["region"] = "us-west-2"
-    (tmp_path / "cdk.json").write_text(json.dumps(file))
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_us_west_2")
+def test_a_region_of_cdk_json_is_where_a_deploy_goes(account: Account, looked: Looked) -> None:
     account.outputs = {}
     code, found = looked()
     assert (code, bad(found)) == (exits.FAILED, {"region"})

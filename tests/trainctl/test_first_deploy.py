@@ -1,19 +1,13 @@
 """``make deploy`` checks an account before it makes the stacks there, and only then."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from contract import exits
 from contract.outputs import CORE_STACK
-from tests.conftest import ROOT
 from tests.trainctl.account import Account
-from tests.trainctl.test_doctor import laptop_is_ready
 from trainctl.aws import deployment
 from trainctl.commands import first_deploy
 
-__all__ = ("laptop_is_ready",)
 pytestmark = pytest.mark.usefixtures("laptop_is_ready")
 
 
@@ -51,15 +45,10 @@ def test_stacks_that_are_there_are_deployed_without_a_check(account: Account, st
     assert {name for name, _ in account.calls} == {"get_caller_identity", "describe_stacks"}
 
 
-@pytest.mark.usefixtures("account")
+@pytest.mark.usefixtures("account", "in_us_west_2")
 def test_stacks_in_the_region_of_cdk_json_are_found_whatever_the_profile_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "stacks").mkdir()
-    file = json.loads((ROOT / "cdk.json").read_text())
-    file["context"]["region"] = "us-west-2"
-    (tmp_path / "cdk.json").write_text(json.dumps(file))
-    monkeypatch.chdir(tmp_path)
     asked = []
 
     def open_session(*, profile: str | None, region: str | None) -> object:

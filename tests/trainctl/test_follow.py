@@ -104,9 +104,8 @@ def states(lines: dict[int, str]) -> list[str]:
 def of_recipe(account: Account) -> None:
     """A job of a recipe on one worker node, of which nothing has been started yet."""
     running(account, num_workers=1)
-    job = account.executions["job"]
-    spec = {**json.loads(job["input"]), "recipe": "ddp", "nodes": "1"}
-    job |= {"input": json.dumps(spec), "startDate": account.now}
+    account.change_order("job", recipe="ddp", nodes="1")
+    account.executions["job"]["startDate"] = account.now
     account.history["job"] = []
     account.tasks.clear()
 
@@ -139,12 +138,6 @@ def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_seco
             {"type": "WaitStateEntered", "stateEnteredEventDetails": details}
         )
 
-    worker = {
-        "taskArn": "w0",
-        "startedBy": "job",
-        "pullStartedAt": at(210),
-        "lastStatus": "PENDING",
-    }
     lines = shown(
         terminal,
         account,
@@ -154,7 +147,7 @@ def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_seco
             50: head("h0", "PROVISIONING"),
             100: becomes("h0", "PENDING", pullStartedAt=at(100)),
             150: becomes("h0", "RUNNING", startedAt=at(150)),
-            200: lambda: account.tasks.update(w0=worker),
+            200: lambda: account.add_worker("w0", "PENDING", pullStartedAt=at(210)),
             250: becomes("w0", "RUNNING"),
             310: lambda: account.objects.update(
                 {"runs/r1/progress.json": json.dumps(step).encode()}

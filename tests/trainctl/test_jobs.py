@@ -55,8 +55,7 @@ def queue(account: Account, *orders: tuple[str, int | None]) -> None:
     for number, (nodes, minutes) in reversed([*enumerate(orders)]):
         job = f"job-{number}"
         account.add(job, run=job, startDate=account.now - timedelta(minutes=50 - number))
-        order = json.loads(account.executions[job]["input"]) | {"nodes": nodes}
-        account.executions[job]["input"] = json.dumps(order)
+        account.change_order(job, nodes=nodes)
         if minutes is not None:
             account.add_head(job, f"head-{number}")
             account.history[job][0]["timestamp"] = account.now - timedelta(minutes=minutes)
@@ -158,8 +157,8 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> Non
         return follow.waiting(deployment, job, [*jobs.heads(job), *jobs.workers(job)]).reason
 
     account.add_head("job", "head")
-    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PENDING", "startedBy": "job"}
-    account.tasks["w2"] = {"taskArn": "w2", "lastStatus": "PROVISIONING", "startedBy": "job"}
+    account.add_worker("w1", "PENDING")
+    account.add_worker("w2", "PROVISIONING")
     assert waits() == "waiting for 1 x g5.xlarge"
     account.tasks["w2"]["lastStatus"] = "RUNNING"
     assert waits() == "waiting for 1 of 2 workers to pull the image and start"
@@ -169,7 +168,7 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> Non
     assert waits() == "", "a job of 1 to 2 nodes that has not asked for another one"
     account.tasks["w1"]["lastStatus"] = "STOPPED"
     assert waits() == "", "released, since nothing has been asked for in its place"
-    account.tasks["w3"] = {"taskArn": "w3", "lastStatus": "PROVISIONING", "startedBy": "job"}
+    account.add_worker("w3", "PROVISIONING")
     assert waits() == "waiting for 1 x g5.xlarge"
 
 
@@ -194,7 +193,7 @@ def test_what_runs_can_be_seen_and_stopped_while_and_after_a_deploy_fails(
 def test_stop_ends_what_a_job_has_left_behind(account: Account, cli: Cli) -> None:
     account.add("job", status="ABORTED")
     account.add_head("job", "head", lastStatus="STOPPED")
-    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "RUNNING", "startedBy": "job"}
+    account.add_worker("w1", "RUNNING")
     assert main(["stop", "job", "--yes"]) == 0
     assert [each["task"] for each in account.sent("stop_task")] == ["w1"]
     assert "has ended already" in cli("stop", "job", "--yes").err
@@ -220,7 +219,7 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
 def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
     account.add_head("job", "head", lastStatus="STOPPED", containers=[{"reason": "OOM"}])
-    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
+    account.add_worker("w1", "STOPPED")
     result = {"recipe": "ddp", "status": "succeeded", "measures": ["accuracy"], "accuracy": 0.9}
     account.objects["runs/r1/result.json"] = json.dumps(result).encode()
     shown = cli("show", "r1").out

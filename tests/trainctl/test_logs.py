@@ -36,7 +36,7 @@ def on_nodes(account: Account, **changed: Any) -> None:
     spec = JobSpec(run="r1", command=("x",), nodes=Range(2, 2), on=Placement.NODES)
     account.add("job", input=spec.to_json(), **changed)
     account.add_head("job", "head", lastStatus="STOPPED")
-    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
+    account.add_worker("w1", "STOPPED")
     account.task_events = [ended("w1"), ended("w2")]  # ECS has forgotten the second one
     account.logs = {
         "job/ray/head": ["node: running x on 2 nodes"],
@@ -201,7 +201,7 @@ def test_a_node_that_has_not_written_yet_hides_no_other(account: Account, cli: C
     account.add("job")
     account.add_head("job", "head")
     for name, status in (("w1", "RUNNING"), ("w2", "PROVISIONING"), ("w3", "STOPPED")):
-        account.tasks[name] = {"taskArn": name, "lastStatus": status, "startedBy": "job"}
+        account.add_worker(name, status)
     account.logs = {"job/ray/head": ["one"]}
     assert lines(cli) == ["one"]
     asked = [named["logStreamNames"] for named in account.sent("filter_log_events")[1:]]
@@ -240,8 +240,7 @@ def running(account: Account, *, num_workers: int = 2) -> None:
     account.add("job")
     account.add_head("job", "head")
     for number in range(num_workers):
-        name = f"w{number}"
-        account.tasks[name] = {"taskArn": name, "lastStatus": "RUNNING", "startedBy": "job"}
+        account.add_worker(f"w{number}", "RUNNING")
     account.logs = {"job/ray/head": [], **{f"worker/ray/w{i}": [] for i in range(num_workers)}}
 
 
@@ -317,8 +316,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
         for number in range(16):
             account.tasks[f"w{number}"]["lastStatus"] = "PROVISIONING"
     if state == "silent recipe":
-        spec = json.loads(account.executions["job"]["input"])
-        account.executions["job"]["input"] = json.dumps({**spec, "recipe": "ddp"})
+        account.change_order("job", recipe="ddp")
     if state == "prints":
         for second in range(0, 60 * minutes, 2):
             line = (600 + second, f"step {second}")

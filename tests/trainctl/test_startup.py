@@ -1,5 +1,6 @@
 """A command imports what it needs and waits for what may come: no more of either."""
 
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,10 @@ from tests.conftest import ROOT
 from trainctl import follow
 from trainctl.job_log import Printer
 
-HEAVY = ("boto3", "botocore", "pygments", "rehearsal", "rich")
+HEAVY = ("boto3", "botocore", "pygments", "ray", "rehearsal", "rich", "torch")
 
 
-def imported_by(*arguments: str) -> set[str]:
+def imported_by(*arguments: str, **variables: str) -> set[str]:
     """Those of ``HEAVY`` that a command has imported when it ends."""
     program = f"""
 import sys
@@ -26,6 +27,7 @@ print(*({set(HEAVY)!r} & sys.modules.keys()), sep="\\n", file=sys.stderr)
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=True,
@@ -39,6 +41,11 @@ print(*({set(HEAVY)!r} & sys.modules.keys()), sep="\\n", file=sys.stderr)
 )
 def test_help_and_mistakes_load_neither_aws_clients_nor_rich(arguments: str) -> None:
     assert imported_by(*arguments.split()) == set()
+
+
+def test_a_completion_loads_no_more_than_they_do() -> None:
+    asked = {"_TRAINCTL_COMPLETE": "complete_bash", "COMP_WORDS": "trainctl submit ddp --ep"}
+    assert imported_by(**asked, COMP_CWORD="3") == set()
 
 
 def test_a_table_is_drawn_by_rich_and_what_a_command_imports_is_noticed() -> None:

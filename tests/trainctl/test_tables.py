@@ -45,9 +45,7 @@ def jobs(account: Account, *, length: int = len(JOB)) -> list[str]:
             told["cause"] = json.dumps({"reason": REASON, **told["cause"]})
         began = account.now - timedelta(hours=17 - number if number < 10 else number)
         account.add(job, run=RUN, startDate=began, **told)
-        order = {**json.loads(account.executions[job]["input"]), "nodes": "1"}
-        order["submitter"] = "bernhard@example.com"
-        account.executions[job]["input"] = json.dumps(order)
+        account.change_order(job, nodes="1", submitter="bernhard@example.com")
         at = began.isoformat()
         if state not in ("waiting", "queued 1", "running"):
             for task, by in (("h", "AWS Step Functions"), ("w", job)):
@@ -56,8 +54,7 @@ def jobs(account: Account, *, length: int = len(JOB)) -> list[str]:
                 account.task_events.append(event)
         ids.append(job)
     account.add_head(ids[7], "head", pullStartedAt=account.now - timedelta(hours=1))
-    worker = {"taskArn": "w7", "lastStatus": "RUNNING", "group": f"job:{ids[7]}"}
-    account.tasks["w7"] = {**worker, "startedBy": ids[7]}
+    account.add_worker("w7", "RUNNING", job=ids[7], group=f"job:{ids[7]}")
     progress = {"time": 1, "job": ids[7], "step": 30, "total_steps": 184, "loss": 1.0}
     account.objects[f"runs/{RUN}/progress.json"] = json.dumps(progress).encode()
     assert main(["ls"]) == 0
