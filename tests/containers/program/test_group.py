@@ -2,6 +2,7 @@
 actors."""
 
 import errno
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -89,6 +90,15 @@ class Ray:
             for name in self.there
         ]
 
+    def prepare_on(self, node: str, call: Callable[[Actor, Place], None]) -> None:
+        """Let this happen on a node ("": on each) instead of its preparation."""
+
+        def replace_it(name: str, actor: Actor) -> None:
+            if node in ("", name):
+                actor.launcher._prepare = functools.partial(call, actor)  # type: ignore[method-assign]
+
+        self.prepare = replace_it
+
     def start_launcher(self, told: LaunchSpec, node: NodeInfo) -> Actor:
         folder = self.folder / f"{len(self.actors)}-{node.id}"
         actor = self.there[node.id] = Actor(Launcher(told, folder=str(folder)))
@@ -119,8 +129,11 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     monkeypatch.setattr(nodes, "ray", here)
     monkeypatch.setattr(nodes, "alive", here.alive)
     monkeypatch.setattr(nodes, "start_launcher", here.start_launcher)
-    monkeypatch.setattr(nodes, "_POLL_S", 0.05)
-    monkeypatch.setattr(nodes, "_OTHERS_S", 0.5)
+    for name, seconds in (
+        *(("_POLL_S", 0.05), ("_OTHERS_S", 0.5)),
+        *(("_SETTLE_S", 0.5), ("_GROW_AFTER_S", 0.5)),
+    ):
+        monkeypatch.setattr(nodes, name, seconds)
     yield here
     for actor in here.actors:
         actor.launcher.stop(0)
@@ -220,16 +233,12 @@ def test_a_node_lost_at_the_start_leaves_no_program_behind(ray: Ray, script: Scr
 
 
 def test_an_error_on_one_node_ends_the_program_on_the_others(ray: Ray, script: Script) -> None:
-    def prepare(name: str, actor: Actor) -> None:
-        def fail(_place: object) -> None:
-            wait_until(lambda: script.count("up") == 1)
-            raise KeyError("not here")
-
-        if name == "b":
-            actor.launcher._prepare = fail  # type: ignore[method-assign, assignment]
+    def fail(_actor: Actor, _place: Place) -> None:
+        wait_until(lambda: script.count("up") == 1)
+        raise KeyError("not here")
 
     add(ray, "a", "b")
-    ray.prepare = prepare
+    ray.prepare_on("b", fail)
     with pytest.raises(KeyError, match="not here"):
         group(str(script)).run()
     assert script.count("told") == 1
@@ -298,19 +307,13 @@ def test_a_disk_in_trouble_is_tried_again_some_times(
 ) -> None:
     errors = iter([OSError(errno.ENOSPC, "No space left on device")] * times_bad)
 
-    def prepare(name: str, actor: Actor) -> None:
-        own = actor.launcher._prepare
-
-        def fail(place: Place) -> None:
-            if error := next(errors, None):
-                raise error
-            own(place)
-
-        if name == "b":
-            actor.launcher._prepare = fail  # type: ignore[method-assign]
+    def fail(actor: Actor, place: Place) -> None:
+        if error := next(errors, None):
+            raise error
+        Launcher._prepare(actor.launcher, place)
 
     add(ray, "a", "b")
-    ray.prepare = prepare
+    ray.prepare_on("b", fail)
     assert group("true").run() == code
     said = capfd.readouterr().err
     assert said.count("cannot start: [Errno 28] No space left") == min(times_bad, 5)
@@ -518,17 +521,13 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
 ) -> None:
     restoring = threading.Event()
 
-    def prepare(name: str, actor: Actor) -> None:
-        def restore(_place: object) -> None:
-            restoring.set()
-            wait_until(lambda: actor.launcher._is_told)
-            raise Stopped
-
-        if name == "b":
-            actor.launcher._prepare = restore  # type: ignore[method-assign, assignment]
+    def restore(actor: Actor, _place: Place) -> None:
+        restoring.set()
+        wait_until(lambda: actor.launcher._is_told)
+        raise Stopped
 
     add(ray, "a", "b")
-    ray.prepare = prepare
+    ray.prepare_on("b", restore)
     running = Running(group(str(script)))
     assert restoring.wait(30)
     running.group.stop()
@@ -640,8 +639,6 @@ def test_a_program_ends_or_is_started_again(
 def test_a_range_shrinks_with_a_loss_and_grows_when_a_node_comes(
     ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_SETTLE_S", 0.5)
-    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 1.0)
     count, end = tmp_path / "count", tmp_path / "end"
     script = f"echo $NODE_RANK of $PET_NNODES at $MASTER_PORT >> {count}; "
     script += f"until test -e {end}; do sleep 0.05; done"
@@ -666,25 +663,16 @@ def test_a_range_shrinks_with_a_loss_and_grows_when_a_node_comes(
     assert [start.nodes for start in files["b"].starts] == [(0, 1), (1,), (0, 1)]
 
 
-def test_more_nodes_wait_until_files_are_restored(
-    ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nodes, "_SETTLE_S", 0.2)
-    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 0.2)
+def test_more_nodes_wait_until_files_are_restored(ray: Ray, script: Script) -> None:
     restoring, is_restored = threading.Event(), threading.Event()
 
-    def prepare(_name: str, actor: Actor) -> None:
-        own = actor.launcher._prepare
-
-        def restore(place: Place) -> None:
-            restoring.set()
-            assert is_restored.wait(60)
-            own(place)
-
-        actor.launcher._prepare = restore  # type: ignore[method-assign]
+    def restore(actor: Actor, place: Place) -> None:
+        restoring.set()
+        assert is_restored.wait(60)
+        Launcher._prepare(actor.launcher, place)
 
     add(ray, "a")
-    ray.prepare = prepare
+    ray.prepare_on("", restore)
     running = Running(group(str(script), workers="1:2"))
     assert restoring.wait(30)
     add(ray, "b")
@@ -697,14 +685,10 @@ def test_more_nodes_wait_until_files_are_restored(
     assert running.code() == exits.OK
 
 
-def test_a_program_is_not_ended_for_a_node_that_cannot_start_it(
-    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_is_not_ended_for_a_node_that_cannot_start_it(ray: Ray, tmp_path: Path) -> None:
     def prepare(name: str, actor: Actor) -> None:
         actor.is_lost = name == "b"
 
-    monkeypatch.setattr(nodes, "_SETTLE_S", 0.2)
-    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 0.2)
     add(ray, "a", "b")
     ray.prepare = prepare
     count = tmp_path / "count"
