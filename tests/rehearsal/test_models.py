@@ -10,8 +10,6 @@ from rehearsal.models import faults, request_shape
 @pytest.mark.parametrize(
     ("service", "action", "given", "expected"),
     [
-        ("ecs", "RunTask", {}, 'Missing required parameter in input: "taskDefinition"'),
-        ("ecs", "RunTask", {"taskDefinition": 1}, "Invalid type for parameter taskDefinition"),
         (
             "ecs",
             "RunTask",

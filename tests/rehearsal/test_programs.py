@@ -328,19 +328,6 @@ def test_a_program_that_fails_says_where_and_why_in_one_line(
     )
 
 
-def test_packages_that_cannot_be_installed_end_a_job_in_the_installers_words(
-    deployment: Rehearsal, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "requirements.txt").write_text("./lost-1.0-py3-none-any.whl\n")
-    job = submit(deployment, tmp_path, "packages", "python", "train.py")
-    exit_code, log = ended(deployment, job)
-    assert exit_code == exits.BAD_INPUT, log
-    said = "requirements.txt cannot be installed: error: Distribution not found at: "
-    assert said in show(deployment, job)["reason"]
-    assert "no capacity" not in log
-
-
 @pytest.mark.timeout(900)
 def test_a_program_that_is_stopped_has_the_time_that_it_was_given(
     deployment: Rehearsal, tmp_path: Path

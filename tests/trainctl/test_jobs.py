@@ -275,10 +275,6 @@ def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
             "succeeded: perplexity 54.61, loss 4.123, steps 1,200",
         ),
         (
-            {"recipe": "fsdp", "measures": ["perplexity"], "perplexity": 8103.4},
-            "succeeded: perplexity 8,103",
-        ),
-        (
             {"recipe": "of a later version", "measures": ["mean_error", "gap"], "mean_error": 0.25}
             | {"gap": None, "accuracy": 0.9, "steps": 40},
             "succeeded: mean error 0.25, steps 40",

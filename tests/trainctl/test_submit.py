@@ -33,16 +33,13 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--epochs", "0"], "--epochs is 0: it must be at least 1"),
     ([*SUBMIT, "--precision", "bogus"], "--precision is 'bogus': choose one of auto"),
     ([*SUBMIT, "--flip=maybe"], "--flip takes no value"),
-    ([*SUBMIT, "--batch-per-worker", "3"], "--batch-per-worker is 3: it must be at least 8"),
     ([*SUBMIT, "--lr", "nan"], "--lr is nan: it must be a finite number"),
     ([*SUBMIT, "--lr", "-1"], "--lr is -1.0: it must be greater than 0"),
-    ([*FSDP, "--precision", "fp8"], "--precision is 'fp8': choose one of auto"),
     ([*SUBMIT, "--preset", "tiny"], "unknown preset 'tiny'"),
     ([*SUBMIT, "--max-failures", "-1"], "--max-failures is -1: it must be at least 0"),
     ([*SUBMIT, "--local"], "--local is not an option of a job's recipe"),
     ([*SUBMIT, "--storage", "s3://other"], "--storage is not an option of a job's recipe"),
     ([*FSDP, *DATA], "preset finetune trains a model that is there: give --model"),
-    ([*FSDP, *DATA, "--preset", "lora"], "preset lora trains a model that is there"),
     # What no node could read.
     ([*SUBMIT, "--data", "s3://other/data"], "--data s3://other/data is in another bucket, and"),
     ([*SUBMIT, "--data", "s3://bucket2"], "jobs may read s3://bucket only"),
@@ -67,7 +64,6 @@ REFUSED: list[tuple[list[str], str]] = [
     (["submit", "fsdp", "--lr", "1", "-h"], "-h after a recipe: trainctl settings fsdp shows"),
     (["plan", "ddp", "-h"], "and trainctl plan --help the other options"),
     ([*SUBMIT, "--", "--help"], "trainctl settings ddp shows the settings"),
-    ([*FSDP, "--", "-h"], "trainctl settings fsdp shows the settings"),
     # The job.
     ([*SUBMIT, "--before", "bandwidth", "--nodes", "1:4"], "this job may start with one: give mo"),
     ([*SUBMIT, "--on", "nodes"], "--on nodes is for the command of --code"),
@@ -89,7 +85,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4"),
     ([*SUBMIT, "--nodes", "5"], "-c max_workers=5"),
     ([*SUBMIT, "--nodes", "4:2"], "MIN must not be above MAX"),
-    ([*SUBMIT, "--nodes", "a:b"], "--nodes is a:b: give a number, such as 2, or a range"),
     ([*SUBMIT, "--max-cost", "1"], "--max-cost is 1, and this job can cost up to $559"),
     ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, or --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
@@ -110,7 +105,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--env", f"A=hf_{'x' * 34}"], "and then --secret A=training/a"),
     ([*SUBMIT, "--env", "URL=AKIAIOSFODNN7EXAMPLE"], "looks like a secret"),
     ([*SUBMIT, "--report-to", "wandb"], "for a job: --secret WANDB_API_KEY=training/SECRET"),
-    ([*SUBMIT, "--env", f"A={'x' * 8000}"], "ECS accepts 8,192"),
     (["submit", "ddp"], "stdin is not a terminal: pass --yes to skip the prompt"),
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
     (["submit", "--code", "CODE/empty", "--yes", "--", "true"], "there is no file in it"),
@@ -312,7 +306,7 @@ def test_a_file_name_that_the_head_would_refuse_is_refused_on_the_laptop(
     ("settings", "words"),
     [
         (["--run", "r1"], "'r1' is being trained already, by job first"),
-        (["--env", f"A={'x' * 8000}"], "ECS accepts"),
+        (["--env", f"A={'x' * 8000}"], "ECS accepts 8,192"),
     ],
 )
 def test_what_cannot_be_started_is_refused_before_the_question(
