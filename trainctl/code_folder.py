@@ -141,8 +141,8 @@ def look_at(folder: Path) -> str:
         raise UsageError(
             f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
         )
-    installed = f", packages of {packages}" if packages else ""
-    return f"{counted(len(files), 'file')} of {folder}, {max(size, 0.1):.1f} MiB{installed}"
+    installed = f"packages of {packages}" if packages else "no list of packages"
+    return f"{counted(len(files), 'file')} of {folder}, {max(size, 0.1):.1f} MiB, {installed}"
 
 
 def is_command(words: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,7 +95,7 @@ class Disk:
 
     def look(self) -> Look:
         """Look at all files; links are not followed, sockets and pipes left out."""
-        found, folders = Look(), dict[str, Path]()
+        found = Look()
         pending = [*self._folders.items()]
         while pending:
             name, path = pending.pop()
@@ -104,7 +105,7 @@ class Disk:
                 if stat.S_ISDIR(status.st_mode):
                     inner = {*os.listdir(path)} - CACHES
                     if _CACHE_TAG not in inner or path in self._folders.values():
-                        folders[name] = path
+                        found.folders[name] = path.lstat().st_ctime_ns  # after it was listed
                         pending += [(f"{name}/{each}", path / each) for each in inner]
                 elif stat.S_ISLNK(status.st_mode):
                     found.files[name] = Seen.of(status, self._target(path))
@@ -113,13 +114,10 @@ class Disk:
                         raise PermissionError(os.strerror(errno.EACCES))
                     found.files[name] = Seen.of(status)
             except FileNotFoundError:
-                continue  # removed meanwhile
+                # It has left its folder since that was listed.
+                found.folders[name.rpartition("/")[0]] = time.time_ns()
             except (OSError, InputError, UnicodeEncodeError) as error:
                 found.refused.append(f"{name!r} is not saved: {error}")
-        # Last, so that a folder whose entries came or went during the look has changed.
-        for name, path in folders.items():
-            with contextlib.suppress(OSError):
-                found.folders[name] = path.stat().st_ctime_ns
         return found
 
     def _target(self, link: Path) -> str:

@@ -114,7 +114,7 @@ def test_a_link_to_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
 
 def test_the_packages_that_will_be_installed_are_named_before_the_upload(tmp_path: Path) -> None:
     code = project(tmp_path / "code")
-    assert "packages of" not in code_folder.look_at(code)
+    assert code_folder.look_at(code).endswith(", no list of packages")
     (code / "requirements.txt").write_text("einops\n")
     assert code_folder.look_at(code).endswith(", packages of requirements.txt")
     subprocess.run(["git", "init", "-q", code], check=True)
