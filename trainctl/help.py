@@ -4,11 +4,13 @@ Typer's boxes look no better and cost more than the whole command: drawing them 
 Markdown and the syntax highlighter behind it.
 """
 
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trainctl import job_file
 from trainctl.aws.errors import UsageError
 from training import recipes
 
@@ -59,18 +61,15 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and below them the options."""
         for heading, kind in (("Arguments", "argument"), ("Options", "option")):
-            shown = [each for each in self.get_params(ctx) if each.param_type_name == kind]
-            if rows := [row for each in shown if (row := record(each, ctx))]:
+            rows = [
+                (name if kind == "option" else each.display_name_raw, text)
+                for each in self.get_params(ctx)
+                if each.param_type_name == kind
+                for name, text in filter(None, [each.get_help_record(ctx)])
+            ]
+            if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
-
-
-def record(param: Any, ctx: Any) -> tuple[str, str] | None:
-    """Name and description of an argument or option; None for one that is not shown."""
-    found: tuple[str, str] | None = param.get_help_record(ctx)
-    if found is None or param.param_type_name == "option":
-        return found
-    return param.display_name_raw, found[1]
 
 
 class RecipeCommand(Command):
@@ -82,7 +81,8 @@ class RecipeCommand(Command):
         return [*super().shell_complete(ctx, incomplete), *words.shell_complete(ctx, incomplete)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse to show the help of this command to someone who asks for that of a recipe."""
+        """Refuse to show the help of this command to someone who asks for that of a recipe, and
+        read a job file."""
         own = args[: args.index("--")] if "--" in args else args
         places = [place for place, word in enumerate(own) if word in recipes.NAMES]
         asked = {*own[places[0] :]} & {*ctx.help_option_names} if places else set()
@@ -91,4 +91,8 @@ class RecipeCommand(Command):
                 f"{asked.pop()} after a recipe: trainctl settings {own[places[0]]} shows the "
                 f"settings, and {ctx.command_path} --help the other options"
             )
+        given = self.make_parser(ctx).parse_args([*args])[0]
+        if (file := given.get("file")) and not ctx.resilient_parsing:
+            options = [each for each in self.params if each.param_type_name == "option"]
+            args = job_file.expanded(Path(file), args, given.get("words") or [], options)
         return super().parse_args(ctx, args)

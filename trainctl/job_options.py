@@ -18,7 +18,7 @@ from contract.job import (
 )
 from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
-from trainctl import bandwidth_gate, completion, job_file
+from trainctl import bandwidth_gate, completion
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 from trainctl.options import flattened
@@ -49,7 +49,6 @@ class JobOptions:
             "(trainctl settings lists them). With --code: the command, after -- .",
             show_default=False,
             autocompletion=completion.words,
-            callback=job_file.with_words,
         ),
     ] = None
     run: Annotated[
@@ -152,7 +151,6 @@ class JobOptions:
             "-e",
             metavar="NAME[=VALUE]",
             help="A variable for the code.",
-            callback=job_file.with_pairs,
         ),
     ] = None
     secret: Annotated[
@@ -161,7 +159,6 @@ class JobOptions:
             "--secret",
             metavar="NAME=SECRET",
             help=f"A variable from Secrets Manager; names begin with {SECRETS_PREFIX}.",
-            callback=job_file.with_pairs,
         ),
     ] = None
     code: Annotated[
@@ -170,11 +167,20 @@ class JobOptions:
             "--code",
             metavar="DIR",
             help="Your own code instead of a recipe, with its requirements.",
-            callback=job_file.check_code,
         ),
     ] = None
-    file: job_file.File = None
-    """Its values are those of the other fields already."""
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="A job file, TOML: each option is a key, settings are in a table. What is given "
+            "here wins.",
+            show_default=False,
+        ),
+    ] = None
+    """Its values are those of the other fields already (``help.RecipeCommand``)."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "JobOptions":

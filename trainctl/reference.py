@@ -15,7 +15,7 @@ import typer
 
 from stacks.settings import PRESETS_KEY, ROOT, Settings
 from trainctl.__main__ import app
-from trainctl.help import record
+from trainctl.help import WIDTH
 from training import recipes
 from training.recipes import command as recipe_command
 
@@ -25,7 +25,7 @@ _HEAD = """\
 
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
 are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
-also has `--profile NAME` and `--region REGION`.
+also has `--profile NAME` and `--region REGION`, and `plan` the options of `submit`.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -40,7 +40,7 @@ with one sentence.
 
 """
 #: Options that the head of the page describes.
-_COMMON = ("--profile NAME", "--region REGION")
+_COMMON: Final = ("profile", "region")
 
 
 # Typer's commands are click's, of a copy that it brings along.
@@ -66,38 +66,19 @@ def wrapped(text: str, bullet: str = "") -> str:
     return filled + "\n"
 
 
-def described(words: str, command: Any, shared: dict[str, str]) -> str:
-    """One command in Markdown.
-
-    Args:
-        shared: options of ``submit``, the first command, which ``plan`` has too.
-    """
-    context = command.make_context(words, [], resilient_parsing=True)
-    lines = [f"## {words}", "", f"`{' '.join(command.get_usage(context).split()[1:])}`", ""]
-    lines += [wrapped(part) for part in (command.help or "").split("\n\n")]
-    options = [each for each in command.params if not getattr(each, "hidden", False)]
-    rows = []
-    for each in options:
-        row = record(each, context)
-        if not row or "Show this message" in row[1] or row[0] in _COMMON:
-            continue
-        name, text = (" ".join(part.split()) for part in row)
-        if words != "trainctl plan" or shared.get(name) != text:
-            rows.append(wrapped(f"`{name}`: {text}", "* "))
-        shared.setdefault(name, text)
-    if words == "trainctl plan":
-        lines += [wrapped("The options of the job are those of `trainctl submit`.")]
-    if rows:
-        lines += ["".join(rows)]
-    return "\n".join(lines)
-
-
 def page() -> str:
-    """The whole page."""
-    root = typer.main.get_command(app)
-    shared: dict[str, str] = {}
-    commands = [described(words, each, shared) for words, each in walk(root, ("trainctl",))]
-    return "\n".join([_HEAD, wrapped(root.epilog or ""), *commands])
+    """The whole page: the help of each command."""
+    root: Any = typer.main.get_command(app)
+    parts = [_HEAD, wrapped(root.epilog)]
+    of_job = {each.name for each in root.commands["submit"].params}
+    for words, command in walk(root, ("trainctl",)):
+        hidden = {*_COMMON, *(of_job if words == "trainctl plan" else ())}
+        command.params = [each for each in command.params if each.name not in hidden]
+        command.add_help_option = False
+        context = command.make_context(words, [], resilient_parsing=True, terminal_width=WIDTH)
+        text = command.get_help(context).removeprefix("Usage: ")
+        parts.append(f"## {words}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
 
 
 def settings_page() -> str:

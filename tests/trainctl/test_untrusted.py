@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import typer
 
 from contract.errors import InputError
 from contract.job import JobSpec, JobStatus, Outcome
@@ -17,14 +18,14 @@ from stacks.settings import load
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values
 from tests.trainctl.account import SHAPE
-from trainctl import output, run_list
+from trainctl import job_file, output, run_list
+from trainctl.__main__ import app
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
 from trainctl.aws.logs import LogLine
 from trainctl.aws.shape import Shape
 from trainctl.data_sets import StoredFile, StoredSet
-from trainctl.job_file import JobFile
 from trainctl.job_log import Printer
 
 SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
@@ -111,12 +112,13 @@ def test_settings_of_a_deployment() -> None:
 
 def test_job_files(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
+    command: Any = typer.main.get_command(app)
+    options = command.commands["plan"].params[1:]
     text = 'recipe = "ddp"\nnodes = "1:2"\nmax_hours = 1.5\n[env]\nA = "b"\n[settings]\nlr = 0.1\n'
 
     def read(content: str) -> object:
         file.write_text(content)
-        found = JobFile.read(file)
-        return found.pairs("env"), found.words([])
+        return job_file.expanded(file, [], [], options)
 
     fuzz_text(text, read, UsageError)
 
