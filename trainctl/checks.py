@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
 from trainctl.aws.account import Account
@@ -19,11 +18,6 @@ from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
 from trainctl.images import repositories
 
-_AMI: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
-HOST_IMAGES: Final = {
-    "GPU": f"{_AMI}/gpu/recommended/image_id",
-    "CPU": f"{_AMI}/recommended/image_id",
-}
 ROLES: Final = {
     "AWSServiceRoleForECS": "ecs.amazonaws.com",
     "AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com",
@@ -152,7 +146,6 @@ def of_hosts(
         is_deployed: whether there is a network, which fixes the zone.
     """
     machines = {machine.name: machine for machine in (shape.head, shape.worker)}
-    images = {"GPU" if machine.num_gpus else "CPU" for machine in machines.values()}
     roles = {**ROLES, **(SPOT_ROLE if shape.spot else {})}
     checks: Checks = {
         f"{name} offered": partial(
@@ -166,8 +159,6 @@ def of_hosts(
         )
         for name in machines
     }
-    for kind in sorted(images, reverse=True):
-        checks[f"image of {kind} hosts"] = partial(host_image, place, HOST_IMAGES[kind])
     for (family, spot), vcpus in needed_vcpus(shape).items():
         title = family if family == "standard" else family.upper()
         checks[f"quota {title}, {'spot' if spot else 'on demand'}"] = partial(
@@ -222,11 +213,6 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
         f"image of the {node}": partial(image, place, repository, deployment.shape.image_tag)
         for node, repository in repositories(deployment).items()
     }
-    for node, output in (
-        (nodes.HEAD, stack_outputs.HEAD_PROVIDER),
-        (nodes.WORKER, stack_outputs.WORKER_PROVIDER),
-    ):
-        checks[f"{node} hosts in use"] = partial(protection, place, deployment, output)
     if deployment.shape.shared is not None:
         checks["shared file system"] = partial(file_system, place, deployment)
         checks["link with the bucket"] = partial(link, place, deployment)
@@ -241,20 +227,6 @@ def image(place: Place, repository: str, tag: str) -> Finding:
         f"{repository} has no image with the tag {tag!r}, which is deployed: build and push "
         "it with the sources that were deployed, or deploy a tag that is there (-c image_tag=...)",
         place.make("images"),
-    )
-
-
-def protection(place: Place, deployment: Deployment, output: str) -> Finding:
-    """Check that scale-in spares the hosts that run something."""
-    provider = deployment.output(output)
-    if place.account.protects_hosts(provider):
-        return ok("protected from scale-in")
-    return bad(
-        "scale-in may terminate a host in use and keep an idle one",
-        place.aws(
-            f"ecs update-capacity-provider --name {provider} "
-            "--auto-scaling-group-provider managedTerminationProtection=ENABLED"
-        ),
     )
 
 
@@ -291,16 +263,6 @@ def offered(
             "-c availability_zone=..."
         )
     return bad(lacks, deploy)
-
-
-def host_image(place: Place, parameter: str) -> Finding:
-    found = place.account.parameter(parameter)
-    if found is not None:
-        return ok(found)
-    return bad(
-        f"{parameter} is not published in {place.region}: deploy into another region "
-        "(--region, or -c region=...)",
-    )
 
 
 def family_of(machine: InstanceType, *, spot: bool) -> str:

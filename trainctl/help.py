@@ -60,16 +60,10 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and below them the options."""
-        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
-            rows = [
-                (name if kind == "option" else each.display_name_raw, text)
-                for each in self.get_params(ctx)
-                if each.param_type_name == kind
-                for name, text in filter(None, [each.get_help_record(ctx)])
-            ]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        for each in self.params:
+            if each.param_type_name == "argument":
+                each.display_type_rich = lambda **_: ""  # type: ignore[method-assign]
+        super().format_options(ctx, formatter)
 
 
 class RecipeCommand(Command):

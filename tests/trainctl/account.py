@@ -137,7 +137,6 @@ class Account:
         self.num_log_policies = 0
         self.disk_key = "alias/aws/ebs"
         self.identity_providers: list[str] = []
-        self.protects = True
         self.efa_interfaces: dict[str, int] = {}
         """By instance type; others have none."""
         self.file_systems: list[dict[str, Any]] = []
@@ -541,11 +540,6 @@ class Account:
 
     def on_list_open_id_connect_providers(self) -> Any:
         return {"OpenIDConnectProviderList": [{"Arn": arn} for arn in self.identity_providers]}
-
-    def on_describe_capacity_providers(self, **_: Any) -> Any:
-        protection = "ENABLED" if self.protects else "DISABLED"
-        group = {"managedTerminationProtection": protection}
-        return {"capacityProviders": [{"autoScalingGroupProvider": group}]}
 
     def on_get_role(self, **_: Any) -> Any:
         return {}

@@ -5,13 +5,12 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
-from contract.outputs import CORE_STACK, TRAINING_STACK, WORKER_PROVIDER
+from contract.outputs import CORE_STACK, SUBNET, TRAINING_STACK
 from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
 from tests.trainctl.conftest import Cli, Found, Looked
@@ -32,7 +31,7 @@ def test_doctor_finds_nothing_where_all_is_well(account: Account, looked: Looked
     assert {each["state"] for each in found.values()} <= {"ok", "next"}
     assert found["quota G, on demand"]["found"].endswith("takes 192")
     assert found["quota standard, on demand"]["found"].endswith("takes 4")
-    assert {"image of GPU hosts", "image of CPU hosts", "head hosts in use"} <= found.keys()
+    assert {"image of the worker", "key of disks", "plug-in"} <= found.keys()
     assert not {"role AWSServiceRoleForEC2Spot", "quota VPCs", "Node.js"} & found.keys()
     account.shape["spot"] = True
     account.shape["max_heads"] = 3
@@ -74,16 +73,13 @@ def test_doctor_names_the_command_that_fixes_what_is_missing(
 
 
 def test_what_the_stacks_lack_is_one_check_and_the_others_are_made(
-    account: Account, looked: Looked, monkeypatch: pytest.MonkeyPatch
+    account: Account, looked: Looked
 ) -> None:
-    none: dict[str, Any] = {"capacityProviders": []}
-    monkeypatch.setattr(Account, "on_describe_capacity_providers", lambda *_, **__: none)
-    del account.outputs[TRAINING_STACK][WORKER_PROVIDER]
+    del account.outputs[CORE_STACK][SUBNET]
     code, found = looked()
     assert code == exits.FAILED
-    assert bad(found) == {"head hosts in use", "worker hosts in use"}
-    assert "there is no capacity provider head-hosts" in found["head hosts in use"]["found"]
-    assert f"have no output {WORKER_PROVIDER}" in found["worker hosts in use"]["found"]
+    assert bad(found) == {"g5.12xlarge offered", "m5.xlarge offered"}
+    assert f"have no output {SUBNET}" in found["m5.xlarge offered"]["found"]
     assert found["key of disks"]["state"] == "ok"
 
 
@@ -98,13 +94,13 @@ def test_on_a_local_aws_what_it_has_not_is_skipped(account: Account, looked: Loo
     assert {*states.values()} == {"ok"}
 
 
-def test_a_quota_that_is_too_small_and_hosts_without_protection(
+def test_a_quota_that_is_too_small_comes_with_the_request_for_more(
     account: Account, looked: Looked
 ) -> None:
-    account.quota, account.protects = 8.0, False
+    account.quota = 8.0
     code, found = looked("--profile", "work")
     assert code == exits.FAILED
-    assert bad(found) == {"quota G, on demand", "head hosts in use", "worker hosts in use"}
+    assert bad(found) == {"quota G, on demand"}
     assert found["quota G, on demand"]["fix"] == (
         "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
         f"{checks.QUOTAS['g', False]} --desired-value 192 --region us-east-1 --profile work"
@@ -152,8 +148,8 @@ def test_without_stacks_doctor_checks_whether_they_can_be_deployed(
     assert found["g5.xlarge offered"]["found"] == "in every zone of us-east-1"
     assert found["quota G, on demand"]["found"].endswith("takes 8")
     assert {"credentials", "Node.js", "CDK command line", "CDK bootstrap"} <= found.keys()
-    assert {"role AWSServiceRoleForECS", "image of GPU hosts", "quota VPCs"} <= found.keys()
-    assert not {"image of the head", "head hosts in use", "GitHub provider"} & found.keys()
+    assert {"role AWSServiceRoleForECS", "key of disks", "quota VPCs"} <= found.keys()
+    assert not {"image of the head", "GitHub provider"} & found.keys()
 
 
 @pytest.mark.usefixtures("laptop_is_ready")
@@ -402,10 +398,6 @@ def test_a_region_of_cdk_json_is_where_a_deploy_goes(account: Account, looked: L
     code, found = looked()
     assert (code, bad(found)) == (exits.FAILED, {"region"})
     assert found["region"]["fix"] == "export AWS_REGION=us-west-2"
-    account.region = None
-    _, found = looked()
-    assert found["credentials"]["found"].endswith("us-west-2")
-    assert "region" not in found
 
 
 # --- the commands that fix ------------------------------------------------------------------------

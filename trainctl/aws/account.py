@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from contract import outputs
 from trainctl.aws.clients import Clients, unless
-from trainctl.aws.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"
@@ -136,21 +135,6 @@ class Account:
         """ARN of the account's provider of GitHub's identities, if it has one."""
         found = self._clients.iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]
         return next((each["Arn"] for each in found if each["Arn"].endswith(_GITHUB)), None)
-
-    def protects_hosts(self, provider: str) -> bool:
-        """Check that a capacity provider keeps scale-in from terminating hosts in use.
-
-        Raises:
-            CliError: there is no such provider.
-        """
-        found = self._clients.ecs.describe_capacity_providers(capacityProviders=[provider])
-        if not found["capacityProviders"]:
-            raise CliError(
-                f"there is no capacity provider {provider}, which the stacks have made: deploy "
-                "again, make deploy"
-            )
-        group = found["capacityProviders"][0]["autoScalingGroupProvider"]
-        return group.get("managedTerminationProtection") == "ENABLED"
 
     def has_role(self, name: str) -> bool:
         with unless("NoSuchEntity"):

@@ -5,8 +5,9 @@ local AWS it finds a local deployment the same way.
 """
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from contract import nodes
 from contract import outputs as stack_outputs
@@ -25,28 +26,26 @@ if TYPE_CHECKING:
 
 #: Stacks, in the order in which they are deployed.
 _IN_ORDER: Final = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
+#: State of a stack whose creation has failed, and of which nothing is left.
+_NOT_CREATED: Final = "ROLLBACK_COMPLETE"
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"
 #: Console domains of regions with a separate console, by the beginning of their names.
 _CONSOLES: Final = {"cn-": "console.amazonaws.cn", "us-gov-": "console.amazonaws-us-gov.com"}
 
 
-class NotDeployedError(CliError):
-    """A stack is not there; ``missing``: it, and those that need it."""
+class StacksError(CliError):
+    """The stacks are not there, are being changed, or a change of them has failed."""
 
-    def __init__(self, message: str, missing: tuple[str, ...]) -> None:
+    def __init__(self, message: str, *, state: str, missing: tuple[str, ...]) -> None:
+        """
+        Args:
+            state: ``missing``, ``changing`` or ``failed``.
+            missing: stacks that are not there, or of which nothing is left: the next deploy makes
+                them anew.
+        """
         super().__init__(message)
-        self.missing = missing
-
-
-class NotReadyError(CliError):
-    """A stack is being changed, or a change of it has failed."""
-
-    def __init__(self, message: str, *, is_changing: bool) -> None:
-        super().__init__(message)
-        self.is_changing = is_changing
-        self.missing: tuple[str, ...] = ()
-        """Stacks of which nothing is left, and which the next deploy makes anew."""
+        self.state, self.missing = state, missing
 
 
 def open_session(*, profile: str | None, region: str | None) -> "Session":
@@ -77,10 +76,17 @@ class Deployment:
         self.account_id: str = caller["Account"]
         self.user: str = caller["Arn"].rpartition("/")[2].rpartition(":")[2]
         """Name of the user or role session whose credentials these are."""
-        self._not_ready: list[NotReadyError] = []
-        self._gone: list[str] = []
-        self._core = self._outputs(stack_outputs.CORE_STACK)
-        self._training = self._outputs(stack_outputs.TRAINING_STACK)
+        stacks = {name: self._stack(name) for name in _IN_ORDER}
+        self._error = self._error_of(
+            {name: found.get("StackStatus", "") for name, found in stacks.items()}
+        )
+        if self._error and self._error.state != "failed" and not all(stacks.values()):
+            raise self._error
+        self._outputs = {
+            each["OutputKey"]: each["OutputValue"]
+            for found in stacks.values()
+            for each in found.get("Outputs", [])
+        }
 
     @classmethod
     def find(cls, *, profile: str | None, region: str | None, to_start: bool = False) -> Self:
@@ -104,48 +110,51 @@ class Deployment:
     def check_ready(self) -> None:
         """
         Raises:
-            NotReadyError: a stack is being changed, or a change of it has failed.
+            StacksError: a stack is being changed, or a change of it has failed.
         """
-        if self._not_ready:
-            error = self._not_ready[0]
-            error.missing = tuple(self._gone)
-            raise error
+        if self._error:
+            raise self._error
 
-    def _outputs(self, stack: str) -> dict[str, str]:
+    def _stack(self, name: str) -> Mapping[str, Any]:
+        """A stack, as CloudFormation describes it; empty where there is none."""
         from botocore.exceptions import ClientError
 
         try:
-            (found,) = self._clients.cloudformation.describe_stacks(StackName=stack)["Stacks"]
+            (found,) = self._clients.cloudformation.describe_stacks(StackName=name)["Stacks"]
         except ClientError as error:
             if "does not exist" not in str(error):
                 raise
-            missing = (*self._gone, *_IN_ORDER[_IN_ORDER.index(stack) :])
-            if changing := [each for each in self._not_ready if each.is_changing]:
-                # A deploy has come to the first stack, or a destroy: the other one is to wait for.
-                changing[0].missing = missing
-                raise changing[0] from None
-            raise NotDeployedError(
-                f"{stack} is not deployed in account {self.account_id}, region {self.region}: "
-                "deploy it (make deploy), or name another --profile or --region",
-                missing,
-            ) from None
-        status = found["StackStatus"]
-        if status.endswith("IN_PROGRESS") and "CLEANUP" not in status:
-            said = f"{stack} is being changed ({status}): wait until that has ended"
-            self._not_ready.append(NotReadyError(said, is_changing=True))
-        elif status.endswith("FAILED") or status == "ROLLBACK_COMPLETE":
-            if status == "ROLLBACK_COMPLETE":  # its creation failed
-                self._gone.append(stack)
-            said = (
-                f"{stack} is not usable ({status}): look at its events (aws cloudformation "
-                f"describe-stack-events --stack-name {stack}), then make deploy"
-            )
-            self._not_ready.append(NotReadyError(said, is_changing=False))
-        return {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs", [])}
+            return {}
+        return found
+
+    def _error_of(self, states: Mapping[str, str]) -> StacksError | None:
+        """The reason why nothing can be started, by the state of each stack; "": it is not there.
+
+        A change comes first: a deploy may not have come to the other stack yet.
+        """
+        missing = tuple(name for name in states if states[name] in ("", _NOT_CREATED))
+        for name, state in states.items():
+            if state.endswith("IN_PROGRESS") and "CLEANUP" not in state:
+                said = f"{name} is being changed ({state}): wait until that has ended"
+                return StacksError(said, state="changing", missing=missing)
+        for name, state in states.items():
+            if not state:
+                said = (
+                    f"{name} is not deployed in account {self.account_id}, region {self.region}: "
+                    "deploy it (make deploy), or name another --profile or --region"
+                )
+                return StacksError(said, state="missing", missing=missing)
+            if state.endswith("FAILED") or state == _NOT_CREATED:
+                said = (
+                    f"{name} is not usable ({state}): look at its events (aws cloudformation "
+                    f"describe-stack-events --stack-name {name}), then make deploy"
+                )
+                return StacksError(said, state="failed", missing=missing)
+        return None
 
     def output(self, name: str) -> str:
         """An output of either stack. Raises CliError: another version deployed them."""
-        found = self._training.get(name) or self._core.get(name)
+        found = self._outputs.get(name)
         if found is None:
             self.check_ready()
             raise CliError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,14 +13,11 @@ from contract.text import counted
 from trainctl import checkout_settings, checks, laptop, output
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
-from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError, open_session
-from trainctl.aws.errors import CliError, UsageError, explained
+from trainctl.aws.deployment import Deployment, StacksError, open_session
+from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
 from trainctl.options import AsJson, Context, Where
-
-if TYPE_CHECKING:
-    from boto3 import Session
 
 
 def doctor(
@@ -34,7 +30,7 @@ def doctor(
 
     Without stacks: whether they can be deployed with the settings of cdk.json (credentials,
     bootstrap, quotas, zone, roles, Node.js). With stacks: whether a job can run on them (the same,
-    images, hosts' protection). With -c it checks a deploy in any case.
+    images). With -c it checks a deploy in any case.
 
     Exits with 1 if a check fails.
     """
@@ -71,7 +67,7 @@ def look(
     variables = {"AWS_PROFILE": where.profile, "AWS_REGION": where.region}
     prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
     try:
-        session = _session(given, where)
+        session = open_session(profile=where.profile, region=where.region or given.get("region"))
         account = Account(Clients(session))
         found = f"account {account.id}, {session.region_name}"
     except (CliError, BotoCoreError, ClientError) as error:
@@ -88,11 +84,12 @@ def look(
         deployment.check_ready()
         shape = deployment.shape
     except (CliError, BotoCoreError, ClientError) as error:
-        state = "next" if isinstance(error, NotDeployedError) else "bad"
-        fix = place.make("deploy", given) if _helps_to_deploy(error) else ""
-        yield Check("stacks", state, str(explained(error)), fix)
-        # Deployed stacks have their share of the account already.
-        missing = error.missing if isinstance(error, NotDeployedError | NotReadyError) else ()
+        state, missing = "failed", ()  # deployed stacks have their share of the account already
+        if isinstance(error, StacksError):
+            state, missing = error.state, error.missing
+        helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
+        fix = place.make("deploy", given) if helps else ""
+        yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
             yield from _before(place, given, missing=missing)
         return
@@ -121,27 +118,6 @@ def look(
             **checks.of_hosts(place, shape, zone, context=context, is_deployed=True),
         }
     )
-
-
-def _helps_to_deploy(error: Exception) -> bool:
-    """True unless a deploy is in progress or AWS itself refuses."""
-    if isinstance(error, NotReadyError):
-        return not error.is_changing
-    return isinstance(error, CliError)
-
-
-def _session(given: dict[str, str], where: Where) -> "Session":
-    """Session of the given region or, without one, of the region in ``cdk.json``."""
-    try:
-        return open_session(profile=where.profile, region=where.region or given.get("region"))
-    except UsageError:
-        try:
-            settings = checkout_settings.read(checkout_settings.project(), given).settings
-        except InputError:
-            settings = None  # reported among the checks
-        if settings is None or not settings.region:
-            raise
-    return open_session(profile=where.profile, region=settings.region)
 
 
 def _before(
