@@ -35,8 +35,6 @@ class Wanted:
 
     node: int | None = None
     """Only what its command printed on this node, of a job whose command runs on all nodes."""
-    task: str | None = None
-    """Only of the node with this task."""
     pattern: re.Pattern[str] | None = None
     """Only lines in which it is found."""
     since: datetime | None = None
@@ -104,13 +102,8 @@ class JobLog:
         return _ms(job.began) - _SKEW_MS
 
     def _started(self, tasks: Sequence[Task]) -> list[Task]:
-        """The wanted nodes that can have written something."""
-        only = self._wanted.task
-        return [
-            task
-            for task in tasks
-            if task.status not in _NOT_STARTED and (only is None or task.id == only)
-        ]
+        """The nodes that can have written something."""
+        return [task for task in tasks if task.status not in _NOT_STARTED]
 
     def _lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
         return self._logs.lines(tasks, since=since, pattern=self._wanted.filter)

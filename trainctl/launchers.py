@@ -4,17 +4,12 @@ Each node has in its environment what torchrun and accelerate need to find the o
 the command that undo this are found here, before hosts are paid for.
 """
 
+import re
 from collections.abc import Sequence
-from pathlib import PurePath
-from typing import Final
 
 from contract.nodes import Range
 from contract.text import counted
 from trainctl.aws.errors import UsageError
-
-_LAUNCHERS: Final = frozenset({"accelerate", "deepspeed", "python", "python3", "torchrun"})
-#: Separators of two commands of a shell.
-_BETWEEN: Final = frozenset({"&&", "||", ";", "|"})
 
 
 def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
@@ -47,15 +42,9 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
 
 
 def _starts(launcher: str, parts: Sequence[str]) -> bool:
-    """True if a command starts its program with this launcher; any word may be its argument."""
-    is_argument = False
-    for part in parts:
-        name = PurePath(part).name
-        if name == launcher and not is_argument:
-            return True
-        # The arguments of a launcher end with its command.
-        is_argument = (is_argument or name in _LAUNCHERS) and part not in _BETWEEN
-    return False
+    """True if a command, or one of those of ``sh -c``, begins with this launcher."""
+    begins = rf"(^|[;&|] |sh -c )(\S*/)?{launcher} "
+    return re.search(begins, " ".join(parts)) is not None
 
 
 def _processes(parts: Sequence[str]) -> int:

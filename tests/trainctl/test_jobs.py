@@ -23,7 +23,6 @@ from trainctl.aws.errors import UsageError
     [
         (["show", "r1x"], 2, "there is no job and no run 'r1x': did you mean r1?"),
         (["wait", "nothing"], 2, "trainctl ls lists the jobs there are"),
-        (["logs", "r1", "--rank", "7"], 2, "--rank is 7: r1 has ranks 0 to 1"),
         (["open", "done"], 1, "done has no running head"),
         (["settings", "pdd"], 2, "unknown recipe 'pdd': did you mean ddp?"),
         (["settings", "ddp", "--preset", "dolly"], 2, "unknown preset 'dolly'; ddp has ddp"),
@@ -38,8 +37,6 @@ def test_a_job_that_is_not_there_is_one_error(
 ) -> None:
     account.add("done", run="r1", status="SUCCEEDED", output='{"status": "succeeded"}')
     account.add_head("done", "t1", lastStatus="STOPPED")
-    ready = {"type": "phase", "name": "workers_ready", "hosts": ["10.0.0.1", "10.0.0.2"]}
-    account.objects["runs/r1/metrics.jsonl"] = json.dumps(ready).encode()
     said = cli(*arguments, code=exit_code)
     assert words in said.err
     assert len([line for line in said.err.splitlines() if line.startswith("error: ")]) == 1
@@ -65,54 +62,40 @@ def queue(account: Account, *orders: tuple[str, int | None]) -> None:
     ("max_heads", "orders", "expected"),
     [
         (1, [("1", 5)], {}),
-        (1, [("1", 5), ("1", None)], {"job-1": (1, "job-0", 55)}),
-        (
-            1,
-            [("1", 5), ("1", None), ("1", None)],
-            {"job-1": (1, "job-0", 55), "job-2": (2, "job-1", None)},
-        ),
-        # The first of two heads whose end leaves room: for a head, and for nodes.
-        (2, [("1", 5), ("1", 9), ("1", None)], {"job-2": (1, "job-1", 51)}),
-        (3, [("3", 5), ("1", 9), ("2:4", None)], {"job-2": (1, "job-0", 55)}),
+        (1, [("1", 5), ("1", None)], {"job-1": 1}),
+        (1, [("1", 5), ("1", None), ("1", None)], {"job-1": 1, "job-2": 2}),
+        # No room for a head, and for nodes.
+        (2, [("1", 5), ("1", 9), ("1", None)], {"job-2": 1}),
+        (3, [("3", 5), ("1", 9), ("2:4", None)], {"job-2": 1}),
         # What runs may grow; a head by itself needs no node.
-        (3, [("1:4", 5), ("1", None), ("0", None)], {"job-1": (1, "job-0", 55)}),
+        (3, [("1:4", 5), ("1", None), ("0", None)], {"job-1": 1}),
         # Admitted, and its head not asked for yet.
-        (1, [("1", None), ("1", None)], {"job-1": (1, "job-0", None)}),
+        (1, [("1", None), ("1", None)], {"job-1": 1}),
     ],
 )
-def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
+def test_a_queued_job_has_a_place(
     account: Account, max_heads: int, orders: Any, expected: dict[str, Any]
 ) -> None:
     account.shape["max_heads"] = max_heads
     queue(account, *orders)
     found = Deployment.find(profile=None, region=None)
-    places = found.jobs.queue(found.shape.limits)
-    shown = {
-        job: (
-            place.number,
-            place.after,
-            place.until and (place.until - account.now).total_seconds() / 60,
-        )
-        for job, place in places.items()
-    }
-    assert shown == expected
+    assert found.jobs.queue(found.shape.limits) == expected
 
 
 def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
     until = account.now + timedelta(minutes=55)
-    words = f"queued: number 1, after job-0, which may run until {utc(until)}"
+    words = "queued: number 1"
     rows = cli("ls").out.splitlines()
     assert [" queued 1 " in row for row in rows] == [False, True, False]
     job, other = cli.json("ls")
-    place = {"number": 1, "after": "job-0", "until": until.isoformat()}
-    assert (job["status"], job["reason"], job["queue"]) == ("queued", words, place)
+    assert (job["status"], job["reason"], job["queue"]) == ("queued", words, 1)
     assert (other["status"], other["queue"]) == ("running", None)
 
     shown = cli("show", "job-1").out
     assert f"state     {words}\n" in shown
     assert "deadline" not in shown, "it has none before it is admitted"
-    assert cli.json("show", "job-1")["queue"] == place
+    assert cli.json("show", "job-1")["queue"] == 1
     assert f"deadline  {utc(until)}\n" in cli("show", "job-0").out
     found = Deployment.find(profile=None, region=None)
     assert follow.waiting(found, found.jobs.find("job-1"), []).reason == words
@@ -121,8 +104,8 @@ def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> 
 def test_submit_says_the_place_before_it_asks(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
     said = cli("submit", "ddp", "--nodes", "1", "--json", "--yes")
-    assert "queue     number 2, after job-1\n" in said.err
-    assert json.loads(said.out)["queue"] == {"number": 2, "after": "job-1", "until": None}
+    assert "queue     number 2\n" in said.err
+    assert json.loads(said.out)["queue"] == 2
 
 
 OUTCOMES = [

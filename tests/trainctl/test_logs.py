@@ -63,8 +63,6 @@ def of_recipe(account: Account) -> None:
         "worker/ray/0a1b2c3d4e5f": [(-8990, "node: worker on 10.0.0.7")],
         "worker/ray/f9e8d7c6b5a4": [(-8989, "node: worker on 10.0.0.8"), (70, "node: bye")],
     }
-    ready = {"type": "phase", "name": "workers_ready", "hosts": ["10.0.0.8", "10.0.0.7"]}
-    account.objects["runs/r1/metrics.jsonl"] = json.dumps(ready).encode()
 
 
 WHOLE = [
@@ -93,9 +91,6 @@ def lines(cli: Cli, *words: str) -> list[str]:
         (["--grep", r"loss \d\.\d\d$"], [WHOLE[3]]),
         (["--grep", "loss", "--tail", "1"], [WHOLE[4]]),
         (["--since", "90m"], WHOLE[4:]),
-        (["--rank", "0"], [WHOLE[2], WHOLE[5]]),
-        (["--rank", "1"], [WHOLE[1]]),
-        (["--rank", "0", "--grep", "bye"], [WHOLE[5]]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
@@ -149,7 +144,6 @@ def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
     ("words", "error"),
     [
         (["logs", "job", "--node", "3"], "--node is 3: job has nodes 0 to 2"),
-        (["logs", "job", "--rank", "0"], "--rank is for recipes; trainctl logs job --node N"),
         (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
         (["logs", "job", "--grep", "x("], "--grep 'x(' is not a regular expression: missing ),"),
         (["logs", "job", "--since", "yesterday"], "--since is 'yesterday': it must be a number"),
