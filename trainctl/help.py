@@ -60,9 +60,10 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and below them the options."""
-        for each in self.params:
+        params: list[Any] = self.params
+        for each in params:
             if each.param_type_name == "argument":
-                each.display_type_rich = lambda **_: ""  # type: ignore[method-assign]
+                each.display_type_rich = lambda **_: ""
         super().format_options(ctx, formatter)
 
 

@@ -77,7 +77,7 @@ def _option(option: Any, key: str, value: object, path: Path) -> list[str]:
         return [f"{name}={path.parent / text if key == 'code' else text}"]
     if not isinstance(value, bool):
         raise _wrong(key, value, "true or false")
-    return option.opts[:1] if value else option.secondary_opts[:1]
+    return [*(option.opts if value else option.secondary_opts)[:1]]
 
 
 def _recipe(values: Mapping[str, object], given: Sequence[str]) -> list[str]:

@@ -82,7 +82,7 @@ class Deployment:
         )
         if self._error and self._error.state != "failed" and not all(stacks.values()):
             raise self._error
-        self._outputs = {
+        self._outputs: dict[str, str] = {
             each["OutputKey"]: each["OutputValue"]
             for found in stacks.values()
             for each in found.get("Outputs", [])

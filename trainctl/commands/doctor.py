@@ -84,9 +84,10 @@ def look(
         deployment.check_ready()
         shape = deployment.shape
     except (CliError, BotoCoreError, ClientError) as error:
-        state, missing = "failed", ()  # deployed stacks have their share of the account already
-        if isinstance(error, StacksError):
-            state, missing = error.state, error.missing
+        stacks = error if isinstance(error, StacksError) else None
+        state = stacks.state if stacks else "failed"
+        # Deployed stacks have their share of the account already.
+        missing = stacks.missing if stacks else ()
         helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
         fix = place.make("deploy", given) if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
