@@ -98,9 +98,9 @@ def variables(root: Path | None = None) -> dict[str, str]:
     if not _is_usable(root):
         return {}
     return {
-        "HF_HOME": str(root / _HUGGING_FACE),
-        # It would be below HF_HOME, where the jobs of other people read it.
-        "HF_TOKEN_PATH": "/tmp/huggingface-token",
+        # Not HF_HOME, which holds a token too: the jobs of other people read what is here.
+        "HF_HUB_CACHE": str(root / _HUGGING_FACE / "hub"),
+        "HF_DATASETS_CACHE": str(root / _HUGGING_FACE / "datasets"),
         "TORCH_HOME": str(root / "torch"),
         "TRAINING_CACHE_DIR": str(root / "data"),
         "UV_CACHE_DIR": str(root / UV),

@@ -205,13 +205,6 @@ def accelerate_config(place: Place) -> str:
     return json.dumps(values, indent=1)
 
 
-def huggingface_caches(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that leave what Hugging Face's libraries download where other jobs on this host
-    find it, while ``HF_HOME`` is private."""
-    shared = Path(environment.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    return {"HF_HUB_CACHE": str(shared / "hub"), "HF_DATASETS_CACHE": str(shared / "datasets")}
-
-
 def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment that a program inherits from its node, without Ray's variables and token."""
     return {
@@ -239,6 +232,7 @@ class Launcher:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._reset(-1)
+        # A head that trains too ends by itself at a notice, and has no such file.
         default = self._base.with_name(f"{self._base.name}-notice")
         self._notice = Path(os.environ.get(ENV_NOTICE) or default)
 
@@ -382,7 +376,8 @@ class Launcher:
             Stopped: it was told to end.
         """
         self._log_end = LogEnd()
-        home = self._base / "huggingface"  # nothing of it is kept
+        # Of accelerate's file only: models and data are in the host's cache.
+        home = self._base / "huggingface"
         config = home / "accelerate" / "default_config.yaml"
         config.parent.mkdir(parents=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
@@ -390,7 +385,6 @@ class Launcher:
         # A sitecustomize of the user's comes after ours, which runs it.
         paths = (str(STARTUP), str(self._work), variables.get("PYTHONPATH"), own.get("PYTHONPATH"))
         environment = {
-            **huggingface_caches(own),
             **own,
             **launcher_environment(place),
             "HF_HOME": str(home),

@@ -69,11 +69,12 @@ def test_the_cache_of_uv_stays_while_a_container_installs(tmp_path: Path) -> Non
 
 def test_programs_are_sent_to_the_cache_where_there_is_one(tmp_path: Path) -> None:
     found = cache.variables(tmp_path)
-    assert found["HF_HOME"] == f"{tmp_path}/huggingface"
+    assert found["HF_HUB_CACHE"] == f"{tmp_path}/huggingface/hub"
+    assert found["HF_DATASETS_CACHE"] == f"{tmp_path}/huggingface/datasets"
     assert found["TORCH_HOME"] == f"{tmp_path}/torch"
     assert found["UV_CACHE_DIR"] == f"{tmp_path}/packages/uv"
     assert found["TRAINING_CACHE_DIR"] == f"{tmp_path}/data"
-    assert not found["HF_TOKEN_PATH"].startswith(str(tmp_path)), "all jobs of a host read the cache"
+    assert "HF_HOME" not in found, "a token is below it, and all jobs of a host read the cache"
     assert cache.variables(tmp_path / "none") == {}
 
 
