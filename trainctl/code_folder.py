@@ -186,20 +186,14 @@ def _check_links(files: list[Path], folder: Path) -> None:
     there = {path.resolve() for path in files if not path.is_symlink()}
     there |= {parent for path in there for parent in path.parents}
     for path in files:
-        if path.is_symlink() and _target(path) not in there - {*folder.resolve().parents}:
+        # Not Path.resolve, which fails where a link leads in a circle.
+        target = Path(os.path.realpath(path))
+        if path.is_symlink() and target not in there - {*folder.resolve().parents}:
             raise UsageError(
                 f"--code {folder}: {path.relative_to(folder)} is a link to {path.readlink()}, "
                 "which is not among the files that are uploaded. Put data into the bucket "
                 "(aws s3 cp); copy code into the folder, or let git ignore the link"
             )
-
-
-def _target(link: Path) -> Path | None:
-    """Final target of a link; None where it leads in a circle."""
-    try:
-        return link.resolve()
-    except (OSError, RuntimeError):  # which of the two depends on the version of Python
-        return None
 
 
 def pack(folder: Path, archive: Path) -> str:

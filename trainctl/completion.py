@@ -78,7 +78,7 @@ def _of_the_deployment(ctx: typer.Context) -> tuple[list[str], list[str]]:
                 profile=ctx.params.get("profile"), region=ctx.params.get("region")
             )
             job_ids = deployment.jobs.newest_ids(limit=_JOBS_MOST)
-            _keys, run_names = deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")
+            _files, run_names = deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")
             found.append((job_ids, run_names))
 
     asking = threading.Thread(target=ask, daemon=True)

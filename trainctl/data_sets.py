@@ -96,8 +96,9 @@ def find(bucket: Bucket, name: str) -> StoredSet | None:
 
 def stored(bucket: Bucket) -> tuple[list[StoredSet], list[str]]:
     """All complete data sets in the bucket, and the names of those that are not complete."""
-    keys, folders = bucket.listed(PREFIX)
-    names = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys if key != PREFIX]
+    lists, folders = bucket.listed(PREFIX)
+    keys = [each.key for each in lists if each.key != PREFIX]
+    names = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys]
     complete = [each for name in names if (each := find(bucket, name)) is not None]
     known = {each.name for each in complete}
     return complete, [each for each in folders if each not in known]
@@ -164,6 +165,8 @@ def files_of(place: Path) -> dict[str, Path]:
         name = path.relative_to(place)
         if any(part.startswith(".") for part in name.parts):
             continue
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise UsageError(f"{path} cannot be read: without its files the set is not complete")
         if path.is_file():
             found[name.as_posix()] = path
         elif path.is_symlink():

@@ -130,7 +130,7 @@ def confirm(question: str, *, yes: bool, default: bool = True) -> None:
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not (sys.stdin and sys.stdin.isatty()):  # None if the command was started without one (<&-)
         raise UsageError("stdin is not a terminal: pass --yes to skip the prompt")
     if not typer.confirm(question, default=default, err=True):
         raise typer.Exit(exits.OK)

@@ -65,7 +65,7 @@ def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]
         limit: how many.
         running: names of the runs that are being trained.
     """
-    _keys, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
+    _files, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         changed = pool.map(lambda name: _changed(bucket, name), names)
         there = [(when, name) for when, name in zip(changed, names, strict=True) if when]
@@ -82,7 +82,7 @@ def _changed(bucket: Bucket, name: str) -> datetime | None:
     thousands of files, are not listed; all files are where a program has written none there.
     """
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
-    files = bucket.stored(prefix, directly=True) or bucket.stored(prefix)
+    files = bucket.listed(prefix)[0] or bucket.stored(prefix)
     leases = f"{prefix}{runs.LEASES_DIR}/"
     return max((each.modified for each in files if not each.key.startswith(leases)), default=None)
 

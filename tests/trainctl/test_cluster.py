@@ -47,6 +47,14 @@ def test_a_number_of_nodes_that_cannot_be_starts_nothing(
     assert account.changes == []
 
 
+def test_without_stdin_nobody_is_asked(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert "pass --yes" in cli.refuses("cluster", "up")
+    assert account.changes == []
+
+
 # --- up -------------------------------------------------------------------------------------------
 def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
     account: Account, cli: Cli

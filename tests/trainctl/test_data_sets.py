@@ -225,3 +225,13 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     (_, address) = data_sets.resolve(["--data", "one.txt"], recipes.by_name("fsdp"), bucket)
     (text,) = documents.text_files(address)
     assert text.read_text() == "one"
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out_of_a_set(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    (tmp_path / "set" / "part").mkdir(parents=True)
+    (tmp_path / "set" / "a").touch()
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
+    assert "set/part cannot be read" in cli.refuses("data", "put", str(tmp_path / "set"))
+    assert account.changes == []

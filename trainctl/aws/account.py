@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from contract import outputs
 from trainctl.aws.clients import Clients, unless
 
 #: GitHub's provider of identities, of which an account can have only one.
@@ -35,25 +34,6 @@ class Account:
         """Availability zone of a subnet."""
         found = self._clients.ec2.describe_subnets(SubnetIds=[subnet])
         return found["Subnets"][0]["AvailabilityZone"]
-
-    def deployed_zone(self) -> str:
-        """Zone of the network that CoreStack has made; empty where there is none yet.
-
-        CloudFormation chooses it where none is given, among zones with a default subnet, and in no
-        order that can be relied on: nothing tells which one before the deploy.
-        """
-        from botocore.exceptions import ClientError
-
-        try:
-            found = self._clients.cloudformation.describe_stacks(StackName=outputs.CORE_STACK)
-        except ClientError as error:
-            if "does not exist" not in str(error):
-                raise
-            return ""
-        for each in found["Stacks"][0].get("Outputs", []):
-            if each["OutputKey"] == outputs.SUBNET:
-                return self.zone(each["OutputValue"])
-        return ""
 
     def zones(self) -> set[str]:
         """All zones of the region."""

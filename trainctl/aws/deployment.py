@@ -77,12 +77,11 @@ class Deployment:
         self.user: str = caller["Arn"].rpartition("/")[2].rpartition(":")[2]
         """Name of the user or role session whose credentials these are."""
         stacks = {name: self._stack(name) for name in _IN_ORDER}
+        self.is_there = all(stacks.values())
         self._error = self._error_of(
             {name: found.get("StackStatus", "") for name, found in stacks.items()}
         )
-        if self._error and self._error.state != "failed" and not all(stacks.values()):
-            raise self._error
-        self._outputs: dict[str, str] = {
+        self.outputs: dict[str, str] = {
             each["OutputKey"]: each["OutputValue"]
             for found in stacks.values()
             for each in found.get("Outputs", [])
@@ -103,7 +102,7 @@ class Deployment:
             botocore's errors, which ``trainctl.aws.errors`` explains.
         """
         found = cls(open_session(profile=profile, region=region), profile=profile)
-        if to_start:
+        if to_start or not found.is_there:
             found.check_ready()
         return found
 
@@ -154,7 +153,7 @@ class Deployment:
 
     def output(self, name: str) -> str:
         """An output of either stack. Raises CliError: another version deployed them."""
-        found = self._outputs.get(name)
+        found = self.outputs.get(name)
         if found is None:
             self.check_ready()
             raise CliError(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from contract.runs import RUNS_PREFIX, RunPaths, safe_join
 from trainctl.aws.clients import Clients, unless
@@ -110,37 +110,26 @@ class Bucket:
         """Keys of all objects below a prefix, and their bytes."""
         return {each.key: each.size for each in self.stored(prefix)}
 
-    def stored(self, prefix: str, *, directly: bool = False) -> list[Stored]:
-        """All objects below a prefix.
+    def stored(self, prefix: str) -> list[Stored]:
+        """All objects below a prefix."""
+        return self._listed(prefix)[0]
 
-        Args:
-            directly: not those in folders below it.
-        """
-        paginate = self._clients.s3.get_paginator("list_objects_v2").paginate
-        pages = (
-            paginate(Bucket=self.name, Prefix=prefix, Delimiter="/")
-            if directly
-            else paginate(Bucket=self.name, Prefix=prefix)
-        )
-        return [
-            Stored(key=each["Key"], size=each["Size"], modified=each["LastModified"])
-            for page in pages
-            for each in page.get("Contents", [])
-        ]
+    def listed(self, prefix: str) -> tuple[list[Stored], list[str]]:
+        """The objects directly below a prefix, which ends in a slash, and the names of the folders
+        there."""
+        return self._listed(prefix, Delimiter="/")
 
-    def listed(self, prefix: str) -> tuple[list[str], list[str]]:
-        """Keys of the objects directly below a prefix, which ends in a slash, and the names of the
-        folders there."""
-        pages = self._clients.s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self.name, Prefix=prefix, Delimiter="/"
-        )
-        keys: list[str] = []
+    def _listed(self, prefix: str, **options: Any) -> tuple[list[Stored], list[str]]:
+        listing = self._clients.s3.get_paginator("list_objects_v2")
+        found: list[Stored] = []
         folders: list[str] = []
-        for page in pages:
-            keys += [each["Key"] for each in page.get("Contents", [])]
+        for page in listing.paginate(Bucket=self.name, Prefix=prefix, **options):
+            for each in page.get("Contents", []):
+                one = Stored(key=each["Key"], size=each["Size"], modified=each["LastModified"])
+                found.append(one)
             prefixes = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
             folders += [each.removeprefix(prefix).rstrip("/") for each in prefixes]
-        return keys, folders
+        return found, folders
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there count as removed."""

@@ -79,6 +79,7 @@ def look(
     yield Check("credentials", "ok", found)
 
     place = Place(account=account, region=session.region_name, profile=where.profile, prefix=prefix)
+    deployment = None
     try:
         deployment = Deployment(session)
         deployment.check_ready()
@@ -92,14 +93,14 @@ def look(
         fix = place.make("deploy", given) if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
-            yield from _before(place, given, missing=missing)
+            yield from _before(place, given, missing=missing, network=deployment)
         return
 
     yield Check("stacks", "ok", _described(shape))
     if only_first_deploy:
         return
     if given:
-        yield from _before(place, given, missing=(), there=shape.shared)
+        yield from _before(place, given, missing=(), network=deployment, there=shape.shared)
         return
 
     own = checks.of_a_deployment(place, deployment)
@@ -126,12 +127,14 @@ def _before(
     given: dict[str, str],
     *,
     missing: Collection[str],
+    network: Deployment | None,
     there: FileSystem | None = None,
 ) -> Iterator[Check]:
     """Check what a deploy with these settings needs.
 
     Args:
         missing: the stacks that it would make.
+        network: what is there of it already.
         there: the shared file system that it would change.
     """
     try:
@@ -148,12 +151,10 @@ def _before(
         yield Check("region", "bad", said, f"export AWS_REGION={region}")
         return
 
-    is_network_there = stack_outputs.CORE_STACK not in missing
-    zone: checks.Zone = (
-        place.account.deployed_zone
-        if is_network_there
-        else partial(str, plan.settings.availability_zone)
-    )
+    subnet = network.outputs.get(stack_outputs.SUBNET) if network else None
+    zone: checks.Zone = partial(str, plan.settings.availability_zone)
+    if subnet:
+        zone = partial(place.account.zone, subnet)
     yield from checks.run(
         {
             **laptop.of_a_deploy(project),
@@ -166,7 +167,7 @@ def _before(
                 context=given,
                 there=there,
             ),
-            **checks.of_hosts(place, shape, zone, context=given, is_deployed=is_network_there),
+            **checks.of_hosts(place, shape, zone, context=given, is_deployed=bool(subnet)),
         }
     )
 

@@ -51,10 +51,10 @@ def report(
     bucket = where.find().bucket
     page = bucket.read_of_run(run, REPORT_FILE)
     if page is None:
-        keys, folders = bucket.listed(run_prefix(run))
-        if not keys and not folders:
+        files, folders = bucket.listed(run_prefix(run))
+        if not files and not folders:
             raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
-        raise _missing(run, has_ended=f"{run_prefix(run)}{RESULT_FILE}" in keys)
+        raise _missing(run, has_ended=any(each.key.endswith(f"/{RESULT_FILE}") for each in files))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         shown = html.escape(page.decode(errors="replace"))

@@ -3,10 +3,10 @@
 ECS Exec on AWS; in the rehearsal, where the container is on this machine, Docker itself.
 """
 
+import os
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -87,7 +87,7 @@ def _in_docker(task: Task, command: list[str]) -> int:
     client = shutil.which("docker")
     if client is None:
         raise CliError("there is no docker command, and the node is a container on this machine")
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    is_terminal = os.isatty(0) and os.isatty(1)
     options = ["--interactive", "--tty"] if is_terminal else []
     return subprocess.run(
         [client, "exec", *options, task.runtime_id, *command], check=False
