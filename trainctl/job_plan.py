@@ -35,7 +35,7 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
-from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
+from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
 from training import recipes
 from training.plan import Expected
 from training.plan import expected as expected_of
@@ -85,22 +85,17 @@ class JobPlan:
         return self.spec.prices
 
     @property
-    def maximum(self) -> Maximum:
-        """Its maximum cost."""
-        spec = self.spec
-        return Maximum.of(
-            self.prices, self.shape, num_nodes=spec.nodes.high, max_seconds=spec.max_seconds
-        )
-
-    @property
     def usd_per_hour(self) -> float | None:
         """US dollars, with all worker nodes, disks and the NAT gateway; None: not known."""
-        return self.maximum.usd_per_hour
+        return self.prices.usd_per_hour(self.spec.nodes.high)
 
     @property
     def usd_at_most(self) -> float | None:
         """US dollars until its last host is gone; None: not known."""
-        return self.maximum.usd
+        spec = self.spec
+        return usd_at_most(
+            self.prices, self.shape, num_nodes=spec.nodes.high, max_seconds=spec.max_seconds
+        )
 
     @property
     def usd_expected(self) -> float | None:
@@ -340,21 +335,22 @@ def _deadline(
     why = ", by its number of steps (--max-hours gives more)" if is_shorter else ""
     if limit is None:
         return seconds, why
-    maximum = Maximum.of(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
-    if maximum.usd is None:
+    hourly = prices.usd_per_hour(wanted.high)
+    usd = usd_at_most(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
+    if hourly is None or usd is None:
         raise UsageError(
             f"--max-cost {limit:g} cannot be kept: {prices.why_unknown}; leave it out, and give "
             "--max-hours"
         )
-    if maximum.usd <= limit:
+    if usd <= limit:
         return seconds, why
-    within = maximum.seconds_for(limit)
-    if given.max_hours is not None or within is None or within < _LEAST_S:
+    within = math.floor(seconds - (usd - limit) / hourly * 3600)
+    if given.max_hours is not None or within < _LEAST_S:
         can = ""
-        if within is not None and within >= _LEAST_S:
+        if within >= _LEAST_S:
             can = f", or --max-hours {math.floor(within / 36) / 100:.2f}"  # rounded down
         raise UsageError(
-            f"--max-cost is {limit:g}, and this job can cost up to {dollars(maximum.usd)} within "
+            f"--max-cost is {limit:g}, and this job can cost up to {dollars(usd)} within "
             f"{duration(seconds)}: give fewer --nodes{can}, or a higher --max-cost"
         )
     return within, f", to stay within --max-cost {limit:g}"

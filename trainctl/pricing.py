@@ -20,48 +20,25 @@ from trainctl.aws.tasks import Task
 NOT_INCLUDED: Final = "data through the NAT gateway ($0.045 a GB), S3 and CloudWatch"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Maximum:
+def usd_at_most(prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> float | None:
     """A job's maximum cost, in US dollars at list prices; None where a price is missing.
 
     Its head and all its worker nodes run from the admission until the deadline and the time that
     the clean-up may take, with the NAT gateway. Managed scaling may start one host too many in
     each group, which waits there until it is scaled in.
+
+    Args:
+        num_nodes: most worker nodes.
+        max_seconds: deadline after the admission.
     """
-
-    usd_per_hour: float | None
-    """With all worker nodes and the NAT gateway."""
-    surplus_usd: float
-    """Cost of the hosts that managed scaling may start too many."""
-    max_seconds: int
-    """Deadline after the admission."""
-
-    @classmethod
-    def of(cls, prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> "Maximum":
-        """Maximum cost of a job with up to ``num_nodes`` worker nodes."""
-        # A group that is full cannot start one more.
-        heads = min(1, shape.max_heads - 1)
-        workers = min(1, shape.max_workers - num_nodes) if num_nodes else 0
-        hourly = heads * (prices.head.usd_per_hour or 0)
-        hourly += workers * (prices.worker.usd_per_hour or 0)
-        return cls(
-            usd_per_hour=prices.usd_per_hour(num_nodes),
-            surplus_usd=hourly * times.SURPLUS_HOST_S / 3600,
-            max_seconds=max_seconds,
-        )
-
-    @property
-    def usd(self) -> float | None:
-        if self.usd_per_hour is None:
-            return None
-        return self.usd_per_hour * (self.max_seconds + times.JOB_TAIL_S) / 3600 + self.surplus_usd
-
-    def seconds_for(self, usd: float) -> int | None:
-        """The longest deadline, in seconds after the admission, with which the maximum stays
-        within ``usd``; may be 0 or less. None where a price is missing."""
-        if self.usd_per_hour is None:
-            return None
-        return int((usd - self.surplus_usd) / self.usd_per_hour * 3600 - times.JOB_TAIL_S)
+    hourly = prices.usd_per_hour(num_nodes)
+    if hourly is None:
+        return None
+    # A group that is full cannot start one more.
+    heads = min(1, shape.max_heads - 1)
+    workers = min(1, shape.max_workers - num_nodes) if num_nodes else 0
+    surplus = heads * (prices.head.usd_per_hour or 0) + workers * (prices.worker.usd_per_hour or 0)
+    return (hourly * (max_seconds + times.JOB_TAIL_S) + surplus * times.SURPLUS_HOST_S) / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
-from trainctl.pricing import Maximum, dollars
+from trainctl.pricing import dollars, usd_at_most
 
 SUBMIT = ["submit", "ddp", "--yes"]
 
@@ -35,16 +35,22 @@ def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
 
 
 # --- before it starts -----------------------------------------------------------------------------
-def maximum(account: Account, *, nodes: int = 4, hours: int = 10, **shape: Any) -> Maximum:
+def maximum(account: Account, *, nodes: int = 4, **shape: Any) -> tuple[float, float]:
+    """US dollars of an hour, and those of a job of ten hours at most."""
     found = Shape.from_json(json.dumps({**account.shape, **shape}))
-    return Maximum.of(found.prices("us-east-1"), found, num_nodes=nodes, max_seconds=hours * 3600)
+    prices = found.prices("us-east-1")
+    hourly = prices.usd_per_hour(nodes)
+    usd = usd_at_most(prices, found, num_nodes=nodes, max_seconds=36000)
+    assert hourly is not None
+    assert usd is not None
+    return hourly, usd
 
 
 def test_the_maximum_covers_every_host_until_the_clean_up_is_over(account: Account) -> None:
-    found = maximum(account)
+    hourly, usd = maximum(account)
     head, worker = 0.192 + 9.8 / 730, 5.672 + 35 / 730
-    assert found.usd_per_hour == pytest.approx(head + 4 * worker + 0.05)
-    assert found.usd == pytest.approx((head + 4 * worker + 0.05) * (10 + 690 / 3600))
+    assert hourly == pytest.approx(head + 4 * worker + 0.05)
+    assert usd == pytest.approx((head + 4 * worker + 0.05) * (10 + 690 / 3600))
     assert times.JOB_TAIL_S == 690
 
 
@@ -61,10 +67,11 @@ def test_the_maximum_covers_every_host_until_the_clean_up_is_over(account: Accou
 def test_a_group_that_is_not_full_may_start_one_host_too_many(
     account: Account, nodes: int, heads: int, surplus: tuple[str, ...]
 ) -> None:
-    found = maximum(account, nodes=nodes, max_heads=heads)
+    all_hosts, usd = maximum(account, nodes=nodes, max_heads=heads)
     hourly = {"head": 0.192 + 9.8 / 730, "worker": 5.672 + 35 / 730}
     expected = sum(hourly[each] for each in surplus) * times.SURPLUS_HOST_S / 3600
-    assert found.surplus_usd == pytest.approx(expected, rel=1e-4)
+    without = all_hosts * (10 + times.JOB_TAIL_S / 3600)
+    assert usd - without == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
 #: What a deployment with a shared file system adds to its shape.
@@ -81,10 +88,8 @@ SHARED = {"deployment": "scratch", "capacity_gib": 2400, "mbps_per_tib": 250}
 def test_a_shared_file_system_costs_by_size_and_speed_and_is_part_of_each_price(
     account: Account, changed: dict[str, object], month: float
 ) -> None:
-    plain, found = maximum(account), maximum(account, shared=SHARED | changed)
-    assert plain.usd_per_hour is not None
-    assert found.usd_per_hour is not None
-    assert found.usd_per_hour - plain.usd_per_hour == pytest.approx(month / 730, abs=1e-5)
+    (plain, _), (found, _) = maximum(account), maximum(account, shared=SHARED | changed)
+    assert found - plain == pytest.approx(month / 730, abs=1e-5)
 
 
 def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_it(
@@ -120,7 +125,7 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
 def usd_with(account: Account, seconds: int) -> float:
     """Maximum cost of a job on two nodes with this deadline."""
     shape = Shape.from_json(json.dumps(account.shape))
-    found = Maximum.of(shape.prices("us-east-1"), shape, num_nodes=2, max_seconds=seconds).usd
+    found = usd_at_most(shape.prices("us-east-1"), shape, num_nodes=2, max_seconds=seconds)
     assert found is not None
     return found
 
