@@ -113,6 +113,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
         ("max_hour = 3", "there is no key 'max_hour': did you mean max_hours?"),
         ("xyz = 3", "there is no key 'xyz': use recipe, command, settings, run"),
         ("workers = 3", "there is no key 'workers'"),
+        ("file = 'other.toml'", "there is no key 'file'"),
         ("max_hours = 'long'", "Invalid value for '--max-hours'"),
         ("max_hours = true", "job.toml: max_hours is true: it must be text or a number"),
         ("run = [1]", "run is [1]: it must be text or a number"),
