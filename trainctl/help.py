@@ -88,6 +88,7 @@ class RecipeCommand(Command):
             )
         given = self.make_parser(ctx).parse_args([*args])[0]
         if (file := given.get("file")) and not ctx.resilient_parsing:
-            options = [each for each in self.params if each.name not in ("words", "file", "context")]
+            not_in_files = ("words", "file", "context")
+            options = [each for each in self.params if each.name not in not_in_files]
             args = job_file.expanded(Path(file), args, given.get("words") or [], options)
         return super().parse_args(ctx, args)
