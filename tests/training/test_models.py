@@ -93,9 +93,12 @@ def test_logits_gradients_and_statistics_are_those_of_transformers_to_the_bit(si
         assert torch.equal(our, their)
 
 
-def test_its_config_is_the_file_that_transformers_writes() -> None:
+def test_its_config_describes_the_same_network_to_transformers(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text(ResNet18Config().to_json_string())
     config: Any = transformers_resnet18().config
-    assert ResNet18Config().to_json_string() == config.to_json_string()
+    assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
 
 
 def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() -> None:
