@@ -26,7 +26,7 @@ from training import recipes
 from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import GENERATION_FILE
 from training.models import language_models, lora, model_weights, nf4, pretrained, serving
-from training.models.model_weights import INDEX_FILE, SINGLE_FILE
+from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX
 from training.recipes.recipe import Recipe
 from training.record import reader
 from training.system import storage
@@ -54,6 +54,8 @@ def export(
         InputError: ``to`` is there already, or the checkpoint holds adapters whose base model
             is not available.
     """
+    from safetensors.torch import save_file
+
     _check_free(to)
     settings = found.config
     config = _model_config(found, dtype)
@@ -66,7 +68,7 @@ def export(
         index: dict[str, str] = {}
         total = 0
         for number, (names, size) in enumerate(parts, start=1):
-            name = SINGLE_FILE
+            name = SAFETENSORS
             if len(parts) > 1:
                 name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
             if say:
@@ -76,15 +78,15 @@ def export(
                 each: tensor.to(dtype)
                 for each, tensor in model_weights.for_files(kind, tensors).items()
             }
-            _save(on_disk, folder / name)
+            save_file(on_disk, folder / name, metadata={"format": "pt"})
             index |= dict.fromkeys(on_disk, name)
             total += size
         (folder / pretrained.CONFIG_FILE).write_text(json.dumps(config, indent=1), "utf-8")
         for name, own in _served(found).items():
             (folder / name).write_bytes(own)
-        last = SINGLE_FILE
+        last = SAFETENSORS
         if len(parts) > 1:
-            last = INDEX_FILE
+            last = SAFETENSORS_INDEX
             content = {"metadata": {"total_size": total}, "weight_map": index}
             (folder / last).write_text(json.dumps(content, indent=1), "utf-8")
         storage.publish_folder(folder, to, last=last)
@@ -163,12 +165,6 @@ def _parts(
         names += group
         size += own
     return [*parts, (names, size)]
-
-
-def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
 from training.data.feed import positions_in_documents
-from training.models import language_models, lora, model_weights
+from training.models import language_models, lora, model_weights, weight_files
 from training.models.language_models import WithLoss
 from training.recipes.fsdp import loop
 
@@ -95,7 +95,7 @@ def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path / "model"
     model = reference(request.getfixturevalue("name"))
     model.save_pretrained(folder, max_shard_size="40KB")
-    assert (folder / model_weights.INDEX_FILE).exists()
+    assert (folder / weight_files.SAFETENSORS_INDEX).exists()
     return folder
 
 
@@ -166,10 +166,10 @@ def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> 
     next(saved.glob("*.safetensors")).unlink()
     with pytest.raises(InputError, match="download it again"):
         load()
-    (saved / model_weights.INDEX_FILE).unlink()
+    (saved / weight_files.SAFETENSORS_INDEX).unlink()
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
         load()
-    (saved / model_weights.SINGLE_FILE).write_bytes(b"no weights")
+    (saved / weight_files.SAFETENSORS).write_bytes(b"no weights")
     with pytest.raises(InputError, match="cannot be read"):
         load()
 

@@ -15,7 +15,7 @@ from training import export, generate
 from training.checkpoint.sharded_checkpoints import Found, state_of
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
-from training.models.model_weights import SINGLE_FILE
+from training.models.weight_files import SAFETENSORS
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.model import build, describe, fill, rebuild
 from training.system import storage
@@ -66,7 +66,7 @@ def checkpoint(folder: Path, text: str, place: str) -> Found:
 
 
 def exported(found: Found, to: Path) -> bytes:
-    return (Path(export.export(found, str(to))) / SINGLE_FILE).read_bytes()
+    return (Path(export.export(found, str(to))) / SAFETENSORS).read_bytes()
 
 
 CONFIG = fsdp(model="new:tiny")

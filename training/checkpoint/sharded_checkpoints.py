@@ -113,7 +113,7 @@ class Saver:
     def save(self, position: Position) -> None:
         """Copy the state, and begin to write it."""
         self._worker.saves.finish()  # the buffers are in use until then
-        state = _stage(self._stager, state_of(self._model, self._optimizer))
+        state: Any = self._stager.stage(state_of(self._model, self._optimizer))
         files = {
             **self._files,
             STATE_FILE: json.dumps(
@@ -448,12 +448,6 @@ class _HashingStream:
         if name in ("seek", "truncate"):
             raise AttributeError(name)  # the hash is that of one pass
         return getattr(self._stream, name)
-
-
-def _stage(stager: DefaultStager, state: StateDict) -> StateDict:
-    staged = stager.stage(state)
-    assert isinstance(staged, dict)
-    return staged
 
 
 def _cause(error: CheckpointException) -> BaseException:

@@ -4,7 +4,7 @@ tokens that have a name, and the chat template. Needs neither torch nor transfor
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -159,15 +159,10 @@ def _template(path: Path, config: Mapping[str, object]) -> str:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     found = config.get("chat_template")
-    named = dict(_named_templates(found)) if isinstance(found, list) else {"default": found}
-    default = named.get("default")
-    return default if isinstance(default, str) else ""
-
-
-def _named_templates(templates: list[object]) -> Iterator[tuple[str, object]]:
-    for each in templates:
-        if isinstance(each, Mapping):
-            yield str(each.get("name")), each.get("template")
+    for each in found if isinstance(found, list) else []:  # several, by name
+        if isinstance(each, Mapping) and each.get("name") == "default":
+            found = each.get("template")
+    return found if isinstance(found, str) else ""
 
 
 def read_json(path: Path) -> Mapping[str, object]:

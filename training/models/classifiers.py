@@ -32,7 +32,7 @@ def keep_live_taps(model: nn.Module, *, image_size: int) -> None:
 
     The state dict of the model keeps the standard shapes: see ``LiveConv2d``.
     """
-    for _, module, given, returned in _layers(model, image_size):
+    for module, given, returned in _layers(model, image_size):
         if not isinstance(module, nn.Conv2d) or module.groups > 1:
             continue
         kernel, height, padding = module.kernel_size[0], given[-1], int(module.padding[0])
@@ -84,20 +84,17 @@ class LiveConv2d(nn.Conv2d):
 
 def _layers(
     model: nn.Module, image_size: int
-) -> list[tuple[str, nn.Conv2d | nn.Linear, torch.Size, torch.Size]]:
-    """Name, module, input shape and output shape of each convolution and linear layer, in the
+) -> list[tuple[nn.Conv2d | nn.Linear, torch.Size, torch.Size]]:
+    """Module, input shape and output shape of each convolution and linear layer, in the
     order of a forward pass on one square image."""
-    found: list[tuple[str, nn.Conv2d | nn.Linear, torch.Size, torch.Size]] = []
+    found: list[tuple[nn.Conv2d | nn.Linear, torch.Size, torch.Size]] = []
 
-    def record(name: str) -> Any:
-        def hook(module: Any, inputs: Any, output: torch.Tensor) -> None:
-            found.append((name, module, inputs[0].shape, output.shape))
-
-        return hook
+    def record(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        found.append((module, inputs[0].shape, output.shape))
 
     hooks = [
-        module.register_forward_hook(record(name))
-        for name, module in model.named_modules()
+        module.register_forward_hook(record)
+        for module in model.modules()
         if isinstance(module, nn.Conv2d | nn.Linear)
     ]
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
@@ -121,5 +118,5 @@ def forward_flops(model: nn.Module, *, image_size: int) -> int:
     """
     return sum(
         2 * returned.numel() * module.weight[0].numel()
-        for _, module, _, returned in _layers(model, image_size)
+        for module, _, returned in _layers(model, image_size)
     )

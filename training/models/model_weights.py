@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from contract.errors import InputError
 from training.models import nf4
 from training.models.language_models import local
-from training.models.weight_files import indexed
+from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX, indexed
 
-INDEX_FILE: Final = "model.safetensors.index.json"
-SINGLE_FILE: Final = "model.safetensors"
 #: Weights that are drawn at the same time, each of them whole in memory.
 _DRAWING: Final = 4
 
@@ -244,7 +242,7 @@ def _files(folder: Path) -> dict[str, Path]:
     """Name of a weight -> the file that holds it."""
     from safetensors import safe_open
 
-    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
+    index, single = folder / SAFETENSORS_INDEX, folder / SAFETENSORS
     if index.exists():
         return {name: folder / file for name, file in indexed(index).items()}
     if single.exists():
@@ -253,7 +251,7 @@ def _files(folder: Path) -> dict[str, Path]:
                 return dict.fromkeys(content.keys(), single)
         except Exception as error:  # the library has an exception of its own, not exported
             raise InputError(f"{single} cannot be read: {error}") from None
-    raise InputError(f"{folder} has no {SINGLE_FILE}: give a model that is saved as safetensors")
+    raise InputError(f"{folder} has no {SAFETENSORS}: give a model that is saved as safetensors")
 
 
 # --- weights for files ----------------------------------------------------------------------------

@@ -28,7 +28,6 @@ SHARED_CACHE: Final = ".cache"
 
 _COMPLETE: Final = ".complete"
 _MODEL_FILES: Final = ("*.json", "*.jinja", "*.safetensors")
-_TOKENIZER_FILES: Final = vocabulary.FILES
 _PINNED: Final = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)@(.+)")
 
 
@@ -159,7 +158,7 @@ def tokenizer_file(tokenizer: str, model: str, *, runs: str) -> Path:
     path = Path(tokenizer).expanduser()
     if path.is_file():
         return path
-    folder = _folder(tokenizer, _TOKENIZER_FILES, runs=runs, what=what)
+    folder = _folder(tokenizer, vocabulary.FILES, runs=runs, what=what)
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise InputError(
@@ -197,8 +196,9 @@ def _shared_copy(place: str, patterns: tuple[str, ...], *, runs: str) -> str | N
     """Address of the copy that the nodes share of what comes from the Hub; None if they do not."""
     if (shared := shared_cache(runs)) is None:
         return None
-    kind = "tokenizers" if patterns == _TOKENIZER_FILES else "models"
-    return storage.join(shared, kind, _digest(place + "".join(patterns)))
+    kind = "tokenizers" if patterns == vocabulary.FILES else "models"
+    digest = hashlib.sha256((place + "".join(patterns)).encode()).hexdigest()[:24]
+    return storage.join(shared, kind, digest)
 
 
 def _from_hub(place: str, patterns: tuple[str, ...], *, what: str) -> Path:
@@ -252,7 +252,3 @@ def _byte_tokenizer() -> Path:
         tokenizer.add_special_tokens([END_OF_TEXT])
         storage.write_bytes(str(file), tokenizer.to_str().encode())
     return file
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -9,11 +9,9 @@ The page's content is put together here; ``page.html.j2`` lays it out and ``page
 """
 
 import base64
-import binascii
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -72,7 +70,7 @@ def page(run: RecordedRun, drawn: Sequence[Plot]) -> str:
         evaluations=_evaluations(run),
         section=_section(run),
         confusion=_confusion(run.evaluated),
-        samples=_sample_groups(run),
+        samples=_samples(run),
         held_out=_held_out(run),
         details=_details(run.evaluated) if isinstance(run.evaluated, Table) else None,
         texts=_texts(run.metrics.of(Sample)),
@@ -230,55 +228,32 @@ def _confusion(found: object) -> dict[str, object] | None:
     return {"rows": rows, "right": right, "all": sum(map(sum, matrix))}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShownSample:
-    """One evaluated image."""
-
-    image: str
-    """Data URI of a PNG."""
-    label: str
-    prediction: str
-    confidence: str
-    """Of the prediction; empty if it is not known."""
-    is_right: bool
-
-
-def samples(run: RecordedRun) -> list[ShownSample]:
-    """The samples of ``evaluation.json`` that can be shown."""
-    if not isinstance(run.evaluated, Classification):
+def _samples(run: RecordedRun) -> list[tuple[str, str, list[dict[str, str]]]]:
+    """The evaluated images that can be shown, those that were classified wrong and those that were
+    classified right, each after a title and a mark."""
+    found = run.evaluated
+    if not isinstance(found, Classification):
         return []
-    names = run.evaluated.class_names
-    found = []
-    for each in run.evaluated.samples:
+    names = dict(enumerate(found.class_names))
+    groups: dict[bool, tuple[str, str, list[dict[str, str]]]] = {
+        False: ("Wrong", "✗", []),
+        True: ("Right", "✓", []),
+    }
+    for each in found.samples:
         try:
             pixels = base64.b64decode(each.pixels, validate=True)
             image = plots.gray_png(pixels, each.height, each.width)
-        except (ValueError, binascii.Error):
+        except ValueError:
             continue
-        label, prediction = (
-            names[i] if 0 <= i < len(names) else str(i) for i in (each.label, each.prediction)
-        )
         confidence = number(each.confidence)
-        found.append(
-            ShownSample(
-                image="data:image/png;base64," + base64.b64encode(image).decode(),
-                label=label,
-                prediction=prediction,
-                confidence="" if confidence is None else f"{confidence:.0%}",
-                is_right=each.label == each.prediction,
-            )
-        )
-    return found
-
-
-def _sample_groups(run: RecordedRun) -> list[tuple[str, str, list[ShownSample]]]:
-    """Samples that were all classified wrong, or all right, after a title and a mark."""
-    found = samples(run)
-    groups = [
-        (title, mark, [each for each in found if each.is_right == is_right])
-        for is_right, title, mark in ((False, "Wrong", "✗"), (True, "Right", "✓"))
-    ]
-    return [group for group in groups if group[2]]
+        shown = {
+            "image": "data:image/png;base64," + base64.b64encode(image).decode(),
+            "label": names.get(each.label, str(each.label)),
+            "prediction": names.get(each.prediction, str(each.prediction)),
+            "confidence": "" if confidence is None else f"{confidence:.0%}",
+        }
+        groups[each.label == each.prediction][2].append(shown)
+    return [group for group in groups.values() if group[2]]
 
 
 def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:

@@ -7,10 +7,9 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.text import counted
-from training.models.estimates import RECOMPUTE, REDUCE_DTYPES
-from training.recipes.settings import TrainingConfig, Value, option
+from training.models.estimates import MOMENTS, RECOMPUTE, REDUCE_DTYPES
+from training.recipes.settings import PRECISIONS, TrainingConfig, Value, option
 
-PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("cosine", "constant")
 #: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
 _EVALUATIONS: Final = 20
@@ -18,7 +17,6 @@ _EVALUATIONS: Final = 20
 _LEAST_STEPS: Final = 50
 #: Bits of frozen weights that are packed.
 PACKED_BITS: Final = 4
-OPTIMIZERS: Final = ("adamw", "adamw-8bit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +95,7 @@ class FsdpConfig(TrainingConfig):
     )
     optimizer: str = option(
         "adamw",
-        choices=OPTIMIZERS,
+        choices=tuple(MOMENTS),
         help="adamw-8bit keeps its moments in a quarter of the memory (GPU, needs torchao)",
     )
     lora_rank: int = option(
