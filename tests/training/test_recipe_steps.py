@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from benchmarks import processes
@@ -225,3 +226,9 @@ def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewe
     assert len({*sizes}) > 1, "the shares are equal: nothing is shown"
     # The mean over the ranks of so many times a share of the whole: the same part for each image.
     assert weights == pytest.approx([num / sum(sizes)] * num)
+
+
+def test_torch_takes_the_seed_of_any_step_of_a_run_with_any_seed() -> None:
+    largest = fsdp.seed_of(2**31 - 1, 10**9, 10**4)
+    assert torch.Generator().manual_seed(largest).initial_seed() == largest
+    assert fsdp.seed_of(0, 1, 2) == 65_539

@@ -178,8 +178,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     timer = books.timer
     trained.train()
     for step in range(start_step, total_steps):
-        # Seed dropout by the step, so that a resumed run draws the same; each rank draws its own.
-        torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
+        torch.manual_seed(seed_of(config.seed, step, rank))
         with books.step(step):
             # Learning rate
             for group in optimizer.param_groups:
@@ -217,6 +216,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if start_step < total_steps:
         _sample(trained, stores, config, worker, step=total_steps)
     books.finish()
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """Seed of dropout in a step, so that a resumed run draws the same; each rank draws its own."""
+    return ((seed * 1_000_003 + step) * 65_537 + rank) % 2**63  # torch takes 64 bits
 
 
 def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:
