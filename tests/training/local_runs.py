@@ -48,10 +48,8 @@ class Run:
     def steps_done(self) -> int:
         return max(self.losses(), default=0)
 
-    def wait_until(
-        self, condition: Callable[[], bool], timeout_s: float = 240, every_s: float = 0.05
-    ) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait_until(self, condition: Callable[[], bool], every_s: float = 0.05) -> None:
+        deadline = time.monotonic() + 240
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline, "waited too long"
@@ -188,8 +186,8 @@ def trained(config: RunConfig) -> list[Event]:
     return events
 
 
-def assert_nothing_is_left(command: Command, within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
+def assert_nothing_is_left(command: Command) -> None:
+    deadline = time.monotonic() + 30
     while left := command.processes():
         assert time.monotonic() < deadline, [psutil.Process(pid).name() for pid in left]
         time.sleep(0.1)

@@ -1,6 +1,5 @@
-"""Real pictures as JPEGs in ImageNet's layout, made from images that come with packages: ten
-classes of FashionMNIST's clothes (where the real data is), scikit-learn's digits, and cut-outs of
-its two photographs."""
+"""Real pictures as JPEGs in ImageNet's layout, made from images that come with scikit-learn: eight
+classes of its digits, and cut-outs of its two photographs."""
 
 import gzip
 import importlib.util
@@ -12,8 +11,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-
-from training.data import idx
 
 CLASSES: Final = tuple(f"n{10_000_000 + 1111 * number}" for number in range(10))
 #: As in ImageNet, where names of validation pictures say nothing of their class.
@@ -27,17 +24,10 @@ _DATASETS: Final = Path(_PACKAGE.origin).parent / "datasets"
 Make = Callable[[np.random.Generator], Image.Image]
 
 
-def write_tree(
-    folder: Path, *, num_train: int, num_val: int, fashion: Path | None = None, seed: int = 0
-) -> Path:
-    """Write ``train/<class>/*.JPEG``, a flat ``val/`` and the list of its classes.
-
-    Args:
-        fashion: folder of FashionMNIST's files, for the first four classes; digits without.
-    """
-    makers = [*_clothes(fashion), *_digits()][:8]
-    makers += [_cut_outs(name) for name in ("china.jpg", "flower.jpg")]
-    random = np.random.default_rng(seed)
+def write_tree(folder: Path, *, num_train: int, num_val: int) -> Path:
+    """Write ``train/<class>/*.JPEG``, a flat ``val/`` and the list of its classes."""
+    makers = [*_digits(), *(_cut_outs(name) for name in ("china.jpg", "flower.jpg"))]
+    random = np.random.default_rng(0)
     for number in range(num_train):
         label = number % len(CLASSES)
         path = folder / "train" / CLASSES[label] / f"{CLASSES[label]}_{number}.JPEG"
@@ -71,29 +61,18 @@ def as_jpeg(image: Image.Image, *, quality: int = 90) -> bytes:
     return file.getvalue()
 
 
-def _clothes(folder: Path | None) -> Iterator[Make]:
-    if folder is None:
-        return
-    images, labels = (
-        idx.parse(gzip.decompress((folder / name).read_bytes()), name)
-        for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
-    )
-    for label in range(4):
-        yield _enlarged(images[labels == label], 4)
-
-
 def _digits() -> Iterator[Make]:
     with gzip.open(_DATASETS / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     images = (table[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     for label in range(8):
-        yield _enlarged(images[table[:, 64] == label], 12)
+        yield _enlarged(images[table[:, 64] == label])
 
 
-def _enlarged(images: npt.NDArray[np.uint8], factor: int) -> Make:
+def _enlarged(images: npt.NDArray[np.uint8]) -> Make:
     def make(random: np.random.Generator) -> Image.Image:
         image = Image.fromarray(images[random.integers(len(images))])
-        size = (image.width * factor, image.height * (factor - int(random.integers(2))))
+        size = (image.width * 12, image.height * (12 - int(random.integers(2))))
         return image.resize(size, Image.Resampling.BICUBIC)  # grey, as some of ImageNet's are
 
     return make

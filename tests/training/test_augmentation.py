@@ -11,11 +11,11 @@ from training.data import augmentation
 CANVAS = 96
 
 
-def pictures(num: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     """Pictures of different sizes in canvases, and their heights and widths."""
     random = np.random.default_rng(0)
-    extents = torch.tensor([[96, 72], [50, 96], [31, 33]])[:num]
-    canvases = torch.zeros(num, CANVAS, CANVAS, 3, dtype=torch.uint8)
+    extents = torch.tensor([[96, 72], [50, 96], [31, 33]])
+    canvases = torch.zeros(3, CANVAS, CANVAS, 3, dtype=torch.uint8)
     for canvas, (height, width) in zip(canvases, extents.tolist(), strict=True):
         small = Image.fromarray(random.integers(0, 256, (6, 5, 3), dtype=np.uint8))
         large = small.resize((width, height), Image.Resampling.BICUBIC)

@@ -3,6 +3,7 @@ the next one does it. Saves: ``test_storage_simulated.py``."""
 
 import errno
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from botocore.exceptions import ReadTimeoutError
 from contract import exits
 from contract.errors import UnreachableError
 from tests.training.bucket import RUN, Bucket, install
-from tests.training.test_checkpoint_faults import OneRank, save, snapshot
+from tests.training.test_checkpoint_faults import one_rank, save, snapshot
 from training import launch
 from training.checkpoint import checkpoints
 from training.system import storage
@@ -29,22 +30,13 @@ def failing(bucket: Bucket, request: str, error: Exception) -> Callable[[], None
     return lambda: delattr(bucket, request)
 
 
-class NoDriver:
-    """A run that is complete at once."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def run(self) -> int:
-        return 0
-
-
 @pytest.mark.parametrize("error", TROUBLE)
 @pytest.mark.parametrize("request_", ["pipe_file", "cat_file", "ls"])
 def test_a_start_is_tried_again(
     request_: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.runtime.driver.Driver", NoDriver)
+    complete = SimpleNamespace(run=lambda: exits.OK)
+    monkeypatch.setattr("training.runtime.driver.Driver", lambda *_, **__: complete)
     bucket = install(monkeypatch)
     words = ["ddp", "--workers", "2", "--storage", "s3://bucket", "--run", "r"]
     end = failing(bucket, request_, error)
@@ -61,9 +53,9 @@ def test_a_checkpoint_is_loaded_by_the_next_attempt(
     save(RUN, 100)
     end = failing(bucket, "get_file", error)
     with pytest.raises(UnreachableError, match="a checkpoint cannot be read"):
-        checkpoints.shared_newest(OneRank(RUN))
+        checkpoints.shared_newest(one_rank(RUN))
     end()
-    found = checkpoints.shared_newest(OneRank(RUN))
+    found = checkpoints.shared_newest(one_rank(RUN))
     assert found is not None
     assert found.position.step == 100
 

@@ -5,6 +5,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,6 @@ from contract.errors import InputError, UnreachableError
 from tests.training.bucket import Bucket, install
 from training.checkpoint import checkpoints, dcp, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
-from training.loop.saving import Saves
-from training.record.events import Event, Warned
 from training.system import storage
 
 SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
@@ -135,27 +134,11 @@ def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
     assert checkpoints.newest(run, pytest.fail, from_scratch=True) is not None
 
 
-# --- a storage that fails -------------------------------------------------------------------------
-
-
-class OneRank:
-    """The only worker of a run."""
-
-    rank, world_size, device = 0, 1, torch.device("cpu")
-
-    def __init__(self, run_uri: str) -> None:
-        self.run_uri, self.fence = run_uri, 0
-        self.said: list[str] = []
-        self.saves = Saves(self.emit)
-
-    def emit(self, *events: Event) -> None:
-        self.said += [event.message for event in events if isinstance(event, Warned)]
-
-    def stop_requested(self) -> bool:
-        return False
-
-    def is_losing_a_node(self) -> bool:
-        return False
+def one_rank(run_uri: str) -> Any:
+    """The only worker of a run, which tells no one what happens."""
+    return SimpleNamespace(
+        rank=0, world_size=1, device=torch.device("cpu"), run_uri=run_uri, emit=lambda *_: None
+    )
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------
@@ -172,9 +155,7 @@ def trained(width: int = 4) -> Trained:
     return model, optimizer
 
 
-def save_sharded(
-    run: str, step: int, made: Trained, group: dist.ProcessGroup, *, fence: int = 0
-) -> str:
+def save_sharded(run: str, step: int, made: Trained, group: dist.ProcessGroup) -> str:
     state = {"position": {"step": step}, "config": {}}
     return sharded_checkpoints.write_checkpoint(
         run,
@@ -182,7 +163,6 @@ def save_sharded(
         sharded_checkpoints.state_of(*made),
         files={sharded_checkpoints.STATE_FILE: json.dumps(state).encode()},
         group=group,
-        fence=fence,
     )
 
 
@@ -199,7 +179,7 @@ def failing_shards(monkeypatch: pytest.MonkeyPatch, errors: list[Exception]) -> 
 
 
 def found_in(run: str) -> sharded_checkpoints.Found:
-    found = sharded_checkpoints.newest(OneRank(run))
+    found = sharded_checkpoints.newest(one_rank(run))
     assert found is not None
     return found
 
@@ -254,7 +234,7 @@ def test_a_sharded_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_
     run = str(tmp_path / "mine")
     for step in (5, 6):
         save_sharded(run, step, trained(), group)
-    worker = OneRank(run)
+    worker = one_rank(run)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "verify", raising(NO_MEMORY))
         with pytest.raises(RuntimeError, match="can't allocate memory"):

@@ -252,10 +252,10 @@ def test_a_row_that_is_none_of_them_is_refused(row: dict[str, Any], message: str
 
 
 # --- stores ---------------------------------------------------------------------------------------
-def chats(folder: Path, num: int, name: str = "chats.jsonl") -> Path:
-    """Conversations of different lengths, each with its number in it."""
+def chats(folder: Path, name: str) -> Path:
+    """Sixty conversations of different lengths, each with its number in it."""
     rows = []
-    for number in range(num):
+    for number in range(60):
         texts = (
             f"What is {number}?",
             "N" * (number % 23) + f"{number}.",
@@ -271,9 +271,9 @@ def chats(folder: Path, num: int, name: str = "chats.jsonl") -> Path:
     return folder / name
 
 
-def opened(folder: Path, num: int = 60, name: str = "chats.jsonl") -> TokenStore:
+def opened(folder: Path, name: str = "chats.jsonl") -> TokenStore:
     tokenizer = tokenizer_folder(folder / "t")
-    return store_for(str(chats(folder, num, name)), tokenizer, held_out_every=10)
+    return store_for(str(chats(folder, name)), tokenizer, held_out_every=10)
 
 
 def feed(store: TokenStore, *, seq_len: int = 160, global_batch: int = 4) -> Feed:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from contract.errors import InputError
+from tests.training.test_untrusted import Evil
 from training.models import conversion, pretrained
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 
@@ -103,16 +104,6 @@ def test_parts_are_bounded_and_shared_weights_are_written_as_such(tmp_path: Path
         assert torch.equal(tensor, whole[name])
 
 
-class Evil:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.mark,))
-
-
 def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path, cache: Path) -> None:
     folder = write(tmp_path / "m", {"a": torch.ones(1)})
     mark = tmp_path / "executed"
@@ -126,7 +117,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path, cac
     assert not mark.exists()
     assert not [path for path in (cache / "converted").iterdir() if path.suffix != ".lock"]
     # A plain pickle would have done it.
-    pickle.loads(pickle.dumps(Evil(mark)))
+    pickle.loads(pickle.dumps(Evil(mark))).close()
     assert mark.exists()
 
 

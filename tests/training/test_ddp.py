@@ -1,7 +1,7 @@
 """Proves the parts of the recipe's loop: its schedule, its batches, its exact evaluation."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,23 +18,15 @@ from training.data import images
 from training.models.resnet import ResNet18
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
-from training.record.events import Event
 from training.record.result import Classification
 from training.runtime.torchrun import TorchrunWorker
 
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Place:
-    """Where a process stands among the others; all that the functions below ask of a worker."""
-
-    rank: int
-    world_size: int
-    device: torch.device = CPU
-
-    def emit(self, *events: Event) -> None:
-        """Tell no one."""
+def place(rank: int, world_size: int) -> Any:
+    """One process among the others; all that the functions below ask of a worker."""
+    return SimpleNamespace(rank=rank, world_size=world_size, device=CPU, emit=lambda *_: None)
 
 
 def config(**changes: Any) -> DdpConfig:
@@ -76,13 +68,14 @@ def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
     chosen = config(flip=flip)
     split = images.DeviceImages(image_set, CPU)
     order = images.BatchOrder(num_images=100, global_batch=32, seed=0)
-    whole: Any = Place(0, 1)
     for step in (0, 2, 5):
-        pixels, labels, size = ddp._batch(split, order, chosen, step, whole)
+        pixels, labels, size = ddp._batch(split, order, chosen, step, place(0, 1))
         assert size == len(labels)
         for world_size in (2, 3):
-            ranks: list[Any] = [Place(rank, world_size) for rank in range(world_size)]
-            parts = [ddp._batch(split, order, chosen, step, rank) for rank in ranks]
+            parts = [
+                ddp._batch(split, order, chosen, step, place(rank, world_size))
+                for rank in range(world_size)
+            ]
             assert torch.equal(torch.cat([part[0] for part in parts]), pixels)
             assert torch.equal(torch.cat([part[1] for part in parts]), labels)
             assert {part[2] for part in parts} == {size}
@@ -94,8 +87,8 @@ def evaluated(folder: str) -> None:
     model = ResNet18()
     image_set = images.load(folder)
     split = images.DeviceImages(image_set, CPU, is_test=True)
-    place: Any = Place(dist.get_rank(), dist.get_world_size())
-    found = ddp.evaluate(model, image_set, split, worker=place, use_bf16=False)
+    worker = place(dist.get_rank(), dist.get_world_size())
+    found = ddp.evaluate(model, image_set, split, worker=worker, use_bf16=False)
     assert model.training
     model.train(False)
     with torch.no_grad():

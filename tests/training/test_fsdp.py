@@ -2,9 +2,6 @@
 was killed, goes on with any number of workers, and leaves a model that others can read."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from contract import exits
 from contract.errors import InputError
 from tests.training.families import from_pretrained
 from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
-from training.checkpoint import checkpoints
+from training import export, generate
+from training.checkpoint import checkpoints, sharded_checkpoints
 from training.models import language_models, model_weights, nf4, pretrained
 from training.recipes.fsdp.settings import FsdpConfig
 
@@ -126,18 +125,6 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
         assert command.losses()[step] == pytest.approx(whole.losses()[step], abs=1e-3)
 
 
-@pytest.mark.long
-def test_how_memory_is_saved_changes_no_loss(
-    ranks: Callable[..., RankedRun], whole: Command
-) -> None:
-    # More passes per step, activations made again.
-    saving = ["--microbatch", "2", "--recompute", "selective"]
-    command = ranks("saving", *TINY, *saving, world=2)
-    command.succeed()
-    for step, loss in whole.losses().items():
-        assert command.losses()[step] == pytest.approx(loss, abs=2e-3)
-
-
 # peft asks transformers by an older name.
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -169,9 +156,6 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     assert found[20] < found[0] - 0.05
     shards = command.run_folder / "checkpoints" / "step-00000020"
     assert sum(path.stat().st_size for path in shards.glob("*.distcp")) < 2e6, "adapters alone"
-    from training import export
-    from training.checkpoint import sharded_checkpoints
-
     checkpoint = sharded_checkpoints.newest_of(str(command.run_folder))
     assert {name.split(".")[-4] for name in checkpoint.weights()} == {"query_key_value", "dense"}
     assert all("lora_" in name for name in checkpoint.weights())
@@ -196,9 +180,6 @@ def test_an_export_is_read_by_transformers_with_the_same_loss(
 ) -> None:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
-
-    from training import export
-    from training.checkpoint import sharded_checkpoints
 
     found = sharded_checkpoints.newest_of(str(whole.run_folder))
     # Small files, so that there are several.
@@ -237,32 +218,22 @@ def loss_of(model: Any, found: Any) -> float:
     return total / int(num)
 
 
-def command_of(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"training.{module}", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.long
-def test_the_commands_export_and_generate_say_what_they_did(whole: Command) -> None:
-    done = command_of("export", "whole", "--to", "out", "--dtype", "bf16", cwd=whole.folder)
-    assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
-    assert (whole.folder / "out" / "model.safetensors").exists()
-    again = command_of("export", "whole", "--to", "out", cwd=whole.folder)
-    assert again.returncode == 2
-    assert "out is there already" in again.stderr
-    done = command_of("export", "hole", "--to", "other", cwd=whole.folder)
-    assert done.returncode == 2
-    assert "there is no run at" in done.stderr
-    assert "whole" in done.stderr
-    assert not (whole.folder / "other").exists()
-    done = command_of("generate", "whole", "The ", "--tokens", "6", "--json", cwd=whole.folder)
-    assert done.returncode == 0, done.stderr
-    words = json.loads(done.stdout)
+def test_the_commands_export_and_generate_say_what_they_did(
+    whole: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(whole.folder)
+    assert export.main(["whole", "--to", "out", "--dtype", "bf16"]) == exits.OK
+    assert capsys.readouterr().out == "out\n"
+    assert Path("out/model.safetensors").exists()
+    assert export.main(["whole", "--to", "out"]) == exits.BAD_INPUT
+    assert "out is there already" in capsys.readouterr().err
+    assert export.main(["hole", "--to", "other"]) == exits.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "there is no run at" in said
+    assert "whole" in said
+    assert not Path("other").exists()
+    assert generate.main(["whole", "The ", "--tokens", "6", "--json"]) == exits.OK
+    words = json.loads(capsys.readouterr().out)
     assert words["step"] == 20
     assert words["before"] != words["after"]

@@ -19,13 +19,13 @@ from training.models import classifiers as models
 from training.models.resnet import ResNet18, ResNet18Config
 
 
-def pair() -> tuple[nn.Module, nn.Module]:
+def pair(size: int = 28) -> tuple[nn.Module, nn.Module]:
     """The same weights in full and cut to the live taps."""
     torch.manual_seed(0)
     full = ResNet18()
     torch.manual_seed(0)
     live = ResNet18()
-    models.keep_live_taps(live, image_size=28)
+    models.keep_live_taps(live, image_size=size)
     return full, live
 
 
@@ -142,16 +142,12 @@ def test_live_taps_have_the_same_loss_and_gradients_and_the_rest_of_the_gradient
 
 @pytest.mark.parametrize(("size", "num_cut"), [(28, 4), (32, 4), (64, 0), (224, 0)])
 def test_taps_are_cut_only_where_the_image_size_makes_them_dead(size: int, num_cut: int) -> None:
-    torch.manual_seed(0)
-    full = ResNet18().eval()
-    torch.manual_seed(0)
-    live = ResNet18()
-    models.keep_live_taps(live, image_size=size)
+    full, live = pair(size)
     assert len(cut(live)) == num_cut
     pixels = torch.randn(2, 1, size, size)
     with torch.no_grad():
         torch.testing.assert_close(
-            live.eval()(pixels).logits, full(pixels).logits, atol=1e-4, rtol=1e-4
+            live.eval()(pixels).logits, full.eval()(pixels).logits, atol=1e-4, rtol=1e-4
         )
 
 

@@ -85,8 +85,8 @@ def read(
     return [Kept(*map(torch.cat, zip(*batches, strict=True))) for batches in parts]
 
 
-def reader(found: PictureSet, *, decoders: int = 1, size: int = SIZE) -> Reader:
-    return Reader(found, found.train, size=size, batch=GLOBAL_BATCH, device=CPU, decoders=decoders)
+def reader(found: PictureSet, *, decoders: int = 1) -> Reader:
+    return Reader(found, found.train, size=SIZE, batch=GLOBAL_BATCH, device=CPU, decoders=decoders)
 
 
 def assert_same(first: list[Kept], second: list[Kept]) -> None:

@@ -63,6 +63,11 @@ def setup(**changes: Any) -> estimates.Setup:
     return estimates.Setup(**{**values, **changes})
 
 
+def estimated(planned: estimates.Setup) -> estimates.Plan:
+    """Of the reference's model."""
+    return estimates.make(shape("6.9b"), planned)
+
+
 def config(**changes: Any) -> FsdpConfig:
     needed = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
     return FsdpConfig(**{**needed, **changes})
@@ -153,15 +158,15 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
 
 
 def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not() -> None:
-    assert estimates.make(shape("6.9b"), setup()).fits
-    assert not estimates.make(shape("6.9b"), setup(num_workers=1)).fits
+    assert estimated(setup()).fits
+    assert not estimated(setup(num_workers=1)).fits
 
 
 def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
     changes = {**PRESETS["lora"], "num_workers": 1, "microbatch": 4, "seq_len": 1024}
     names = {field.name for field in dataclasses.fields(estimates.Setup)}
     lora = setup(**{name: value for name, value in changes.items() if name in names})
-    found = estimates.make(shape("6.9b"), lora)
+    found = estimated(lora)
     assert found.fits
     assert found.memory.weights == pytest.approx(2 * shape("6.9b").parameters, rel=0.02)
 
@@ -308,7 +313,7 @@ def test_activation_functions_keep_only_their_input(name: str) -> None:
 def test_the_references_own_run_would_be_predicted_within_a_factor_of_two() -> None:
     # It took 56 min 15 s for 194 steps of 5,524,480 positions, padding and all (1 epoch), on
     # 8 A10G, at the batch that fills them: 14 rows of 256 per GPU, blocks recomputed.
-    found = estimates.make(shape("6.9b"), setup(seq_len=256, microbatch=14, global_batch=112))
+    found = estimated(setup(seq_len=256, microbatch=14, global_batch=112))
     assert 0.5 < found.tokens_per_s / (5_524_480 / 3375) < 2.0
 
 
@@ -326,9 +331,9 @@ def test_a_step_takes_as_long_as_the_worker_with_the_largest_share() -> None:
 
 def test_what_does_not_fit_is_told_what_would() -> None:
     wanted = setup(num_workers=8, microbatch=64, recompute="none", seq_len=2048)
-    assert not estimates.make(shape("6.9b"), wanted).fits
+    assert not estimated(wanted).fits
     first, *_ = estimates.smaller(shape("6.9b"), wanted)
-    assert estimates.make(shape("6.9b"), first).fits
+    assert estimated(first).fits
     assert "--microbatch" in estimates.differences(wanted, first)
     assert (first.optimizer, first.lora_rank) == ("adamw", 0)
     best = plan.cheapest(shape("6.9b"), wanted, tokens=1e6)
@@ -358,12 +363,12 @@ def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
     assert p5.network_gbps > 100
     two = setup(machine=p5, num_workers=16, global_batch=64, microbatch=4)
     slower = dataclasses.replace(p5, network_gbps=100.0)
-    counted = estimates.make(shape("6.9b"), dataclasses.replace(two, machine=slower))
-    assert estimates.make(shape("6.9b"), two).tokens_per_s == counted.tokens_per_s
+    counted = estimated(dataclasses.replace(two, machine=slower))
+    assert estimated(two).tokens_per_s == counted.tokens_per_s
     # Below that, the bandwidth that a host is sold with counts.
     faster = dataclasses.replace(g5, network_gbps=2 * g5.network_gbps)
-    before = estimates.make(shape("6.9b"), setup(num_workers=8))
-    after = estimates.make(shape("6.9b"), setup(num_workers=8, machine=faster))
+    before = estimated(setup(num_workers=8))
+    after = estimated(setup(num_workers=8, machine=faster))
     assert after.tokens_per_s > before.tokens_per_s
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.record import page, plots
+from tests.conftest import ROOT
+from training.record import plots
 from training.record.page import write_report
 
 NUM_PLOTS = 4
@@ -143,9 +144,15 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with its report, for tests that only look."""
-    return write_report(write_record(tmp_path_factory.mktemp("runs") / "first")).parent
+def content(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of a run's report, for tests that only look."""
+    run = write_record(tmp_path_factory.mktemp("runs") / "first")
+    return write_report(run).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(content: str) -> Page:
+    return Page(content)
 
 
 @pytest.fixture
@@ -163,14 +170,7 @@ def read(run_dir: Path) -> Page:
     return Page(write_report(run_dir).read_text("utf-8"))
 
 
-def look(finished: Path) -> tuple[str, Page]:
-    """The source of a report written before, and the page."""
-    content = (finished / "report.html").read_text("utf-8")
-    return content, Page(content)
-
-
-def test_the_page_shows_the_values_of_the_result(finished: Path) -> None:
-    _, page = look(finished)
+def test_the_page_shows_the_values_of_the_result(page: Page) -> None:
     assert page.key_figures() == {
         "Accuracy": "93.61%",
         "Evaluation loss": "0.2214",
@@ -183,8 +183,7 @@ def test_the_page_shows_the_values_of_the_result(finished: Path) -> None:
     }
 
 
-def test_the_page_shows_every_part_of_the_record(finished: Path) -> None:
-    _, page = look(finished)
+def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
     for part in (
         "succeeded recipe ddp · preset ddp · started 2025-01-02 03:04 UTC",
         "Evaluation loss 0.3333 at the end, its best.",
@@ -201,8 +200,7 @@ def test_the_page_shows_every_part_of_the_record(finished: Path) -> None:
     assert "damaged" not in page.text
 
 
-def test_the_page_is_balanced_and_fetches_nothing(finished: Path) -> None:
-    content, page = look(finished)
+def test_the_page_is_balanced_and_fetches_nothing(content: str, page: Page) -> None:
     assert page.unbalanced == []
     assert not re.search(r"https?:|url\((?!#)|@import|<script|<link", content)
     for tag, attributes in page.elements:
@@ -252,8 +250,8 @@ def test_the_page_has_the_commands_that_come_next(
     assert links == ["metrics.jsonl", "result.json", "config.json"]
 
 
-def test_the_page_can_be_read_aloud(finished: Path) -> None:
-    elements = look(finished)[1].elements
+def test_the_page_can_be_read_aloud(page: Page) -> None:
+    elements = page.elements
     assert ("html", {"lang": "en"}) in elements
     drawings = [attributes for tag, attributes in elements if tag == "svg"]
     assert len(drawings) == NUM_PLOTS
@@ -263,8 +261,7 @@ def test_the_page_can_be_read_aloud(finished: Path) -> None:
     assert all(attributes["scope"] in {"row", "col"} for tag, attributes in elements if tag == "th")
 
 
-def test_every_colour_of_a_drawing_follows_the_theme(finished: Path) -> None:
-    content, _ = look(finished)
+def test_every_colour_of_a_drawing_follows_the_theme(content: str) -> None:
     drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
     assert drawings
     for drawing in drawings:
@@ -275,8 +272,7 @@ def test_every_colour_of_a_drawing_follows_the_theme(finished: Path) -> None:
     assert len(light) == len(set(light))
 
 
-def test_right_and_wrong_samples_differ_in_words_and_marks(finished: Path) -> None:
-    _, page = look(finished)
+def test_right_and_wrong_samples_differ_in_words_and_marks(page: Page) -> None:
     kinds = [attributes.get("class") for tag, attributes in page.elements if tag == "li"]
     assert kinds == ["wrong"] * 2 + ["right"] * 4
     assert page.words.count("✗") == 2
@@ -446,6 +442,6 @@ def test_importing_a_module_brings_in_no_heavy_library(module: str, heavy: set[s
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(page.__file__).parents[2],
+        cwd=ROOT,
     )
     assert done.stdout.strip() == ""

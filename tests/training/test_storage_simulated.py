@@ -32,7 +32,7 @@ from contract.times import LEASE_RENEW_S, LEASE_S
 from tests.containers.program.test_files_simulated import World
 from tests.training.bucket import RUN, Bucket, CrashError, install
 from tests.training.sample_events import step
-from tests.training.test_checkpoint_faults import OneRank, snapshot
+from tests.training.test_checkpoint_faults import one_rank, snapshot
 from tests.training.test_record import opened_at
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.record import reader
@@ -85,7 +85,7 @@ class Life(World):
         """Steps that were written down."""
         self.refused: set[int] = set()
         """Steps that storage refused when their head wrote them: training continues without."""
-        self.num = dict.fromkeys(("restores", "saves", "zombies", "refusals", "cuts", "flips"), 0)
+        self.num = dict.fromkeys(("restores", "saves", "zombies", "cuts", "flips"), 0)
         self.touched: dict[str, float] = {}
         """When each lease on disk was written."""
         self.is_record_synced = False
@@ -380,7 +380,6 @@ class Head(Actor):
         try:
             self.lease = Lease.take(life.uri, clock=life.time)
         except InputError as error:
-            life.num["refusals"] += 1
             life.note(f"is refused: {str(error)[:90]}")
             return
         except Exception as error:
@@ -536,7 +535,7 @@ class Ranks(Actor):
     def restore(self) -> tuple[str, float]:
         uri = self.life.uri
         if self.life.is_sharded:
-            found = sharded_checkpoints.newest(OneRank(uri))
+            found = sharded_checkpoints.newest(one_rank(uri))
             if found is None:
                 return "", 0.0
             self.step = found.position.step
