@@ -29,6 +29,20 @@ def levels(views: torch.Tensor) -> torch.Tensor:
     return (views.permute(0, 2, 3, 1) * std + mean) * 255
 
 
+def as_pillow_shows(
+    canvas: torch.Tensor, extent: list[int], box: tuple[float, ...], *, size: int
+) -> Image.Image:
+    """A part of a picture, resized."""
+    height, width = extent
+    picture = Image.fromarray(canvas[:height, :width].numpy())
+    return picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def assert_near(found: torch.Tensor, expected: Image.Image) -> None:
+    """But for the whole levels to which Pillow rounds twice."""
+    assert (found - torch.from_numpy(np.asarray(expected).astype(np.float32))).abs().max() < 2
+
+
 def test_a_picture_is_shown_alike_whatever_it_is_batched_with() -> None:
     numbers = torch.arange(1000, 1064)
     whole = augmentation.random_boxes(numbers, seed=1, step=7, least_area=0.25)
@@ -69,22 +83,16 @@ def test_a_part_is_resized_as_pillow_does_it(size: int, mirrored: bool) -> None:
     views = augmentation.random_views(canvases, extents, boxes, size=size)
     assert views.shape == (num, 3, size, size)
     assert views.is_contiguous()
-    for canvas, (height, width), found in zip(
-        canvases, extents.tolist(), levels(views), strict=True
-    ):
+    for canvas, extent, found in zip(canvases, extents.tolist(), levels(views), strict=True):
+        height, width = extent
         part_height = min(height, (0.4 * height * width / 1.2) ** 0.5)
         part_width = min(width, (0.4 * height * width * 1.2) ** 0.5)
         top, left = 0.5 * (height - part_height), 0.25 * (width - part_width)
-        picture = Image.fromarray(canvas[:height, :width].numpy())
         box = (left, top, left + part_width, top + part_height)
-        expected = picture.crop((0, 0, width, height)).resize(
-            (size, size), Image.Resampling.BILINEAR, box=box
-        )
+        expected = as_pillow_shows(canvas, extent, box, size=size)
         if mirrored:
             expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        # Pillow rounds to whole levels twice.
-        difference = (found - torch.from_numpy(np.asarray(expected).astype(np.float32))).abs()
-        assert difference.max() < 2
+        assert_near(found, expected)
 
 
 def test_nothing_outside_of_a_picture_is_ever_shown() -> None:
@@ -103,10 +111,8 @@ def test_nothing_outside_of_a_picture_is_ever_shown() -> None:
 def test_evaluation_sees_the_middle_of_each_picture() -> None:
     canvases, extents = pictures()
     found = levels(augmentation.middle_views(canvases, extents, size=28, share=0.875))
-    for canvas, (height, width), view in zip(canvases, extents.tolist(), found, strict=True):
+    for canvas, extent, view in zip(canvases, extents.tolist(), found, strict=True):
+        height, width = extent
         side = 0.875 * min(height, width)
         box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
-        picture = Image.fromarray(canvas[:height, :width].numpy())
-        expected = picture.resize((28, 28), Image.Resampling.BILINEAR, box=box)
-        difference = view - torch.from_numpy(np.asarray(expected).astype(np.float32))
-        assert difference.abs().max() < 2
+        assert_near(view, as_pillow_shows(canvas, extent, box, size=28))

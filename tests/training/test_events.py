@@ -163,14 +163,17 @@ def test_a_value_of_another_kind_counts_as_missing() -> None:
     assert (found.measures, found.items_per_s) == ({}, None)
 
 
+def parsed(lines: list[dict[str, Any]]) -> events.Metrics:
+    return parse_metrics("\n".join(map(json.dumps, lines)).encode() + b"\n")
+
+
 @pytest.mark.parametrize("values", [{}, {"step": "many"}, {"step": True}, {"step": None}])
 def test_a_line_without_its_step_is_damaged_and_nothing_else_is_lost(
     values: dict[str, Any],
 ) -> None:
     whole = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2)]
     lines = [whole[0], {"type": "step", "loss": 1.0, **values}, whole[1]]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    metrics = parse_metrics(text.encode())
+    metrics = parsed(lines)
     assert [each.step for each in metrics.of(Step)] == [1, 2]
     assert metrics.num_damaged == 1
 
@@ -190,8 +193,7 @@ def test_deeply_nested_damage_is_damage() -> None:
 def test_steps_that_were_done_again_count_once() -> None:
     lines = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2, 3)]
     lines += [{"type": "resume", "step": 1}, {"type": "step", "step": 2, "loss": 2.0}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    found = parse_metrics(text.encode()).of(Step)
+    found = parsed(lines).of(Step)
     assert [(each.step, each.loss) for each in found] == [(1, 1.0), (2, 2.0)]
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from transformers import AutoConfig
 
 from benchmarks import processes
 from contract.errors import InputError
@@ -29,39 +30,25 @@ from training.recipes.fsdp import loop
 VOCAB, SEQ_LEN = 257, 24
 
 
-def neox() -> Any:
-    from transformers import GPTNeoXConfig
-
-    make: Any = GPTNeoXConfig
-    return make(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        rotary_pct=0.25,
-        tie_word_embeddings=False,
-    )
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "neox": {"model_type": "gpt_neox", "rotary_pct": 0.25, "tie_word_embeddings": False},
+    "llama": {"model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True},
+}
 
 
-def llama() -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
+def config_of(name: str) -> Any:
+    return AutoConfig.for_model(**SIZES, **MODELS[name])
 
 
-CONFIGS = {"neox": neox, "llama": llama}
-every_model = pytest.mark.parametrize("name", CONFIGS)
+every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def tokens(step: int, num: int = 8) -> Tensor:
@@ -75,11 +62,11 @@ def reference(name: str) -> Any:
 
     torch.manual_seed(7)
     make: Any = AutoModelForCausalLM
-    return make.from_config(CONFIGS[name]()).eval()
+    return make.from_config(config_of(name)).eval()
 
 
 def built(name: str, fill: Callable[[nn.Module], None]) -> WithLoss:
-    model = language_models.build_on_meta(CONFIGS[name]())
+    model = language_models.build_on_meta(config_of(name))
     model_weights.allocate(model, torch.device("cpu"))
     fill(model)
     return WithLoss(model)
@@ -141,7 +128,7 @@ def test_random_weights_depend_on_the_seed_and_the_names_alone(name: str) -> Non
 
 
 def test_parameters_and_operations_are_counted() -> None:
-    model = language_models.build_on_meta(neox())
+    model = language_models.build_on_meta(config_of("neox"))
     whole = sum(p.numel() for p in reference("neox").parameters())
     assert language_models.num_parameters(model) == whole
     assert len(language_models.blocks(model)) == 3
@@ -153,7 +140,7 @@ def test_parameters_and_operations_are_counted() -> None:
 @pytest.mark.parametrize("name", ["neox"])
 def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> None:
     def load(**changes: int) -> None:
-        config = CONFIGS[name]()
+        config = config_of(name)
         config.update(changes)
         model = language_models.build_on_meta(config)
         model_weights.allocate(model, torch.device("cpu"))
@@ -197,7 +184,7 @@ def _in_group(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def sharded(name: str, *, sends_less: bool = False) -> WithLoss:
-    model = WithLoss(language_models.build_on_meta(CONFIGS[name]()))
+    model = WithLoss(language_models.build_on_meta(config_of(name)))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     language_models.shard(model, mesh, bf16=False, reduce_bf16=sends_less)
     model_weights.allocate(model.model, torch.device("cpu"))
@@ -245,7 +232,7 @@ def _gradients(model: Any) -> list[Tensor]:
 
 
 def _alone(_rank: int, bf16: bool) -> tuple[float, set[str], float]:
-    model = WithLoss(language_models.build_on_meta(CONFIGS["neox"]()))
+    model = WithLoss(language_models.build_on_meta(config_of("neox")))
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
     language_models.shard(model, mesh, bf16=bf16)
     model_weights.allocate(model.model, torch.device("cpu"))
@@ -294,7 +281,7 @@ def test_a_sharded_model_is_the_whole_one(name: str, world_size: int, saved: Pat
 
 
 def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:
-    model = language_models.build_on_meta(CONFIGS["llama"]())
+    model = language_models.build_on_meta(config_of("llama"))
     with pytest.raises(InputError, match=r"names 'w_q', .*: choose of down_proj, .*, v_proj"):
         lora.add(model, rank=2, targets="w_q,v_proj")
     lora.add(model, rank=2, targets="v_proj, up_proj")
