@@ -33,7 +33,10 @@ def failing(bucket: Bucket, request: str, error: Exception) -> Callable[[], None
 @pytest.mark.parametrize("error", TROUBLE)
 @pytest.mark.parametrize("request_", ["pipe_file", "cat_file", "ls"])
 def test_a_start_is_tried_again(
-    request_: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+    request_: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     complete = SimpleNamespace(run=lambda: exits.OK)
     monkeypatch.setattr("training.runtime.driver.Driver", lambda *_, **__: complete)
@@ -41,6 +44,9 @@ def test_a_start_is_tried_again(
     words = ["ddp", "--workers", "2", "--storage", "s3://bucket", "--run", "r"]
     end = failing(bucket, request_, error)
     assert launch.main(words) == exits.STORAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert said.endswith("; check the address, or try again later")
     end()
     assert launch.main(words) == exits.OK
 

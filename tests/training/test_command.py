@@ -38,6 +38,14 @@ def test_settings_are_those_of_preset_and_options() -> None:
         (["ddp", "-h"], "-h is not an option of a job's recipe"),
         ([], "no recipe is given: choose ddp, fsdp, imagenet, bandwidth"),
         (["ddp", "--run=other"], "--run is not an option of a job's recipe"),
+        (
+            ["ddp", "--data", "tiny-shakespeare"],
+            "--data is tiny-shakespeare, which is text, and this recipe trains on images: choose "
+            "fashion-mnist, mnist",
+        ),
+        (["fsdp", "--preset", "tiny", "--data", "mnist"], "this recipe trains on text"),
+        (["imagenet", "--data", "mnist"], "trains on pictures: give a folder or an address"),
+        (["ddp", "--data", "1 a, 1 b"], "recipe ddp trains on one data set: give one of a, b"),
     ],
 )
 def test_what_is_wrong_is_said_on_the_laptop(words: Sequence[str], sentence: str) -> None:
@@ -130,7 +138,8 @@ def options(draw: st.DrawFn, recipe: Recipe) -> list[str]:
     if draw(st.booleans()):
         words += ["--preset", draw(st.sampled_from([*recipe.presets, "none"]))]
     if draw(st.booleans()):
-        words += ["--data", "s3://bucket/data"]
+        data = draw(st.sampled_from(["s3://bucket/data", "mnist", "tiny-shakespeare"]))
+        words += ["--data", data]
     if draw(st.integers(0, 9)) == 0:
         words += [draw(st.sampled_from(["--overwrite", "--max-failures=-1", "--verbose", "--no"]))]
     return words

@@ -186,10 +186,6 @@ def test_any_bytes_between_two_lines_lose_only_themselves(damage: bytes, at: int
     assert [each.step for each in found.of(Step)] == [1, 2, 3]
 
 
-def test_deeply_nested_damage_is_damage() -> None:
-    assert parse_metrics(b"[" * 100_000 + b"\n").num_damaged == 1
-
-
 def test_steps_that_were_done_again_count_once() -> None:
     lines = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2, 3)]
     lines += [{"type": "resume", "step": 1}, {"type": "step", "step": 2, "loss": 2.0}]

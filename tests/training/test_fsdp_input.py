@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from contract import exits, runs
+from contract import runs
 from contract.errors import InputError
 from tests.conftest import ROOT
-from training import launch
 from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture, sources
@@ -80,14 +79,6 @@ def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"was trained on another text, tokenizer or split"):
         inputs.prepare(resumed)
     assert inputs.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
-
-
-def test_a_model_that_is_not_there_is_noticed_before_anything_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["fsdp", "--local", "--storage", str(tmp_path), "--model", "./nope"]
-    assert launch.main(arguments) == exits.BAD_INPUT
-    assert capsys.readouterr().err == "error: model folder ./nope does not exist\n"
 
 
 def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(

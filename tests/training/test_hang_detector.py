@@ -131,13 +131,6 @@ def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_st
     assert silence.wait(LEAST_S + 10)
 
 
-def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
-    stepping: Silence,
-) -> None:
-    stepping.tell(*((200, Saving(step=2, written=number)) for number in range(20)))
-    assert not stepping.wait(LEAST_S - 1)
-
-
 @pytest.mark.parametrize("last", [2, 1000], ids=["in between", "after the last step"])
 def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
     last: int, silence: Silence

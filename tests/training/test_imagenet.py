@@ -24,7 +24,7 @@ from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures.reader import rank_plan
 from training.models import picture_shapes
-from training.recipes.imagenet import RECIPE, loop
+from training.recipes.imagenet import loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Finished, RankTimes, Step
 from training.runtime.torchrun import TorchrunWorker
@@ -118,11 +118,6 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         config(**changes)
-
-
-def test_a_set_of_small_images_is_refused_with_what_to_give() -> None:
-    with pytest.raises(InputError, match="trains on pictures: give a folder or an address"):
-        RECIPE.check_data("fashion-mnist")
 
 
 def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:

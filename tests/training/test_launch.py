@@ -3,7 +3,6 @@ anything is started or written."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,6 +41,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 LOCAL = ["ddp", "--local"]
+TEXT = ["fsdp", "--local", "--model", "new:tiny"]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,10 @@ LOCAL = ["ddp", "--local"]
         ([*LOCAL, "--storage", "no/such/place"], ["no/such does not exist", "make it first"]),
         ([*LOCAL, "--data", "nowhere"], ["nowhere does not exist", IDX_FILES[0]]),
         ([*LOCAL, "--data", "."], ["is empty"]),
+        ([*LOCAL, "--data", "fashion_mnist"], ["did you mean fashion-mnist"]),
+        ([*TEXT, "--data", "tiny_shakespeare"], ["did you mean tiny-shakespeare"]),
+        (["fsdp", "--local", "--model", "./nope"], ["model folder ./nope does not exist"]),
+        ([*LOCAL, "--workers", "1:2"], ["a range needs a cluster that grows"]),
     ],
 )
 def test_a_mistake_is_one_clear_line_and_leaves_nothing(
@@ -146,16 +150,8 @@ def test_help_shows_the_defaults_of_the_preset_that_would_be_used(
 
 
 def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: Path) -> None:
-    def config(recipe: str, workers: str, **more: Any) -> Any:
-        words = [recipe, f"--workers={workers}", f"--storage={tmp_path}", "--run=r"]
-        words += [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
-        return launch.configured(command.parse(words))
-
-    assert config("ddp", "1:4")[0].num_workers == 4
-    assert config("ddp", "1:4")[1] == Range(1, 4)
-    # Twelve sequences are enough for up to twelve workers.
-    assert config("fsdp", "1:4", global_batch=12)[0].num_workers == 4
+    words = ["fsdp", "--global-batch=12", f"--storage={tmp_path}", "--run=r"]
+    config, workers = launch.configured(command.parse([*words, "--workers=1:4"]))
+    assert (config.num_workers, workers) == (4, Range(1, 4))
     with pytest.raises(InputError, match="13 workers"):
-        config("fsdp", "4:13", global_batch=12)
-    with pytest.raises(InputError, match="a range needs a cluster that grows"):
-        launch.configured(command.parse([*LOCAL, "--workers", "1:2", "--storage", str(tmp_path)]))
+        launch.configured(command.parse([*words, "--workers=4:13"]))

@@ -103,18 +103,15 @@ def test_sources_are_told_from_their_weights(data: str, found: list[tuple[str, s
         ("1 a, 2 a/", "has a/ twice: give it once, with the sum of the weights"),
         ("a, 0.3 b", "a has no weight; write a mixture as"),
         ("0.3 a", "only one source, a: leave the weight out"),
+        ("1 mnist, 1 b", "--data is mnist, which is images"),
     ],
 )
-def test_a_wrong_weight_is_refused_before_anything_is_read(data: str, said: str) -> None:
+def test_a_wrong_weight_or_source_is_refused_before_anything_is_read(data: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         recipes.by_name("fsdp").check_data(data)
 
 
-def test_what_is_no_text_is_refused_in_a_mixture_too(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"recipe ddp trains on one data set: give one of a, b"):
-        recipes.by_name("ddp").check_data("1 a, 1 b")
-    with pytest.raises(InputError, match=r"--data is mnist, which is images"):
-        recipes.by_name("fsdp").check_data("1 mnist, 1 b")
+def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"text nowhere does not exist"):
         inputs.look_at(config(tmp_path, f"1 {LICENSE}, 1 nowhere"))
     inputs.look_at(config(tmp_path, "1 python-help, 1 s3://bucket/text"))

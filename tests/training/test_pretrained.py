@@ -145,15 +145,11 @@ def test_a_configuration_and_a_split_of_a_data_set_are_chosen(hub: str, tmp_path
         assert expected in said
 
 
-def test_without_a_way_to_the_hub_the_error_names_the_other_ways() -> None:
-    with pytest.raises(InputError, match=r"no folder here, and the Hugging Face Hub cannot be"):
-        pretrained.model_folder("owner/name", runs="runs")
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         ("./nowhere", r"model folder \./nowhere does not exist"),
+        ("owner/name", "no folder here, and the Hugging Face Hub cannot be"),
         ("ftp://host/model", r"give a folder, s3://BUCKET/PREFIX or a Hugging Face id"),
     ],
 )

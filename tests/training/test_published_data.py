@@ -1,5 +1,5 @@
 """Data sets are fetched by name from a mirror on loopback: whole, verified, and from where a
-download broke off; and the same name is right or wrong on the laptop and on the node."""
+download broke off."""
 
 import gzip
 import hashlib
@@ -10,13 +10,11 @@ from typing import Final
 import pytest
 
 from contract.errors import InputError
-from contract.nodes import Range
 from tests.training.mirror import Mirror, served
 from training import launch
 from training.data import catalog, documents, download, images
 from training.data.catalog import DataSet
 from training.recipes import command
-from training.recipes.command import read_command
 
 PLAIN: Final = bytes(range(256)) * 4000
 PACKED: Final = b"a label\n" * 1000
@@ -166,39 +164,7 @@ def test_tiny_shakespeare_by_name_is_the_real_one(mirror: type[Mirror], data_dir
     assert file.read_bytes() == text
 
 
-# --- names ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["ddp", "--data", "tiny-shakespeare"],
-            "--data is tiny-shakespeare, which is text, and this recipe trains on images: choose "
-            "fashion-mnist, mnist",
-        ),
-        (["fsdp", "--preset", "tiny", "--data", "mnist"], "this recipe trains on text"),
-    ],
-)
-def test_a_data_set_of_another_kind_is_refused_on_laptop_and_node(
-    words: list[str], sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError) as on_laptop:
-        read_command(words, run="r", workers=Range(1, 1))
-    options = ["--local", "--workers", "1", "--storage", str(tmp_path)]
-    with pytest.raises(InputError) as on_node:
-        launch.configured(command.parse([*words, *options]))
-    assert sentence in str(on_laptop.value)
-    assert str(on_node.value) == str(on_laptop.value)
-
-
-@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
-def test_a_name_that_is_almost_right_is_guessed(recipe: str, tmp_path: Path) -> None:
-    name = {"ddp": "fashion_mnist", "fsdp": "tiny_shakespeare"}[recipe]
-    words = [recipe, "--data", name, "--model", "new:tiny"][: 5 if recipe == "fsdp" else 3]
-    options = ["--local", "--workers", "1", "--storage", str(tmp_path)]
-    with pytest.raises(InputError, match=f"did you mean {name.replace('_', '-')}"):
-        launch.configured(command.parse([*words, *options]))
-
-
+# --- names ---------------------------------------------------------------------------------------
 def test_a_name_stays_a_name_for_the_workers(tmp_path: Path) -> None:
     words = ["ddp", "--data", "mnist", "--local", "--workers", "1", "--storage", str(tmp_path)]
     config, _ = launch.configured(command.parse(words))

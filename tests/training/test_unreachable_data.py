@@ -10,7 +10,7 @@ from botocore.exceptions import ProfileNotFound, ReadTimeoutError
 
 from contract import exits
 from contract.errors import InputError, UnreachableError
-from training import launch, recipes
+from training import recipes
 from training.data import documents, sources
 from training.recipes.ddp.settings import DdpConfig
 from training.runtime import torchrun
@@ -57,21 +57,6 @@ def test_a_disk_that_is_full_is_named_and_not_s3(
     with pytest.raises(InputError, match=r"cache folder .* \(No space left on device\): set TRAIN"):
         sources.local_files("s3://bucket/data", ["a.gz"])
     assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == [".lock"]
-
-
-def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def start(_: Any, **_options: Any) -> int:
-        raise UnreachableError("s3://bucket/data cannot be read: slow down")
-
-    monkeypatch.setattr(launch, "start", start)
-    assert launch.main(["ddp", "--local"]) == exits.STORAGE
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == (
-        "error: s3://bucket/data cannot be read: slow down; check the address, or try again later\n"
-    )
 
 
 @pytest.mark.parametrize(
