@@ -34,8 +34,28 @@ def check(trained: WithLoss, *, isolates: bool = False) -> None:
     agreement.check(trained, device=CPU, isolates=isolates, is_exact=True)
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> WithLoss:
-    """A model that does something of its own with its logits."""
+def test_a_model_that_agrees_passes_and_keeps_its_weights() -> None:
+    trained = llama()
+    before = {name: each.clone() for name, each in trained.state_dict().items()}
+    check(trained, isolates=True)
+    assert all(torch.equal(each, before[name]) for name, each in trained.state_dict().items())
+
+
+def first_only(logits: torch.Tensor) -> torch.Tensor:
+    return torch.cat([logits[:, :1] * 3, logits[:, 1:]], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (first_only, r"type 'llama' cannot be trained.*by the logits of"),
+        (torch.square, "LlamaForCausalLM computes its logits in a way"),
+    ],
+    ids=["another loss", "logits of an unknown making"],
+)
+def test_a_model_that_disagrees_ends_the_run(
+    change: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = llama()
     own = trained.model.forward
 
@@ -45,27 +65,8 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> WithLoss:
         return found
 
     monkeypatch.setattr(trained.model, "forward", forward)
-    return trained
-
-
-def test_a_model_that_agrees_passes_and_keeps_its_weights() -> None:
-    trained = llama()
-    before = {name: each.clone() for name, each in trained.state_dict().items()}
-    check(trained, isolates=True)
-    assert all(torch.equal(each, before[name]) for name, each in trained.state_dict().items())
-
-
-def test_a_loss_that_differs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_only(logits: torch.Tensor) -> torch.Tensor:
-        return torch.cat([logits[:, :1] * 3, logits[:, 1:]], dim=1)
-
-    with pytest.raises(InputError, match=r"type 'llama' cannot be trained.*by the logits of"):
-        check(changed(monkeypatch, first_only))
-
-
-def test_logits_of_an_unknown_making_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="LlamaForCausalLM computes its logits in a way"):
-        check(changed(monkeypatch, torch.square))
+    with pytest.raises(InputError, match=words):
+        check(trained)
 
 
 def test_a_model_that_sees_what_follows_ends_the_run() -> None:

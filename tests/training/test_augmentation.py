@@ -30,7 +30,7 @@ def levels(views: torch.Tensor) -> torch.Tensor:
 
 
 def as_pillow_shows(
-    canvas: torch.Tensor, extent: list[int], box: tuple[float, ...], *, size: int
+    canvas: torch.Tensor, extent: list[int], box: tuple[float, float, float, float], *, size: int
 ) -> Image.Image:
     """A part of a picture, resized."""
     height, width = extent

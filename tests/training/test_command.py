@@ -44,6 +44,8 @@ def test_settings_are_those_of_preset_and_options() -> None:
             "fashion-mnist, mnist",
         ),
         (["fsdp", "--preset", "tiny", "--data", "mnist"], "this recipe trains on text"),
+        (["fsdp", "--lora-alpha", "8"], "give --lora-rank too, such as 16, or leave them out"),
+        (["fsdp", "--global-batch", "3"], "--global-batch is 3, fewer sequences than 4 workers"),
         (["imagenet", "--data", "mnist"], "trains on pictures: give a folder or an address"),
         (["ddp", "--data", "1 a, 1 b"], "recipe ddp trains on one data set: give one of a, b"),
     ],
@@ -78,7 +80,7 @@ def test_a_damaged_record_counts_as_none(config: bytes | None) -> None:
 def test_the_batch_of_a_run_may_be_too_small_for_the_workers_that_resume_it() -> None:
     begun = read_command(["ddp", "--global-batch", "24"], run="r", workers=ONE)
     recorded = Recorded.of(json.dumps(begun.to_json()).encode(), None)
-    with pytest.raises(InputError, match="24 is too small for 6 workers"):
+    with pytest.raises(InputError, match=r"24 is too small for 6 workers: .*--global-batch 48 or"):
         read_command(["ddp"], run="r", workers=Range(1, 6), recorded=recorded)
 
 

@@ -30,7 +30,7 @@ from training.recipes.fsdp import loop
 VOCAB, SEQ_LEN = 257, 24
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -173,16 +173,6 @@ def test_what_is_no_language_model_is_refused() -> None:
 
 
 # --- several processes ----------------------------------------------------------------------------
-def in_processes(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run ``work(rank, *arguments)`` in processes of one gloo group; return what each returns."""
-    return processes.run(world_size, _in_group, work, arguments, method=forks.METHOD)
-
-
-def _in_group(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    dist.init_process_group("gloo")
-    return work(dist.get_rank(), *arguments)
-
-
 def sharded(name: str, *, sends_less: bool = False) -> WithLoss:
     model = WithLoss(language_models.build_on_meta(config_of(name)))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -191,7 +181,8 @@ def sharded(name: str, *, sends_less: bool = False) -> WithLoss:
     return model
 
 
-def _losses_and_bytes(rank: int, name: str, folder: str) -> tuple[float, float, int]:
+def _losses_and_bytes(name: str, folder: str) -> tuple[float, float, int]:
+    dist.init_process_group("gloo")
     model = sharded(name)
     model_weights.load(model.model, Path(folder))
     own = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
@@ -209,7 +200,7 @@ def _losses_and_bytes(rank: int, name: str, folder: str) -> tuple[float, float, 
     rounded = _gradients(less)
     for one, other in zip(reduced, rounded, strict=True):
         assert 0 < (one - other).norm() < 0.02 * one.norm()
-    torch.save(reduced, Path(folder) / f"gradients-{rank}.pt")  # more than a pipe holds
+    torch.save(reduced, Path(folder) / f"gradients-{dist.get_rank()}.pt")  # more than a pipe holds
     return loaded, random, own
 
 
@@ -231,7 +222,7 @@ def _gradients(model: Any) -> list[Tensor]:
     return [parameter.grad.full_tensor() for parameter in model.parameters()]
 
 
-def _alone(_rank: int, bf16: bool) -> tuple[float, set[str], float]:
+def alone(bf16: bool) -> tuple[float, set[str], float]:
     model = WithLoss(language_models.build_on_meta(config_of("neox")))
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
     language_models.shard(model, mesh, bf16=bf16)
@@ -243,11 +234,10 @@ def _alone(_rank: int, bf16: bool) -> tuple[float, set[str], float]:
     return loss.item(), kinds, loop.clip(model, 0.0).item()
 
 
-@pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.usefixtures("group")
 def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32() -> None:
-    [(exact, kinds, exact_norm)] = in_processes(1, _alone, False)
-    [(loss, kinds_in_bf16, norm)] = in_processes(1, _alone, True)
+    exact, kinds, exact_norm = alone(bf16=False)
+    loss, kinds_in_bf16, norm = alone(bf16=True)
     assert kinds == kinds_in_bf16 == {"Parameter torch.float32"}
     assert loss != exact
     assert loss == pytest.approx(exact, rel=1e-3)
@@ -260,7 +250,7 @@ def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32()
     ("name", "world_size"), [("llama", 2), ("neox", 3)], ids=["two share", "three share unevenly"]
 )
 def test_a_sharded_model_is_the_whole_one(name: str, world_size: int, saved: Path) -> None:
-    found = in_processes(world_size, _losses_and_bytes, name, str(saved))
+    found = processes.run(world_size, _losses_and_bytes, name, str(saved), method=forks.METHOD)
     whole = built(name, lambda model: model_weights.load(model, saved))
     with torch.no_grad():
         loaded = whole(tokens(0)).item()

@@ -73,9 +73,11 @@ def test_a_download_that_breaks_off_continues_where_it_was(
     assert len(paused) == 2
 
 
-def test_what_a_killed_download_left_is_not_taken_for_complete_and_not_fetched_again(
-    mirror: type[Mirror], tmp_path: Path
+@pytest.mark.parametrize("has_ranges", [True, False], ids=["of the rest", "of all of it"])
+def test_what_a_killed_download_left_is_not_taken_for_complete(
+    has_ranges: bool, mirror: type[Mirror], tmp_path: Path
 ) -> None:
+    mirror.has_ranges = has_ranges
     (tmp_path / ".plain.bin.part").write_bytes(PLAIN[:777])
     (path, _) = download.fetch(DATA, tmp_path)
     assert path.read_bytes() == PLAIN
@@ -84,14 +86,6 @@ def test_what_a_killed_download_left_is_not_taken_for_complete_and_not_fetched_a
     path.rename(tmp_path / ".plain.bin.part")
     (path, _) = download.fetch(DATA, tmp_path)
     assert path.read_bytes() == PLAIN
-
-
-def test_a_mirror_without_ranges_sends_all_of_it_again(
-    mirror: type[Mirror], tmp_path: Path
-) -> None:
-    mirror.has_ranges = False
-    (tmp_path / ".plain.bin.part").write_bytes(PLAIN[:777])
-    assert download.fetch(DATA, tmp_path)[0].read_bytes() == PLAIN
 
 
 def test_a_busy_mirror_is_asked_again_and_in_the_end_no_longer(
@@ -105,6 +99,9 @@ def test_a_busy_mirror_is_asked_again_and_in_the_end_no_longer(
     with pytest.raises(InputError, match=r"plain\.bin could not be fetched: .* 503"):
         download.fetch(DATA, tmp_path / "b", sleep=paused.append)
     assert mirror.answers == []
+    mirror.answers = [404]
+    with pytest.raises(InputError, match=r"/set/plain\.bin could not be fetched: .* 404"):
+        download.fetch(DATA, tmp_path / "b", sleep=lambda _: pytest.fail("asked again"))
 
 
 @pytest.mark.parametrize(
@@ -128,12 +125,6 @@ def test_another_content_is_refused_and_not_kept(
     assert f"{name.rpartition('/')[2]}" not in names_in(tmp_path)
     mirror.files = {**mirror.files, name: good}
     assert len(download.fetch(DATA, tmp_path)) == 2
-
-
-def test_a_file_that_is_not_there_is_named(mirror: type[Mirror], tmp_path: Path) -> None:
-    mirror.files = {}
-    with pytest.raises(InputError, match=r"/set/plain\.bin could not be fetched: .* 404"):
-        download.fetch(DATA, tmp_path)
 
 
 def test_a_mirror_that_is_no_address_is_refused(
