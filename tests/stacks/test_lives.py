@@ -72,6 +72,9 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
             told = evaluate(states["Again"]["Output"], variables, now)
             found.append(evaluate(states["Pause"]["Seconds"], variables, now))
             assert told == {"reason": "why", "until": now + found[-1]}
+            # A job's patience begins when it asks for a host, and again after another loss.
+            asked = evaluate(states["Again"]["Assign"]["asked"], variables, now)
+            assert asked == (BEGAN if status is JobStatus.NO_CAPACITY else now)
         assert sum(found) == MAX_SECONDS, "the next head notices that the deadline has come"
         events = 20  # at most, from one request to the next
         assert len(found) * events < 25_000

@@ -15,6 +15,7 @@ def as_requested(arguments: Any) -> Any:
     """Arguments of a state as the request has them, with a text in place of each expression."""
     match arguments:
         case dict():
+            assert all(name[0].isupper() for name in arguments), "as Step Functions writes them"
             return {
                 name[:1].lower() + name[1:]: as_requested(each) for name, each in arguments.items()
             }
