@@ -4,8 +4,8 @@ all that is missing at once, and starts after any kind of end of an earlier one.
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,42 +98,32 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
     monkeypatch: pytest.MonkeyPatch,
     cli: Cli,
 ) -> None:
-    # The local AWS loads what an earlier one has written to its folder.
-    tags = checkout / ".rehearsal" / "aws" / "state" / "tags"
+    state = checkout / ".rehearsal" / "aws" / "state"
     ends = [True]
 
     def start(folder: Path, **_: object) -> local_aws.LocalAws:
-        tags.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(parents=True)  # it would load what an earlier one has left
         return local_aws.LocalAws(endpoint="http://aws", log=folder / "log", pid=0)
-
-    def put_image(*, repositoryName: str, imageTag: str, **_: str) -> None:  # noqa: N803
-        there = tags.read_text().splitlines() if tags.exists() else []
-        image = f"{repositoryName}:{imageTag}"
-        if image in there:
-            raise cycle.RehearsalError("The image tag already exists")
-        tags.write_text("\n".join([*there, image]))
 
     def trainctl(*_: str) -> str:
         if ends.pop():
             raise LastStageEndsError
         return ""
 
-    account = SimpleNamespace(client=lambda _: SimpleNamespace(put_image=put_image))
-    monkeypatch.setattr(cycle, "check_installed", lambda: None)
-    monkeypatch.setattr(cycle, "content_tag", lambda _: "content-1")
-    monkeypatch.setattr(images, "registry_program", lambda: None)
     monkeypatch.setattr(local_aws, "start_detached", start)
+    monkeypatch.setattr(images, "registry_program", lambda: None)
     monkeypatch.setattr(images, "build", lambda *_, **__: {"head": "h", "worker": "w"})
-    monkeypatch.setattr(cycle, "account_at", lambda _: account)
-    monkeypatch.setattr(cycle.Rehearsal, "deploy", lambda *_, **__: None)
-    monkeypatch.setattr(cycle.Rehearsal, "_repository", lambda _, node: f"ecr/{node}")
-    monkeypatch.setattr(cycle.Rehearsal, "trainctl", trainctl)
+    for name, found in (("check_installed", None), ("content_tag", "content-1")):
+        monkeypatch.setattr(cycle, name, Mock(return_value=found))
     monkeypatch.setattr(cycle, "is_healthy", lambda _: True)
+    for stage in ("deploy", "_push", "_repository"):
+        monkeypatch.setattr(cycle.Rehearsal, stage, Mock())
+    monkeypatch.setattr(cycle.Rehearsal, "trainctl", trainctl)
 
     killed = partial(cycle.Rehearsal.here().up, cycle.Steps(6))
     with pytest.raises(LastStageEndsError):
         (killed if is_killed else cycle.up)()
-    assert tags.exists()
+    assert state.exists()
     ends.append(False)
     cli("local", "up")
     assert cycle.Rehearsal.here().state()["image_tag"] == "content-1"
