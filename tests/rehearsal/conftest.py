@@ -81,19 +81,24 @@ def trainctl(
     )
 
 
+def succeeded(
+    rehearsal: Rehearsal, *arguments: str, timeout_s: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """The same of a command that must end with 0."""
+    done = trainctl(rehearsal, *arguments, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def cluster_status(rehearsal: Rehearsal) -> dict[str, Any]:
     """What ``trainctl cluster status --json`` prints."""
-    run = trainctl(rehearsal, "cluster", "status", "--json")
-    assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
+    found: dict[str, Any] = json.loads(succeeded(rehearsal, "cluster", "status", "--json").stdout)
     return found
 
 
 def show(rehearsal: Rehearsal, job: str) -> dict[str, Any]:
     """What ``trainctl show JOB --json`` prints."""
-    run = trainctl(rehearsal, "show", job, "--json")
-    assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
+    found: dict[str, Any] = json.loads(succeeded(rehearsal, "show", job, "--json").stdout)
     return found
 
 

@@ -22,7 +22,7 @@ from rehearsal.inventory import account_at
 from rehearsal.processes import Steps
 from tests.conftest import ROOT
 from tests.eventually import eventually
-from tests.rehearsal.conftest import cluster_status, command, trainctl
+from tests.rehearsal.conftest import cluster_status, command, succeeded, trainctl
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -32,11 +32,9 @@ MAX_IMAGE_BYTES = 1.9e9
 @pytest.fixture(scope="module")
 def rehearsal(deployment: Rehearsal) -> Iterator[Rehearsal]:
     """A head and two workers; none of them is left afterwards."""
-    run = trainctl(deployment, "cluster", "up", "--nodes", "2", "--yes")
-    assert run.returncode == 0, run.stderr
+    succeeded(deployment, "cluster", "up", "--nodes", "2", "--yes")
     yield deployment
-    run = trainctl(deployment, "cluster", "down", "--yes")
-    assert run.returncode == 0, run.stderr
+    succeeded(deployment, "cluster", "down", "--yes")
     eventually(
         "no container is left",
         lambda: not deployment.engine.labelled("container", deployment.name),
@@ -172,8 +170,7 @@ def test_what_runs_is_what_was_pushed(rehearsal: Rehearsal) -> None:
 
 
 def test_up_a_second_time_says_that_it_is_up(rehearsal: Rehearsal) -> None:
-    run = trainctl(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
-    assert run.returncode == 0, run.stderr
+    run = succeeded(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
     assert "Already requested: a head, 2 worker nodes." in run.stderr
     assert "trainctl shell -- ray status" in run.stdout
 
@@ -201,9 +198,7 @@ def test_a_notebook_on_the_head_is_guarded_and_its_files_are_kept(
     (head,) = tasks_of(rehearsal, nodes.HEAD)
     give_wheels(rehearsal, head["runtime_id"], tmp_path / "wheels")
     pip = ["--env", "PIP_NO_INDEX=1", "--env", "PIP_FIND_LINKS=/tmp/wheels"]
-    run = trainctl(rehearsal, "notebook", "--no-browser", *pip)
-    assert run.returncode == 0, run.stderr
-    address = run.stdout.strip()
+    address = succeeded(rehearsal, "notebook", "--no-browser", *pip).stdout.strip()
     page = f"http://{head['address']}:{nodes.NOTEBOOK_PORT}"
     assert address.startswith(f"{page}/lab?token=")
     assert "jupyter-config-data" in requests.get(address, timeout=10).text
@@ -213,10 +208,8 @@ def test_a_notebook_on_the_head_is_guarded_and_its_files_are_kept(
     content = {"type": "file", "format": "text", "content": "one"}
     assert requests.put(file, json=content, headers=known, timeout=10).status_code == 201
 
-    run = trainctl(rehearsal, "notebook", "--stop")
-    assert (run.returncode, run.stdout) == (0, ""), run.stderr
-    run = trainctl(rehearsal, "download", nodes.NOTEBOOK_RUN, "--to", str(tmp_path / "files"))
-    assert run.returncode == 0, run.stderr
+    assert succeeded(rehearsal, "notebook", "--stop").stdout == ""
+    succeeded(rehearsal, "download", nodes.NOTEBOOK_RUN, "--to", str(tmp_path / "files"))
     assert (tmp_path / "files/node-0/work/mine.txt").read_text() == "one"
 
 
@@ -259,9 +252,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
     assert first.returncode != 0, said
     assert "/result.json" not in keys(run)
 
-    again = trainctl(rehearsal, *training)
-    assert again.returncode == 0, again.stderr
-    result = json.loads(again.stdout)
+    result = json.loads(succeeded(rehearsal, *training).stdout)
     assert result == json.loads(read("result.json"))
     assert len({*result["hosts"]}) == 2, "a rank on each worker"
     assert result["resumed_from"] in range(8, 56, 8)
@@ -279,8 +270,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
 
     place = f"s3://{bucket}/exported"
     export = ["shell", "--", "python", "-m", "training.export", "sharded", "--to", place]
-    done = trainctl(rehearsal, *export)
-    assert (done.returncode, done.stdout.strip()) == (0, place), done.stderr
+    assert succeeded(rehearsal, *export).stdout.strip() == place
     assert keys("exported/") == {
         "config.json",
         "generation_config.json",

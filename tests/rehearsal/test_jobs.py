@@ -28,7 +28,7 @@ from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.loopback import answering
 from tests.rehearsal import conftest
-from tests.rehearsal.conftest import LAPTOP, command, show, trainctl
+from tests.rehearsal.conftest import LAPTOP, command, show, succeeded, trainctl
 from tests.rehearsal.watch import Watch
 from tests.stacks.stage import Stage
 from tests.training.sample_pictures import write_tree
@@ -200,8 +200,7 @@ def pictures(rehearsal: Rehearsal, tmp_path_factory: pytest.TempPathFactory) -> 
     tree = write_tree(tmp_path_factory.mktemp("tree"), num_train=NUM_PICTURES, num_val=20)
     place = f"s3://{rehearsal.bucket()}/datasets/pictures"
     small = ("--size", "64", "--processes", "1")
-    run = trainctl(rehearsal, "data", "prepare", "imagenet", str(tree), "--to", place, *small)
-    assert run.returncode == 0, run.stderr
+    succeeded(rehearsal, "data", "prepare", "imagenet", str(tree), "--to", place, *small)
     return place
 
 
@@ -275,8 +274,7 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
         (head,) = watch.containers(HEAD)
         rehearsal.engine("kill", "--signal", "KILL", head)
         watch.wait_for(", 1 worker on", times=3)
-        run = trainctl(rehearsal, "stop", job, "--yes")
-        assert run.returncode == 0, run.stderr
+        succeeded(rehearsal, "stop", job, "--yes")
         nothing_is_left(rehearsal)
     waited = trainctl(rehearsal, "wait", job, "--json")
     assert waited.returncode == exits.TERMINATED
@@ -310,8 +308,7 @@ def test_pictures_are_trained_to_the_last_epoch_though_a_host_is_lost(
     recorded(watch, rehearsal, "whole", "evaluation", 2)
     (worker,) = watch.containers(WORKER)
     rehearsal.engine("kill", "--signal", "KILL", worker)
-    waited = trainctl(rehearsal, "wait", job, timeout_s=600)
-    assert waited.returncode == 0, waited.stderr
+    succeeded(rehearsal, "wait", job, timeout_s=600)
     nothing_is_left(rehearsal)
     lines = events(rehearsal, "whole")
     assert [each["type"] for each in lines].count("resume") == 1

@@ -25,7 +25,7 @@ from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from tests.conftest import ROOT
 from tests.eventually import eventually
-from tests.rehearsal.conftest import gateway, served, show, trainctl
+from tests.rehearsal.conftest import gateway, served, show, succeeded, trainctl
 from tests.rehearsal.test_jobs import hosts, nothing_is_left, variables
 from tests.rehearsal.watch import Watch
 
@@ -60,9 +60,8 @@ def submit(
 ) -> str:
     """Start a program on so many nodes, with more options; return the job's id."""
     options = ("--code", str(code), "--nodes", str(on), "--run", run, "--env", "OMP_NUM_THREADS=1")
-    done = trainctl(rehearsal, "submit", *options, *more, "--yes", "--", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    given = ("submit", *options, *more, "--yes", "--", *words)
+    return succeeded(rehearsal, *given).stdout.strip()
 
 
 def ended(rehearsal: Rehearsal, job: str) -> tuple[int, str]:
@@ -234,8 +233,7 @@ def test_a_program_under_torchrun_with_a_range_of_nodes_grows_and_has_a_lost_one
         watch.wait_for("rank 1 of 2 starts at step")
         deployment.engine("kill", "--signal", "KILL", watch.wait_for_node(WORKER))
         watch.wait_for("rank 1 of 2 starts at step", times=2)
-        stopped = trainctl(deployment, "stop", job, "--yes")
-        assert stopped.returncode == exits.OK, stopped.stderr
+        succeeded(deployment, "stop", job, "--yes")
     starts = re.findall(r"rank 0 of (\d) starts at step (\d+)", watch.text())
     # Between the two it may have gone on with one node.
     assert [starts[0][0], starts[1][0], starts[-1][0]] == ["1", "2", "2"]
@@ -340,6 +338,5 @@ def test_a_program_that_is_stopped_has_the_time_that_it_was_given(
     job = submit(deployment, tmp_path, "late", "sh", "train.sh", more=("--grace", "90"))
     watch = Watch(deployment, job)
     watch.wait_for("up", times=2)
-    stopped = trainctl(deployment, "stop", job, "--yes", timeout_s=400)
-    assert stopped.returncode == exits.OK, stopped.stderr
+    succeeded(deployment, "stop", job, "--yes", timeout_s=400)
     assert watch.is_saved("late", "work/late")

@@ -20,7 +20,7 @@ from contract import exits
 from contract.nodes import HEAD, JOB, WORKER
 from rehearsal.cycle import Rehearsal
 from tests.eventually import eventually
-from tests.rehearsal.conftest import DEPLOYED, gateway, served, show, trainctl
+from tests.rehearsal.conftest import DEPLOYED, gateway, served, show, succeeded
 from tests.rehearsal.test_jobs import events, read, saved
 from tests.rehearsal.test_programs import ended
 from tests.rehearsal.watch import Watch
@@ -121,13 +121,6 @@ def published(rehearsal: Rehearsal, text: Path) -> Iterator[dict[str, str]]:
         yield {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", catalog.MIRROR_VARIABLE: mirror}
 
 
-def succeeded(rehearsal: Rehearsal, *arguments: str) -> str:
-    """What a command prints on stdout."""
-    done = trainctl(rehearsal, *arguments)
-    assert done.returncode == exits.OK, done.stderr
-    return done.stdout
-
-
 @pytest.mark.timeout(900)
 def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_prompt(
     rehearsal: Rehearsal, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +131,7 @@ def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_pro
             monkeypatch.setenv(name, value)
         succeeded(rehearsal, "data", "put", "tiny-shakespeare")
         given = ("--env", "HF_ENDPOINT", "--env", "OMP_NUM_THREADS=1", "--yes")
-        job = succeeded(rehearsal, *SUBMIT, *SMALL, *given).strip()
+        job = succeeded(rehearsal, *SUBMIT, *SMALL, *given).stdout.strip()
 
         # --- the head's host goes, and its rank with it
         watch = Watch(rehearsal, job)
@@ -190,7 +183,7 @@ def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_pro
     (code / "README.md").write_text("The program is in the image.")
     place = ("--code", str(code), "--nodes", "0", "--run", "prompt", "--yes")
     generate = ("python", "-m", "training.generate", "dolly", PROMPT, "--greedy", "--tokens", "8")
-    job = succeeded(rehearsal, "submit", *place, "--", *generate).strip()
+    job = succeeded(rehearsal, "submit", *place, "--", *generate).stdout.strip()
     exit_code, log = ended(rehearsal, job)
     assert exit_code == exits.OK, log
     (after,) = re.findall(rf"after {STEPS} steps:\n(?:\[node 0\] )?{PROMPT}(.*)", log)
