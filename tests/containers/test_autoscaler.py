@@ -238,16 +238,6 @@ def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once(
     assert own.is_terminated(bad)
 
 
-def test_a_task_that_the_list_has_lost_still_counts_while_it_runs(
-    ecs: SimulatedEcs, own: EcsNodeProvider
-) -> None:
-    own.create_node({}, TAGS, 1)
-    (node,) = own.non_terminated_nodes(WORKERS)
-    ecs.now += 1000
-    ecs.tasks[node]["startedBy"] = "not listed"
-    assert own.non_terminated_nodes(WORKERS) == [node]
-
-
 def test_workers_take_a_shell_and_the_tags_of_their_job_and_of_their_costs() -> None:
     request = provider(SimulatedEcs())._request(TAGS, 1)
     assert {"key": JOB_TAG, "value": JOB} in request["tags"]

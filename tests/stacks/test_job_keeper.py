@@ -696,15 +696,6 @@ def queue(keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     return aws
 
 
-def test_a_job_starts_on_the_nodes_that_earlier_jobs_leave(keeper: ModuleType, queue: Aws) -> None:
-    queue.orders["third"] = "its own order is in the event"
-    found = admitted(keeper, "third", Range(1, 4))
-    assert (found["status"], found["nodes"]) == ("running", "1")
-    assert admitted(keeper, "third", Range(2, 4))["status"] == "queued"
-    assert admitted(keeper, "second", Range(1, 4))["nodes"] == "1:3", "the third is behind it"
-    assert queue.objects == {}, "none of them has ended"
-
-
 @pytest.mark.usefixtures("queue")
 def test_a_job_that_the_list_does_not_have_yet_waits(keeper: ModuleType) -> None:
     assert admitted(keeper, "third", Range(0, 0))["status"] == "queued"
