@@ -1,13 +1,10 @@
-"""Doctor's checks of the local machine: Node.js and CDK for a deploy, the plug-in for shells."""
+"""Doctor's checks of the local machine: Node.js for a deploy, the plug-in for shells."""
 
-import json
 import shutil
 import subprocess
-from functools import partial
-from pathlib import Path
 from typing import Final
 
-from trainctl.checks import Checks, Finding, bad, ok
+from trainctl.checks import Finding, bad, ok
 from trainctl.plugin import PLUGIN
 
 #: The oldest Node.js that works, and the oldest that is still supported.
@@ -21,11 +18,6 @@ _PLUGIN_PAGE: Final = (
 _TIMEOUT_S: Final = 20
 
 
-def of_a_deploy(project: Path) -> Checks:
-    """Programs that ``make deploy`` runs on: Node.js, and the CDK in the project's folder."""
-    return {"Node.js": node, "CDK command line": partial(cdk, project)}
-
-
 def node() -> Finding:
     version = _printed("node", "--version")
     if not version:
@@ -35,16 +27,6 @@ def node() -> Finding:
         return bad(f"{version} is too old: {_NODE_FROM}")
     past = "" if int(major) >= SUPPORTED_NODE else "; past its support, and it still works"
     return ok(f"{version}{past}")
-
-
-def cdk(project: Path) -> Finding:
-    """Compare the CDK command line with the one that the project pins."""
-    wanted = _version(project / "package.json")
-    found = _version(project / "node_modules" / "aws-cdk" / "package.json")
-    if found and found == (wanted or found):
-        return ok(found)
-    said = f"{found} is installed, and {wanted} is pinned" if found else "not installed yet"
-    return Finding("next", f"{said}; make deploy installs it", f"npm ci --prefix {project}")
 
 
 def plugin() -> Finding:
@@ -63,13 +45,3 @@ def _printed(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _version(package: Path) -> str:
-    """Version of a Node.js package, or the one of the CDK that it pins; empty without."""
-    try:
-        found = json.loads(package.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    pinned = found.get("devDependencies", {}).get("aws-cdk")
-    return str(found.get("version") or pinned or "")

@@ -74,7 +74,7 @@ def look(
         said = str(explained(error))
         what = "region" if "no region" in said else "credentials"
         yield Check(what, "bad", said)  # which has the command that fixes it
-        yield from _of_the_laptop()
+        yield from checks.run({"Node.js": laptop.node})
         return
     yield Check("credentials", "ok", found)
 
@@ -138,8 +138,7 @@ def _before(
         there: the shared file system that it would change.
     """
     try:
-        project = checkout_settings.project()
-        plan = checkout_settings.read(project, given, region=place.region)
+        plan = checkout_settings.read(checkout_settings.project(), given, region=place.region)
     except InputError as error:
         yield Check("settings", "bad", str(error))
         yield from checks.run({"Node.js": laptop.node})
@@ -157,7 +156,7 @@ def _before(
         zone = partial(place.account.zone, subnet)
     yield from checks.run(
         {
-            **laptop.of_a_deploy(project),
+            "Node.js": laptop.node,
             **checks.of_a_deploy(
                 place,
                 shape,
@@ -170,14 +169,6 @@ def _before(
             **checks.of_hosts(place, shape, zone, context=given, is_deployed=bool(subnet)),
         }
     )
-
-
-def _of_the_laptop() -> Iterator[Check]:
-    try:
-        table = laptop.of_a_deploy(checkout_settings.project())
-    except InputError:
-        table = {"Node.js": laptop.node}
-    return checks.run(table)
 
 
 def _described(shape: Shape) -> str:
