@@ -24,7 +24,7 @@ from training.checkpoint import sharded_checkpoints
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Message
 from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE, Vocabulary
-from training.models import language_models, serving
+from training.models import language_models, pretrained, serving
 from training.models.language_models import WithLoss
 from training.models.pretrained import CONFIG_FILE
 
@@ -61,7 +61,9 @@ def continuations(
             ids.pop()
     stops = serving.stops_of(found.read(GENERATION_FILE)) if chat else [words.end_of_text]
     model_config = json.loads(found.read(CONFIG_FILE) or b"{}")
-    longest = model_config.get("max_position_embeddings") or 2**20
+    # By this name, whatever the file calls it.
+    kind = pretrained.config_of(model_config)
+    longest = getattr(kind, "max_position_embeddings", None) or 2**20
     if len(ids) + num > longest:
         raise InputError(
             f"{len(ids)} tokens of prompt and {num} more exceed the model's {longest} positions"

@@ -10,6 +10,7 @@ known", and how to measure it.
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -182,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, words = parser.parse_known_args(arguments)
     try:
+        if not 0 < options.tokens < math.inf:
+            raise InputError(f"--tokens is {options.tokens:g}: it must be a positive number")
         machine = instance_type(options.instance)
         config = _config(words, machine)
         if options.efa and not machine.efa_interfaces:

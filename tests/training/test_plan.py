@@ -413,6 +413,8 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
     assert [found[name] for name in ("fits", "tokens_per_s", "usd")] == [False, None, None]
     assert found["cheapest"]["usd"] > 0
     for wrong, words in (
+        (["--tokens", "nan"], "--tokens is nan: it must be a positive number"),
+        (["--tokens", "-5"], "--tokens is -5: it must be a positive number"),
         (["--model", "new:6.9b", "--instance", "m5.large"], "has no GPU"),
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),

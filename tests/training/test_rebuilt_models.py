@@ -46,6 +46,11 @@ def test_adapters_are_merged_and_a_prompt_is_continued_without_text_and_tokens(
     assert first != trained
     assert not (cache / "tokens").exists()
 
+    # Families call the number of positions otherwise.
+    (Path(found.uri) / "config.json").write_text('{"model_type": "gpt2", "n_positions": 4}')
+    with pytest.raises(InputError, match="exceed the model's 4 positions"):
+        generate.continuations(found, "The License", num=8, seed=0)
+
 
 def checkpoint(folder: Path, text: str, place: str) -> Found:
     """A checkpoint of a run with adapters that have learned something, kept at ``place``."""
