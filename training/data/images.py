@@ -168,8 +168,9 @@ class BatchOrder:
         # The last batch of an epoch is smaller, not dropped. One of less than a quarter joins the
         # batch before it: batch normalisation is meaningless over a handful of images.
         full, rest = divmod(num_images, self.global_batch)
-        self.steps_per_epoch = full + (rest >= max(1, self.global_batch / 4))
-        self.smallest_batch = rest if rest >= max(1, self.global_batch / 4) else self.global_batch
+        has_rest = rest >= max(1, self.global_batch / 4)
+        self.steps_per_epoch = full + has_rest
+        self.smallest_batch = rest if has_rest else self.global_batch
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 

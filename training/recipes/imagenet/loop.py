@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -221,19 +220,12 @@ def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> fl
     )
 
 
-class Source(Protocol):
-    """What gives a split's pictures by number."""
-
-    def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
-        """A batch for each part of the plan, in its order."""
-
-
 @dataclass(kw_only=True)
 class Pictures:
     """Both splits of the data, as one worker reads them."""
 
-    train: Source
-    val: Source
+    train: "Reader | Synthetic"
+    val: "Reader | Synthetic"
     num_train: int
     num_val: int
     classes: tuple[str, ...]
