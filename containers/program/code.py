@@ -200,11 +200,10 @@ def unpack(archive: Path, folder: Path) -> None:
                 code.extract(entry, folder)
                 if not entry.is_dir():
                     path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
+            say(f"code: {counted(len(code.infolist()), 'file')}")
     # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"the code cannot be unpacked: {error}") from None
-    num_files = sum(path.is_file() for path in folder.rglob("*"))
-    say(f"code: {counted(num_files, 'file')}")
 
 
 # --- its packages ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ and built in the host's cache, which later jobs of the host read; it is safe for
 at once.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -110,6 +111,7 @@ def install(
             )
         raise InputError(f"{name} cannot be installed:\n{_tail(said)}")
     _check(folder, torch)
+    _take_programs(folder)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
 
@@ -199,6 +201,20 @@ def _check(folder: Path, torch: str) -> None:
         if done.returncode:
             torch = _version("torch", [str(site)]) or torch
             say(_VISION.format(torch=torch, error=_tail(done.stderr, lines=1)))
+
+
+def _take_programs(folder: Path) -> None:
+    """Run the image's programs, such as torchrun, by the environment's Python too, so that they
+    find its packages also where a script sets PYTHONPATH anew."""
+    image = Path(sys.prefix, "bin")
+    for program in image.iterdir():
+        there = folder / "bin" / program.name
+        # It may be a folder, or no script.
+        with contextlib.suppress(OSError, UnicodeDecodeError), program.open() as file:
+            first = file.readline()
+            if first.startswith(f"#!{image}/") and not there.exists():
+                there.write_text(first.replace(str(image), str(folder / "bin")) + file.read())
+                there.chmod(0o755)
 
 
 def _tail(text: str, *, lines: int = 8) -> str:

@@ -74,6 +74,9 @@ def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
     ]
     done = subprocess.run([found / "bin" / "greet"], env={}, capture_output=True, text=True)
     assert done.stdout == "installed\n", done.stderr
+    torchrun = found / "bin" / "torchrun"  # of the image, for the same Python
+    assert torchrun.read_text().startswith(f"#!{found}/bin/python")
+    assert os.access(torchrun, os.X_OK)
     imported = subprocess.run([found / "bin" / "python", "-c", "import numpy, ray"], env={})
     assert imported.returncode == 0
     said = capsys.readouterr().err
