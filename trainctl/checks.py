@@ -8,7 +8,7 @@ needs to go on: that is checked where it is needed, and refused there.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
@@ -215,7 +215,6 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
     }
     if deployment.shape.shared is not None:
         checks["shared file system"] = partial(file_system, place, deployment)
-        checks["link with the bucket"] = partial(link, place, deployment)
     return checks
 
 
@@ -401,7 +400,7 @@ def storage_quota(place: Place, deployment: str, more: int) -> Finding:
 
 
 def file_system(place: Place, deployment: Deployment) -> Finding:
-    """Check that hosts can mount the shared file system, in their own zone."""
+    """Check that hosts can mount the shared file system."""
     name = deployment.output(stack_outputs.SHARED)
     found, preset = place.account.file_system(name), deployment.shape.preset
     if found is None:
@@ -409,39 +408,12 @@ def file_system(place: Place, deployment: Deployment) -> Finding:
             f"{name} is not there any more: no host can start. Deploy without it, and then with it",
             place.make("deploy", {"preset": preset, "shared_storage": "none"}),
         )
-    subnet = deployment.output(stack_outputs.SUBNET)
-    if subnet not in found["SubnetIds"]:
-        return bad(
-            f"{name} is in {', '.join(found['SubnetIds'])}, and the hosts are in {subnet}: "
-            "traffic between zones is slow and is billed",
-            f"{place.make('destroy')} && {place.make('deploy', {'preset': preset})}",
-        )
-    fix = place.aws(f"fsx describe-file-systems --file-system-ids {name}")
-    return _of_state(name, found, fix)
-
-
-def link(place: Place, deployment: Deployment) -> Finding:
-    """Check that file system and bucket exchange what is written to either."""
-    name = deployment.output(stack_outputs.SHARED)
-    found = place.account.link(name)
-    if found is None:
-        return bad(
-            f"{name} is linked with no bucket: nothing is read from it or written to it. "
-            "Copy what is needed to the bucket, then destroy and deploy",
-        )
-    fix = place.aws(
-        f"fsx describe-data-repository-associations --filters Name=file-system-id,Values={name}"
-    )
-    return _of_state(found["DataRepositoryPath"], found, fix)
-
-
-def _of_state(name: str, found: Mapping[str, Any], fix: str) -> Finding:
-    """A finding from the ``Lifecycle`` of FSx."""
     state = found["Lifecycle"]
     said = f"{name} is {state}"
     if state in ("AVAILABLE", "UPDATING"):  # updating, it works
         return ok(said)
-    if state == "CREATING":
-        return Finding("next", f"{said}: wait until it is AVAILABLE")
     why = found.get("FailureDetails", {}).get("Message")
-    return bad(f"{said}: {why}" if why else said, fix)
+    return bad(
+        f"{said}: {why}" if why else said,
+        place.aws(f"fsx describe-file-systems --file-system-ids {name}"),
+    )

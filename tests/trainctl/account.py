@@ -140,8 +140,6 @@ class Account:
         self.efa_interfaces: dict[str, int] = {}
         """By instance type; others have none."""
         self.file_systems: list[dict[str, Any]] = []
-        self.links: list[dict[str, Any]] = []
-        """Of file systems with buckets."""
 
     def __getattr__(self, name: str) -> Any:
         """An operation: fails as told, is noted, and answers by its method ``on_…``."""
@@ -506,10 +504,6 @@ class Account:
         if not found:
             raise refused("FileSystemNotFound")
         return {"FileSystems": found}
-
-    def on_describe_data_repository_associations(self, *, Filters: Any) -> Any:  # noqa: N803
-        of = Filters[0]["Values"]
-        return {"Associations": [each for each in self.links if each["FileSystemId"] in of]}
 
     def on_get_parameter(self, *, Name: str) -> Any:  # noqa: N803
         if Name.startswith("/cdk-bootstrap/"):

@@ -11,7 +11,6 @@ from tests.trainctl.test_doctor import bad
 from trainctl import checks
 
 FILES = "fs-0123456789abcdef0"
-PLACE = "s3://bucket/datasets/"
 WITH_FSX = ("-c", "preset=fsdp", "-c", "shared_storage=fsx")
 
 
@@ -29,7 +28,6 @@ def shared(account: Account) -> Account:
             "LustreConfiguration": {"DeploymentType": "SCRATCH_2"},
         }
     ]
-    account.links = [{"FileSystemId": FILES, "Lifecycle": "AVAILABLE", "DataRepositoryPath": PLACE}]
     account.quota = 100_800.0
     return account
 
@@ -67,53 +65,33 @@ def test_a_planned_deploy_is_asked_about_its_efa(account: Account, looked: Looke
 
 
 # --- the shared file system -----------------------------------------------------------------------
-def test_a_file_system_and_its_link_that_work_are_well(shared: Account, looked: Looked) -> None:
+def test_a_file_system_that_works_is_well(shared: Account, looked: Looked) -> None:
     code, found = looked()
     assert (code, bad(found)) == (0, set())
     assert found["shared file system"]["found"] == f"{FILES} is AVAILABLE"
-    assert found["link with the bucket"]["found"] == f"{PLACE} is AVAILABLE"
-    # A larger one grows in place, which takes its time; the names of the bucket come one by one.
+    # A larger one grows in place, which takes its time.
     shared.file_systems[0]["Lifecycle"] = "UPDATING"
-    shared.links[0]["Lifecycle"] = "CREATING"
     code, found = looked()
-    assert code == 0
-    states = [found[each]["state"] for each in ("shared file system", "link with the bucket")]
-    assert states == ["ok", "next"]
+    assert (code, found["shared file system"]["state"]) == (0, "ok")
 
 
-def test_what_is_wrong_with_them_is_told_in_the_words_of_fsx(
-    shared: Account, looked: Looked
-) -> None:
+def test_what_is_wrong_with_it_is_told_in_the_words_of_fsx(shared: Account, looked: Looked) -> None:
     shared.file_systems[0] |= {"Lifecycle": "FAILED", "FailureDetails": {"Message": "a server"}}
-    shared.links[0] |= {
-        "Lifecycle": "MISCONFIGURED",
-        "FailureDetails": {"Message": "the bucket may not be listed"},
-    }
     code, found = looked()
-    names = {"shared file system", "link with the bucket"}
-    assert (code, bad(found)) == (exits.FAILED, names)
+    assert (code, bad(found)) == (exits.FAILED, {"shared file system"})
     assert found["shared file system"]["found"] == f"{FILES} is FAILED: a server"
-    link = found["link with the bucket"]["found"]
-    assert link == f"{PLACE} is MISCONFIGURED: the bucket may not be listed"
-    assert [found[each]["fix"] for each in sorted(names)] == [
-        f"aws fsx describe-data-repository-associations --filters "
-        f"Name=file-system-id,Values={FILES} --region us-east-1",
-        f"aws fsx describe-file-systems --file-system-ids {FILES} --region us-east-1",
-    ]
+    assert found["shared file system"]["fix"] == (
+        f"aws fsx describe-file-systems --file-system-ids {FILES} --region us-east-1"
+    )
 
 
-def test_a_file_system_elsewhere_or_nowhere(shared: Account, looked: Looked) -> None:
-    shared.file_systems[0]["SubnetIds"] = ["subnet-2"]
-    _, found = looked()
-    assert "is in subnet-2, and the hosts are in subnet-1" in found["shared file system"]["found"]
-    assert found["shared file system"]["fix"].startswith("make destroy && make deploy")
-    shared.file_systems, shared.links = [], []
+def test_a_file_system_that_is_nowhere(shared: Account, looked: Looked) -> None:
+    shared.file_systems = []
     _, found = looked()
     assert f"{FILES} is not there any more" in found["shared file system"]["found"]
     assert found["shared file system"]["fix"] == (
         'make deploy ARGS="-c preset=ddp -c shared_storage=none"'
     )
-    assert "linked with no bucket" in found["link with the bucket"]["found"]
     # Stacks that were deployed before there was such an output.
     del shared.outputs[TRAINING_STACK][SHARED]
     _, found = looked()

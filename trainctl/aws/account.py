@@ -74,12 +74,6 @@ class Account:
             return dict(found[0])
         return None
 
-    def link(self, file_system: str) -> Mapping[str, Any] | None:
-        """The link of a file system with a bucket, as FSx describes it; None: it has none."""
-        only = [{"Name": "file-system-id", "Values": [file_system]}]
-        answer = self._clients.fsx.describe_data_repository_associations(Filters=only)
-        return next(map(dict, answer["Associations"]), None)
-
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
         with unless("ParameterNotFound"):
