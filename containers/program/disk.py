@@ -19,9 +19,9 @@ from contract.runs import check_relative
 CACHES: Final = frozenset(
     {"__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
 )
-#: A file that marks its folder as a cache: pip, Hugging Face, pytest and others write one. See
-#: https://bford.info/cachedir/
-_CACHE_TAG: Final = "CACHEDIR.TAG"
+#: Files that mark their folder as one: a cache (pip, Hugging Face, uv, pytest and others write it,
+#: see https://bford.info/cachedir/), and a virtual environment.
+_MARKS: Final = frozenset({"CACHEDIR.TAG", "pyvenv.cfg"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Disk:
                 status = path.lstat()
                 if stat.S_ISDIR(status.st_mode):
                     inner = {*os.listdir(path)} - CACHES
-                    if _CACHE_TAG not in inner or path in self._folders.values():
+                    if not _MARKS & inner or path in self._folders.values():
                         found.folders[name] = path.lstat().st_ctime_ns  # after it was listed
                         pending += [(f"{name}/{each}", path / each) for each in inner]
                 elif stat.S_ISLNK(status.st_mode):

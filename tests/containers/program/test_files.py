@@ -148,7 +148,7 @@ def test_files_links_and_empty_folders_come_back(start: Start, s3: S3, tmp_path:
     node.write("work/empty", "")
     expected = node.found()
     # What is left out, silently.
-    for name in ("__pycache__/a.pyc", "sub/__pycache__/b.pyc", "hub/x"):
+    for name in ("__pycache__/a.pyc", "sub/__pycache__/b.pyc", "hub/x", "env/pyvenv.cfg"):
         node.write(f"work/{name}", "x")
     node.write("work/hub/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55")
     os.mkfifo(node.work / "pipe")
