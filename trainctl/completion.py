@@ -23,13 +23,6 @@ def recipe(incomplete: str) -> list[str]:
     return _beginning(recipes.NAMES, incomplete)
 
 
-def preset(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Presets of the recipe that is named, of all where none is."""
-    given = ctx.params.get("recipe")
-    names = [name for each in recipes.ALL if given in (None, each.name) for name in each.presets]
-    return _beginning(names, incomplete)
-
-
 def words(ctx: typer.Context, incomplete: str) -> list[str]:
     """A recipe; after it, its settings, presets and data sets."""
     # Some shells take --data=x for three words.

@@ -52,7 +52,6 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         ("trainctl submit ddp --on no", ["nodes"]),
         ("trainctl submit --code . --ep", []),
         ("trainctl submit no-recipe --ep", []),
-        ("trainctl settings fsdp --preset lo", ["lora"]),
         ("trainctl settings d", ["ddp"]),
     ],
 )

@@ -27,7 +27,6 @@ def settings(
             metavar="PRESET",
             help="Show the defaults of this preset.",
             show_default="the first one",
-            autocompletion=completion.preset,
         ),
     ] = None,
     as_json: AsJson = False,
