@@ -100,11 +100,13 @@ def write_wheel(
     name: str = "greeting",
     version: str = "1.0",
     script: str = "",
+    code: str = 'WORDS = "installed"\n\n\ndef main():\n    print(WORDS)\n',
 ) -> Path:
     """A package as a file that pip installs without an index.
 
     Args:
         script: of its command line programs, such as ``greet = greeting:main``.
+        code: of its module.
     """
     path = folder / f"{name}-{version}-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -112,7 +114,7 @@ def write_wheel(
         metadata += f"Requires-Dist: {requires}\n"
     about = f"{name}-{version}.dist-info"
     files = {
-        f"{name}.py": 'WORDS = "installed"\n\n\ndef main():\n    print(WORDS)\n',
+        f"{name}.py": code,
         f"{about}/METADATA": metadata,
         f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",

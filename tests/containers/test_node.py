@@ -31,12 +31,13 @@ def worker(**changed: str) -> NodeConfig:
     return NodeConfig.from_environment("worker", WORKER | changed)
 
 
-def test_a_head_that_does_not_train_offers_no_cpus() -> None:
+def test_a_head_that_only_coordinates_offers_no_cpus_and_does_not_wait_for_itself() -> None:
     config = NodeConfig.from_environment(
         "head", {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_ON_THIS_NODE": "0", "TRAIN_NUM_CPUS": "4"}
     )
     assert config.num_cpus == 0
     assert "--num-cpus=0" in node.ray_command(config, "10.0.0.1")
+    assert node.ray_environment(config, "eth0")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -80,12 +81,6 @@ def test_a_stop_leaves_ray_its_time_to_drain() -> None:
     head = NodeConfig.from_environment("head", {"RAY_AUTH_TOKEN": TOKEN})
     for config in (worker(), head):
         assert 25 <= int(node.ray_environment(config, "eth0")[drain]) < STOP_TIMEOUT_S - 15
-
-
-def test_a_head_that_only_coordinates_does_not_wait_for_itself() -> None:
-    environment = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_ON_THIS_NODE": "0"}
-    head = NodeConfig.from_environment("head", environment)
-    assert node.ray_environment(head, "eth0")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1"
 
 
 # --- the size of the cluster ---------------------------------------------------------------------

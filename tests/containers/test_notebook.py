@@ -10,7 +10,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from containers.program.files import open_mirror
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
+from tests.conftest import write_wheel
 from tests.containers.program.s3_in_memory import S3, saved_in
 from trainctl.plugin import free_port
 
@@ -66,15 +66,7 @@ http.server.ThreadingHTTPServer(address, Page).serve_forever()
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the server as a package."""
     folder = tmp_path_factory.mktemp("wheels")
-    version = "1.0"
-    about = f"jupyterlab-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"jupyterlab-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("jupyterlab.py", SERVER)
-        wheel.writestr(
-            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: jupyterlab\nVersion: {version}\n"
-        )
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
+    write_wheel(folder, name="jupyterlab", code=SERVER)
     return folder
 
 

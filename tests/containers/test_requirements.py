@@ -58,8 +58,8 @@ def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
 ) -> None:
     wheels = [
         write_wheel(tmp_path, script="greet = greeting:main", requires="numpy"),
-        write_wheel(tmp_path, name="torch", version="1.0"),
-        write_wheel(tmp_path, name="torchvision", version="1.0"),
+        write_wheel(tmp_path, name="torch"),
+        write_wheel(tmp_path, name="torchvision"),
     ]
     listed = "".join(f"{each}\n" for each in wheels)
     code = folder_with(tmp_path / "code", requirements__txt=f"{listed}numpy>=1\nray[train]\n")
@@ -86,7 +86,7 @@ def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
 def test_a_torchvision_that_cannot_be_imported_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wheel = write_wheel(tmp_path, name="torchvision", version="1.0", requires="torch")
+    wheel = write_wheel(tmp_path, name="torchvision", requires="torch")
     broken = "raise RuntimeError('operator torchvision::nms does not exist')\n"
     with zipfile.ZipFile(wheel, "a") as file:
         file.writestr("torchvision/__init__.py", broken)  # found before torchvision.py
@@ -129,7 +129,7 @@ def test_torchvision_comes_from_the_index_of_the_images_torch(
 
 
 def test_another_ray_is_refused(tmp_path: Path) -> None:
-    write_wheel(tmp_path, name="ray", version="1.0")
+    write_wheel(tmp_path, name="ray")
     code = folder_with(tmp_path / "code", requirements__txt=f"--find-links {tmp_path}\nray==1.0\n")
     with pytest.raises(InputError, match=r"(?s)asks for another Ray than \d.*leave ray out of it"):
         install(code)

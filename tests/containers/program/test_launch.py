@@ -267,17 +267,6 @@ def test_a_program_that_does_not_exist_is_the_users_mistake(folder: Path) -> Non
     assert str(trouble) == "nosuch cannot be run: No such file or directory"
 
 
-def test_a_program_that_is_stopped_gets_sigterm_first(folder: Path) -> None:
-    here = Here(
-        folder, "trap 'echo saved > saved; exit 3' TERM; touch up; while :; do sleep 0.05; done"
-    )
-    here.start()
-    here.wait_for("up")
-    here.launcher.stop(20)
-    ended = here.wait()
-    assert (ended.code, ended.was_told, here.wrote("saved")) == (3, True, "saved\n")
-
-
 def test_a_program_that_ignores_sigterm_is_killed_with_all_that_it_started(folder: Path) -> None:
     # The second process has a session of its own, as those of torchrun do.
     here = Here(
