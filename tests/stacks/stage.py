@@ -29,11 +29,9 @@ class Stage:
         """``folder``: of the local AWS."""
         self._folder = folder
         self._bucket = core[stack_outputs.BUCKET]
-        self._machine = training[stack_outputs.JOBS]
         self._cluster = training[stack_outputs.CLUSTER]
-        self.head_provider = training[stack_outputs.HEAD_PROVIDER]
         self.worker_provider = training[stack_outputs.WORKER_PROVIDER]
-        self._states, self._ecs = client("stepfunctions"), client("ecs")
+        self._ecs = client("ecs")
         self._s3, self._lambda = client("s3"), client("lambda")
         self._groups = client("autoscaling")
         (self._keeper,) = [

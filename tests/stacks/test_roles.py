@@ -192,8 +192,6 @@ def names(deployed: Deployed) -> dict[str, str]:
         "other_task": arn("ecs", "task/other/0123"),
         "other_host": arn("ecs", "container-instance/other/0123"),
         "secret": arn("secretsmanager", "secret:training/key-AbCdEf"),
-        "other_secret": arn("secretsmanager", "secret:database-AbCdEf"),
-        "machine": arn("states", "stateMachine:TrainingStack-jobs"),
         "execution": arn("states", "execution:TrainingStack-jobs:j"),
         "other_function": arn("lambda", "function:other"),
         "other_rule": arn("events", "rule/other"),
@@ -207,7 +205,6 @@ def names(deployed: Deployed) -> dict[str, str]:
         "repository": arn("ecr", f"repository/{deployed.id('Worker', 'AWS::ECR::Repository')}"),
         "other_repository": arn("ecr", "repository/other"),
         "worker_role": ARNS["AWS::IAM::Role"](deployed.role("NodesWorkerRole")),
-        "job_role": ARNS["AWS::IAM::Role"](deployed.role("JobsRole")),
     }
     hosts = deployed.id("ClusterHeadGroup", "AWS::AutoScaling::AutoScalingGroup")
     found["head_group"] = arn("autoscaling", group + hosts)

@@ -19,11 +19,10 @@ def refused(code: str, status: int) -> ClientError:
 
 
 class S3:
-    """One bucket; counts the bytes that are written."""
+    """One bucket."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.sent = 0
         self.is_down = False
         self.trouble: Exception = EndpointConnectionError(endpoint_url="s3")
         """What is raised while it is down."""
@@ -57,7 +56,6 @@ class S3:
         if files.OBJECTS in Key:
             self.on_upload(Key, Body)
         self.objects[Key] = Body
-        self.sent += len(Body)
         return {}
 
     def delete_objects(self, *, Delete: Any, **_: Any) -> None:  # noqa: N803
@@ -89,11 +87,11 @@ def list_of(s3: S3, run: str, node: int = 0) -> FileList:
     return FileList()
 
 
-def saved_in(s3: S3, run: str, node: int = 0) -> dict[str, str]:
-    """What is saved of a node, according to that list."""
+def saved_in(s3: S3, run: str) -> dict[str, str]:
+    """What is saved of node 0, according to that list."""
     prefix = runs.output_prefix(run)
     return {
         file.name: b"".join(s3.objects[prefix + key] for key in file.pieces).decode()
-        for file in list_of(s3, run, node).files
+        for file in list_of(s3, run).files
         if not file.link
     }

@@ -131,8 +131,8 @@ def start(tmp_path: Path, s3: S3) -> Callable[..., Node]:
 Start = Callable[..., Node]
 
 
-def saved(s3: S3, number: int = 0) -> dict[str, str]:
-    return saved_in(s3, "r", number)
+def saved(s3: S3) -> dict[str, str]:
+    return saved_in(s3, "r")
 
 
 def begin_on(s3: S3, *nodes: int) -> StartOfAll:
