@@ -30,7 +30,7 @@ class Host:
     """A folder that stands for a host; commands note how they were called."""
 
     def __init__(self, root: Path, *, broken: tuple[str, ...] = (), num_disks: int = 0) -> None:
-        self.root, self.broken = root, broken
+        self.root = root
         self.disks = root / "dev" / "disk" / "by-id"
         self.disks.mkdir(parents=True)
         for number in range(num_disks):
