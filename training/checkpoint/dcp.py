@@ -157,15 +157,12 @@ class Reader(FsspecReader):
             DamagedError: as with ``parse_metadata``, and where there is none.
         """
         if self._metadata is None:
-            self._metadata = self._read_metadata()
+            content = storage.read_bytes(storage.join(str(self.path), METADATA_FILE))
+            if content is None:
+                raise DamagedError(f"{METADATA_FILE} is missing")
+            self._metadata = parse_metadata(content)
         self._metadata.storage_meta = parts.StorageMeta(load_id=self.load_id)
         return self._metadata
-
-    def _read_metadata(self) -> Metadata:
-        content = storage.read_bytes(storage.join(str(self.path), METADATA_FILE))
-        if content is None:
-            raise DamagedError(f"{METADATA_FILE} is missing")
-        return parse_metadata(content)
 
 
 class LoadPlanner(DefaultLoadPlanner):

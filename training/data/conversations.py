@@ -1,6 +1,7 @@
 """Conversations as tokens: rows of data sets through a model's chat template, with only the
 answers learned."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -239,7 +240,9 @@ class ChatWriter:
                 )
             # A template may ask with more than it writes before an answer that is there, and
             # may begin in another way when it asks.
-            begin = max(_common(text, self.text(conversation[:number], asks=True)), len(before))
+            asked = self.text(conversation[:number], asks=True)
+            common = os.path.commonprefix([text, asked])  # noqa: RUF071 - these are no paths
+            begin = max(len(common), len(before))
             after = self.text(conversation[: number + 1])
             answers.append(
                 _Answer(
@@ -308,9 +311,3 @@ def _place(text: str, content: str, around: Sequence[str], before: int) -> tuple
         if each and text.endswith(each, before, end):
             return end - len(each), end
     return None
-
-
-def _common(one: str, other: str) -> int:
-    """Number of characters with which both texts begin."""
-    length = min(len(one), len(other))
-    return next((i for i in range(length) if one[i] != other[i]), length)

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -88,6 +89,11 @@ def fetch(
             address.
     """
     folder.mkdir(parents=True, exist_ok=True)
+
+    def tell(before: int, size: int) -> None:
+        if report is not None:
+            report(min(before + size, data.num_bytes), data.num_bytes)
+
     done = 0
     for name, digest in data.files.items():
         target = folder / name
@@ -101,7 +107,7 @@ def fetch(
                     "--data FOLDER"
                 )
             try:
-                download(url, part, tell=_reporter(report, done, data.num_bytes), sleep=sleep)
+                download(url, part, tell=partial(tell, done), sleep=sleep)
             except ConnectionError as error:
                 raise _not_fetched(url, str(error)) from None
             _verify(data, part, url, name, digest)
@@ -119,14 +125,6 @@ def published(data: DataSet, *, report: Report | None = None) -> list[Path]:
     folder = cache_dir() / data.name
     with locked(folder / ".lock"):
         return fetch(data, folder, report=report)
-
-
-def _reporter(report: Report | None, before: int, total: int) -> Callable[[int], None]:
-    def tell(size: int) -> None:
-        if report is not None:
-            report(min(before + size, total), total)
-
-    return tell
 
 
 def download(

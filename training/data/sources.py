@@ -125,7 +125,8 @@ def _fetch(url: str, target: Path) -> None:
     part = Path(name)
     try:
         if url.startswith("s3://"):
-            _download_s3(url, part)
+            with storage.given(url):
+                storage.filesystem(url).get_file(url, str(part))
         else:
             download.download(url, part, resumes=False)
         part.replace(target)
@@ -137,11 +138,6 @@ def _fetch(url: str, target: Path) -> None:
         raise
     finally:
         part.unlink(missing_ok=True)
-
-
-def _download_s3(url: str, part: Path) -> None:
-    with storage.given(url):
-        storage.filesystem(url).get_file(url, str(part))
 
 
 def _etag(url: str) -> bytes:

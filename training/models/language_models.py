@@ -380,15 +380,13 @@ def generate(
             if dist.is_initialized() and dist.get_world_size() > 1:
                 dist.broadcast(drawn, src=0)  # hosts may round differently
             tokens = torch.cat([tokens, drawn], dim=1)
-            if stops and _have_ended(tokens[:, prompts.shape[1] :], stops):
+            ends = torch.isin(
+                tokens[:, prompts.shape[1] :], torch.tensor(stops, device=tokens.device)
+            )
+            if ends.any(dim=1).all():
                 break
     trained.train(was_training)
     return tokens
-
-
-def _have_ended(continuations: Tensor, stops: Sequence[int]) -> bool:
-    ends = torch.isin(continuations, torch.tensor([*stops], device=continuations.device))
-    return bool(ends.any(dim=1).all())
 
 
 def keep_in_bf16(model: nn.Module, *, only_frozen: bool) -> None:

@@ -262,9 +262,12 @@ def groups(model: nn.Module, names: Iterable[str]) -> list[list[str]]:
     Args:
         model: of the same kind; it may be on the meta device.
     """
+    from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, apply_converters
 
-    reverse = [each.reverse_transform() for each in _conversions(model)]
+    of: Any = model
+    conversions = get_model_conversion_mapping(of, add_legacy=False)
+    reverse = [each.reverse_transform() for each in reversed(conversions)]
     converters = [each for each in reverse if isinstance(each, WeightConverter)]
     tensors = model.state_dict(keep_vars=True)
     found: dict[str, list[str]] = {}
@@ -289,12 +292,6 @@ def for_files(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
     made: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))  # type: ignore[arg-type]
     return {name: each.contiguous() for name, each in made.items()}
-
-
-def _conversions(model: Any) -> list[Any]:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    return [*reversed(get_model_conversion_mapping(model, add_legacy=False))]
 
 
 # --- shards ---------------------------------------------------------------------------------------

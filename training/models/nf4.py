@@ -70,14 +70,6 @@ def is_plain(module: nn.Module) -> bool:
     )
 
 
-def reads_weight(layer: str) -> str:
-    """The error for a model that reads the weight of a packed layer."""
-    return (
-        f"--lora-bits is 4, and this kind of model reads the weight of its layer {layer} itself, "
-        "where four bits cannot stand for it: leave --lora-bits out"
-    )
-
-
 def restore(model: nn.Module) -> None:
     """Replace packed matrices by linear layers in fp32 with the same values."""
     for name, module in [*model.named_modules()]:
@@ -119,7 +111,10 @@ class PackedLinear(nn.Module):
         """
         if getattr(self.packed, "_is_hf_initialized", False):
             return self.packed
-        raise InputError(reads_weight(self._name))
+        raise InputError(
+            f"--lora-bits is 4, and this kind of model reads the weight of its layer {self._name} "
+            "itself, where four bits cannot stand for it: leave --lora-bits out"
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not inputs.is_floating_point():

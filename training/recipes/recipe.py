@@ -105,11 +105,6 @@ class Recipe:
         for place in places:
             catalog.check_kind(place, self.data_kind)
 
-    @property
-    def preloads(self) -> tuple[str, ...]:
-        """Modules that a worker imports sooner or later."""
-        return self.loop, *self.preload
-
     def train(self) -> Callable[..., None]:
         """Import the loop; return its ``train(worker, config)``."""
         function: Callable[..., None] = import_module(self.loop).train

@@ -130,7 +130,8 @@ class LocalWorkers:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             first = ("training.runtime.ends_with_command", "training.runtime.torchrun")
-            _CONTEXT.set_forkserver_preload([*first, *self._recipe.preloads])
+            preload = [*first, self._recipe.loop, *self._recipe.preload]
+            _CONTEXT.set_forkserver_preload(preload)
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -93,7 +93,9 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
         worker.emit(
             Evaluation(step=step, epoch=0, place=place, measures=dict(measures), seconds=seconds)
         )
-        if step < len(sizes) and _is_to_stop(worker):
+        # Any rank may be asked to stop; every rank gets the same answer.
+        asked = _over_ranks(float(worker.stop_requested()), device).slowest
+        if asked and step < len(sizes):
             worker.emit(Stopped(step=step))
             return
 
@@ -148,11 +150,6 @@ def _over_ranks(seconds: float, device: torch.device) -> Timing:
     dist.all_reduce(mean)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return Timing(float(mean.item()) / dist.get_world_size(), float(most.item()))
-
-
-def _is_to_stop(worker: Worker) -> bool:
-    """Whether any rank was asked to; every rank gets the same answer."""
-    return _over_ranks(float(worker.stop_requested()), worker.device).slowest > 0
 
 
 def _shortfall(reached: float, config: BandwidthConfig, *, over: str, slow: str) -> str | None:
