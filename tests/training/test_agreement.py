@@ -83,6 +83,14 @@ def test_documents_that_are_not_kept_apart_end_the_run() -> None:
         check(trained, isolates=True)
 
 
+def test_convolutions_let_documents_see_each_other_though_random_weights_hardly_show_it() -> None:
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    trained = made("lfm2", **layers, num_key_value_heads=2, intermediate_size=64)
+    check(trained)
+    with pytest.raises(InputError, match=r"type 'lfm2' \(their convolutions reach back"):
+        check(trained, isolates=True)
+
+
 def test_a_buffer_that_no_rule_computes_ends_the_run() -> None:
     from transformers import AutoConfig
 
