@@ -218,6 +218,15 @@ ROWS: dict[str, tuple[dict[str, Any], object]] = {
         turns("Why?\n\nIt is.", "So."),
     ),
     "system": ({"question": "Why?", "answer": "So.", "system": "Be brief."}, (BRIEF, *PAIR)),
+    "parts": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": t} for t in ("Wh", "y?")]},
+                {"role": "assistant", "content": "So."},
+            ]
+        },
+        PAIR,
+    ),
     "no-answer": ({"question": "Why?", "answer": None}, None),
     "text": ({"text": "Once.", "messages": []}, "Once."),
     "nothing": ({"messages": []}, None),

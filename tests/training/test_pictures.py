@@ -5,7 +5,7 @@ the reading with a sentence."""
 import os
 import shutil
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +70,14 @@ def kept(batch: Batch) -> Kept:
     return Kept(batch.pictures.clone(), batch.extents, batch.labels, batch.samples)
 
 
+def plan(
+    found: PictureSet, steps: Iterable[int], *, rank: int = 0, world_size: int = 1
+) -> Iterator[torch.Tensor]:
+    """The samples of a rank in each step."""
+    order = BatchOrder(num_images=len(found.train), global_batch=GLOBAL_BATCH, seed=3)
+    return rank_plan(order, steps=steps, rank=rank, world_size=world_size)
+
+
 def read(
     found: PictureSet, steps: Iterable[int], *, world_size: int = 1, decoders: int = 1
 ) -> list[Kept]:
@@ -77,10 +85,9 @@ def read(
     steps = [*steps]
     parts: list[list[Kept]] = [[] for _ in steps]
     for rank in range(world_size):
-        order = BatchOrder(num_images=len(found.train), global_batch=GLOBAL_BATCH, seed=3)
-        plan = rank_plan(order, steps=steps, rank=rank, world_size=world_size)
+        planned = plan(found, steps, rank=rank, world_size=world_size)
         with reader(found, decoders=decoders) as opened:
-            for batches, batch in zip(parts, opened.batches(plan), strict=True):
+            for batches, batch in zip(parts, opened.batches(planned), strict=True):
                 batches.append(kept(batch))
     return [Kept(*map(torch.cat, zip(*batches, strict=True))) for batches in parts]
 
@@ -101,6 +108,12 @@ def assert_alike(first: list[Kept], second: list[Kept]) -> None:
     for one, other in zip(first, second, strict=True):
         assert all(map(torch.equal, one[1:], other[1:]))
         assert (one.pictures.float() - other.pictures.float()).abs().mean() < 2
+
+
+@pytest.fixture
+def tree(sets: Sets, tmp_path: Path) -> Path:
+    """A copy of the set as it is downloaded, with its validation pictures in class folders."""
+    return sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
 
 
 @pytest.fixture(scope="session")
@@ -149,8 +162,7 @@ def test_each_step_has_the_same_batch_on_any_number_of_ranks_in_each_form(
     assert_alike(steps, two_epochs)
 
 
-def test_a_bare_tree_with_sorted_val_is_the_same_set(sets: Sets, tmp_path: Path) -> None:
-    tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
+def test_a_bare_tree_with_sorted_val_is_the_same_set(sets: Sets, tree: Path) -> None:
     found = library.open_set(str(tree))
     assert found.fingerprint == sets.prepared["packed"].fingerprint
     labels = [[each.label for each in one.train] for one in (found, sets.prepared["packed"])]
@@ -171,17 +183,12 @@ def test_validation_reads_each_picture_once_over_all_ranks(sets: Sets) -> None:
     assert seen == list(range(13))
 
 
-def test_damaged_pictures_are_left_out_and_listed(
-    sets: Sets, two_epochs: list[Kept], tmp_path: Path
-) -> None:
-    tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
+def test_damaged_pictures_are_left_out_and_listed(tree: Path, two_epochs: list[Kept]) -> None:
     damaged = sample_pictures.damage(tree / "train", num=10)
     found = library.open_set(str(tree))
-    order = BatchOrder(num_images=44, global_batch=GLOBAL_BATCH, seed=3)
     num_found = 0
     with reader(found, decoders=2) as opened:
-        plan = rank_plan(order, steps=range(6), rank=0, world_size=1)
-        for batch, whole in zip(opened.batches(plan), two_epochs, strict=True):
+        for batch, whole in zip(opened.batches(plan(found, range(6))), two_epochs, strict=True):
             is_there = torch.isin(whole.samples, batch.samples)
             assert torch.equal(batch.samples, whole.samples[is_there])
             assert torch.equal(batch.pictures, whole.pictures[is_there])
@@ -193,14 +200,11 @@ def test_damaged_pictures_are_left_out_and_listed(
     assert num_found == 68
 
 
-def test_a_set_that_is_damaged_as_a_whole_ends_the_reading(sets: Sets, tmp_path: Path) -> None:
-    tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
+def test_a_set_that_is_damaged_as_a_whole_ends_the_reading(tree: Path) -> None:
     sample_pictures.damage(tree / "train", num=44)
     found = library.open_set(str(tree))
-    order = BatchOrder(num_images=44, global_batch=GLOBAL_BATCH, seed=0)
-    plan = rank_plan(order, steps=range(10), rank=0, world_size=1)
     with reader(found) as opened, pytest.raises(InputError, match="prepare the set again"):
-        for _ in opened.batches(plan):
+        for _ in opened.batches(plan(found, range(10))):
             pass
 
 

@@ -112,11 +112,3 @@ def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> Non
 def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(source: str) -> None:
     with pytest.raises(InputError, match=r" is a table of another kind: write it as"):
         documents.text_files(source)
-
-
-def test_the_parts_of_a_message_are_joined_where_they_are_text(tmp_path: Path) -> None:
-    parts = [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}]
-    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "I"}]}
-    (tmp_path / "a.json").write_text(json.dumps(row))
-    ((asked, answered),) = read(tmp_path / "a.json")
-    assert (asked.content, answered.content) == ("Who are you?", "I")
