@@ -19,7 +19,7 @@ from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import Wish, prepare
 from training.data.pictures.reader import Reader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cache")]
 
 
 def read(found: PictureSet) -> list[torch.Tensor]:
@@ -34,11 +34,9 @@ def read(found: PictureSet) -> list[torch.Tensor]:
 def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     s3_endpoint: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     del s3_endpoint  # the environment points at it
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
     client: Any = boto3.client("s3")
     client.create_bucket(Bucket="pictures")
     source = sample_pictures.write_tree(tmp_path / "source", num_train=50, num_val=10)

@@ -196,11 +196,8 @@ def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_in_s3_is_fetched_once_and_again_when_it_changed(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del s3_endpoint  # the environment points at it
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("s3_endpoint", "cache")
+def test_a_model_in_s3_is_fetched_once_and_again_when_it_changed() -> None:
     storage.filesystem("s3://").mkdir("s3://models")
     with pytest.raises(InputError, match=r"holds none of|does not exist"):
         pretrained.model_folder("s3://models/a", runs="runs")

@@ -16,16 +16,17 @@ from training.data import catalog, documents, download, images
 from training.data.catalog import DataSet
 from training.recipes import command
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 PLAIN: Final = bytes(range(256)) * 4000
 PACKED: Final = b"a label\n" * 1000
 
 
 @pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Mirror]]:
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Mirror]]:
     packed = gzip.compress(PACKED, compresslevel=1)
     with served({"/set/plain.bin": PLAIN, "/set/packed.gz": packed}) as (address, handler):
         monkeypatch.setenv(catalog.MIRROR_VARIABLE, f"{address}/")
-        monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
         yield handler
 
 

@@ -24,10 +24,9 @@ from training.system import storage
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("place", ["runs", "s3://bucket/runs"])
 def test_adapters_are_merged_and_a_prompt_is_continued_without_text_and_tokens(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, text = tmp_path / "cache", tmp_path / "text"
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(cache))
+    text = tmp_path / "text"
     shutil.copy(ROOT / "LICENSE", text)
     found = checkpoint(tmp_path / "step-00000001", str(text), place)
     before = exported(found, tmp_path / "before")
