@@ -18,7 +18,7 @@ from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import Job, Place
 from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
@@ -172,7 +172,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     hosts = own or deployment.shape.prices(deployment.region)
     jobs, status = deployment.jobs, heads[-1].status if heads else ""
     if not heads and (place := jobs.queue(deployment.shape.limits).get(job.id)):
-        return Waits(f"queued: number {place}")
+        return Waits(f"queued: {place.words}")
     if status in ("", "DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
         if pause := jobs.pause(job):
             reason, until = pause
@@ -248,15 +248,15 @@ def lasted(job: Job) -> str:
     return duration(round(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds()))
 
 
-def values(job: Job, place: int | None = None) -> dict[str, object]:
+def values(job: Job, place: Place | None = None) -> dict[str, object]:
     """A job for ``--json``, with its place in the queue."""
     spec = json_object(job.spec.to_json()) if job.spec else None
     return {
         "id": job.id,
         "run": job.run,
         "status": JobStatus.QUEUED if place else job.status,
-        "reason": f"queued: number {place}" if place else job.reason,
-        "queue": place,
+        "reason": f"queued: {place.words}" if place else job.reason,
+        "queue": place and place.to_json(),
         "exit_code": job.outcome.exit_code,
         "began": job.began.astimezone(UTC).isoformat(),
         "ended": job.ended and job.ended.astimezone(UTC).isoformat(),

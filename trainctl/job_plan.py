@@ -32,6 +32,7 @@ from trainctl import (
 )
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
+from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
@@ -75,7 +76,7 @@ class JobPlan:
     """Reason for a deadline shorter than usual, in words."""
     expected: Expected | None = None
     """Expected training time; None where that cannot be computed."""
-    place: int | None = None
+    place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
 
     @property
@@ -128,7 +129,7 @@ class JobPlan:
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
-            "queue": f"number {self.place}" if self.place else "",
+            "queue": self.place.words if self.place else "",
             "deadline": f"{duration(spec.max_seconds)} after admission{self.why_deadline}; waits "
             f"up to {spec.capacity_wait_s / 60:g} min for hosts",
             **self._money(),
@@ -173,7 +174,7 @@ class JobPlan:
             "max_hours": spec.max_seconds / 3600,
             "wait_minutes": spec.capacity_wait_s / 60,
             "image_tag": shape.image_tag,
-            "queue": self.place,
+            "queue": self.place and self.place.to_json(),
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
             "usd_expected": self.usd_expected,

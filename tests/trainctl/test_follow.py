@@ -157,7 +157,7 @@ def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_seco
         },
     )
     assert states(lines) == [
-        "queued: number 1, T",
+        "queued: number 1, after first, T",
         "waiting for the head to be started, T",
         "waiting for 1 x m5.large, for the head, T",
         "waiting for the head to pull its image and start, T",

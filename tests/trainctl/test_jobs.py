@@ -62,40 +62,54 @@ def queue(account: Account, *orders: tuple[str, int | None]) -> None:
     ("max_heads", "orders", "expected"),
     [
         (1, [("1", 5)], {}),
-        (1, [("1", 5), ("1", None)], {"job-1": 1}),
-        (1, [("1", 5), ("1", None), ("1", None)], {"job-1": 1, "job-2": 2}),
-        # No room for a head, and for nodes.
-        (2, [("1", 5), ("1", 9), ("1", None)], {"job-2": 1}),
-        (3, [("3", 5), ("1", 9), ("2:4", None)], {"job-2": 1}),
+        (1, [("1", 5), ("1", None)], {"job-1": (1, "job-0", 55)}),
+        (
+            1,
+            [("1", 5), ("1", None), ("1", None)],
+            {"job-1": (1, "job-0", 55), "job-2": (2, "job-1", None)},
+        ),
+        # The first of two heads whose end leaves room: for a head, and for nodes.
+        (2, [("1", 5), ("1", 9), ("1", None)], {"job-2": (1, "job-1", 51)}),
+        (3, [("3", 5), ("1", 9), ("2:4", None)], {"job-2": (1, "job-0", 55)}),
         # What runs may grow; a head by itself needs no node.
-        (3, [("1:4", 5), ("1", None), ("0", None)], {"job-1": 1}),
+        (3, [("1:4", 5), ("1", None), ("0", None)], {"job-1": (1, "job-0", 55)}),
         # Admitted, and its head not asked for yet.
-        (1, [("1", None), ("1", None)], {"job-1": 1}),
+        (1, [("1", None), ("1", None)], {"job-1": (1, "job-0", None)}),
     ],
 )
-def test_a_queued_job_has_a_place(
+def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
     account: Account, max_heads: int, orders: Any, expected: dict[str, Any]
 ) -> None:
     account.shape["max_heads"] = max_heads
     queue(account, *orders)
     found = Deployment.find(profile=None, region=None)
-    assert found.jobs.queue(found.shape.limits) == expected
+    places = found.jobs.queue(found.shape.limits)
+    shown = {
+        job: (
+            place.number,
+            place.after,
+            place.until and (place.until - account.now).total_seconds() / 60,
+        )
+        for job, place in places.items()
+    }
+    assert shown == expected
 
 
 def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
     until = account.now + timedelta(minutes=55)
-    words = "queued: number 1"
+    words = f"queued: number 1, after job-0, which may run until {utc(until)}"
     rows = cli("ls").out.splitlines()
     assert [" queued 1 " in row for row in rows] == [False, True, False]
     job, other = cli.json("ls")
-    assert (job["status"], job["reason"], job["queue"]) == ("queued", words, 1)
+    place = {"number": 1, "after": "job-0", "until": until.isoformat()}
+    assert (job["status"], job["reason"], job["queue"]) == ("queued", words, place)
     assert (other["status"], other["queue"]) == ("running", None)
 
     shown = cli("show", "job-1").out
     assert f"state     {words}\n" in shown
     assert "deadline" not in shown, "it has none before it is admitted"
-    assert cli.json("show", "job-1")["queue"] == 1
+    assert cli.json("show", "job-1")["queue"] == place
     assert f"deadline  {utc(until)}\n" in cli("show", "job-0").out
     found = Deployment.find(profile=None, region=None)
     assert follow.waiting(found, found.jobs.find("job-1"), []).reason == words
@@ -104,8 +118,8 @@ def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> 
 def test_submit_says_the_place_before_it_asks(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
     said = cli("submit", "ddp", "--nodes", "1", "--json", "--yes")
-    assert "queue     number 2\n" in said.err
-    assert json.loads(said.out)["queue"] == 2
+    assert "queue     number 2, after job-1\n" in said.err
+    assert json.loads(said.out)["queue"] == {"number": 2, "after": "job-1", "until": None}
 
 
 OUTCOMES = [

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from contract import exits, nodes
@@ -23,6 +23,7 @@ from contract.job import (
 )
 from contract.job_outcome import job_of
 from contract.nodes import Range
+from contract.text import utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.errors import UsageError
@@ -141,6 +142,27 @@ def _ended(event: Mapping[str, Any]) -> Task:
     return Task.from_ecs(node_of(event), task)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A job's place in the queue."""
+
+    number: int
+    """1: it is the next one."""
+    after: str
+    """For the next one, the job whose end makes room for it; for others, the job before it."""
+    until: datetime | None
+    """Deadline of that job; None while it is queued itself."""
+
+    @property
+    def words(self) -> str:
+        until = f", which may run until {utc(self.until)}" if self.until else ""
+        return f"number {self.number}, after {self.after}{until}"
+
+    def to_json(self) -> dict[str, object]:
+        until = self.until and self.until.astimezone(UTC).isoformat()
+        return {"number": self.number, "after": self.after, "until": until}
+
+
 class Jobs:
     """All jobs of a deployment."""
 
@@ -243,8 +265,8 @@ class Jobs:
             return None
         return starts[0]["timestamp"] + timedelta(seconds=job.spec.max_seconds)
 
-    def queue(self, limits: Limits, *, new: Range | None = None) -> dict[str, int]:
-        """Places of the jobs that are not admitted yet, by their ids; 1: the next one.
+    def queue(self, limits: Limits, *, new: Range | None = None) -> dict[str, Place]:
+        """The jobs that are not admitted yet, by their ids, in the order of their turns.
 
         Args:
             limits: of the deployment.
@@ -254,21 +276,35 @@ class Jobs:
             stateMachineArn=self._machine, statusFilter="RUNNING"
         )
         order = in_order(pages.search("executions[]"))
-        wanted: list[Range] = []
-        for name in order[: limits.max_heads]:  # all behind them wait for a head in any case
-            job = self._described(name)
-            wanted.append(job.spec.nodes if job and job.spec else Range(0, 0))
-        if new is not None:
-            order.append("")
-            wanted.append(new)
+        order += [] if new is None else [""]
+        # All behind them wait for a head in any case.
+        first = order[: limits.max_heads + 1]
+        jobs = [self._described(name) if name else None for name in first]
+        wanted = [job.spec.nodes if job and job.spec else Range(0, 0) for job in jobs]
+        if new is not None and len(first) == len(order):
+            wanted[-1] = new
         queued = [
             name
             for number, name in enumerate(order)
             if number >= limits.max_heads or limits.admit(wanted[number], wanted[:number]) is None
         ]
-        if queued[:1] == order[:1]:  # one that never fits is refused
+        if not queued or not (at := order.index(queued[0])):  # one that never fits is refused
             return {}
-        return {name: place for place, name in enumerate(queued, start=1)}
+        # The next one has room once some of those before it have ended, at their deadlines.
+        ends = [
+            (self.deadline(job) if job else None, number) for number, job in enumerate(jobs[:at])
+        ]
+        ends.sort(key=lambda end: (end[0] is None, end[0] or 0, end[1]))
+        fits = (
+            end
+            for number, end in enumerate(ends, start=1)
+            if limits.admit(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
+        )
+        until, number = next(fits, ends[-1])
+        places = [Place(number=1, after=order[number], until=until)]
+        for number, before in enumerate(queued[:-1], start=2):
+            places.append(Place(number=number, after=before, until=None))
+        return dict(zip(queued, places, strict=True))
 
     def workers(self, job: Job) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""

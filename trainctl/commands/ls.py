@@ -10,16 +10,16 @@ from contract.job import JobStatus
 from contract.text import age
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import Job, Place
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, Where
 from trainctl.pricing import cost_of, dollars
 
 
-def _state(deployment: Deployment, job: Job, place: int | None, tasks: Sequence[Task]) -> str:
+def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequence[Task]) -> str:
     """Its state in a word or two; ``trainctl show`` has the reason."""
     if place:
-        return f"queued {place}"
+        return f"queued {place.number}"
     if not job.is_over:
         return "waiting" if follow.waiting(deployment, job, tasks).reason else "running"
     code = job.outcome.exit_code if job.status == JobStatus.FAILED else None

@@ -56,7 +56,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     rows = {
         "job": job.id,
         "run": job.run,
-        "state": f"queued: number {place}" if place else f"{job.reason}{waits and f': {waits}'}",
+        "state": f"queued: {place.words}" if place else f"{job.reason}{waits and f': {waits}'}",
         "progress": reached.line() if reached else "",
         "submitted": utc(job.began) + (f" by {by_whom}" if by_whom else ""),
         "lasted" if job.is_over else "for": follow.lasted(job),

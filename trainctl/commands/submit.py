@@ -36,7 +36,8 @@ def submit(
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
     job = job_plan.start(deployment, plan, given.code)
     if as_json:
-        output.print_json({"job": job, "run": plan.spec.run, "queue": plan.place})
+        place = plan.place and plan.place.to_json()
+        output.print_json({"job": job, "run": plan.spec.run, "queue": place})
     else:
         output.print_text(job)
     if following:
