@@ -25,7 +25,7 @@ def plain_cross_entropy(
     return F.cross_entropy(logits, labels, ignore_index=IGNORE)
 
 
-def inputs(num: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(num: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(num)
     hidden = torch.randn(num, WIDTH, generator=generator, dtype=torch.float64)
     weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=torch.float64)
@@ -49,7 +49,7 @@ def checked(
 @pytest.mark.parametrize("num", [1, 7, 8, 9, 64])
 @pytest.mark.parametrize("ignored", [0, 1])
 def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -> None:
-    hidden, weight, labels = inputs(num + ignored, torch.float32)
+    hidden, weight, labels = inputs(num + ignored)
     labels[:ignored] = IGNORE
     checked(hidden, weight, labels)
 
@@ -60,7 +60,7 @@ def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -
     ids=["scaled", "capped", "both"],
 )
 def test_a_bias_a_scale_and_a_cap_count_in_loss_and_gradients(bend: Bend) -> None:
-    hidden, weight, labels = inputs(24, torch.float32)
+    hidden, weight, labels = inputs(24)
     bias = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)).requires_grad_()
     labels[3] = IGNORE
     loss = checked(hidden, weight, labels, bias, bend=bend)
@@ -69,7 +69,7 @@ def test_a_bias_a_scale_and_a_cap_count_in_loss_and_gradients(bend: Bend) -> Non
 
 
 def test_in_bf16_it_is_as_close_to_the_truth_as_stored_logits_are() -> None:
-    exact_hidden, exact_weight, labels = inputs(256)
+    exact_hidden, exact_weight, labels = inputs(256, torch.float64)
     truth = plain_cross_entropy(exact_hidden, exact_weight, labels)
     hidden, weight, _ = inputs(256, torch.bfloat16)
     error = (linear_cross_entropy(hidden, weight, labels) - truth).abs()
@@ -78,7 +78,7 @@ def test_in_bf16_it_is_as_close_to_the_truth_as_stored_logits_are() -> None:
 
 
 def test_no_tensor_of_the_size_of_the_logits_is_kept_for_backward() -> None:
-    hidden, weight, labels = inputs(1024, torch.float32)
+    hidden, weight, labels = inputs(1024)
     kept: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -93,14 +93,14 @@ def test_no_tensor_of_the_size_of_the_logits_is_kept_for_backward() -> None:
 
 
 def test_where_no_label_counts_the_loss_is_zero_and_nothing_is_learned() -> None:
-    hidden, weight, labels = inputs(8, torch.float32)
+    hidden, weight, labels = inputs(8)
     loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORE))
     assert loss.item() == 0
     assert all(not grad.any() for grad in torch.autograd.grad(loss, (hidden, weight)))
 
 
 def test_a_frozen_output_embedding_gets_no_gradient() -> None:
-    hidden, weight, labels = inputs(8, torch.float32)
+    hidden, weight, labels = inputs(8)
     weight = weight.detach()
     linear_cross_entropy(hidden, weight, labels).backward()
     assert hidden.grad is not None
@@ -108,6 +108,6 @@ def test_a_frozen_output_embedding_gets_no_gradient() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    hidden, weight, labels = inputs(8, torch.float32)
+    hidden, weight, labels = inputs(8)
     with pytest.raises(ValueError, match=r"hidden is \[8, 16\], labels \[7\]"):
         linear_cross_entropy(hidden, weight, labels[:7])
