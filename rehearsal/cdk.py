@@ -1,7 +1,6 @@
 """The pinned CDK command line, against a local AWS."""
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -12,21 +11,6 @@ from rehearsal.processes import CommandError
 
 COMMAND: Final = ROOT / "node_modules" / ".bin" / "cdk"
 TIMEOUT_S: Final = 240
-#: Those that ``cdk.json`` tries for the app, and how it asks them.
-_PYTHONS: Final = (".venv/bin/python", "python3", "python")
-_HAS_CDK: Final = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('aws_cdk'))"
-
-
-def app_can_run() -> bool:
-    """Whether a Python that ``cdk.json`` tries for the app has the CDK's library."""
-    for python in _PYTHONS:
-        try:
-            done = subprocess.run([python, "-c", _HAS_CDK], cwd=ROOT, capture_output=True)
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return True
-    return False
 
 
 class Cdk:

@@ -85,10 +85,11 @@ def check_installed() -> None:
     Raises:
         RehearsalError: something is missing; the message has the one command that installs it.
     """
+    library = ".venv/lib/python*/site-packages/aws_cdk"
     found = {
         f"the local AWS ({local_aws.PYTHON})": local_aws.PYTHON.exists(),
         f"the CDK command line ({cdk.COMMAND})": cdk.COMMAND.exists(),
-        "the CDK library (aws_cdk)": cdk.app_can_run(),
+        "the CDK library (aws_cdk)": any(ROOT.glob(library)),
     }
     if missing := [what for what, is_there in found.items() if not is_there]:
         raise RehearsalError(
