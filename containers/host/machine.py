@@ -13,11 +13,11 @@ import socket
 import struct
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from contract.errors import InputError
 
@@ -162,8 +162,9 @@ def own_task() -> OwnTask | None:
     if not address:
         return None
     try:
-        with urllib.request.urlopen(f"{address}/task", timeout=_METADATA_S) as answer:
-            task = json.load(answer)
+        parts = urlsplit(address)
+        _, body = ask(parts.netloc, f"{parts.path}/task", timeout_s=_METADATA_S)
+        task = json.loads(body)
         return OwnTask(arn=task["TaskARN"], cluster=task["Cluster"])
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{_METADATA}: the ECS agent does not say what this is: {error}") from None

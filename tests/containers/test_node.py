@@ -40,6 +40,20 @@ def test_a_head_that_only_coordinates_offers_no_cpus_and_does_not_wait_for_itsel
     assert node.ray_environment(config, "eth0")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1"
 
 
+def test_the_agent_is_asked_without_the_proxies_of_the_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(request: BaseHTTPRequestHandler, _body: bytes) -> tuple[int, str]:
+        assert request.path == "/v4/id/task"
+        return 200, '{"TaskARN": "arn:task", "Cluster": "training"}'
+
+    with answering(answer) as address:
+        monkeypatch.setenv("ECS_CONTAINER_METADATA_URI_V4", f"{address}/v4/id")
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert machine.own_task() == machine.OwnTask(arn="arn:task", cluster="training")
+
+
 @pytest.mark.parametrize(
     ("kind", "changed", "message"),
     [
