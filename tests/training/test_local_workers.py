@@ -1,7 +1,9 @@
-"""Proves that no signal is lost while a local run starts its workers' server."""
+"""Proves that no signal is lost while a local run starts its workers' server, and that the server
+starts below any temporary folder."""
 
 import os
 import signal
+import tempfile
 from multiprocessing import forkserver
 from unittest import mock
 
@@ -34,3 +36,18 @@ def test_a_signal_comes_after_the_server_was_started_and_is_not_lost(
         signal.signal(number, old)
     assert came == ["started", "signal"]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_the_servers_socket_has_a_path_that_linux_allows_whatever_tmpdir_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    far = f"/{'far/' * 30}"
+    folders: list[str] = []
+    monkeypatch.setattr(tempfile, "tempdir", far)
+    monkeypatch.setattr(forkserver, "ensure_running", lambda: folders.append(tempfile.gettempdir()))
+    monkeypatch.setattr(local, "_METHOD", "forkserver")
+    monkeypatch.setattr(local, "_CONTEXT", mock.Mock())
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    local.LocalWorkers(recipes.by_name("ddp"), max_failures=0, verbose=True).start(1)
+    assert folders == ["/tmp"]
+    assert tempfile.gettempdir() == far, "all else lies where the user wants it"

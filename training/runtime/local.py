@@ -41,6 +41,9 @@ _CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)
 _POLL_S: Final = 0.1
 #: A worker that was killed may be seen later than the errors of those that talked to it.
 _SETTLE_S: Final = 0.3
+#: Longest path of a temporary folder below which Linux lets multiprocessing name a socket: it
+#: allows 107 bytes, and multiprocessing adds some 30 of its own.
+_LONGEST_FOLDER: Final = 70
 #: The name of this machine in the run's record.
 _HOST: Final = "localhost"
 
@@ -128,12 +131,16 @@ class LocalWorkers:
         # and the command decides what becomes of its workers. To the command they come later.
         resource_tracker.ensure_running()  # which would unblock them, if the server started it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        folder = tempfile.gettempdir()
         try:
+            if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+                tempfile.tempdir = "/tmp"
             first = ("training.runtime.ends_with_command", "training.runtime.torchrun")
             preload = [*first, self._recipe.loop, *self._recipe.preload]
             _CONTEXT.set_forkserver_preload(preload)
             forkserver.ensure_running()
         finally:
+            tempfile.tempdir = folder
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def prepare(self, config: RunConfig) -> None:
