@@ -5,10 +5,12 @@ up cluster storage", and a name with the time in it never resumes. No variable o
 either. ``startup/sitecustomize.py`` runs this file in each Python of a user's job; it imports
 nothing of this project, which the user's code may hide, and nothing of Ray until the program does.
 
-Two things of Ray are changed, by their public names, right after they have been imported:
+Three things of Ray are changed, right after they have been imported:
 
-* ``RunConfig`` of Train and of Tune: storage and name where the program gives none, and two
-  restarts of a failed group of workers, as recipes have: the workers beside a lost one fail too.
+* ``DEFAULT_STORAGE_PATH``, which ``RunConfig`` and ``tune.run`` read where the program gives none.
+* ``RunConfig`` of Train and of Tune, the older ``ray.air.RunConfig`` included: a name where the
+  program gives none, and in Train two restarts of a failed group of workers, as recipes have: the
+  workers beside a lost one fail too.
 * ``ray.init``: many programs give the size of the Ray that they start on one machine, and Ray
   refuses that where a cluster is there already.
 """
@@ -56,14 +58,17 @@ def _change_config(module: Any) -> None:
 
     @functools.wraps(init)
     def post_init(self: Any) -> None:
-        if self.storage_path is None and self.storage_filesystem is None:
-            self.storage_path = os.environ[STORAGE]
         self.name = self.name or _name()
         if module.__name__ == "ray.train":
             self.failure_config = self.failure_config or failures(max_failures=MAX_FAILURES)
         init(self)
 
     config.__post_init__ = post_init
+
+
+def _change_storage(module: Any) -> None:
+    module.DEFAULT_STORAGE_PATH  # noqa: B018 -- AttributeError where it has another name
+    module.DEFAULT_STORAGE_PATH = os.environ[STORAGE]
 
 
 def _change_init(module: Any) -> None:
@@ -83,7 +88,12 @@ def _change_init(module: Any) -> None:
 
 
 #: Module -> what changes it.
-CHANGES: Final = {"ray": _change_init, "ray.train": _change_config, "ray.tune": _change_config}
+CHANGES: Final = {
+    "ray": _change_init,
+    "ray.air.config": _change_config,  # the base of Tune's too
+    "ray.train": _change_config,
+    "ray.train.constants": _change_storage,
+}
 
 
 class _Finder(MetaPathFinder):

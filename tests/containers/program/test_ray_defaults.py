@@ -31,15 +31,17 @@ print(json.dumps([
     for each in (plain, second, own)
 ]))
 """
-#: A search as far as its ``Tuner`` is made; nothing of it is run.
+#: Searches as far as their ``Tuner``, or what ``tune.run`` makes, is there; none of them is run.
 TUNE = """
 import json
-from ray import tune
+from ray import air, tune
 
 found = []
-for run_config in (None, tune.RunConfig(name="mine"), None):
+for run_config in (air.RunConfig(), None, tune.RunConfig(name="mine"), None):
     config = tune.Tuner(lambda config: None, run_config=run_config)._local_tuner.get_run_config()
     found.append([config.name, config.storage_path])
+experiment = tune.Experiment("of tune.run", lambda config: None)
+found.append(["of tune.run", experiment.storage.storage_fs_path])
 print(json.dumps(found))
 """
 #: Runs programs in processes of their own that share the two seconds of importing Ray: for each the
@@ -153,8 +155,8 @@ def test_a_program_that_sizes_its_own_ray_runs_on_the_jobs(
 
 def test_a_search_saves_below_the_run_unless_the_program_says_where(ran: Ran) -> None:
     store, outputs, _ = ran
-    expected = [["first-tune", store], ["mine", store], ["first-tune-2", store]]
-    assert json.loads(outputs[3][0]) == expected
+    names = ["first-tune", "first-tune-2", "mine", "first-tune-3", "of tune.run"]
+    assert json.loads(outputs[3][0]) == [[name, store] for name in names]
 
 
 def test_a_process_that_ray_has_started_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
