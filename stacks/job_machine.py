@@ -10,7 +10,7 @@ runs the newest revision of its task definition, not the one that the role may r
 
 from typing import Any, Final
 
-from aws_cdk import Duration
+from aws_cdk import Aws, Duration
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
@@ -201,7 +201,8 @@ def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> 
     left = f"$ceil($deadline - $millis() / 1000) + {HEAD_GRACE_S}"
     return {
         "Type": "Task",
-        "Resource": "arn:aws:states:::ecs:runTask.sync",
+        # Step Functions runs no integration of another partition (aws-cdk 4597).
+        "Resource": f"arn:{Aws.PARTITION}:states:::ecs:runTask.sync",
         # The head keeps its deadline itself, so that its code can save before it ends.
         "TimeoutSeconds": _value(f"$max([{HEAD_GRACE_S}, {left}])"),
         "Arguments": {

@@ -83,6 +83,9 @@ class RayNodes(Construct):
             dns_ttl=Duration.seconds(times.HEAD_DNS_TTL_S),
             custom_health_check=servicediscovery.HealthCheckCustomConfig(failure_threshold=1),
         )
+        # Cloud Map deletes no name of a task that is still stopping, though its service is gone
+        # (terraform-provider-aws 4853).
+        cluster.teardown.stop_tasks.node.add_dependency(name)
         self.head = self._node(nodes.HEAD, cluster.head, trains=settings.head_trains, name=name)
         self.worker = self._node(nodes.WORKER, cluster.worker, trains=True, name=None)
 

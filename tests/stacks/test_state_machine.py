@@ -29,7 +29,7 @@ def as_requested(arguments: Any) -> Any:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_ecs_takes_the_request_that_starts_a_head(synth: Synth, preset: str) -> None:
     head = definition(synth, preset=preset)["States"]["Head"]
-    assert head["Resource"] == "arn:aws:states:::ecs:runTask.sync"
+    assert head["Resource"] == "arn:<AWS::Partition>:states:::ecs:runTask.sync"
     assert faults(request_shape("ecs", "RunTask"), as_requested(head["Arguments"])) == []
 
 

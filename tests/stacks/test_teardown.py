@@ -66,6 +66,9 @@ def test_the_order_of_deletion_is_the_one_that_cannot_hang(synth: Synth, preset:
     (machine,) = (n for n, r in resources.items() if r["Type"].endswith("::StateMachine"))
     (stop,) = by_type["Custom::StopTasks"]
     assert machine in needs(resources, stop)
+    # Nor is a name in Cloud Map, before the task that has it.
+    (name,) = (n for n, r in resources.items() if r["Type"] == "AWS::ServiceDiscovery::Service")
+    assert name in needs(resources, stop)
     # No queued job starts once tasks are ended: to admit one, its function must list executions.
     policies = {n: r for n, r in resources.items() if r["Type"] == "AWS::IAM::Policy"}
     (listing,) = (n for n, r in policies.items() if "states:ListExecutions" in str(r))

@@ -85,6 +85,8 @@ class Pages(list[Any]):
 class Account:
     """What the account holds, and what AWS does with it."""
 
+    meta = SimpleNamespace(endpoint_url="https://ssm.us-east-1.example")
+
     def __init__(self) -> None:
         self.now = datetime.now(tz=UTC)
         """When the test began: jobs and lines are dated from here."""

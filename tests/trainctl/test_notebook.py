@@ -37,6 +37,7 @@ import json, socket, sys, threading
 answer, region, operation, profile, request, endpoint = sys.argv[1:]
 assert json.loads(answer)["TokenValue"] == "of-the-session", answer
 assert (region, operation) == ("{region}", "StartSession")
+assert endpoint == "https://ssm.us-east-1.example"
 if {broken}:
     sys.exit("SessionManagerPlugin: the agent is away")
 server = socket.socket()

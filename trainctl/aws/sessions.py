@@ -41,7 +41,7 @@ class Sessions:
     def _arguments(self, answer: object, request: dict[str, Any]) -> list[str]:
         """What the AWS CLI gives the plug-in."""
         own = [self._region, "StartSession", self._profile or ""]
-        endpoint = f"https://ssm.{self._region}.amazonaws.com"
+        endpoint = self._clients.ssm.meta.endpoint_url
         return [json.dumps(answer), *own, json.dumps(request), endpoint]
 
     def target(self, task: Task) -> str:
