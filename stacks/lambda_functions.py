@@ -54,7 +54,9 @@ def lambda_function(
         handler="index.handler",
         code=code,
         timeout=timeout,
-        memory_size=256,
+        # Lambda gives processor time in proportion: with 256 MB, to release the hosts of a job with
+        # 128 workers would take longer than the function may.
+        memory_size=1024,
         role=role,
         log_group=logs,
         environment=environment,

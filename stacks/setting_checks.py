@@ -57,7 +57,10 @@ CHOICES: Final[Mapping[str, tuple[str | int, ...]]] = {
     "fsx_compression": ("none", "lz4"),
     "fsx_on_destroy": ("export", "delete"),
     # What CloudWatch Logs accepts.
-    "log_retention_days": (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
+    "log_retention_days": (
+        *(1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731),
+        *(1096, 1827, 2192, 2557, 2922, 3288, 3653),
+    ),
 }
 #: Numbers: the least and the most.
 NUMBERS: Final[Mapping[str, tuple[int, int]]] = {

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -57,7 +58,7 @@ class Settings:
     """Reserved capacity, in the deployment's zone, that worker hosts start in, without a placement
     group."""
     capacity_reservation_type: str
-    """``block``: a capacity block for ML; ``on-demand``: an On-Demand Capacity Reservation."""
+    """``block``: a capacity block for ML, of P types; ``on-demand``: another one."""
     efa: str
     """``auto``: EFA where several nodes train on a type that needs it for its full bandwidth;
     ``on``: where the type has it; ``off``: never, at most 100 Gb/s per node. EFA needs an image
@@ -75,7 +76,7 @@ class Settings:
     fsx_compression: str
     """``lz4``: files are compressed, which JPEGs are already; ``none``."""
     fsx_prefix: str
-    """Prefix of the bucket that is the file system's content, in both directions."""
+    """Prefix of the bucket that is the file system's content, both ways."""
     fsx_on_destroy: str
     """``export``: destroy writes what the bucket lacks there, or fails; ``delete``: it is lost."""
     root_volume_gib: int
@@ -90,7 +91,7 @@ class Settings:
     namespace: str
     """Private DNS domain; the head is ``head.<namespace>``."""
     vpc_cidr: str
-    """Private addresses of the VPC, /16 to /24; not 172.17.0.0/16, which Docker uses."""
+    """Addresses of the VPC, /16 to /24: hosts take two each, of half of them."""
     interface_endpoints: bool
     """Whether ECR, Logs and SSM are reached through endpoints instead of the NAT gateway."""
 
@@ -162,6 +163,20 @@ class Settings:
                 "capacity_reservation_id",
                 "",
                 f"the id of your capacity block: {worker.name} is only sold as reserved capacity",
+            )
+        is_block = self.capacity_reservation_id and self.capacity_reservation_type == "block"
+        if is_block and not worker.name.startswith("p"):
+            checks.refuse(
+                "capacity_reservation_type",
+                "block",
+                f"on-demand for {worker.name}: capacity blocks are only sold of P types",
+            )
+        # CDK gives the hosts half of the VPC: an address for each and for its task. The others are
+        # for AWS, endpoints and the shared file system.
+        hosts = self.max_heads + self.max_workers
+        if 2 * hosts + 16 > IPv4Network(self.vpc_cidr).num_addresses // 2:
+            checks.refuse(
+                "vpc_cidr", self.vpc_cidr, f"a larger network, such as /22, for up to {hosts} hosts"
             )
         self._check_efa()
         self._check_shared_storage()

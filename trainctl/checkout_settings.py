@@ -19,18 +19,16 @@ from trainctl.aws.shape import Shape
 if TYPE_CHECKING:
     from stacks.settings import Settings
 
-#: Default name of the CDK's bootstrap.
-_QUALIFIER: Final = "hnb659fds"
 _QUALIFIER_KEY: Final = "@aws-cdk/core:bootstrapQualifier"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """Settings of a deployment, and the name of the CDK's bootstrap."""
+    """Settings of a deployment, and which bootstrap of the CDK it uses."""
 
     settings: "Settings"
     qualifier: str
-    """Qualifier of the CDK's bootstrap."""
+    """Of the CDK's bootstrap; empty: the default one."""
 
     @property
     def shape(self) -> Shape:
@@ -97,8 +95,9 @@ def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
         raise InputError(f"{file} cannot be read ({error}): restore it from the project") from None
     if not isinstance(context, dict):
         raise InputError(f"{file}: its context is no table of settings")
-    found = load({**context, **given}, region=region)
-    return Planned(settings=found, qualifier=str(context.get(_QUALIFIER_KEY) or _QUALIFIER))
+    context |= given
+    found = load(context, region=region)
+    return Planned(settings=found, qualifier=str(context.get(_QUALIFIER_KEY, "")))
 
 
 def undeployed(context: Sequence[str], *, region: str | None) -> Undeployed:

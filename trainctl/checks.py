@@ -38,8 +38,9 @@ VPCS: Final = ("vpc", "L-F678F1CE")
 ADDRESSES: Final = ("ec2", "L-0263D0A3")
 #: Resource policies of CloudWatch Logs in an account and region, which AWS does not raise.
 MOST_LOG_POLICIES: Final = 10
-#: Version of the CDK's bootstrap stack that the templates need.
+#: Version of the CDK's bootstrap stack that the templates need, and its default name.
 MIN_BOOTSTRAP: Final = 6
+QUALIFIER: Final = "hnb659fds"
 _AWS_DISK_KEY: Final = "alias/aws/ebs"
 #: KMS actions of EC2 Auto Scaling on a disk's key.
 _KEY_OPERATIONS: Final = (
@@ -186,7 +187,7 @@ def of_a_deploy(
 
     Args:
         missing: stacks that are not there yet.
-        qualifier: of the CDK's bootstrap.
+        qualifier: of the CDK's bootstrap; empty: the default one.
         makes_github_provider: whether the settings have the deploy make one.
         context: settings of the deployment that were given by ``-c``.
         there: the file system of the stacks that are there already, which would be changed.
@@ -335,9 +336,10 @@ def github_provider(place: Place, context: Mapping[str, str]) -> Finding:
 
 
 def bootstrap(place: Place, qualifier: str) -> Finding:
-    found = place.account.parameter(f"/cdk-bootstrap/{qualifier}/version")
+    found = place.account.parameter(f"/cdk-bootstrap/{qualifier or QUALIFIER}/version")
+    own = f" --qualifier {qualifier}" if qualifier else ""
     profile = f" --profile {place.profile}" if place.profile else ""
-    fix = f"npx cdk bootstrap aws://{place.account.id}/{place.region}{profile}"
+    fix = f"npx cdk bootstrap aws://{place.account.id}/{place.region}{own}{profile}"
     if found is None:
         said = f"not done in {place.region}; once per account and region"
         return bad(said, fix)

@@ -198,6 +198,7 @@ BAD: list[tuple[Any, ...]] = [
     ({"worker_instance_type": "p5e.48xlarge", "spot": "true"}, "spot", "reserved"),
     ({"worker_instance_type": "p5e.48xlarge"}, "capacity_reservation_id", "reserved"),
     ({"capacity_reservation_id": "cr-1"}, "capacity_reservation_id", "cr-1"),
+    ({"capacity_reservation_id": "cr-0123456789abcdef0"}, "capacity_reservation_type", "P types"),
     ({"root_volume_gib": "8"}, "root_volume_gib", "30 to 16384"),
     ({"vpc_cidr": "10.0.0.0"}, "vpc_cidr", "/16 to /24"),
     ({"vpc_cidr": "10.0.0.1/16"}, "vpc_cidr", "host bits"),
@@ -205,6 +206,7 @@ BAD: list[tuple[Any, ...]] = [
     ({"vpc_cidr": "8.8.0.0/16"}, "vpc_cidr", "private"),
     ({"vpc_cidr": "172.17.0.0/16"}, "vpc_cidr", "Docker"),
     ({"vpc_cidr": "ten"}, "vpc_cidr", "10.0.0.0/16"),
+    ({"vpc_cidr": "10.0.0.0/24", "max_workers": "56"}, "vpc_cidr", "/22", "57 hosts"),
     ({"region": "europe"}, "region", "eu-west-1"),
     ({"availability_zone": "eu-west-1"}, "availability_zone", "eu-west-1a"),
     (

@@ -255,6 +255,9 @@ def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
         "aws kms create-grant",
         "aws logs describe-resource-policies",
     }
+    _, found = looked("-c", "@aws-cdk/core:bootstrapQualifier=team")
+    assert account.sent("get_parameter")[-1]["Name"] == "/cdk-bootstrap/team/version"
+    assert found["CDK bootstrap"]["fix"].endswith("/us-east-1 --qualifier team")
     account.bootstrap = "5"
     _, found = looked()
     assert found["CDK bootstrap"]["found"] == "version 5, and the stacks need 6"
