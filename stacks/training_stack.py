@@ -58,7 +58,6 @@ class TrainingStack(cdk.Stack):
 
         outputs = {
             stack_outputs.CLUSTER: self.cluster.cluster.cluster_name,
-            stack_outputs.HEAD_PROVIDER: self.cluster.head.capacity_provider.ref,
             stack_outputs.WORKER_PROVIDER: self.cluster.worker.capacity_provider.ref,
             stack_outputs.HEAD_TASK: self.nodes.head.task.task_definition_arn,
             stack_outputs.WORKER_TASK: self.nodes.worker.task.task_definition_arn,

@@ -172,13 +172,8 @@ def _check_name(name: str, folder: Path) -> None:
     rename = "rename the file, or let git ignore it"
     try:
         check_relative(name, what=f"--code {folder}: the file name")
-        name.encode()
     except InputError as error:
         raise UsageError(f"{error}; {rename}") from None
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"--code {folder}: the file name {name!r} is not UTF-8: {rename}"
-        ) from None
 
 
 def _check_links(files: list[Path], folder: Path) -> None:

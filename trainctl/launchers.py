@@ -21,7 +21,8 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
     Raises:
         UsageError: it cannot.
     """
-    parts = [part for word in command for part in word.split()]  # also those of sh -c "..."
+    # Also those of sh -c "...", which may have several lines.
+    parts = [part for word in command for part in word.replace("\n", " ; ").split()]
     if nodes.high > 1 and "--standalone" in parts:
         raise UsageError(
             "--standalone keeps torchrun from finding the other nodes: leave it out, and "
@@ -42,8 +43,13 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
 
 
 def _starts(launcher: str, parts: Sequence[str]) -> bool:
-    """True if a command, or one of those of ``sh -c``, begins with this launcher."""
-    begins = rf"(^|[;&|] |sh -c )(\S*/)?{launcher} "
+    """True if a command, or one of those of ``sh -c``, starts its program with this launcher.
+
+    What precedes it may set variables, as ``OMP_NUM_THREADS=1 torchrun`` and ``uv run torchrun``
+    do; what follows another launcher is an argument of its program.
+    """
+    other = r"(?:\S*/)?(?:accelerate|deepspeed|python3?|torchrun) "
+    begins = rf"(?:^|[;&|] )(?:(?!{other})[^\s;&|]+ )*(?:\S*/)?{launcher} "
     return re.search(begins, " ".join(parts)) is not None
 
 

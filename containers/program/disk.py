@@ -100,7 +100,7 @@ class Disk:
         while pending:
             name, path = pending.pop()
             try:
-                check_relative(name, what="the name").encode()
+                check_relative(name, what="the name")
                 status = path.lstat()
                 if stat.S_ISDIR(status.st_mode):
                     inner = {*os.listdir(path)} - CACHES
@@ -116,7 +116,7 @@ class Disk:
             except FileNotFoundError:
                 # It has left its folder since that was listed.
                 found.folders[name.rpartition("/")[0]] = time.time_ns()
-            except (OSError, InputError, UnicodeEncodeError) as error:
+            except (OSError, InputError) as error:
                 found.refused.append(f"{name!r} is not saved: {error}")
         return found
 

@@ -59,7 +59,6 @@ OUTPUTS = {
         stack_outputs.JOBS: MACHINE,
         stack_outputs.DASHBOARD: "training",
         stack_outputs.RAY_TOKEN: "arn:token",
-        stack_outputs.HEAD_PROVIDER: "head-hosts",
         stack_outputs.WORKER_PROVIDER: "worker-hosts",
         stack_outputs.KEEPER: "keeper",
     },

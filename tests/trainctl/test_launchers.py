@@ -22,6 +22,8 @@ from trainctl.aws.errors import UsageError
         ("python train.py --strategy deepspeed", 2, 1, ""),
         ("torchrun train.py --backend deepspeed", 2, 1, ""),
         ("sh -c 'python prepare.py && deepspeed train.py'", 2, 1, "start the script with torchrun"),
+        ("OMP_NUM_THREADS=1 torchrun --nproc-per-node 8 train.py", 2, 4, "is 8, and a node has 4"),
+        ("exit 1\ntorchrun --nproc-per-node 8 train.py", 2, 4, "is 8, and a node has 4"),
         ("deepspeed --no_ssh --hostfile hosts train.py", 2, 1, ""),
         ("deepspeed train.py", 2, 1, "start the script with torchrun"),
         ("/opt/bin/deepspeed train.py", 2, 1, "would train on each by itself"),

@@ -16,8 +16,8 @@ from trainctl.job_log import Printer
 HEAVY = ("boto3", "botocore", "pygments", "ray", "rehearsal", "rich", "torch")
 
 
-def imported_by(*arguments: str, **variables: str) -> set[str]:
-    """Those of ``HEAVY`` that a command has imported when it ends."""
+def imported_by(*arguments: str, prints: str = "", **variables: str) -> set[str]:
+    """Those of ``HEAVY`` that a command has imported when it ends, having printed this."""
     program = f"""
 import sys
 from trainctl.__main__ import main
@@ -32,6 +32,7 @@ print(*({set(HEAVY)!r} & sys.modules.keys()), sep="\\n", file=sys.stderr)
         text=True,
         check=True,
     )
+    assert prints in done.stdout
     return {*done.stderr.splitlines()} & {*HEAVY}
 
 
@@ -45,7 +46,7 @@ def test_help_and_mistakes_load_neither_aws_clients_nor_rich(arguments: str) -> 
 
 def test_a_completion_loads_no_more_than_they_do() -> None:
     asked = {"_TRAINCTL_COMPLETE": "complete_bash", "COMP_WORDS": "trainctl submit ddp --ep"}
-    assert imported_by(**asked, COMP_CWORD="3") == set()
+    assert imported_by(prints="--epochs", **asked, COMP_CWORD="3") == set()
 
 
 def test_a_table_is_drawn_by_rich_and_what_a_command_imports_is_noticed() -> None:

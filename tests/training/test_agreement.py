@@ -4,6 +4,7 @@ Which kinds of models pass is in ``tests/training/test_families.py``; here are t
 """
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -100,4 +101,21 @@ def test_a_buffer_that_no_rule_computes_ends_the_run() -> None:
     part.register_buffer("angles", torch.zeros(3, device="meta"), persistent=False)
     model.add_module("extra", part)
     with pytest.raises(InputError, match=r"no rule that computes extra\.angles"):
+        model_weights.allocate(model, CPU)
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (RuntimeError("mixed"), "models of type 'llama' cannot be trained here: .* fails .mixed"),
+        (torch.OutOfMemoryError("no memory"), "^no memory"),
+        (torch.AcceleratorError("a bad GPU"), "^a bad GPU"),
+    ],
+)
+def test_a_rule_that_fails_is_the_models_fault_unless_the_device_fails(
+    error: RuntimeError, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = llama().model
+    monkeypatch.setattr(model, "_init_weights", Mock(side_effect=error))
+    with pytest.raises((InputError, type(error)), match=seen):
         model_weights.allocate(model, CPU)

@@ -51,6 +51,8 @@ def allocate(model: nn.Module, device: torch.device) -> None:
     try:
         with torch.no_grad(), initialization.guard_torch_init_functions():
             _apply_rules(model, of)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # of the device, and not of the model
     except RuntimeError as error:  # some work on whole weights only
         raise InputError(
             f"models of type {of.config.model_type!r} cannot be trained here: the rule that "
