@@ -520,7 +520,7 @@ class Ranks(Actor):
         self.head.tell(
             Start(step=self.step, resumed=bool(name), world_size=1, total_steps=9, device="CPU")
         )
-        self.wait_for_record(self.check_record)
+        self.wait_for_record(partial(self.check_record, self.step))
         self.go_on()
 
     def wait_for_record(self, then: Callable[[], None], num_sent: int | None = None) -> None:
@@ -548,8 +548,8 @@ class Ranks(Actor):
         value = value_of(one.model["w"])
         return next((name for name, each in self.life.values.items() if each == value), "?"), value
 
-    def check_record(self) -> None:
-        """It has every step before the checkpoint, and none after it."""
+    def check_record(self, began: int) -> None:
+        """It has every step before the checkpoint, and none that was not trained again since."""
         life = self.life
         if not self.head.has_written or self.fence != life.newest_lease():
             return
@@ -559,11 +559,11 @@ class Ranks(Actor):
         if read.num_damaged:
             life.fail("the record is torn")
         if [*found] != sorted({*found}) or any(each > self.step for each in found):
-            life.fail(f"the record has steps {found}, resumed from {self.step}")
+            life.fail(f"the record has steps {found}, resumed from {began}, now {self.step}")
         if missing := life.recorded - {*found}:
             life.fail(f"the record lacks steps {sorted(missing)}")
-        if missing := {*range(1, self.step + 1)} - {*found} - life.refused:
-            life.fail(f"the record lacks steps {sorted(missing)} of checkpoint {self.step}")
+        if missing := {*range(1, began + 1)} - {*found} - life.refused:
+            life.fail(f"the record lacks steps {sorted(missing)} of checkpoint {began}")
 
     def end(self) -> None:
         """With an error: others take over."""
