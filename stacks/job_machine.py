@@ -74,7 +74,8 @@ def job_states(
             "order": _value("$string($states.input)"),
             "attempt": 1,
             "row": 1,
-            "token": _value("$states.context.Execution.Name"),
+            # At most 64 characters; rules of EventBridge name executions with 73.
+            "token": _value("$substring($states.context.Execution.Name, 0, 64)"),
             "began": _value(_STARTED),
             # Until lists of executions show all that began before: no two jobs take one place.
             "pause": CONSISTENT_S,
@@ -151,7 +152,7 @@ def job_states(
         assign={
             "attempt": _value("$outcome.attempts + 1"),
             "row": _value("$outcome.in_a_row + 1"),
-            "token": _value("$job & '-' & $millis()"),
+            "token": _value("$substring($job, 0, 50) & '-' & $millis()"),
             "asked": _value(f"{waits} ? $asked : $millis() / 1000"),
         },
         # The input of the pause, which trainctl reads from the history.

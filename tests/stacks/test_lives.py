@@ -99,6 +99,14 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
     assert len(queue) * 9 + len(found) * 20 < 25_000
 
 
+def test_ecs_takes_the_token_of_an_execution_with_the_longest_name(synth: Synth) -> None:
+    states, known = definition(synth)["States"], started({})
+    known["states"]["context"]["Execution"]["Name"] = "j" * 80
+    known |= evaluate(states["Begin"]["Assign"], known, BEGAN)
+    tokens = {known["token"], evaluate(states["Again"]["Assign"]["token"], known, BEGAN)}
+    assert [len(each) for each in tokens] == [64, 64]
+
+
 def test_no_order_outlasts_the_hours_that_the_deployment_allows(synth: Synth) -> None:
     """From its admission on, which is two hours after it began here."""
     states = definition(synth)["States"]
