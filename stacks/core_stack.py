@@ -173,28 +173,24 @@ class CoreStack(cdk.Stack):
                 id="stale-uploads", abort_incomplete_multipart_upload_after=Duration.days(1)
             )
         ]
-        if settings.archive_after_days:
-            # Nothing is lost: a run resumes from here as before, only reading it costs more.
+        archive, expire = settings.archive_after_days, settings.expire_after_days
+        if archive or expire:
             rules.append(
                 s3.LifecycleRule(
-                    id="old-checkpoints-archive",
+                    id="old-checkpoints",
                     prefix=f"{runs.RUNS_PREFIX}/",
                     object_size_greater_than=LARGE_FILE_BYTES,
+                    # Nothing is lost: a run resumes from here as before, only reading it costs
+                    # more.
                     transitions=[
                         s3.Transition(
                             storage_class=s3.StorageClass.GLACIER_INSTANT_RETRIEVAL,
-                            transition_after=Duration.days(settings.archive_after_days),
+                            transition_after=Duration.days(archive),
                         )
-                    ],
-                )
-            )
-        if settings.expire_after_days:
-            rules.append(
-                s3.LifecycleRule(
-                    id="old-checkpoints-expire",
-                    prefix=f"{runs.RUNS_PREFIX}/",
-                    object_size_greater_than=LARGE_FILE_BYTES,
-                    expiration=Duration.days(settings.expire_after_days),
+                    ]
+                    if archive
+                    else None,
+                    expiration=Duration.days(expire) if expire else None,
                 )
             )
         bucket = s3.Bucket(
@@ -214,13 +210,11 @@ class CoreStack(cdk.Stack):
         _pin(bucket, "Bucket")
         resource = bucket.node.default_child
         assert isinstance(resource, s3.CfnBucket)
-        for number, rule in enumerate(rules):
-            if rule.object_size_greater_than:
-                # CloudFormation's schema has text here, and CDK writes a number.
-                resource.add_property_override(
-                    f"LifecycleConfiguration.Rules.{number}.ObjectSizeGreaterThan",
-                    str(LARGE_FILE_BYTES),
-                )
+        if archive or expire:
+            # CloudFormation's schema has text here, and CDK writes a number.
+            resource.add_property_override(
+                "LifecycleConfiguration.Rules.1.ObjectSizeGreaterThan", str(LARGE_FILE_BYTES)
+            )
         findings.accept(bucket, findings.BUCKET)
         return bucket
 

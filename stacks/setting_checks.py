@@ -10,8 +10,8 @@ from contract.instance_types import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH
 from contract.job import MAX_SECONDS
 
 # Docker gives its bridge on every host this network: a VPC of the same addresses is not reachable
-# from a container. The second is link-local: instance metadata and the time service live there.
-RESERVED_NETWORKS: Final = ("172.17.0.0/16", "169.254.0.0/16")
+# from a container.
+DOCKER_NETWORK: Final = "172.17.0.0/16"
 PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 
 _LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -102,9 +102,8 @@ def _cidr(name: str, value: str) -> None:
         refuse(name, value, "a network from /16 to /24: one subnet holds all hosts and tasks")
     if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in PRIVATE_NETWORKS):
         refuse(name, value, f"inside one of the private networks {', '.join(PRIVATE_NETWORKS)}")
-    for each in RESERVED_NETWORKS:
-        if network.overlaps(ipaddress.IPv4Network(each)):
-            refuse(name, value, f"apart from {each}, which Docker uses on every host")
+    if network.overlaps(ipaddress.IPv4Network(DOCKER_NETWORK)):
+        refuse(name, value, f"apart from {DOCKER_NETWORK}, which Docker uses on every host")
 
 
 def one_of(name: str, value: str | int, allowed: tuple[str | int, ...]) -> None:

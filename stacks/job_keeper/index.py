@@ -644,15 +644,16 @@ def status_of(job: str) -> str:
 
 def handler(event: dict[str, Any], _context: Any) -> Any:
     """What Lambda calls."""
-    if event.get("detail-type") == "Step Functions Execution Status Change":
-        return aborted(event)
-    if event.get("Action") == "admit":
-        return admit(event)
-    if event.get("Action") == "end":
-        return end(event)
-    if event.get("Action") == "release":
-        if hosts := event.get("Hosts"):
+    match event:
+        case {"detail-type": "Step Functions Execution Status Change"}:
+            return aborted(event)
+        case {"Action": "admit"}:
+            return admit(event)
+        case {"Action": "end"}:
+            return end(event)
+        case {"Action": "release", "Hosts": [_, *_] as hosts}:
             release({*hosts}, are_bad=event.get("AreBad", False))
             return {"released": hosts}
-        return {"released": release_idle(running(), idle_s=0)}
+        case {"Action": "release"}:
+            return {"released": release_idle(running(), idle_s=0)}
     return sweep()

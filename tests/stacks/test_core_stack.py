@@ -123,15 +123,15 @@ def test_old_checkpoints_get_cheaper_and_are_only_deleted_if_asked(synth: Synth)
         return {rule["Id"]: rule for rule in bucket["LifecycleConfiguration"]["Rules"]}
 
     default = rules()
-    assert [*default] == ["stale-uploads", "old-checkpoints-archive"]
+    assert [*default] == ["stale-uploads", "old-checkpoints"]
     assert default["stale-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
-    archive = default["old-checkpoints-archive"]
+    archive = default["old-checkpoints"]
     assert archive["Prefix"] == "runs/"
     assert archive["ObjectSizeGreaterThan"] == "1048576"  # records stay as they are
     assert archive["Transitions"] == [{"StorageClass": "GLACIER_IR", "TransitionInDays": 30}]
     assert "ExpirationInDays" not in archive
 
-    assert rules(**OPTIONS)["old-checkpoints-expire"]["ExpirationInDays"] == 90
+    assert rules(**OPTIONS)["old-checkpoints"]["ExpirationInDays"] == 90
     assert [*rules(**OTHERS)] == ["stale-uploads"]
 
 
