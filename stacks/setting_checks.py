@@ -29,13 +29,13 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "image_tag": ("[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag, such as v1, or empty"),
     "namespace": (
-        rf"{_LABEL}(\.{_LABEL})*",
-        "a DNS name in lower case, such as training.internal",
+        rf"(?!.{{249}}){_LABEL}(\.{_LABEL})*",
+        "a DNS name in lower case, of at most 248 characters, such as training.internal",
     ),
     "alarm_email": (r"|[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address, or empty"),
     "github_repository": (
         # With GitHub's ids of owner and repository, or without.
-        r"|[A-Za-z0-9][A-Za-z0-9-]{0,38}(@\d+)?/[A-Za-z0-9._-]{1,100}(@\d+)?",
+        r"|[A-Za-z0-9][A-Za-z0-9-]{0,38}(@\d+)?/[A-Za-z0-9._-]{1,100}(?<!\.git)(@\d+)?",
         "owner/name of one GitHub repository, or empty",
     ),
     "github_branch": (

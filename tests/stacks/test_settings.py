@@ -216,6 +216,7 @@ BAD: list[tuple[Any, ...]] = [
     ),
     ({"image_tag": "a b"}, "image_tag", "'a b'"),
     ({"namespace": "Training!"}, "namespace", "DNS name"),
+    ({"namespace": "a." * 124 + "b"}, "namespace", "at most 248 characters"),
     ({"log_retention_days": "31"}, "log_retention_days", "30, 60"),
     ({"archive_after_days": "-1"}, "archive_after_days", "0 to 3650"),
     ({"expire_after_days": "10"}, "expire_after_days", "archive_after_days, 30"),
@@ -224,6 +225,7 @@ BAD: list[tuple[Any, ...]] = [
     ({"idle_gpu_alarm_minutes": "33"}, "idle_gpu_alarm_minutes", "multiple of 5"),
     ({"github_repository": "https://github.com/a/b"}, "github_repository", "owner/name"),
     ({"github_repository": "a/*"}, "github_repository", "owner/name"),
+    ({"github_repository": "acme/train.git"}, "github_repository", "owner/name"),
     ({"github_branch": "*"}, "github_branch", "without wildcards"),
     ({"github_oidc_provider_arn": "arn:aws:iam::1:role/x"}, "github_oidc_provider_arn", "ARN"),
 ]
