@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -24,6 +25,15 @@ SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
 NO_MEMORY = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
 )
+
+
+def test_a_full_disk_is_trouble_of_the_storage_whichever_library_meets_it(tmp_path: Path) -> None:
+    said = "Error while serializing: I/O error: No space left on device (os error 28)"
+    assert storage.is_trouble(SafetensorError(said))  # as it was seen: it writes elsewhere first
+    (tmp_path / checkpoints.STATE_FILE).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        checkpoints.write(snapshot(1), tmp_path)
+    assert storage.is_trouble(raised.value)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""Proves that no signal is lost while a local run starts its workers' server, and that the server
-starts below any temporary folder."""
+"""Proves that no signal is lost while a local run starts its workers' server, that the server
+starts below any temporary folder, and that a worker reports a full disk as what it is."""
 
+import errno
 import os
 import signal
 import tempfile
@@ -9,8 +10,9 @@ from unittest import mock
 
 import pytest
 
+from contract import exits
 from training import recipes
-from training.runtime import local
+from training.runtime import local, processes
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -51,3 +53,19 @@ def test_the_servers_socket_has_a_path_that_linux_allows_whatever_tmpdir_is(
     local.LocalWorkers(recipes.by_name("ddp"), max_failures=0, verbose=True).start(1)
     assert folders == ["/tmp"]
     assert tempfile.gettempdir() == far, "all else lies where the user wants it"
+
+
+def test_a_worker_reports_a_full_disk_in_a_sentence_and_with_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def save(_send: object) -> local._Done:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(processes, "end_with_parent", lambda: None)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    messages = mock.Mock()
+    with pytest.raises(OSError, match="No space left"):
+        local._run(save, messages, None, {})
+    crash = messages.send.call_args.args[0]
+    assert crash.text == "[Errno 28] No space left on device"
+    assert crash.code == exits.STORAGE

@@ -157,7 +157,9 @@ def write(snapshot: Snapshot, folder: Path) -> dict[str, File]:
     """Write all files of a checkpoint but its manifest into a folder; return what they are."""
     write_model(snapshot, folder)
     state = {name: getattr(snapshot, name) for name in _IN_STATE_FILE}
-    torch.save({**state, "position": asdict(snapshot.position)}, folder / STATE_FILE)
+    # Opened here: torch reports a full disk as a wrong position in a file that it opens itself.
+    with (folder / STATE_FILE).open("wb") as file:
+        torch.save({**state, "position": asdict(snapshot.position)}, file)
     return {
         path.name: File(path.stat().st_size, _sha256(str(path)))
         for path in sorted(folder.iterdir())

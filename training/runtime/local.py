@@ -33,7 +33,7 @@ from training.record.events import Event, Failed, Process, Start, Warned
 from training.runtime import processes
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import Seen
-from training.system import machine
+from training.system import machine, storage
 
 _METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"
 _CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)
@@ -61,6 +61,8 @@ class _Crash:
 
     text: str
     time: float
+    code: int
+    """Exit code of the command, if the run fails because of it."""
 
 
 @dataclass(slots=True)
@@ -238,6 +240,7 @@ class LocalWorkers:
                 return f"worker {rank} ended ({how})"
         crashed = [(rank, each.crash) for rank, each in enumerate(self._ranks) if each.crash]
         rank, crash = min(crashed, key=lambda each: each[1].time)
+        self.failure_code = crash.code
         return f"{crash.text}\nworker {rank} failed ({crash.text.splitlines()[-1]})"
 
     def request_stop(self) -> None:
@@ -291,8 +294,11 @@ def _run(
             os.dup2(file.fileno(), 2)
     try:
         messages.send(task(messages.send, *arguments))
-    except BaseException:
-        messages.send(_Crash(text=traceback.format_exc().strip(), time=time.time()))
+    except BaseException as error:
+        text, code = traceback.format_exc().strip(), exits.FAILED
+        if storage.is_trouble(error):  # its traceback tells nothing about the program
+            text, code = str(error), exits.STORAGE
+        messages.send(_Crash(text=text, time=time.time(), code=code))
         raise
 
 

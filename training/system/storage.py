@@ -149,7 +149,8 @@ def check_writable(root: str) -> None:
 
 def is_trouble(error: BaseException) -> bool:
     """Whether S3, the network or a disk failed, so that another attempt may succeed."""
-    if isinstance(error, UnreachableError | ConnectionError | TimeoutError):
+    # Safetensors tells of a full disk in words only.
+    if isinstance(error, UnreachableError | ConnectionError | TimeoutError) or is_full(error):
         return True
     # By name: the S3 client is not installed where there is no S3.
     if type(error).__module__.startswith(("botocore.", "aiobotocore.", "aiohttp.")):
