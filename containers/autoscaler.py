@@ -74,7 +74,8 @@ class ProviderConfig(TypedDict):
 
 
 class EcsNodeProvider(NodeProvider):
-    """Nodes of one job as ECS tasks; a node's id is its task's ARN."""
+    """Nodes of one job as ECS tasks; a node's id is its task's ARN. Ray's autoscaler v2 calls no
+    other methods than these."""
 
     def __init__(
         self,
@@ -144,9 +145,6 @@ class EcsNodeProvider(NodeProvider):
             return True
         return bool(self._tasks.get(node_id, {}).get("lastStatus") == "RUNNING")
 
-    def is_terminated(self, node_id: str) -> bool:
-        return node_id != self._settings["head"] and node_id not in self._tasks
-
     def node_tags(self, node_id: str) -> dict[str, str]:
         if node_id == self._settings["head"]:
             return {
@@ -155,17 +153,6 @@ class EcsNodeProvider(NodeProvider):
                 TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
             }
         return {tag["key"]: tag["value"] for tag in self._tasks.get(node_id, {}).get("tags", [])}
-
-    def internal_ip(self, node_id: str) -> str:
-        """The task's address in its subnet; empty while it has none."""
-        for attachment in self._tasks.get(node_id, {}).get("attachments", []):
-            for detail in attachment.get("details", []):
-                if detail["name"] == "privateIPv4Address":
-                    return str(detail["value"])
-        return ""
-
-    def external_ip(self, node_id: str) -> str:
-        return self.internal_ip(node_id)
 
     def _listed(self) -> list[str]:
         # Tasks that should run; startedBy must be the only filter.
@@ -260,9 +247,6 @@ class EcsNodeProvider(NodeProvider):
         return request
 
     # --- fewer --------------------------------------------------------------------------------
-    def terminate_node(self, node_id: str) -> None:
-        self.terminate_nodes([node_id])
-
     def terminate_nodes(self, node_ids: list[str]) -> None:
         """Stop nodes' tasks, and have their hosts terminated at once where no other task has come.
 

@@ -157,9 +157,6 @@ def autoscaling(
         "type": "external",
         "module": "containers.autoscaler.EcsNodeProvider",
         "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "use_internal_ips": True,
-        "worker_liveness_check": False,
         **provider,
     }
     wanted = {
@@ -183,17 +180,11 @@ def autoscaling(
                 "max_workers": most,
             },
         },
-        # Required by Ray's schema; used only for clusters that Ray sets up over SSH.
-        "auth": {},
-        "file_mounts": {},
+        # Ray asks for these, and uses them only for clusters that it sets up over SSH.
         "cluster_synced_files": [],
-        "file_mounts_sync_continuously": False,
-        "initialization_commands": [],
         "setup_commands": [],
         "head_setup_commands": [],
         "worker_setup_commands": [],
-        "head_start_ray_commands": [],
-        "worker_start_ray_commands": [],
     }
     return json.dumps(wanted, indent=1)
 

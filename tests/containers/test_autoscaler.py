@@ -189,7 +189,6 @@ def test_a_task_that_ecs_never_shows_counts_for_a_minute_and_is_then_replaced(
     assert lost in own.non_terminated_nodes(WORKERS)
     ecs.now += 2
     assert own.non_terminated_nodes(WORKERS) == sorted(ecs.running())
-    assert own.is_terminated(lost)
 
 
 def test_the_hosts_of_nodes_that_go_are_the_keepers_to_end(
@@ -201,7 +200,6 @@ def test_the_hosts_of_nodes_that_go_are_the_keepers_to_end(
     hosts = [f"host/{each.rpartition('/')[2]}" for each in (first, second)]
     assert ecs.released == [("Event", hosts)]
     assert ecs.running() == {third}
-    assert own.is_terminated(first)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +231,8 @@ def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once(
     ecs.end(bad, exits.BAD_HOST)
     assert own.non_terminated_nodes(WORKERS) == [bad, good]
     assert not own.is_running(bad)
-    own.terminate_node(bad)  # as a job does that ends or shrinks just then
+    own.terminate_nodes([bad])  # as a job does that ends or shrinks just then
     assert own.non_terminated_nodes(WORKERS) == [good]
-    assert own.is_terminated(bad)
 
 
 def test_workers_take_a_shell_and_the_tags_of_their_job_and_of_their_costs() -> None:
@@ -286,7 +283,7 @@ def test_hosts_are_left_to_the_sweep_where_the_keeper_cannot_be_called(
     monkeypatch.setattr(ecs, "invoke", refuse)
     own.create_node({}, TAGS, 1)
     (node,) = own.non_terminated_nodes(WORKERS)
-    own.terminate_node(node)
+    own.terminate_nodes([node])
     assert not ecs.running()
     assert "left to the keeper's sweep" in capsys.readouterr().err
 
