@@ -51,7 +51,6 @@ class CoreStack(cdk.Stack):
         # Whether TrainingStack needs both depends on its settings, and an export that is in use
         # cannot go: without this, a change of them would have to take two deploys.
         for repository in self.repositories.values():
-            self.export_value(repository.repository_arn)
             self.export_value(repository.repository_name)
         # The head registers here as head.<namespace>, for the workers of a standing cluster.
         self.namespace = servicediscovery.PrivateDnsNamespace(

@@ -71,6 +71,10 @@ class RayNodes(Construct):
             assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
         rights.of_execution(self).grant(self._execution_role)
+        # Both images, even if only one is in use: a job that began before an update goes on with
+        # its own task definitions.
+        for repository in core.repositories.values():
+            repository.grant_pull(self._execution_role)
         # Workers of a standing cluster find their head by this name. A replaced head has another
         # address, so the answer must not be kept for long.
         name = servicediscovery.Service(

@@ -299,8 +299,10 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
     """
     fields = {field.name: field.type for field in dataclasses.fields(Settings)}
     for name in context:
-        # Feature flags and cached look-ups of CDK itself have one of these in their names.
-        if name not in {*fields, PRESETS_KEY} and not re.search("[:/@]", name):
+        # CDK itself keeps feature flags and look-ups, whose names have one of these, and by
+        # `cdk acknowledge` and `cdk cli-telemetry` two more.
+        own = re.search("[:/@]|^acknowledged-issue-numbers$|^cli-telemetry$", name)
+        if name not in {*fields, PRESETS_KEY} and not own:
             _unknown(name, [*fields])
     presets = context.get(PRESETS_KEY)
     if not isinstance(presets, Mapping):

@@ -154,6 +154,8 @@ def test_cdks_own_context_is_no_setting() -> None:
             "aws:cdk:toolkit": "x",
             "availability-zones:account=1:region=eu-west-1": ["eu-west-1a"],
             "aws-cdk:enableDiffNoFail": True,
+            "acknowledged-issue-numbers": [32775],
+            "cli-telemetry": False,
         }
     )
 

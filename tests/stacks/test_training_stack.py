@@ -208,6 +208,17 @@ def test_a_job_keeps_its_task_definition_while_the_stack_is_updated(synth: Synth
         assert revision == "*"
 
 
+def test_a_job_pulls_its_image_though_an_update_uses_only_the_other(synth: Synth) -> None:
+    found = [
+        policy["PolicyDocument"]
+        for preset in ("ddp", "fsdp")  # a head that trains has the workers' image
+        for name, policy in synth(preset=preset).of_type("AWS::IAM::Policy").items()
+        if name.startswith("NodesExecutionRole")
+    ]
+    assert found[0] == found[1]
+    assert str(found[0]).count("Repository") >= 2
+
+
 def test_scale_in_takes_no_host_in_use(synth: Synth) -> None:
     templates = synth()  # that protected hosts do not hold up `cdk destroy` is TerminateHosts' work
     for node in ("head", "worker"):
