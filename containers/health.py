@@ -1,4 +1,4 @@
-"""Health check of a node's container: ``python -m containers.health``, exit code 0 or 1.
+"""Health check of a node's container: ``python -P -m containers.health``, exit code 0 or 1.
 
 ECS starts it every few seconds beside the training, so it imports next to nothing: a client for
 HTTP would be most of its work. Asks Ray on this node itself; both addresses stay open without a

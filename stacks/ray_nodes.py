@@ -190,7 +190,9 @@ class RayNodes(Construct):
             # No stop_timeout, of which ECS documents 120 s as the most: that of the host's agent
             # counts (stacks/host_setup.py).
             health_check=ecs.HealthCheck(
-                command=["CMD", "python", "-m", "containers.health"],
+                # -P: not from the working directory, /tmp, where a user's file may have the name of
+                # a module.
+                command=["CMD", "python", "-P", "-m", "containers.health"],
                 interval=Duration.seconds(times.HEALTH_EVERY_S),
                 timeout=Duration.seconds(times.HEALTH_TIMEOUT_S),
                 retries=10,

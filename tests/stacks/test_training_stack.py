@@ -345,8 +345,8 @@ def test_what_the_task_definition_sets_is_what_the_node_reads(
             kind=kind, head=head, num_cpus=48, num_gpus=4, head_wait_s=600, spot=spot
         )
         # The health check of the task is a module of the same package.
-        assert container["HealthCheck"]["Command"][1:3] == ["python", "-m"]
-        assert container["HealthCheck"]["Command"][3] == health.__name__
+        assert container["HealthCheck"]["Command"][1:4] == ["python", "-P", "-m"]
+        assert container["HealthCheck"]["Command"][4] == health.__name__
         # Ray watches only hosts that may be taken away.
         watched = ray_environment(config, "eth0")["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"]
         assert watched == str(int(spot))
