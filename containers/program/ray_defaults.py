@@ -15,6 +15,8 @@ Three things of Ray are changed, right after they have been imported:
   refuses that where a cluster is there already.
 """
 
+from __future__ import annotations  # a program's own Python may be as old as 3.8
+
 import functools
 import os
 import re
