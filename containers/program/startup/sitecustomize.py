@@ -8,8 +8,6 @@ defaults of ``containers/program/ray_defaults.py``. That file is found by its pl
 user's code may have a package called ``containers``.
 """
 
-# ruff: noqa: UP006, UP035, UP045 -- a program may bring a Python of 3.8
-
 import importlib.machinery
 import importlib.util
 import io
