@@ -120,6 +120,7 @@ def environment(errors: Path, **more: str) -> dict[str, str]:
         ),
         (
             # As torchrun does, of a rank that has ended with sys.exit().
+            "import os; del os.environ['RANK']\n"
             "class Failed(Exception):\n"
             "    exitcode, pid = 3, 0\n"
             "    def get_first_failure(self): return 4, self\n"
