@@ -114,8 +114,9 @@ class Disk:
                         raise PermissionError(os.strerror(errno.EACCES))
                     found.files[name] = Seen.of(status)
             except FileNotFoundError:
-                # It has left its folder since that was listed.
-                found.folders[name.rpartition("/")[0]] = time.time_ns()
+                # It has left its folder since that was listed, unless it is no entry of one.
+                if name not in self._folders:
+                    found.folders[name.rpartition("/")[0]] = time.time_ns()
             except (OSError, InputError) as error:
                 found.refused.append(f"{name!r} is not saved: {error}")
         return found

@@ -271,6 +271,14 @@ def test_what_cannot_be_read_is_named_and_holds_nothing_up(
     ]
 
 
+def test_a_program_that_removes_its_output_folder_is_saved_in_time(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/model", "1")
+    node.output.rmdir()
+    assert node.copy()
+    assert saved(s3) == {"work/model": "1"}
+
+
 def test_a_file_that_is_removed_while_the_node_looks_was_there(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
