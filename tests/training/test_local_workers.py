@@ -1,5 +1,6 @@
 """Proves that no signal is lost while a local run starts its workers' server, that the server
-starts below any temporary folder, and that a worker reports a full disk as what it is."""
+starts below any temporary folder, and that a worker reports a storage that fails
+as what it is."""
 
 import errno
 import os
@@ -55,17 +56,24 @@ def test_the_servers_socket_has_a_path_that_linux_allows_whatever_tmpdir_is(
     assert tempfile.gettempdir() == far, "all else lies where the user wants it"
 
 
-def test_a_worker_reports_a_full_disk_in_a_sentence_and_with_its_code(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "[Errno 28] No space left on device"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_worker_reports_a_storage_that_fails_in_a_sentence_and_with_its_code(
+    error: OSError, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save(_send: object) -> local._Done:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise error
 
     monkeypatch.setattr(processes, "end_with_parent", lambda: None)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     messages = mock.Mock()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(type(error)):
         local._run(save, messages, None, {})
     crash = messages.send.call_args.args[0]
-    assert crash.text == "[Errno 28] No space left on device"
+    assert crash.text == text
     assert crash.code == exits.STORAGE

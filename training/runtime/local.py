@@ -297,7 +297,8 @@ def _run(
     except BaseException as error:
         text, code = traceback.format_exc().strip(), exits.FAILED
         if storage.is_trouble(error):  # its traceback tells nothing about the program
-            text, code = str(error), exits.STORAGE
+            # One of fsspec's timeouts has no text.
+            text, code = str(error) or type(error).__name__, exits.STORAGE
         messages.send(_Crash(text=text, time=time.time(), code=code))
         raise
 
