@@ -464,7 +464,9 @@ class Head(Actor):
             if isinstance(event, Step):
                 self.told.add(event.step)
             is_safe = life.in_s3 or life.is_record_synced
-            if is_safe and self.has_written and self.lease.is_sure():
+            # One whose job has another head meanwhile is sure of its lease until it looks again.
+            is_owner = self.fence == life.newest_lease() and self.lease.is_sure()
+            if is_safe and self.has_written and is_owner:
                 life.recorded |= self.told
                 life.refused -= self.told
             elif isinstance(event, Saving) and not self.is_dead:
