@@ -481,7 +481,7 @@ def run(environment: Mapping[str, str]) -> int:
         for fault in faults:
             say(f"not starting: {fault}")
         return exits.BAD_HOST
-    cache.start_trimming()
+    cache.make_room()
     task = machine.own_task()
     if task is None:
         raise InputError("a job's head starts workers on ECS, so it must run in an ECS task")

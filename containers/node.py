@@ -258,7 +258,7 @@ class Node:
             for fault in faults:
                 say(f"not joining: {fault}")
             return exits.BAD_HOST
-        cache.start_trimming()
+        cache.make_room()
         if config.kind == nodes.WORKER:
             if not self._prepare_code():
                 say("stopped while requirements were installed")

@@ -10,11 +10,10 @@ import fcntl
 import os
 import shutil
 import stat
-import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from containers.host.machine import say
 from contract.nodes import CACHE_DIR
@@ -24,6 +23,8 @@ from contract.nodes import CACHE_DIR
 KEEP_FREE: Final = 0.2
 #: uv's own cache, which is removed as a whole.
 UV: Final = "packages/uv"
+#: Held while uv's cache is used (shared) or removed.
+_LOCK: Final = ".lock"
 _HUGGING_FACE: Final = "huggingface"
 #: Folders that are removed as a whole.
 _ENTRIES: Final = (
@@ -55,36 +56,46 @@ def trim(root: Path, *, space: Callable[[Path], Any] = shutil.disk_usage) -> lis
         return bool(found.free >= KEEP_FREE * found.total)
 
     removed: list[str] = []
-    for path in [] if has_room() else entries(root):
-        if _remove(path):
-            removed.append(str(path.relative_to(root)))
-        if has_room():
-            break
+    with (root / _LOCK).open("ab") as lock:
+        for path in [] if has_room() else entries(root):
+            # Who installs meanwhile waits for the lock, and finds an empty cache.
+            if (path != root / UV or _is_free(lock)) and _remove(path):
+                removed.append(str(path.relative_to(root)))
+            if has_room():
+                break
     if removed:
         say(f"the disk is nearly full: removed from the cache: {', '.join(removed)}")
     return removed
 
 
-def start_trimming(root: Path | None = None) -> threading.Thread | None:
-    """Trim the cache in a thread, which is returned: models and data of earlier jobs may have
-    filled the disk.
+def make_room(root: Path | None = None) -> None:
+    """Trim the cache before this task uses it: models and data of earlier jobs may have filled the
+    disk.
 
     Args:
-        root: its folder; default: the host's. Where that cannot be written there is no thread.
+        root: its folder; default: the host's. Where that cannot be written nothing is done.
+    """
+    root = root or Path(CACHE_DIR)
+    if _is_usable(root):
+        try:
+            trim(root)
+        except OSError as error:  # another container is at work in it, too
+            say(f"the cache is not trimmed: {error}")
+
+
+@contextlib.contextmanager
+def installing(root: Path | None = None) -> Iterator[None]:
+    """While uv installs: no container of this host removes its cache.
+
+    uv has a lock too, but takes it after it has made the folder in which the lock is.
     """
     root = root or Path(CACHE_DIR)
     if not _is_usable(root):
-        return None
-    thread = threading.Thread(target=_trim, args=(root,), name="cache", daemon=True)
-    thread.start()
-    return thread
-
-
-def _trim(root: Path) -> None:
-    try:
-        trim(root)
-    except OSError as error:  # another container is at work in it, too
-        say(f"the cache is not trimmed: {error}")
+        yield
+        return
+    with (root / _LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
 
 
 def variables(root: Path | None = None) -> dict[str, str]:
@@ -108,14 +119,7 @@ def variables(root: Path | None = None) -> dict[str, str]:
 
 
 def _remove(path: Path) -> bool:
-    """Remove an entry, unless it is in use or another container was faster."""
-    if (lock := path / ".lock").is_file():
-        # uv holds it, shared with others, while it installs.
-        with lock.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+    """Remove an entry, unless another container was faster."""
     # Rename before deleting, so that a half-deleted entry is never used.
     gone = path.with_name(f".gone~{uuid.uuid4().hex}")
     try:
@@ -123,6 +127,14 @@ def _remove(path: Path) -> bool:
     except OSError:
         return False
     gone.unlink() if gone.is_file() else shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def _is_free(lock: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 

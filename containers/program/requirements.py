@@ -79,7 +79,7 @@ def install(
     ray, torch = (_version(each, _image_folders()) for each in ("ray", "torch"))
     variables = _variables({**os.environ, **(environment or {})})
     _show_image(folder)
-    with tempfile.TemporaryDirectory(prefix="requirements-") as own:
+    with cache.installing(), tempfile.TemporaryDirectory(prefix="requirements-") as own:
         listed, fixed = name, Path(own, "fixed.txt")
         if name == UV_LOCK:
             listed = f"{own}/requirements.txt"

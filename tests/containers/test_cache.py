@@ -1,6 +1,5 @@
 """The cache stays within its disk: what was used least recently goes, what is in use stays."""
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -61,10 +60,11 @@ def test_to_read_a_file_is_to_use_it(tmp_path: Path) -> None:
 
 def test_the_cache_of_uv_stays_while_a_container_installs(tmp_path: Path) -> None:
     fill(tmp_path, packages__uv=100, data__images=200)
-    with (tmp_path / "packages/uv/.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    with cache.installing(tmp_path), cache.installing(tmp_path):
         assert cache.trim(tmp_path, space=disk(1)) == ["data/images"]
     assert cache.trim(tmp_path, space=disk(1)) == ["packages/uv"]
+    with cache.installing(tmp_path / "none"):
+        assert not (tmp_path / "none").exists()
 
 
 def test_programs_are_sent_to_the_cache_where_there_is_one(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_programs_are_sent_to_the_cache_where_there_is_one(tmp_path: Path) -> No
         (OSError("no answer"), "the cache is not trimmed: no answer"),
     ],
 )
-def test_a_node_trims_the_cache_in_a_thread_where_there_is_one(
+def test_a_node_trims_the_cache_where_there_is_one(
     answer: Any,
     said: str,
     tmp_path: Path,
@@ -94,17 +94,15 @@ def test_a_node_trims_the_cache_in_a_thread_where_there_is_one(
 ) -> None:
     space = Mock(side_effect=answer)
     monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", space)
-    assert cache.start_trimming(tmp_path / "missing") is None
+    cache.make_room(tmp_path / "missing")
     fill(tmp_path, **ENTRIES)
-    thread = cache.start_trimming(tmp_path)
-    assert thread is not None
-    thread.join(30)
+    cache.make_room(tmp_path)
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [HEAD, WORKER])
 def test_head_and_worker_begin_with_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "start_trimming", Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(cache, "make_room", Mock(side_effect=InterruptedError))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     environment = {node.TOKEN: "0" * 20, ENV_HEAD_ADDRESS: "127.0.0.1", ENV_NUM_CPUS: "1"}
     own = node.NodeConfig.from_environment(kind, environment)

@@ -700,7 +700,7 @@ def test_a_job_begins_with_the_cache_of_its_host_and_needs_ecs_to_start_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began: list[bool] = []
-    monkeypatch.setattr(cache, "start_trimming", lambda: began.append(True))
+    monkeypatch.setattr(cache, "make_room", lambda: began.append(True))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
