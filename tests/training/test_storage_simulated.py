@@ -167,7 +167,8 @@ class Life(World):
         if actor.is_dead:
             raise CrashError
         self.note(f"goes on with {what}")
-        if "/.metrics.jsonl" in what and actor.fence != self.newest_lease():
+        replaces = what.startswith(("put /metrics.jsonl", "os.rename /.metrics.jsonl"))
+        if replaces and actor.fence != self.newest_lease():
             self.num["old records"] += 1  # docs/reliability.md, "Not promised"
 
     def crash(self, text: str) -> None:
@@ -615,6 +616,8 @@ class Ranks(Actor):
             self.num_failed = 0
             life.num["saves"] += 1
             life.note(f"has saved {name}")
+            if self.is_replaced:  # its last steps were dropped when others began
+                life.refused |= {*range(1, self.step + 1)} - life.recorded
             if self.fence == life.newest_lease():
                 self.report(name)
         self.go_on()
