@@ -1,11 +1,13 @@
 """``--code DIR``: checks and packing of the user's own code."""
 
+import ast
 import difflib
 import hashlib
 import os
 import re
 import stat
 import subprocess
+import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +21,9 @@ from trainctl.aws.errors import UsageError
 
 #: Largest code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
-#: An import of Ray; a line of a text that looks like one counts too, which ``--on`` overrides.
-_IMPORTS_RAY: Final = re.compile(
-    rb"^(?:[^#\n]*;)?[ \t]*(?:from[ \t]+ray[. \t]|import[ \t](?:[^#\n]*,)?[ \t]*ray\b)",
-    re.MULTILINE,
-)
+_MENTIONS_RAY: Final = re.compile(rb"\bray\b")
+#: For files in another Python's syntax; what stands in a text counts too, which ``--on`` overrides.
+_IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)\b[^#\n]*\bray\b", re.MULTILINE)
 #: Files of variables, which hold passwords; not the examples of them.
 _VARIABLES: Final = re.compile(r"\.env(\.(?!example|sample|template|dist)[\w.-]+)?")
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
@@ -88,9 +88,25 @@ def importer_of_ray(folder: Path) -> str:
     """The first file of a code folder that imports Ray; "" where none does."""
     for path in files_of(folder):
         # A link may lead to a folder.
-        if path.suffix == ".py" and path.is_file() and _IMPORTS_RAY.search(path.read_bytes()):
+        if path.suffix == ".py" and path.is_file() and _imports_ray(path.read_bytes()):
             return str(path.relative_to(folder))
     return ""
+
+
+def _imports_ray(source: bytes) -> bool:
+    """True if Python code imports Ray, at any depth."""
+    if not _MENTIONS_RAY.search(source):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the user's code: they are not about this
+            nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError, RecursionError):
+        return bool(_IMPORTS_RAY.search(source))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    return any(name.partition(".")[0] == "ray" for name in names)
 
 
 def look_at(folder: Path) -> str:

@@ -476,7 +476,7 @@ def test_plan_starts_nothing_and_speaks_json(account: Account, cli: Cli) -> None
         ("import os, sys, ray, numpy", "python mine.py", "auto", Placement.HEAD),
         ("x = 1; import ray.tune as tune", "python mine.py", "auto", Placement.HEAD),
         ("print 'old'\nimport os, ray", "python mine.py", "auto", Placement.HEAD),
-        ('"""\nimport ray\n"""', "python mine.py", "auto", Placement.HEAD),
+        ('"""\nimport ray\n"""', "python mine.py", "auto", Placement.NODES),
         ("from .ray import x", "python mine.py", "auto", Placement.NODES),
         ("import rayleigh", "torchrun mine.py", "auto", Placement.NODES),
         ("# import ray", "torchrun mine.py", "auto", Placement.NODES),
