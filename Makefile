@@ -29,9 +29,9 @@ unexport PYTHONDONTWRITEBYTECODE
 export CDK_DISABLE_CLI_TELEMETRY := true
 
 PYTHON := .venv/bin/python
-NODE := -r containers/requirements.txt
-LAPTOP := -r requirements.txt
-DEV := $(NODE) $(LAPTOP) -r requirements-dev.txt
+NODE := -r requirements/training.txt
+LAPTOP := -r requirements/laptop.txt
+DEV := -r requirements.txt -r requirements/dev.txt
 # pip: for you, in an active shell.
 VENV := sh .ci/venv .venv -c requirements.lock -e . pip
 CDK := node_modules/.bin/cdk
@@ -144,7 +144,7 @@ lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest
 	@sh .ci/uv --version && cp requirements.lock .uv
 	@sh .ci/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --generate-hashes \
 		--no-annotate --custom-compile-command "make lock" --output-file .uv/requirements.lock \
-		containers/requirements.txt requirements.txt requirements-dev.txt
+		requirements.txt requirements/dev.txt
 	@$(LOCKED) .uv/requirements.lock > requirements.lock
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay

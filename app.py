@@ -8,6 +8,24 @@ import os
 import subprocess
 import sys
 
+if __name__ == "__main__":
+    # cdk.json says `python3 app.py`, and python3 is seldom the Python that has the CDK. Find the
+    # first one that has it, and start this file again there. Each prints which one it is, so that
+    # nothing is started twice. Any Python 3 can read these lines.
+    _PROBE = "import importlib.util as u, sys; print(sys.prefix if u.find_spec('aws_cdk') else '')"
+    for _python in (".venv/bin/python", sys.executable, "python"):
+        try:
+            _answer = subprocess.check_output([_python, "-c", _PROBE], stderr=subprocess.DEVNULL)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        _prefix = _answer.decode().strip()
+        if _prefix == sys.prefix:
+            break
+        if _prefix:
+            os.execlp(_python, _python, *sys.argv)
+    else:
+        sys.exit("error: no Python here can import aws_cdk: pip install -r requirements/laptop.txt")
+
 # Node 20 is past its support and still works. jsii prints a banner of eleven lines about it, which
 # hides what matters; ``main`` prints one line instead.
 os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
@@ -39,7 +57,7 @@ def build(app: cdk.App) -> cdk.App:
 
 
 def note_on_node() -> str:
-    """What to say about the Node.js that runs the CDK; empty where it is supported."""
+    """Warning about an unsupported Node.js; empty if it is supported."""
     found = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
     version = found.stdout.strip()
     if not version.startswith("v20."):
@@ -53,7 +71,8 @@ def main() -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    if note := note_on_node():
+    note = note_on_node()
+    if note:
         print(note, file=sys.stderr)
     return EXIT_OK
 

@@ -30,11 +30,11 @@ from benchmarks import processes
 from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data import DIGITS, images
+from training.ddp import train as ddp
+from training.ddp.settings import DdpConfig
 from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
-from training.recipes.ddp import loop as ddp
-from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Start, Step
 from training.record.trackers import NAMES, Trackers
 

@@ -28,11 +28,12 @@ from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data import PYTHON_HELP
 from training.data.feed import feed_of
+from training.fsdp import inputs
+from training.fsdp import train as fsdp
+from training.fsdp.settings import FsdpConfig
 from training.loop import metrics
 from training.models import language_models, lora, model_weights, pretrained
 from training.models.model_shapes import SHAPES
-from training.recipes.fsdp import inputs, loop
-from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Event, Step
 from training.runtime.torchrun import TorchrunWorker
 
@@ -186,7 +187,7 @@ def run_recipe(case: Case, folder: str, steps: int) -> Measured:
     worker.on_events = note
     config = inputs.prepare(config_for(case, folder, steps=steps))
     try:
-        loop.train(worker, config)
+        fsdp.train(worker, config)
     except _EnoughError:
         pass
     except InputError as error:

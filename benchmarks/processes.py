@@ -14,7 +14,7 @@ import torch
 
 from contract import nodes
 from contract.nodes import Range
-from training.recipes import command as commands
+from training import command as commands
 from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from training.data.feed import Feed
-from training.recipes.fsdp.settings import FsdpConfig
+from training.fsdp.settings import FsdpConfig
 
 BETAS: Final = (0.9, 0.95)
 

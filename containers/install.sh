@@ -121,7 +121,7 @@ case $1 in
         chown 1000:1000 /var/cache/train
         touch --date=2000-01-01 /var/cache/train
         # Fails here and not on a host that costs money.
-        modules='containers.node, training.launch, training.runtime.driver, training.recipes.ddp.loop'
+        modules='containers.node, training.launch, training.runtime.driver, training.ddp.train'
         cd / && "$VENV/bin/python" -c "import $modules, ray.train.torch, pyarrow.fs, s3fs"
         finish /opt/train
         ;;

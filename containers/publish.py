@@ -133,7 +133,7 @@ def build(
 
 def _versions() -> list[str]:
     """Labels that say which Ray and which PyTorch are inside, without starting the image."""
-    pins = (ROOT / "containers" / "requirements.txt").read_text(encoding="utf-8")
+    pins = (ROOT / "requirements" / "training.txt").read_text(encoding="utf-8")
     found = re.findall(r"^(ray|torch|transformers)\b[^=]*==(\S+)", pins, re.MULTILINE)
     return [f"{LABEL}{name}={number}" for name, number in found]
 
@@ -208,8 +208,8 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         raise InputError(
-            "to find the repositories, boto3 is needed (pip install -r requirements.txt); or name "
-            "them with --head and --worker"
+            "to find the repositories, boto3 is needed (pip install -r requirements/laptop.txt); "
+            "or name them with --head and --worker"
         ) from None
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
     if not session.region_name:

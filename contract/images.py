@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Final
 
 #: Folders and files of the project that the images are built from; CI builds when one changes.
-SOURCES: Final = ("contract", "training", "containers", "requirements.lock")
+SOURCES: Final = (
+    "contract",
+    "training",
+    "containers",
+    "requirements/training.txt",
+    "requirements.lock",
+)
 #: Parts of them that `containers/Dockerfile.dockerignore` keeps out of the build.
 _LEFT_OUT: Final = ("containers/Dockerfile.dockerignore", "containers/publish.py")
 

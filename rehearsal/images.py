@@ -242,7 +242,7 @@ def wheels(
         environment: pip's, which decides where they come from.
         mark: tells the images of different environments apart.
     """
-    files = (ROOT / "requirements.lock", ROOT / "containers" / "requirements.txt")
+    files = (ROOT / "requirements.lock", ROOT / "requirements" / "training.txt")
     key = _digest(*(file.read_bytes() for file in files), f"{python}{mark}".encode())
     image = f"{WHEELS_IMAGE}:{key}"
     if engine.inspect("image", image):

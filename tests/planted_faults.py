@@ -130,8 +130,8 @@ FAULTS: Final = (
     Fault(
         name="tag-without-lock",
         file="contract/images.py",
-        old='("contract", "training", "containers", "requirements.lock")',
-        new='("contract", "training", "containers")',
+        old='    "requirements/training.txt",\n    "requirements.lock",\n',
+        new="",
         felt="after an upgrade of packages, `make images` finds the old images and builds none",
         tests="tests/contract/test_images.py",
     ),
@@ -178,7 +178,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="ddp-mean-of-ranks",
-        file="training/recipes/ddp/loop.py",
+        file="training/ddp/train.py",
         old="(loss_sum * (world_size / size)).backward()",
         new="(loss_sum / len(labels)).backward()",
         felt="on three workers another curve than on two: images of smaller shares weigh more",
@@ -186,7 +186,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="fsdp-mean-of-passes",
-        file="training/recipes/fsdp/loop.py",
+        file="training/fsdp/train.py",
         old="(mean_loss * (part.num_labels * world_size / num_labels)).backward()",
         new="(mean_loss / config.num_microbatches).backward()",
         felt="short chats and padded sequences weigh more than they should",
@@ -194,7 +194,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="fsdp-applies-bad-step",
-        file="training/recipes/fsdp/loop.py",
+        file="training/fsdp/train.py",
         old="            if is_finite(loss_sum, norm, world_size=world_size):\n"
         "                optimizer.step()\n",
         new="            optimizer.step()\n",
@@ -203,7 +203,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="fsdp-loss-counted-twice",
-        file="training/recipes/bookkeeping.py",
+        file="training/bookkeeping.py",
         old="self._save(reported if evaluates else self._position)",
         new="self._save(self._position)",
         felt="the training curve jumps after each resume",

@@ -164,8 +164,9 @@ class Checkout:
         lock = "uv==1.2.3 \\\n    --hash=sha256:abc\ntorch==2.13.0\nyarl==1\n"
         for name, text in {
             "requirements.lock": lock,
-            "requirements.txt": "rich",
-            "containers/requirements.txt": "torch",
+            "requirements.txt": "-r requirements/laptop.txt  # one\n-r requirements/training.txt\n",
+            "requirements/laptop.txt": "rich",
+            "requirements/training.txt": "torch",
             "pyproject.toml": "",
             "training/__init__.py": "",
         }.items():
@@ -264,7 +265,7 @@ def test_uv_gets_the_settings_of_pip_and_keeps_its_own(checkout: Checkout) -> No
 
 
 def test_packages_join_an_environment_and_a_changed_lock_makes_it_again(checkout: Checkout) -> None:
-    node, laptop = ("-r", "containers/requirements.txt"), ("-r", "requirements.txt")
+    node, laptop = ("-r", "requirements/training.txt"), ("-r", "requirements/laptop.txt")
     assert "(new)" in checkout.make(*node)
     checkout.calls()
 
@@ -273,14 +274,21 @@ def test_packages_join_an_environment_and_a_changed_lock_makes_it_again(checkout
     checkout.make(*laptop, before=active)
     (call,) = checkout.calls()
     assert call.startswith("pip install --python .venv ")
-    assert call.endswith("-c requirements.lock -e . pip -r requirements.txt")
+    assert call.endswith("-c requirements.lock -e . pip -r requirements/laptop.txt")
     assert checkout.make(*laptop) == checkout.make(*node) == checkout.make(*node, *laptop) == ""
 
     # There and back again: what was there before is not what is there now.
     for text in ("rich typer", "rich"):
-        (checkout.folder / "requirements.txt").write_text(text)
+        (checkout.folder / "requirements" / "laptop.txt").write_text(text)
         assert checkout.make(*node) == ""
         assert checkout.make(*laptop) != ""
+    checkout.calls()
+
+    # A file that names others stands for them.
+    assert checkout.make("-r", "requirements.txt") != ""
+    assert checkout.make("-r", "requirements.txt") == ""
+    (checkout.folder / "requirements" / "training.txt").write_text("torch ray")
+    assert checkout.make("-r", "requirements.txt") != ""
     checkout.calls()
 
     with (checkout.folder / "requirements.lock").open("a") as lock:
@@ -290,7 +298,7 @@ def test_packages_join_an_environment_and_a_changed_lock_makes_it_again(checkout
 
 
 def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) -> None:
-    laptop = ("-r", "requirements.txt")
+    laptop = ("-r", "requirements/laptop.txt")
     checkout.make()
     pieces = checkout.folder / ".venv" / "pieces"
 
@@ -304,7 +312,8 @@ def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) 
     killed = subprocess.run(
         ["sh", ".ci/venv", ".venv", *options],
         cwd=checkout.folder,
-        env=os.environ | {"PYTHON_BIN": "", "TORCH_INDEX": "", "FAILS": "-r requirements.txt"},
+        env=os.environ
+        | {"PYTHON_BIN": "", "TORCH_INDEX": "", "FAILS": "-r requirements/laptop.txt"},
         start_new_session=True,
         capture_output=True,
         check=False,
@@ -317,18 +326,21 @@ def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) 
     assert not pieces.exists()
     assert checkout.make() == ""
 
-    failed = checkout.make(*laptop, code=1, FAILS="-r requirements.txt")
+    failed = checkout.make(*laptop, code=1, FAILS="-r requirements/laptop.txt")
     assert "  | no such package\n" in failed
     assert ".venv/install.log" in failed
     assert "did not finish" in checkout.make()
 
 
-def test_torch_alone_comes_from_its_index_which_is_remembered(checkout: Checkout) -> None:
-    node = ("-r", "containers/requirements.txt")
+@pytest.mark.parametrize("listed", ["requirements/training.txt", "requirements.txt"])
+def test_torch_alone_comes_from_its_index_which_is_remembered(
+    checkout: Checkout, listed: str
+) -> None:
+    node = ("-r", listed)
     checkout.make(*node, TORCH_INDEX="https://torch.example")
     _, torch, rest = checkout.calls()
     assert torch == "pip install --python .venv --no-deps torch==2.13.0"
-    assert rest.endswith("-r containers/requirements.txt")
+    assert rest.endswith(f"-r {listed}")
     assert "torch.example" not in "".join(checkout.told().values())
     assert checkout.make(*node) == ""
     # Made again, from the same index.

@@ -19,7 +19,8 @@ import pytest
 from contract import exits
 from tests.conftest import ROOT
 
-SOURCES = ["requirements.txt", "requirements-dev.txt", "containers/requirements.txt"]
+LAPTOP, NODE = "requirements/laptop.txt", "requirements/training.txt"
+SOURCES = [LAPTOP, NODE, "requirements/dev.txt"]
 NOTEBOOK = "containers/notebook-requirements.txt"
 REHEARSAL = "rehearsal/requirements.txt"
 AUDIT = ".ci/audit-requirements.txt"
@@ -66,9 +67,9 @@ def test_requirements_are_exact_and_agree_with_the_lock(source: str) -> None:
 @pytest.mark.parametrize(
     ("packages", "files"),
     [
-        (["contract", "training", "containers"], ["containers/requirements.txt", COMPILE]),
-        (["contract", "trainctl", "stacks"], ["requirements.txt"]),
-        (["rehearsal"], ["requirements.txt", REHEARSAL]),
+        (["contract", "training", "containers"], [NODE, COMPILE]),
+        (["contract", "trainctl", "stacks"], [LAPTOP]),
+        (["rehearsal"], [LAPTOP, REHEARSAL]),
         (["benchmarks", "tests"], [*SOURCES, COMPILE]),
     ],
 )
@@ -91,12 +92,25 @@ def test_what_is_imported_is_asked_for_by_name(packages: list[str], files: list[
 
 
 def test_a_laptop_needs_neither_torch_nor_ray() -> None:
-    assert not {"torch", "ray", "transformers", "pyarrow"} & pins(ROOT / "requirements.txt").keys()
+    assert not {"torch", "ray", "transformers", "pyarrow"} & pins(ROOT / LAPTOP).keys()
+
+
+def test_requirements_txt_names_all_that_the_system_is_made_of() -> None:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    files = [line.split()[1] for line in lines if line.startswith("-r ")]
+    assert files == [LAPTOP, NODE]
+    named = {name for file in files for name in pins(ROOT / file)}
+    assert {"aws-cdk-lib", "constructs", "boto3", "ray", "torch", "transformers"} <= named
+    # Two parts that pin one package must agree, or pip installs neither.
+    laptop, node = (pins(ROOT / file) for file in files)
+    assert {name: laptop[name] for name in laptop.keys() & node} == {
+        name: node[name] for name in laptop.keys() & node
+    }
 
 
 def test_the_command_line_takes_the_versions_that_a_checkout_pins() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = pins(ROOT / "requirements.txt")
+    pinned = pins(ROOT / LAPTOP)
     for_deploying = {name: pinned.pop(name) for name in ("aws-cdk-lib", "constructs")}
     assert all(for_deploying.values())
     # From the version that the tests run with; the next one that may break things is not taken.

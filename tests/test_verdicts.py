@@ -40,9 +40,8 @@ from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, refused
 from tests.containers.test_job import ENVIRONMENT, Life, on_head, ordered
 from tests.heads import head
-from training import launch, recipes
-from training.recipes import command
-from training.recipes.ddp.settings import DdpConfig
+from training import command, launch, recipes
+from training.ddp.settings import DdpConfig
 from training.runtime import driver, outcome, processes, ray_cluster, ray_worker, trainer
 from training.system import lease, machine
 

@@ -11,9 +11,8 @@ from typing import Final
 import typer
 
 from contract import runs as run_files
-from training import recipes
+from training import command, recipes
 from training.data import catalog
-from training.recipes import command
 
 AWS_S: Final = 2.0
 _JOBS_MOST: Final = 100

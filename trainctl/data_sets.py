@@ -22,8 +22,8 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from training import recipes
 from training.data import catalog, mixture
-from training.recipes.recipe import Recipe
-from training.recipes.settings import RunConfig
+from training.recipe import Recipe
+from training.settings import RunConfig
 
 PREFIX: Final = "data/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

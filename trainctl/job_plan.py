@@ -38,11 +38,11 @@ from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
 from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
 from training import recipes
+from training.command import Command, Recorded, parse_job, read_command
 from training.plan import Expected
 from training.plan import expected as expected_of
-from training.recipes.command import Command, Recorded, parse_job, read_command
-from training.recipes.settings import RunConfig
 from training.record import trackers
+from training.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
 RUNNING_LOOKED_AT: Final = 50

@@ -16,8 +16,8 @@ import typer
 from stacks.settings import PRESETS_KEY, ROOT, Settings
 from trainctl.__main__ import app
 from trainctl.help import WIDTH
+from training import command as recipe_command
 from training import recipes
-from training.recipes import command as recipe_command
 
 DOCS: Final = ROOT / "docs"
 _HEAD = """\

@@ -1,6 +1,7 @@
 """Training on many GPUs: recipes, and what they share.
 
-``python -m training.launch ddp --local`` is the way in; ``training.recipes`` has the loops to read.
+``python -m training.launch ddp --local`` starts one. The training scripts are ``ddp/train.py`` and
+``fsdp/train.py``, with ``imagenet/train.py`` and ``bandwidth/train.py`` beside them.
 """
 
 __version__ = "0.1.0"

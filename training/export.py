@@ -27,7 +27,7 @@ from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import GENERATION_FILE
 from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX
-from training.recipes.recipe import Recipe
+from training.recipe import Recipe
 from training.record import reader
 from training.system import storage
 

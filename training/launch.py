@@ -2,7 +2,7 @@
 
 The same command trains in plain processes on one machine (``--local``), on the Ray cluster whose
 head it runs on, and, started by torchrun, without Ray. Giving a run's name again resumes it.
-``training.recipes.command`` has the options.
+``training.command`` has the options.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from contract import exits, nodes, runs
 from contract.errors import InputError, exit_code
 from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
+from training import command as commands
+from training.command import Command, OptionError, Recorded, RunCompleteError
 from training.data import catalog, mixture
-from training.recipes import command as commands
-from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
-from training.recipes.settings import RunConfig
 from training.record import trackers
+from training.settings import RunConfig
 from training.system import storage
 from training.system.lease import Lease
 

@@ -22,7 +22,7 @@ from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from contract.nodes import Range
 from contract.text import duration
-from training import recipes
+from training import command, recipes
 from training.models.estimates import (
     GIB,
     RECOMPUTE,
@@ -33,8 +33,7 @@ from training.models.estimates import (
     smaller,
 )
 from training.models.model_shapes import SHAPES, ModelShape, UnknownShapeError, read_config
-from training.recipes import command
-from training.recipes.settings import RunConfig
+from training.settings import RunConfig
 
 
 def cheapest(shape: ModelShape, wanted: Setup, *, tokens: float) -> Plan | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import on_gpu
-from training.recipes import command as commands
+from training import command as commands
 
 
 @pytest.mark.parametrize("step", on_gpu.STEPS, ids=lambda step: step.name)

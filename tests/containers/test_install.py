@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PIN = re.findall(r"^torch==\S+", (ROOT / "containers" / "requirements.txt").read_text(), re.M)[0]
+PIN = re.findall(r"^torch==\S+", (ROOT / "requirements" / "training.txt").read_text(), re.M)[0]
 #: Has no torch; fails where it is asked for ``$FAILS``.
 PYTHON = """\
 #!/bin/sh
@@ -37,7 +37,7 @@ class Build:
         self._programs = folder / "bin"
         source = folder / "mnt" / "build"
         source.mkdir(parents=True)
-        (source / "requirements.txt").symlink_to(ROOT / "containers" / "requirements.txt")
+        (source / "requirements.txt").symlink_to(ROOT / "requirements" / "training.txt")
         (source / "requirements.lock").symlink_to(ROOT / "requirements.lock")
         # Every path of the image is in this folder.
         script = (ROOT / "containers" / "install.sh").read_text()

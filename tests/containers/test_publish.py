@@ -162,9 +162,9 @@ def pushed(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., d
         done: dict[str, Any] = publish.publish(publish.build_parser().parse_args(arguments))
         return done
 
-    for folder in ("containers", "training"):
+    for folder in ("containers", "training", "requirements"):
         (repository / folder).mkdir(exist_ok=True)
-    (repository / "containers" / "requirements.txt").write_text("ray==1.2.3\n")
+    (repository / "requirements" / "training.txt").write_text("ray==1.2.3\n")
     (repository / "training" / "__init__.py").write_text('__version__ = "1"\n')
     monkeypatch.setattr(publish, "DockerCommand", Registry)
     return run

@@ -13,7 +13,9 @@ def project(tmp_path: Path) -> Path:
     for name in ("contract", "training", "containers"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text("x = 1\n")
-    (tmp_path / "requirements.lock").write_text("torch==2\n")
+    (tmp_path / "requirements").mkdir()
+    for name in ("requirements.lock", "requirements/training.txt", "requirements/laptop.txt"):
+        (tmp_path / name).write_text("torch==2\n")
     return tmp_path
 
 
@@ -21,6 +23,7 @@ def project(tmp_path: Path) -> Path:
     "name",
     [
         *("contract/a.py", "training/a.py", "containers/a.py", "requirements.lock"),
+        "requirements/training.txt",
         *("training/new.py", "containers/program/new.py", "containers/Dockerfile"),
     ],
 )
@@ -44,6 +47,7 @@ def test_a_renamed_file_and_a_moved_line_change_it_too(project: Path) -> None:
     "name",
     [
         *("training/__pycache__/a.pyc", "docs/a.md", "containers/publish.py", "app.py"),
+        "requirements/laptop.txt",
         *("training/.DS_Store", "contract/.idea/x.xml", "training/x.egg-info/PKG-INFO"),
     ],
 )

@@ -77,5 +77,5 @@ def test_it_has_cuda_and_a_compiler_and_trains_where_there_is_no_gpu(
 
 
 def torch_pin() -> str:
-    pins = Path(ROOT / "containers" / "requirements.txt").read_text().splitlines()
+    pins = Path(ROOT / "requirements" / "training.txt").read_text().splitlines()
     return next(each.split()[0].removeprefix("torch==") for each in pins if each[:7] == "torch==")

@@ -34,9 +34,9 @@ from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP, served
 from trainctl.__main__ import app
 from trainctl.__main__ import main as trainctl
+from training import command as recipe_command
 from training import plan
 from training.data import catalog, download
-from training.recipes import command as recipe_command
 
 TUTORIALS = tuple(
     f"docs/tutorials/{name}.md" for name in ("first-hour", "your-script", "fine-tune", "team")

@@ -168,9 +168,10 @@ def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> s
 
 
 @pytest.mark.parametrize(
-    ("words", "file", "victim"),
+    ("name", "words", "file", "victim"),
     [
         pytest.param(
+            "ddp",
             ("torchrun", "train.py", "--save-every", "200", "--steps", "60000"),
             "work/checkpoint.pt",
             WORKER,
@@ -178,7 +179,8 @@ def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> s
         ),
         # Ray Train writes the file some seconds after a checkpoint, which counts only then.
         pytest.param(
-            ("python", "train.py", "--data", "text.py", "--save-every", "10", "--steps", "60"),
+            "posts",
+            ("python", "fsdp.py", "--data", "text.py", "--save-every", "10", "--steps", "60"),
             "/checkpoint_manager_snapshot.json",
             HEAD,
             id="fsdp",
@@ -188,13 +190,12 @@ def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> s
 @pytest.mark.timeout(900)
 def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
     deployment: Rehearsal,
+    name: str,
     words: tuple[str, ...],
     file: str,
     victim: str,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> None:
-    name = request.node.callspec.id
     run = f"lost-{name}"
     code = shutil.copytree(ROOT / "examples" / name, tmp_path / name)
     shutil.copy(pydoc_data.topics.__file__, code / "text.py")  # half a megabyte of English

@@ -3,18 +3,17 @@
 import json
 import os
 import shutil
-import stat
 import subprocess
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 
-#: Answers whether it has aws_cdk, and otherwise prints which one it is and what it was told to run.
-PYTHON = """#!/bin/sh
-[ "$1" = -c ] && exit {lacks}
-echo "{name} $*"
+#: A Python that prints its prefix if it has aws_cdk, and otherwise what it was started with.
+STAND_IN = """#!/bin/sh
+if [ "$1" = -c ]; then echo {prefix}; else echo "{name} $*"; fi
 """
 
 
@@ -25,10 +24,17 @@ def run(folder: Path, pythons: dict[str, bool]) -> subprocess.CompletedProcess[s
     for name, has in pythons.items():
         place = folder / name if "/" in name else search / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(PYTHON.format(name=name, lacks=int(not has)))
-        place.chmod(place.stat().st_mode | stat.S_IXUSR)
-    (folder / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci/app", folder / ".ci")
+        if name == "python3":  # a real one, whose aws_cdk says that it is imported
+            real = folder / "real"
+            venv.create(real)
+            place.write_text(f'#!/bin/sh\nexec {real}/bin/python "$@"\n')
+            if has:
+                (packages,) = real.glob("lib/python*/site-packages")
+                (packages / "aws_cdk.py").write_text("print('python3 app.py'); raise SystemExit\n")
+        else:
+            place.write_text(STAND_IN.format(name=name, prefix="/a/prefix" if has else ""))
+        place.chmod(0o755)
+    shutil.copy(ROOT / "app.py", folder)
     command = json.loads((ROOT / "cdk.json").read_text())["app"]
     return subprocess.run(
         ["/bin/sh", "-c", command],
@@ -36,6 +42,7 @@ def run(folder: Path, pythons: dict[str, bool]) -> subprocess.CompletedProcess[s
         env={**os.environ, "PATH": str(search)},
         capture_output=True,
         text=True,
+        timeout=60,
         check=False,
     )
 
@@ -44,6 +51,7 @@ def run(folder: Path, pythons: dict[str, bool]) -> subprocess.CompletedProcess[s
     ("pythons", "chosen"),
     [
         ({".venv/bin/python": True, "python3": True}, ".venv/bin/python"),
+        ({".venv/bin/python": True, "python3": False}, ".venv/bin/python"),
         ({".venv/bin/python": False, "python3": True}, "python3"),
         ({"python3": True}, "python3"),
         ({"python3": False, "python": True}, "python"),
@@ -56,11 +64,13 @@ def test_the_first_python_that_has_the_cdk_runs_the_app(
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{chosen} app.py\n", "")
 
 
-@pytest.mark.parametrize("pythons", [{}, {".venv/bin/python": False, "python3": False}])
+@pytest.mark.parametrize(
+    "pythons", [{"python3": False}, {".venv/bin/python": False, "python3": False}]
+)
 def test_without_one_it_says_what_to_install(tmp_path: Path, pythons: dict[str, bool]) -> None:
     done = run(tmp_path, pythons)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == (
-        "error: no Python here can import aws_cdk: pip install -r requirements.txt\n"
+        "error: no Python here can import aws_cdk: pip install -r requirements/laptop.txt\n"
     )

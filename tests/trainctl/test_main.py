@@ -34,7 +34,7 @@ from trainctl import reference
 from trainctl.__main__ import main
 from trainctl.aws.errors import explained
 from training import recipes
-from training.recipes.settings import fields_of
+from training.settings import fields_of
 
 IDENTITY = "get_caller_identity"
 NO_SHAPE = json.dumps({"order": ORDER_VERSION, "preset": "x"})

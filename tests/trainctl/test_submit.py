@@ -17,7 +17,7 @@ from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
-from training.recipes import command
+from training import command
 
 SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]

@@ -21,10 +21,10 @@ from contract.runs import RunPaths
 from tests.forks import Ranks, ranks
 from training import recipes
 from training.data.sources import CACHE_VARIABLE
-from training.recipes.settings import RunConfig
 from training.record import reader
 from training.record.events import Event, Step
 from training.runtime.torchrun import TorchrunWorker
+from training.settings import RunConfig
 
 REPO = Path(__file__).parents[2]
 #: Variable in the environment of all that a command starts.

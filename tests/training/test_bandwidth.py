@@ -15,10 +15,11 @@ from benchmarks import processes
 from contract.errors import InputError
 from contract.nodes import Range
 from tests import forks
-from training.recipes.bandwidth import links, loop
-from training.recipes.bandwidth.loop import Timing, bus_gb_per_s, train
-from training.recipes.bandwidth.settings import MIB, BandwidthConfig
-from training.recipes.command import read_command
+from training.bandwidth import links
+from training.bandwidth import train as bandwidth
+from training.bandwidth.settings import MIB, BandwidthConfig
+from training.bandwidth.train import Timing, bus_gb_per_s, train
+from training.command import read_command
 from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker
 from training.system.machine import EFA, check_efa, named, transport
@@ -146,8 +147,8 @@ def test_a_stall_of_one_round_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "all_reduce", lambda _: None)
-    monkeypatch.setattr(loop, "_repeated", lambda *_: Timing(*[next(seconds)] * 2))
-    assert loop._timed(1024, torch.device("cpu")) == Timing(0.3, 0.3)
+    monkeypatch.setattr(bandwidth, "_repeated", lambda *_: Timing(*[next(seconds)] * 2))
+    assert bandwidth._timed(1024, torch.device("cpu")) == Timing(0.3, 0.3)
 
 
 def measured(folder: str) -> list[Event]:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from contract.errors import InputError
 from contract.times import COLLECTIVE_S
+from training.bookkeeping import Bookkeeping, Score, Timetable
 from training.checkpoint.checkpoints import Position
+from training.ddp.settings import DdpConfig
 from training.loop import metrics
-from training.recipes.bookkeeping import Bookkeeping, Score, Timetable
-from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
 
 pytestmark = pytest.mark.usefixtures("group")

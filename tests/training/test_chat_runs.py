@@ -15,8 +15,8 @@ from tests.training.local_runs import trained
 from tests.training.test_conversations import tokenizer_folder
 from training import export, generate
 from training.checkpoint import sharded_checkpoints
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp.settings import FsdpConfig
+from training.fsdp import inputs
+from training.fsdp.settings import FsdpConfig
 from training.record.events import Sample, Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from contract.errors import InputError
 from contract.nodes import ENV_NUM_GPUS, ENV_TRAINS, ENV_WORKER_GPUS, Gpus, Range
-from training import launch, recipes
-from training.recipes import command
-from training.recipes.command import Recorded, read_command
-from training.recipes.recipe import Recipe
-from training.recipes.settings import fields_of, kind_of, option_name
+from training import command, launch, recipes
+from training.command import Recorded, read_command
+from training.recipe import Recipe
+from training.settings import fields_of, kind_of, option_name
 
 ONE = Range(1, 1)
 

@@ -8,9 +8,9 @@ from contract import runs
 from contract.errors import InputError
 from tests.training.test_plan import config as fsdp
 from training import recipes
-from training.recipes.ddp.settings import PRESETS, DdpConfig
-from training.recipes.recipe import Recipe
-from training.recipes.settings import differences
+from training.ddp.settings import PRESETS, DdpConfig
+from training.recipe import Recipe
+from training.settings import differences
 
 NEEDED = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
 

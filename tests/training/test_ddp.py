@@ -15,9 +15,9 @@ from tests import forks
 from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
 from training.data import images
+from training.ddp import train as ddp
+from training.ddp.settings import DdpConfig
 from training.models.resnet import ResNet18
-from training.recipes.ddp import loop as ddp
-from training.recipes.ddp.settings import DdpConfig
 from training.record.result import Classification
 from training.runtime.torchrun import TorchrunWorker
 

@@ -20,8 +20,7 @@ from contract.job import JobSpec
 from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.training.test_data import write_images
-from training import launch
-from training.recipes import command
+from training import command, launch
 from training.record import reader
 from training.record.events import Phase, Resume, Step
 from training.runtime import ray_cluster, trainer

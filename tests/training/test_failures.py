@@ -13,10 +13,10 @@ from ray.exceptions import GetTimeoutError
 from contract import nodes
 from contract.errors import UnreachableError
 from contract.nodes import Range
-from training.recipes.settings import RunConfig
 from training.runtime import local, trainer
 from training.runtime.outcome import Failures
 from training.runtime.trainer import Submission
+from training.settings import RunConfig
 
 ALLOWED = 2
 

@@ -16,8 +16,8 @@ from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training import export, generate
 from training.checkpoint import checkpoints, sharded_checkpoints
+from training.fsdp.settings import FsdpConfig
 from training.models import language_models, model_weights, nf4, pretrained
-from training.recipes.fsdp.settings import FsdpConfig
 
 pytestmark = pytest.mark.slow
 
@@ -203,7 +203,7 @@ def loss_by_transformers(place: str, found: Any) -> float:
 
 def loss_of(model: Any, found: Any) -> float:
     """The loss of a model over what a checkpoint's run held out."""
-    from training.recipes.fsdp import inputs
+    from training.fsdp import inputs
 
     store = inputs.stores_of(FsdpConfig.from_json(found.config))[0]
     seq_len, num = found.config["seq_len"], found.config["eval_sequences"]

@@ -15,14 +15,14 @@ from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture, sources
 from training.data.mixed_feed import feed_for
+from training.fsdp import inputs
+from training.fsdp import train as fsdp
+from training.fsdp.held_out import HeldOut
+from training.fsdp.model import build
+from training.fsdp.settings import FsdpConfig
+from training.imagenet import train as imagenet
+from training.imagenet.settings import ImagenetConfig
 from training.loop import optimizers
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp import loop as fsdp
-from training.recipes.fsdp.held_out import HeldOut
-from training.recipes.fsdp.model import build
-from training.recipes.fsdp.settings import FsdpConfig
-from training.recipes.imagenet import loop as imagenet
-from training.recipes.imagenet.settings import ImagenetConfig
 from training.system import machine
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -23,9 +23,9 @@ from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures.reader import rank_plan
+from training.imagenet import train as imagenet
+from training.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.models import picture_shapes
-from training.recipes.imagenet import loop
-from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Finished, RankTimes, Step
 from training.runtime.torchrun import TorchrunWorker
 
@@ -48,7 +48,7 @@ def config(**changes: Any) -> ImagenetConfig:
 def test_the_learning_rate_grows_with_the_batch() -> None:
     rates = {
         batch: max(
-            loop.learning_rate(config(global_batch=batch, epochs=10, lr=0.1), step, 100)
+            imagenet.learning_rate(config(global_batch=batch, epochs=10, lr=0.1), step, 100)
             for step in range(1000)
         )
         for batch in (256, 1024)
@@ -59,7 +59,7 @@ def test_the_learning_rate_grows_with_the_batch() -> None:
 
 def test_the_reference_has_a_tenth_after_each_thirty_epochs_whatever_the_batch() -> None:
     reference = config(**{**PRESETS["reference"], "epochs": 90, "global_batch": 1024})
-    rates = [loop.learning_rate(reference, epoch * 7, 7) for epoch in (0, 29, 30, 59, 60, 89)]
+    rates = [imagenet.learning_rate(reference, epoch * 7, 7) for epoch in (0, 29, 30, 59, 60, 89)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
@@ -97,7 +97,7 @@ def test_a_usual_picture_is_read_with_all_its_pixels(tmp_path: Path) -> None:
     worker: Any = SimpleNamespace(device=torch.device("cpu"), world_size=1)
     with ExitStack() as stack:
         whole = config(data=str(tmp_path), image_size=224, decoders=1)
-        found = loop.open_pictures(whole, worker, stack)
+        found = imagenet.open_pictures(whole, worker, stack)
         for source in (found.train, found.val):
             (batch,) = source.batches([torch.arange(1)])
             assert batch.extents.tolist() == [[500, 375]]
@@ -126,14 +126,14 @@ def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:
         steps = range(order.steps_per_epoch)
         for rank in range(num):
             plan = rank_plan(order, steps=steps, rank=rank, world_size=num)
-            assert max(map(len, plan)) <= loop.most_per_worker(config(global_batch=32), num)
+            assert max(map(len, plan)) <= imagenet.most_per_worker(config(global_batch=32), num)
 
 
 def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "index.json").mkdir()  # as good as a disk that fails
     worker: Any = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(UnreachableError, match=r"index\.json"):
-        loop.open_pictures(config(data=str(tmp_path)), worker, ExitStack())
+        imagenet.open_pictures(config(data=str(tmp_path)), worker, ExitStack())
 
 
 def evaluated(folder: str) -> None:
@@ -141,7 +141,7 @@ def evaluated(folder: str) -> None:
 
     worker = TorchrunWorker(run_uri=folder)
     whole = config(synthetic_images=510)  # 51 to evaluate
-    found = loop.open_pictures(whole, worker, ExitStack())
+    found = imagenet.open_pictures(whole, worker, ExitStack())
     torch.manual_seed(0)
     model = picture_models.build(whole.model, classes=found.classes)
     (batch,) = found.val.batches([torch.arange(51)])
@@ -149,7 +149,7 @@ def evaluated(folder: str) -> None:
     with torch.no_grad():
         for _ in range(20):  # without statistics of its own, its answers would be all alike
             model(pixels)
-    got = loop.evaluate(model, None, found, whole, worker=worker, use_bf16=False)
+    got = imagenet.evaluate(model, None, found, whole, worker=worker, use_bf16=False)
     assert model.training
     with torch.no_grad():
         logits = model.eval()(pixels).logits
@@ -178,7 +178,7 @@ def trained_in_pieces(folder: str) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         worker.on_events = notice
-        loop.train(worker, config(run=name, max_steps=max_steps))
+        imagenet.train(worker, config(run=name, max_steps=max_steps))
         worker.close()
         return found
 

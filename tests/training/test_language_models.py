@@ -23,9 +23,9 @@ from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
 from training.data.feed import positions_in_documents
+from training.fsdp import train as fsdp
 from training.models import language_models, lora, model_weights, weight_files
 from training.models.language_models import WithLoss
-from training.recipes.fsdp import loop
 
 VOCAB, SEQ_LEN = 257, 24
 
@@ -227,7 +227,7 @@ def alone(bf16: bool) -> tuple[float, set[str], float]:
     loss = model(tokens(0))
     loss.backward()
     kinds = {f"{type(each).__name__} {each.dtype}" for each in model.parameters()}
-    return loss.item(), kinds, loop.clip(model, 0.0).item()
+    return loss.item(), kinds, fsdp.clip(model, 0.0).item()
 
 
 @pytest.mark.usefixtures("group")

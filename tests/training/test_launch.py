@@ -9,9 +9,8 @@ import pytest
 from contract.errors import InputError
 from contract.nodes import Range
 from contract.runs import RunPaths
-from training import launch
+from training import command, launch
 from training.data.catalog import IDX_FILES
-from training.recipes import command
 from training.system import machine
 
 

@@ -19,9 +19,9 @@ from tests.training.local_runs import trained
 from training import recipes
 from training.data import mixture
 from training.data.mixed_feed import MixedFeed, Slots, described, feed_for
+from training.fsdp import inputs
+from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop.losses import IGNORE
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 from training.record.events import Evaluation, Finished, Noted, Step, Warned
 
 pytestmark = pytest.mark.usefixtures("cache")

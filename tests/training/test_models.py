@@ -105,7 +105,7 @@ def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() 
     """Each of these modules costs every worker of every run 0.5 to 2 s of CPU."""
     program = """
 import sys
-import training.recipes.ddp.loop
+import training.ddp.train
 from training.models import classifiers as models
 from training.models.resnet import ResNet18
 from training.data import images

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from contract.errors import InputError
 from tests.training.test_plan import TINY_LLAMA, built, config, setup
+from training.fsdp import estimate
+from training.fsdp.model import rebuild
 from training.models import (
     agreement,
     estimates,
@@ -20,8 +22,6 @@ from training.models import (
 )
 from training.models.language_models import WithLoss
 from training.models.model_shapes import ModelShape
-from training.recipes.fsdp import estimate
-from training.recipes.fsdp.model import rebuild
 
 
 def digest(values: Tensor) -> str:

@@ -24,13 +24,13 @@ from contract.errors import InputError
 from contract.instance_types import instance_type
 from training import plan
 from training.data import hub
+from training.fsdp import estimate
+from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop import optimizers
 from training.loop.losses import Bend
 from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import FAMILIES, FUNCTIONS, SHAPES, ModelShape, UnknownShapeError
-from training.recipes.fsdp import estimate
-from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
 GATED = [family for family in FAMILIES if family != "gpt_neox"]
 TINY_LLAMA = {

@@ -11,10 +11,9 @@ import pytest
 
 from contract.errors import InputError
 from tests.training.mirror import Mirror, served
-from training import launch
+from training import command, launch
 from training.data import catalog, documents, download, images
 from training.data.catalog import DataSet
-from training.recipes import command
 
 pytestmark = pytest.mark.usefixtures("cache")
 

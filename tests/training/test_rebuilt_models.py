@@ -13,11 +13,11 @@ from tests.training.test_adapters import written
 from tests.training.test_plan import config as fsdp
 from training import export, generate
 from training.checkpoint.sharded_checkpoints import Found, state_of
+from training.fsdp import inputs
+from training.fsdp.model import build, describe, fill, rebuild
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.weight_files import SAFETENSORS
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp.model import build, describe, fill, rebuild
 from training.system import storage
 
 

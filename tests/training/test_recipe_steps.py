@@ -19,15 +19,15 @@ from tests import forks
 from tests.training.test_data import write_images
 from training import recipes
 from training.data import sources
+from training.ddp.settings import DdpConfig
+from training.fsdp import inputs
+from training.fsdp import train as fsdp
+from training.fsdp.settings import FsdpConfig
+from training.imagenet.settings import ImagenetConfig
 from training.models import language_models
-from training.recipes.ddp.settings import DdpConfig
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp import loop as fsdp
-from training.recipes.fsdp.settings import FsdpConfig
-from training.recipes.imagenet.settings import ImagenetConfig
-from training.recipes.settings import RunConfig
 from training.record.events import Event, Skipped, Step
 from training.runtime.torchrun import TorchrunWorker
+from training.settings import RunConfig
 
 SPOILED = ("loss", "gradient")
 

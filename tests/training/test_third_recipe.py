@@ -25,8 +25,8 @@ RECORD = '''
 from dataclasses import dataclass
 from typing import Final
 
-from training.recipes.recipe import Model, Recipe
-from training.recipes.settings import TrainingConfig, option
+from training.recipe import Model, Recipe
+from training.settings import TrainingConfig, option
 from training.record.events import Measure
 
 MEAN_ERROR: Final = Measure(name="mean_error", unit="mm", higher_is_better=False)
@@ -47,7 +47,7 @@ RECIPE: Final = Recipe(
     built_in_data="a line",
     built_in_preset="plain",
     data_help="none: it draws its own",
-    loop="training.recipes.toy.loop",
+    loop="training.toy.train",
     measures=(MEAN_ERROR,),
     model=Model.NONE,
 )
@@ -132,7 +132,7 @@ CHECK = """
 import sys
 from contract.errors import InputError
 from contract.nodes import Range
-from training.recipes.command import read_command
+from training.command import read_command
 
 for words in (["toy", "--lr", "2"], ["toy", "--lr", "0"], ["tot"]):
     try:
@@ -149,16 +149,15 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     for package in ("contract", "training", "trainctl"):
         shutil.copytree(ROOT / package, folder / package)
-    recipes = folder / "training" / "recipes"
-    (recipes / "toy").mkdir()
-    (recipes / "toy" / "__init__.py").write_text(RECORD)
-    (recipes / "toy" / "loop.py").write_text(LOOP)
-    text = (recipes / "__init__.py").read_text()
+    toy = folder / "training" / "toy"
+    toy.mkdir()
+    (toy / "__init__.py").write_text(RECORD)
+    (toy / "train.py").write_text(LOOP)
+    recipes = folder / "training" / "recipes.py"
+    text = recipes.read_text()
     assert ", BANDWIDTH)" in text
-    entry = "from training.recipes.toy import RECIPE as TOY\n\nALL"
-    (recipes / "__init__.py").write_text(
-        text.replace("BANDWIDTH)", "BANDWIDTH, TOY)").replace("\nALL", entry, 1)
-    )
+    entry = "from training.toy import RECIPE as TOY\n\nALL"
+    recipes.write_text(text.replace("BANDWIDTH)", "BANDWIDTH, TOY)").replace("\nALL", entry, 1))
     return folder
 
 
@@ -248,4 +247,4 @@ def test_a_bug_is_tried_again_and_has_a_log(project: Path) -> None:
     shutil.rmtree(logs)
     result = json.loads((project / "runs" / "bug" / "result.json").read_text())
     assert result["status"] == "failed"
-    assert "loop.py" in result["error"], "the traceback"
+    assert "train.py" in result["error"], "the traceback"

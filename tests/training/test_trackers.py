@@ -23,7 +23,7 @@ from tests.training.test_record import (
     opened,
     tell,
 )
-from training.recipes import command
+from training import command
 from training.record import trackers
 from training.record.trackers import Trackers
 from training.record.writer import FLUSH_EVERY_S

@@ -12,7 +12,7 @@ from contract import exits
 from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.data import documents, sources
-from training.recipes.ddp.settings import DdpConfig
+from training.ddp.settings import DdpConfig
 from training.runtime import torchrun
 from training.system import storage
 

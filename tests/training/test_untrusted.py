@@ -22,7 +22,7 @@ from tests.training.sample_events import step
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
-from training.recipes.command import Recorded
+from training.command import Recorded
 from training.record.events import Event, Phase, parse_metrics, to_json
 from training.system import storage
 from training.system.lease import Holder

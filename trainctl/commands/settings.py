@@ -7,8 +7,7 @@ import typer
 from contract.errors import InputError
 from trainctl import completion, output
 from trainctl.options import AsJson
-from training import recipes
-from training.recipes import command
+from training import command, recipes
 
 
 def settings(

@@ -2,7 +2,7 @@
 
 Rank 0 sends them (``Worker.emit``). Those that have a line in ``metrics.jsonl`` are marked below;
 the others move the display, or end up in ``result.json`` and ``evaluation.json``. A recipe declares
-its own measures (``training.recipes.recipe``), and the record of a run repeats them, so that a
+its own measures (``training.recipe``), and the record of a run repeats them, so that a
 report can be drawn where the recipe is not known.
 
 A line of ``metrics.jsonl`` that cannot be read loses only itself. Lines of steps that a resumed run

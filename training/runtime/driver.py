@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from contract import exits
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
-from training.recipes.command import Command
-from training.recipes.settings import RunConfig
+from training.command import Command
 from training.record import progress
 from training.record.display import Display
 from training.record.events import Event, Failed, Process, Reading, Warned
@@ -25,6 +24,7 @@ from training.record.writer import RunRecord
 from training.runtime.hang_detector import Watch
 from training.runtime.outcome import opened_record, print_result
 from training.runtime.processes import Seen
+from training.settings import RunConfig
 from training.system.lease import Lease
 
 

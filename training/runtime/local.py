@@ -27,12 +27,12 @@ from typing import Any, Final
 from contract import exits
 from contract.errors import InputError, UnreachableError
 from training import recipes
-from training.recipes.recipe import Recipe
-from training.recipes.settings import RunConfig
+from training.recipe import Recipe
 from training.record.events import Event, Failed, Process, Start, Warned
 from training.runtime import processes
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import Seen
+from training.settings import RunConfig
 from training.system import machine, storage
 
 _METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"

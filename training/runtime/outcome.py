@@ -9,12 +9,12 @@ from typing import Any
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from training import recipes
-from training.recipes.command import Command
-from training.recipes.recipe import Recipe
-from training.recipes.settings import RunConfig
+from training.command import Command
+from training.recipe import Recipe
 from training.record.events import Event, Reading
 from training.record.result import Result
 from training.record.writer import Display, RunRecord
+from training.settings import RunConfig
 from training.system.lease import Lease
 from training.system.machine import environment
 

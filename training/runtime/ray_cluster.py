@@ -15,11 +15,11 @@ from contract.errors import InputError, UnreachableError
 from contract.job import JobSpec
 from contract.nodes import Gpus, Range
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
-from training.recipes.settings import RunConfig
 from training.record.events import Event, Process, phase
 from training.runtime import processes, trainer
 from training.runtime.processes import Seen
 from training.runtime.trainer import Submission
+from training.settings import RunConfig
 
 #: A person does not notice a tenth of a second, nor does a processor.
 _POLL_S: Final = 0.1

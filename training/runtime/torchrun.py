@@ -20,12 +20,12 @@ from contract.errors import InputError, UnreachableError, exit_code
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
+from training.command import Command
 from training.loop.saving import Saves
-from training.recipes.command import Command
-from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
 from training.runtime.outcome import opened_record, print_result
+from training.settings import RunConfig
 from training.system.lease import Lease
 
 

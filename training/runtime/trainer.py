@@ -16,10 +16,10 @@ from contract.errors import InputError, UnreachableError
 from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
 from training import recipes
-from training.recipes.settings import RunConfig
 from training.record.events import Event, Start
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import on_nodes
+from training.settings import RunConfig
 from training.system import lease, storage
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a

@@ -19,9 +19,10 @@ from typing import Any, Final, NoReturn, Self
 from contract import nodes, runs
 from contract.errors import InputError
 from contract.nodes import Gpus, Range
+from training.recipe import Recipe
 from training.recipes import NAMES, by_name
-from training.recipes.recipe import Recipe
-from training.recipes.settings import (
+from training.record import trackers
+from training.settings import (
     RunConfig,
     Value,
     check_values,
@@ -30,7 +31,6 @@ from training.recipes.settings import (
     kind_of,
     option_name,
 )
-from training.record import trackers
 
 EPILOG: Final = """\
 exit codes:

@@ -6,7 +6,7 @@ through it on a laptop, without AWS and without a GPU:
     python -m training.launch ddp --local                    (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp    (without Ray)
 
-``train`` below is the algorithm; what follows each step is in ``training.recipes.bookkeeping``. A
+``train`` below is the algorithm; what follows each step is in ``training.bookkeeping``. A
 run may be restarted at any step and on any number of workers: the batch of step N depends only on N
 and the seed (see ``training.data.images``).
 """
@@ -21,16 +21,16 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.text import counted
+from training.bookkeeping import Bookkeeping, Score
 from training.checkpoint import checkpoints
 from training.data import images
+from training.ddp.settings import DdpConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups, warmup_cosine
 from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
-from training.recipes.bookkeeping import Bookkeeping, Score
-from training.recipes.ddp.settings import DdpConfig
 from training.record.events import phase
 from training.record.result import Classification, ImageSample
 

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.errors import InputError
+from training.bookkeeping import Score
 from training.data.feed import NOTHING, Batch
 from training.data.mixed_feed import Part
+from training.fsdp.settings import FsdpConfig
 from training.loop import metrics
 from training.loop.worker import Pulse, Worker
 from training.models import language_models
 from training.models.language_models import WithLoss
-from training.recipes.bookkeeping import Score
-from training.recipes.fsdp.settings import FsdpConfig
 from training.record.result import HeldOutText
 
 

@@ -2,7 +2,7 @@
 
 Standard library only. Each field carries what the command line, the checks and the documentation
 need to know about it, so that all of that is written once. A recipe derives a class from
-``RunConfig`` and puts it into its record (``training.recipes.recipe``).
+``RunConfig`` and puts it into its record (``training.recipe``).
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ device. To step through it on a laptop, without AWS, a GPU or data:
     python -m training.launch imagenet --local               (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- imagenet    (without Ray)
 
-``train`` below is the algorithm; what follows each step is in ``training.recipes.bookkeeping``. A
+``train`` below is the algorithm; what follows each step is in ``training.bookkeeping``. A
 run may be restarted at any step and on any number of workers: which pictures step N sees, and which
 part of each, depends only on N and the seed.
 """
@@ -24,21 +24,21 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.text import counted
+from training.bookkeeping import Bookkeeping, Score
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library, mirror
 from training.data.pictures.picture import canvas_side
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+from training.imagenet.inputs import num_decoders
+from training.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups, warmup_cosine
 from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
-from training.recipes.bookkeeping import Bookkeeping, Score
-from training.recipes.imagenet.inputs import num_decoders
-from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.record.events import Warned, phase
 
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they

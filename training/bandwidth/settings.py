@@ -6,7 +6,7 @@ from typing import Final
 
 from contract.errors import InputError
 from contract.instance_types import instance_type
-from training.recipes.settings import RunConfig, Value, option
+from training.settings import RunConfig, Value, option
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30

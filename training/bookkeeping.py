@@ -18,9 +18,9 @@ from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
 from training.loop.worker import Worker, expect_steps
-from training.recipes.settings import TrainingConfig
 from training.record.events import Finished, Stopped, Warned
 from training.record.result import Classification, HeldOutText
+from training.settings import TrainingConfig
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 

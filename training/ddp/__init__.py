@@ -1,10 +1,10 @@
-"""DDP: image classification with the whole model on every worker. The loop is ``loop.py``."""
+"""DDP: image classification with the whole model on every worker. The script is ``train.py``."""
 
 from typing import Final
 
 from training.data import DIGITS, catalog
-from training.recipes.ddp.settings import PRESETS, DdpConfig
-from training.recipes.recipe import Recipe
+from training.ddp.settings import PRESETS, DdpConfig
+from training.recipe import Recipe
 from training.record.events import ACCURACY
 
 RECIPE: Final = Recipe(
@@ -16,8 +16,8 @@ RECIPE: Final = Recipe(
     data_help=f"{', '.join(catalog.names(catalog.IMAGES))}, or folder, http(s):// or s3:// address "
     "of the data (default: built-in digits)",
     data_kind=catalog.IMAGES,
-    inputs="training.recipes.ddp.inputs",
-    loop="training.recipes.ddp.loop",
+    inputs="training.ddp.inputs",
+    loop="training.ddp.train",
     # torch's optimizers and DDP import it, all by themselves.
     preload=("torch._dynamo",),
     measures=(ACCURACY,),

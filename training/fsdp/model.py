@@ -8,6 +8,8 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
+from training.fsdp import estimate, inputs
+from training.fsdp.settings import PACKED_BITS, FsdpConfig
 from training.models import (
     language_models,
     lora,
@@ -16,8 +18,6 @@ from training.models import (
     pretrained,
     serving,
 )
-from training.recipes.fsdp import estimate, inputs
-from training.recipes.fsdp.settings import PACKED_BITS, FsdpConfig
 
 
 def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, str]:

@@ -1,7 +1,7 @@
 """A GPT-NeoX, fully sharded over all workers with Ray Train and FSDP2, learns tiny-shakespeare.
 
-    python train.py                                              # a small model on bytes
-    python train.py --model databricks/dolly-v2-7b --workers 8   # the post's, on 8 GPUs of 24 GB
+    python fsdp.py                                              # a small model on bytes
+    python fsdp.py --model databricks/dolly-v2-7b --workers 8   # the post's, on 8 GPUs of 24 GB
 
 The job of the post about fully sharded training on ECS, in plain PyTorch. The post pads each line
 of the plays to 256 tokens and learns the padding too; here the text is one row of tokens, cut into

@@ -1,13 +1,13 @@
 """FSDP2 recipe: a causal language model, sharded over all workers, trained on tokens.
 
 Use it when model plus optimizer do not fit on one GPU, or for any language model;
-``training.recipes.ddp`` is for models that fit whole. To step through it on a laptop, without AWS
+``training.ddp`` is for models that fit whole. To step through it on a laptop, without AWS
 and without a GPU:
 
     python -m training.launch fsdp --local                    (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (without Ray)
 
-``train`` below is the algorithm; what follows each step is in ``training.recipes.bookkeeping``. A
+``train`` below is the algorithm; what follows each step is in ``training.bookkeeping``. A
 run may be restarted at any step and on any number of workers: the batch of step N depends only on N
 and the seed (see ``training.data.feed``).
 """
@@ -25,21 +25,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from training.bookkeeping import Bookkeeping
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.text import TokenStore
+from training.fsdp import estimate, inputs
+from training.fsdp.held_out import HeldOut, on_device
+from training.fsdp.model import build, describe, fill
+from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
 from training.loop.optimizers import warmup_cosine
 from training.loop.worker import Worker
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import ModelShape, UnknownShapeError
-from training.recipes.bookkeeping import Bookkeeping
-from training.recipes.fsdp import estimate, inputs
-from training.recipes.fsdp.held_out import HeldOut, on_device
-from training.recipes.fsdp.model import build, describe, fill
-from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
 from training.system import machine
 

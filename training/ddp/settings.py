@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from training.recipes.settings import ReplicaConfig, Value, option
+from training.settings import ReplicaConfig, Value, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpConfig(ReplicaConfig):
-    """Data-parallel image classification (``training.recipes.ddp.loop``)."""
+    """Data-parallel image classification (``training.ddp.train``)."""
 
     lr: float = option(1e-3, above=0, help="peak learning rate of Adam", same_on_resume=False)
     warmup_fraction: float = option(

@@ -1,9 +1,9 @@
-"""Bandwidth recipe: how fast workers exchange data, before a job depends on it. See ``loop.py``."""
+"""Bandwidth: how fast workers exchange data, before a job depends on it. See ``train.py``."""
 
 from typing import Final
 
-from training.recipes.bandwidth.settings import PRESETS, BandwidthConfig
-from training.recipes.recipe import Model, Recipe
+from training.bandwidth.settings import PRESETS, BandwidthConfig
+from training.recipe import Model, Recipe
 from training.record.events import Measure
 
 # Bus bandwidth of the all-reduce, and of the slowest way between two hosts, one at a time.
@@ -17,7 +17,7 @@ RECIPE: Final = Recipe(
     built_in_data="none",
     built_in_preset="all",
     data_help="none: nothing is trained",
-    loop="training.recipes.bandwidth.loop",
+    loop="training.bandwidth.train",
     measures=(ALL_REDUCE, SLOWEST_LINK),
     model=Model.NONE,
     variables={

@@ -1,14 +1,14 @@
-"""FSDP: a language model, sharded over all workers. The loop is ``loop.py``."""
+"""FSDP: a language model, sharded over all workers. The script is ``train.py``."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from contract.errors import InputError
 from training.data import PYTHON_HELP, catalog
-from training.recipes.fsdp.settings import PRESETS, FsdpConfig
-from training.recipes.recipe import Model, Recipe
-from training.recipes.settings import Value
+from training.fsdp.settings import PRESETS, FsdpConfig
+from training.recipe import Model, Recipe
 from training.record.events import PERPLEXITY
+from training.settings import Value
 
 
 def _check(preset: str, given: Mapping[str, Value]) -> None:
@@ -30,8 +30,8 @@ RECIPE: Final = Recipe(
     ".jsonl, .parquet, .json or .csv, all but .txt also of conversations; or several with weights, "
     "'0.7 FIRST, 0.3 SECOND' (default: Python's help texts)",
     data_kind=catalog.TEXT,
-    inputs="training.recipes.fsdp.inputs",
-    loop="training.recipes.fsdp.loop",
+    inputs="training.fsdp.inputs",
+    loop="training.fsdp.train",
     preload=(
         "torch._dynamo",  # torch's optimizers import it
         "transformers.models.auto.modeling_auto",
@@ -39,7 +39,7 @@ RECIPE: Final = Recipe(
     ),
     measures=(PERPLEXITY,),
     model=Model.SHARDED,
-    rebuild="training.recipes.fsdp.model",
+    rebuild="training.fsdp.model",
     is_planned=True,
     check=_check,
 )

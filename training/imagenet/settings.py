@@ -6,7 +6,7 @@ from typing import Final
 
 from contract.errors import InputError
 from training.models import picture_shapes
-from training.recipes.settings import ReplicaConfig, Value, option
+from training.settings import ReplicaConfig, Value, option
 
 #: Name of the built-in data: pictures that are made on the device, see ``synthetic``.
 SYNTHETIC: Final = "synthetic"
@@ -21,7 +21,7 @@ SIZE_STEP: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagenetConfig(ReplicaConfig):
-    """Classification of pictures of any size (``training.recipes.imagenet.loop``)."""
+    """Classification of pictures of any size (``training.imagenet.train``)."""
 
     lr: float = option(
         0.256,

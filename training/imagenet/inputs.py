@@ -4,8 +4,8 @@ Imports no torch by itself.
 """
 
 from training.data.pictures import library
-from training.recipes.imagenet.settings import SYNTHETIC, ImagenetConfig
-from training.recipes.recipe import Report
+from training.imagenet.settings import SYNTHETIC, ImagenetConfig
+from training.recipe import Report
 from training.system import machine, storage
 
 

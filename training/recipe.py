@@ -1,8 +1,8 @@
 """A recipe as a record: everything that the rest of the system asks about one.
 
-Standard library only. A new recipe is a folder below ``training/recipes`` whose ``__init__.py``
-holds such a record as ``RECIPE``, and an entry in ``training.recipes.ALL``; nothing else compares
-recipes by name. Modules are named by strings, so that a laptop can read the record without torch.
+Standard library only. A new recipe is a folder below ``training`` whose ``__init__.py`` holds such
+a record as ``RECIPE``, and an entry in ``training.recipes.ALL``; nothing else compares recipes by
+name. Modules are named by strings, so that a laptop can read the record without torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from typing import Any
 from contract import runs
 from contract.errors import InputError
 from training.data import catalog, mixture
-from training.recipes.settings import RunConfig, Value
 from training.record.events import Evaluation, Measure
 from training.record.result import Result
+from training.settings import RunConfig, Value
 
 Report = Callable[[int, int], None]
 """Is called with the bytes read so far and the bytes to read."""

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from contract.text import byte_size, counted, significant
+from training.bandwidth import links
+from training.bandwidth.settings import BandwidthConfig
 from training.loop import metrics
 from training.loop.worker import Worker
-from training.recipes.bandwidth import links
-from training.recipes.bandwidth.settings import BandwidthConfig
 from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
 from training.record.result import Table
 from training.system.machine import transport

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from contract.errors import InputError
 from contract.text import counted
 from training.models.estimates import MOMENTS, RECOMPUTE, REDUCE_DTYPES
-from training.recipes.settings import PRECISIONS, TrainingConfig, Value, option
+from training.settings import PRECISIONS, TrainingConfig, Value, option
 
 SCHEDULES: Final = ("cosine", "constant")
 #: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
@@ -21,7 +21,7 @@ PACKED_BITS: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FsdpConfig(TrainingConfig):
-    """Fully sharded training of a causal language model (``training.recipes.fsdp.loop``)."""
+    """Fully sharded training of a causal language model (``training.fsdp.train``)."""
 
     model: str = option(
         help="Hugging Face id (id@revision), folder or s3:// address of a model, in safetensors or "

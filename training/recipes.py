@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from contract.errors import InputError
-from training.recipes.bandwidth import RECIPE as BANDWIDTH
-from training.recipes.ddp import RECIPE as DDP
-from training.recipes.fsdp import RECIPE as FSDP
-from training.recipes.imagenet import RECIPE as IMAGENET
-from training.recipes.recipe import Model, Recipe
-from training.recipes.settings import RunConfig
+from training.bandwidth import RECIPE as BANDWIDTH
+from training.ddp import RECIPE as DDP
+from training.fsdp import RECIPE as FSDP
+from training.imagenet import RECIPE as IMAGENET
+from training.recipe import Model, Recipe
+from training.settings import RunConfig
 
 ALL: Final = (DDP, FSDP, IMAGENET, BANDWIDTH)
 NAMES: Final = tuple(recipe.name for recipe in ALL)

@@ -1,10 +1,10 @@
-"""ImageNet: classification of pictures of any size, on every worker a whole model. The loop is
-``loop.py``."""
+"""ImageNet: classification of pictures of any size, with the whole model on every worker. The
+script is ``train.py``."""
 
 from typing import Final
 
-from training.recipes.imagenet.settings import PRESETS, SYNTHETIC, ImagenetConfig
-from training.recipes.recipe import Recipe
+from training.imagenet.settings import PRESETS, SYNTHETIC, ImagenetConfig
+from training.recipe import Recipe
 from training.record.events import ACCURACY, Measure
 
 #: Share of the pictures whose class is among the five most likely.
@@ -19,8 +19,8 @@ RECIPE: Final = Recipe(
     data_help="folder or s3:// address of pictures: train/<class>/ and val/<class>/, or what "
     "trainctl data prepare imagenet has made of them (default: pictures made on the device)",
     data_kind="pictures",
-    inputs="training.recipes.imagenet.inputs",
-    loop="training.recipes.imagenet.loop",
+    inputs="training.imagenet.inputs",
+    loop="training.imagenet.train",
     preload=(
         "torch._dynamo",  # torch's optimizers and DDP import it
         "transformers.models.resnet.modeling_resnet",

@@ -4,10 +4,10 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
+from training.fsdp.settings import FsdpConfig
 from training.models import language_models, lora, nf4
 from training.models.estimates import GIB, Setup, differences, make, smaller
 from training.models.model_shapes import ModelShape
-from training.recipes.fsdp.settings import FsdpConfig
 
 
 def advice(config: FsdpConfig, model: nn.Module) -> str:
