@@ -1,7 +1,7 @@
 """Draw docs/images from today's code: ``make pictures``.
 
 ``demo.svg`` shows what ``make demo`` prints and ``report.svg`` the figures of its report: draw them
-on an idle machine. A test compares ``architecture.svg`` with the settings of the default preset.
+on an idle machine. A test compares those of ``DRAWN`` with the settings of the default preset.
 Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``:
 ``job.svg`` is that of a ``trainctl submit --follow`` on the local AWS.
 """
@@ -21,25 +21,32 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from contract.instance_types import InstanceType, instance_type
+from contract.instance_types import InstanceType, Prices
 from stacks import settings
 from training.record import plots
 from training.record.reader import read_run
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
+#: Pictures with prices and sizes that follow from the settings: what one types, and what is wired.
+DRAWN: Final = ("architecture", "deployment")
 RUN: Final = ROOT / "runs" / "demo"
 #: Left, top, width and height of the report's figures in its picture.
 PLACES: Final = ((20, 50, 980, 320), (20, 420, 468, 280), (532, 420, 468, 280))
 
 
-def architecture() -> str:
-    """The two stacks with the machines of the default preset."""
+def of_the_settings(name: str) -> str:
+    """A picture of ``DRAWN`` with the machines of the default preset and their list prices."""
     given = settings.load(json.loads((ROOT / "cdk.json").read_text())["context"])
     values = asdict(given) | {"market": "spot" if given.spot else "on demand"}
-    for name in ("head", "worker"):
-        values |= _machine(name, instance_type(values[f"{name}_instance_type"]))
-    return Template((ROOT / ".ci" / "architecture.svg").read_text()).substitute(values)
+    values |= _machine("head", given.head) | _machine("worker", given.worker)
+    prices = Prices.of(region="us-east-1", head=given.head, worker=given.worker, spot=given.spot)
+    values |= {
+        "nodes": given.max_workers,
+        "nat": f"{prices.standing_usd_per_hour:.2f}",
+        "job": f"{prices.usd_per_hour(given.max_workers):.2f}",
+    }
+    return Template((ROOT / ".ci" / f"{name}.svg").read_text()).substitute(values)
 
 
 def _machine(name: str, machine: InstanceType) -> dict[str, str]:
@@ -101,7 +108,8 @@ def main(arguments: list[str]) -> None:
     if arguments:
         terminal(arguments[0], arguments[1:])
         return
-    IMAGES.joinpath("architecture.svg").write_text(architecture())
+    for name in DRAWN:
+        IMAGES.joinpath(f"{name}.svg").write_text(of_the_settings(name))
     terminal("demo", ["make", "demo"])
     IMAGES.joinpath("report.svg").write_text(report(RUN))
 

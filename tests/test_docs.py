@@ -2,7 +2,6 @@
 
 import functools
 import re
-import runpy
 import subprocess
 from pathlib import Path
 
@@ -103,11 +102,6 @@ def test_every_file_of_the_project_that_is_named_is_there() -> None:
     ]
     assert len(quoted) > 80
     assert [each for each in quoted if not (ROOT / each[1]).exists()] == []
-
-
-def test_the_picture_of_the_stacks_has_todays_settings() -> None:
-    drawn = runpy.run_path(str(ROOT / ".ci" / "pictures.py"))["architecture"]()
-    assert (ROOT / "docs/images/architecture.svg").read_text() == drawn, "run `make pictures`"
 
 
 def test_every_exit_code_of_a_job_is_in_its_page() -> None:

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,30 @@ def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) 
     assert "  | no such package\n" in failed
     assert ".venv/install.log" in failed
     assert "did not finish" in checkout.make()
+
+
+def test_an_environment_made_by_hand_is_installed_into_and_never_removed(
+    checkout: Checkout,
+) -> None:
+    laptop = ("-r", "requirements/laptop.txt")
+    place = checkout.folder / ".venv"
+    venv.create(place)
+    (place / "mine").touch()
+    checkout.calls()
+
+    # Also after an installation that failed, and with another lock.
+    checkout.make(*laptop, code=1, FAILS="-r requirements/laptop.txt")
+    assert "ready" in checkout.make(*laptop)
+    assert checkout.make(*laptop) == ""
+    with (checkout.folder / "requirements.lock").open("a") as lock:
+        lock.write("zipp==1\n")
+    assert "ready" in checkout.make(*laptop)
+    assert [call.partition(" ")[0] for call in checkout.calls()] == ["pip"] * 3
+    assert (place / "mine").exists()
+
+    said = checkout.make(*laptop, code=1, PYTHON_BIN=sys.executable)
+    assert "make did not make .venv" in said
+    assert (place / "mine").exists()
 
 
 @pytest.mark.parametrize("listed", ["requirements/training.txt", "requirements.txt"])

@@ -50,6 +50,8 @@ TRAINS = {
     "python -m training.launch ddp --local --workers 2 --data fashion-mnist --preset tuned "
     "--run mine",
     "python -m training.launch fsdp --local --workers 2 --run tiny",
+    "trainctl submit ddp --nodes 2 --follow",
+    "trainctl submit fsdp --nodes 2 --follow",
     "trainctl shell -- python -m training.launch ddp --run first --data s3://BUCKET/data",
     "trainctl submit fsdp --model databricks/dolly-v2-3b "
     "--secret HF_TOKEN=training/hf-token --follow",
@@ -88,6 +90,12 @@ ELSEWHERE = {
     "npx cdk bootstrap": _DEPLOYED,
     "make deploy": f"{_DEPLOYED}; tests/trainctl/test_first_deploy.py has the check before",
     "npx cdk destroy --all": _DEPLOYED,
+    "npx cdk deploy CoreStack TrainingStack": _DEPLOYED,
+    "npx cdk deploy CoreStack TrainingStack -c preset=fsdp": _DEPLOYED,
+    "npm ci": "`.ci/node`, before these tests",
+    "python3 -m venv .venv && source .venv/bin/activate": "tests/test_makefile.py makes another",
+    "pip install -r requirements/laptop.txt -e .": "tests/test_packaging.py installs a wheel",
+    "make test": "these tests are some of it",
     "make destroy": f"tests/test_makefile.py; {_DEPLOYED}",
     "make images": "tests/containers/test_publish.py; the deployment's are made by its functions",
     "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
