@@ -133,7 +133,7 @@ pictures: venv ## redraw docs/images from today's code, on an idle machine
 	@$(PYTHON) .ci/pictures.py
 
 docs: venv-docs ## the documentation as a site with search, in build/site
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --config-file .ci/mkdocs.yml
 
 ##@ Keep house
 # Hashes of all but torch, which comes in several builds by the index it is taken from. One for CUDA

@@ -22,7 +22,7 @@ def leaves(tree: Any) -> list[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    listed = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    listed = leaves(yaml.safe_load((ROOT / ".ci" / "mkdocs.yml").read_text("utf-8"))["nav"])
     docs = ROOT / "docs"
     assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
     index = (docs / "README.md").read_text("utf-8")
@@ -33,7 +33,15 @@ def test_every_page_is_in_the_navigation_once() -> None:
 @pytest.mark.skipif(not MKDOCS.exists(), reason="no mkdocs: `make venv-docs` installs it")
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     built = subprocess.run(
-        [str(MKDOCS), "build", "--strict", "--site-dir", str(tmp_path)],
+        [
+            str(MKDOCS),
+            "build",
+            "--strict",
+            "--config-file",
+            ".ci/mkdocs.yml",
+            "--site-dir",
+            str(tmp_path),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -3,7 +3,7 @@
 Every preset and one deployment with everything switched on. A checker that finds nothing may also
 be one that does not look, so each is shown something broken as well. The tests marked ``audit``
 are `make night`: NIST 800-53 R5 and checkov, of which some findings stand (``stacks.findings`` and
-``.checkov.yaml`` say why).
+``.ci/checkov.yaml`` say why).
 """
 
 import functools
@@ -35,7 +35,7 @@ DEPLOYMENTS: dict[str, Settings] = {
 every_deployment = pytest.mark.parametrize("deployment", DEPLOYMENTS)
 
 CHECKOV = ROOT / ".venv-audit" / "bin" / "checkov"
-CHECKOV_RULES = ROOT / ".checkov.yaml"
+CHECKOV_RULES = ROOT / ".ci" / "checkov.yaml"
 # The bucket of another world: anyone may read it, and what is in it lies there in the clear.
 BROKEN: dict[str, Any] = {
     "Resources": {
@@ -164,7 +164,13 @@ def test_a_public_bucket_without_encryption_is_found(pack: str, tmp_path: Path) 
 # --- CloudFormation's own schemas --------------------------------------------------------------
 def cfn_lint(files: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [Path(sys.executable).parent / "cfn-lint", *files],  # reads .cfnlintrc.yaml
+        [
+            Path(sys.executable).parent / "cfn-lint",
+            "--config-file",
+            ".ci/cfnlint.yaml",
+            "--",
+            *files,
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
