@@ -215,7 +215,6 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
-    where = {nodes.HEAD: outputs.HEAD_REPOSITORY, nodes.WORKER: outputs.WORKER_REPOSITORY}
     try:
         stack = session.client("cloudformation").describe_stacks(StackName=outputs.CORE_STACK)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
@@ -230,7 +229,7 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     except BotoCoreError as error:
         raise PublishError(f"AWS does not answer: {error}") from None
     password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
-    return {node: found[output] for node, output in where.items()}, password
+    return {node: found[output] for node, output in outputs.REPOSITORIES.items()}, password
 
 
 def build_parser() -> argparse.ArgumentParser:
