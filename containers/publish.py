@@ -113,7 +113,8 @@ def build(
 
     Args:
         build_arguments: as ``NAME=VALUE``, those of the Dockerfile.
-        options: more options of ``docker build``, such as where its cache is.
+        options: more options of ``docker build``, such as where its cache is; ``{target}`` in them
+            is the target.
         platform: such as ``linux/amd64``; empty: this machine's.
     """
     given = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
@@ -125,7 +126,7 @@ def build(
             *("--file", DOCKERFILE, "--target", target, "--tag", image),
             *[part for each in given for part in ("--build-arg", each)],
             *[part for each in _versions() for part in ("--label", each)],
-            *options,
+            *[option.replace("{target}", target) for option in options],
             *(["--platform", platform] if platform else []),
             ".",
         )
@@ -214,7 +215,6 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
-    where = {nodes.HEAD: outputs.HEAD_REPOSITORY, nodes.WORKER: outputs.WORKER_REPOSITORY}
     try:
         stack = session.client("cloudformation").describe_stacks(StackName=outputs.CORE_STACK)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
@@ -229,7 +229,7 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     except BotoCoreError as error:
         raise PublishError(f"AWS does not answer: {error}") from None
     password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
-    return {node: found[output] for node, output in where.items()}, password
+    return {node: found[output] for node, output in outputs.REPOSITORIES.items()}, password
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -267,10 +267,14 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OPTION",
-        help="another option of docker buildx build: --cache-from=type=gha; may be repeated",
+        help="another option of docker buildx build: --cache-from=type=gha,scope={target}, where "
+        "{target} is head or worker; may be repeated",
     )
     parser.add_argument(
         "--no-build", action="store_true", help="push what an earlier call has built and tried out"
+    )
+    parser.add_argument(
+        "--no-try-out", action="store_true", help="build what an earlier call has tried out"
     )
     parser.add_argument("--no-push", action="store_true", help="build and try out, push nothing")
     parser.add_argument("--print-tag", action="store_true", help="print the tag, and do no more")
@@ -337,7 +341,7 @@ def _publish(
             options=options.build_option,
             platform=PLATFORM,
         )
-        for image in missing.values():
+        for image in () if options.no_try_out else missing.values():
             try_out(docker, image)
             print(f"publish: {image}: two steps of each recipe succeeded", file=sys.stderr)
     if not options.no_push:

@@ -245,11 +245,7 @@ class Rehearsal:
 
     def _repository(self, node: str) -> str:
         """URI of a node's image repository, as the stacks name it."""
-        output = {
-            HEAD: stack_outputs.HEAD_REPOSITORY,
-            WORKER: stack_outputs.WORKER_REPOSITORY,
-        }[node]
-        return self.outputs(stack_outputs.CORE_STACK)[output]
+        return self.outputs(stack_outputs.CORE_STACK)[stack_outputs.REPOSITORIES[node]]
 
     def outputs(self, stack: str) -> dict[str, str]:
         """Outputs of a deployed stack."""

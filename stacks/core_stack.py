@@ -63,11 +63,12 @@ class CoreStack(cdk.Stack):
         outputs = {
             stack_outputs.BUCKET: self.bucket.bucket_name,
             stack_outputs.SUBNET: self.training_subnets.subnet_ids[0],
-            stack_outputs.HEAD_REPOSITORY: self.repositories[nodes.HEAD].repository_uri,
-            stack_outputs.WORKER_REPOSITORY: self.repositories[nodes.WORKER].repository_uri,
         }
+        for node, name in stack_outputs.REPOSITORIES.items():
+            outputs[name] = self.repositories[node].repository_uri
         if settings.github_repository:
             outputs[stack_outputs.PUSH_ROLE] = self._image_push_role(settings).role_arn
+            outputs[stack_outputs.PUSH_FROM] = settings.github_repository
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
         contain_custom_resources(self, settings=settings)

@@ -16,6 +16,7 @@ from contract import outputs as stack_outputs
 from contract.images import content_tag
 from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
+from contract.outputs import REPOSITORIES
 from stacks.host_setup import agent_config
 from tests.conftest import ROOT
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text, variables
@@ -583,7 +584,8 @@ def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
 def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
     templates = synth(**OPTIONS)
     outputs = {*templates.core["Outputs"], *templates.training["Outputs"]}
-    names = {value for name, value in vars(stack_outputs).items() if name.isupper()}
+    values = [value for name, value in vars(stack_outputs).items() if name.isupper()]
+    names = {each for each in values if isinstance(each, str)} | {*REPOSITORIES.values()}
     # There is a file system only where the settings ask for one (test_shared_storage).
     wanted = names - {stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK, stack_outputs.SHARED}
     assert len(wanted) > 15

@@ -47,8 +47,7 @@ OUTPUTS = {
     stack_outputs.CORE_STACK: {
         stack_outputs.BUCKET: "bucket",
         stack_outputs.SUBNET: "subnet-1",
-        stack_outputs.HEAD_REPOSITORY: "1.dkr.ecr/head",
-        stack_outputs.WORKER_REPOSITORY: "1.dkr.ecr/worker",
+        **{output: f"1.dkr.ecr/{node}" for node, output in stack_outputs.REPOSITORIES.items()},
     },
     stack_outputs.TRAINING_STACK: {
         stack_outputs.CLUSTER: "cluster",

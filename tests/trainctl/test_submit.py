@@ -183,7 +183,7 @@ def test_nothing_is_started_without_the_image_that_is_deployed(
 ) -> None:
     account.without_images = {"worker"}
     said = cli.refuses(*command, code=exits.FAILED)
-    assert "the workers' image is missing: worker has none with the tag 'abc123'" in said
+    assert "worker has no image with the tag 'abc123', which is deployed" in said
     assert "(make images)" in said
     assert account.changes == []
 
