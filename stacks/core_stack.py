@@ -62,6 +62,8 @@ class CoreStack(cdk.Stack):
         )
         outputs = {
             stack_outputs.BUCKET: self.bucket.bucket_name,
+            stack_outputs.VPC: self.vpc.vpc_id,
+            stack_outputs.NAMESPACE: self.namespace.namespace_name,
             stack_outputs.SUBNET: self.training_subnets.subnet_ids[0],
             stack_outputs.HEAD_REPOSITORY: self.repositories[nodes.HEAD].repository_uri,
             stack_outputs.WORKER_REPOSITORY: self.repositories[nodes.WORKER].repository_uri,

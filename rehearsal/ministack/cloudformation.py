@@ -130,7 +130,7 @@ def fix_secret() -> None:
 
 #: What an alarm on ``Metrics`` has in their members instead.
 OF_ONE_METRIC = frozenset(
-    "MetricName Namespace Dimensions Period Statistic ExtendedStatistic Unit".split()
+    ["MetricName", "Namespace", "Dimensions", "Period", "Statistic", "ExtendedStatistic", "Unit"]
 )
 
 
@@ -159,7 +159,9 @@ def refused_in_alarm(name: str, properties: Properties) -> Iterator[str]:
     """What CloudWatch refuses in an alarm on ``Metrics``: its model of the request, and what the
     references of PutMetricAlarm and MetricDataQuery add to it."""
     metrics = properties["Metrics"]
-    if found := faults(request_shape("cloudwatch", "PutMetricAlarm"), {"AlarmName": name, **properties}):
+    if found := faults(
+        request_shape("cloudwatch", "PutMetricAlarm"), {"AlarmName": name, **properties}
+    ):
         yield from found
         return
     for mixed in sorted(OF_ONE_METRIC & properties.keys()):
