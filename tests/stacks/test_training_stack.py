@@ -4,7 +4,6 @@ Every trap of real AWS that the code steps round has a test here, because no emu
 """
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
 from stacks.host_setup import agent_config
 from tests.conftest import ROOT
-from tests.stacks.cloudwatch import HOSTS, Metric, Samples, lines, training_hour
+from tests.stacks.cloudwatch import HOSTS, Metric, Samples, dashboard, lines, training_hour
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text, variables
 from tests.stacks.test_teardown import needs
 
@@ -426,16 +425,6 @@ def test_the_head_alone_has_a_name_that_is_soon_forgotten(synth: Synth) -> None:
 
 
 # --- what watches them ---------------------------------------------------------------------------
-def dashboard(templates: Templates, host: str = "") -> dict[str, Any]:
-    """The body, with ``host`` chosen as the console does it."""
-    body = text(templates.only("AWS::CloudWatch::Dashboard")["DashboardBody"])
-    found: dict[str, Any] = json.loads(body)
-    for variable in found.get("variables", []) if host else []:
-        assert variable["type"] == "pattern"
-        found = json.loads(re.sub(variable["pattern"], host, body))
-    return found
-
-
 def of_aws(templates: Templates) -> list[Metric]:
     """What Container Insights and EC2 Auto Scaling report, by AWS's lists of their metrics."""
     groups = [f"<{name}>" for name in templates.of_type("AWS::AutoScaling::AutoScalingGroup")]
@@ -500,6 +489,13 @@ def test_what_the_dashboard_and_alarms_ask_for_is_reported_under_just_these_dime
     assert used[f"used {first}"][1800] + used[f"free {second}"][1800] > 20_000
     busy = drawn[f"GPU utilization of {first}"]
     assert busy["GPU 3"][0] == 0 < 90 < busy["GPU 3"][600] <= 100
+
+
+def test_the_picture_in_the_docs_has_todays_graphs_and_needs_no_font(synth: Synth) -> None:
+    picture = (ROOT / "docs/images/dashboard.svg").read_text()
+    for widget in dashboard(synth(preset="fsdp"), HOSTS[0])["widgets"][:6]:
+        assert widget["properties"]["title"] in picture, "run `make pictures`"
+    assert "<text" not in picture
 
 
 @pytest.mark.parametrize("changed", ["namespace", "dimension", "metric"])
