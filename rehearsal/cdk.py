@@ -26,7 +26,7 @@ class Cdk:
         self.templates = folder / "cdk.out"
         """The cloud assembly of the last synth."""
         self._log = log
-        self._environment = {
+        self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),  # it remembers accounts in ~/.cdk
             "TMPDIR": str(folder),
@@ -51,7 +51,7 @@ class Cdk:
         output = ("--app", place) if again else ("--output", place)
         return processes.run(
             [*before, str(COMMAND), *arguments, *output],
-            environment=self._environment,
+            environment=self.environment,
             folder=ROOT,
             log=self._log,
             timeout_s=TIMEOUT_S,

@@ -46,6 +46,15 @@ def test_synth_needs_no_network_no_account_and_warns_of_nothing(tmp_path: Path) 
     }
 
 
+def test_the_command_line_looks_at_a_stack_without_delay(tmp_path: Path) -> None:
+    passed = "const t = Date.now(); setTimeout(() => console.log(Date.now() - t), 5000)"
+    environment = Cdk(tmp_path, {}).environment
+    shown = subprocess.run(
+        ["node", "-e", passed], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert 250 <= int(shown) < 2500, "milliseconds of a wait for five seconds"
+
+
 # --- a deployment's life --------------------------------------------------------------------------
 class Account:
     """A bootstrapped account of its own: its inventory shows no other resources."""

@@ -18,7 +18,15 @@ from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
 from stacks.host_setup import agent_config
 from tests.conftest import ROOT
-from tests.stacks.cloudwatch import HOSTS, Metric, Samples, dashboard, lines, training_hour
+from tests.stacks.cloudwatch import (
+    GPU_VALUES,
+    HOSTS,
+    Metric,
+    Samples,
+    dashboard,
+    lines,
+    training_hour,
+)
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text, variables
 from tests.stacks.test_teardown import needs
 
@@ -486,7 +494,8 @@ def test_what_the_dashboard_and_alarms_ask_for_is_reported_under_just_these_dime
     # An hour of minutes, and what is drawn is what was measured.
     used = drawn["GPU memory by host, its fullest GPU"]
     assert [*used[f"used {first}"]] == [*range(0, 3600, 60)]
-    assert used[f"used {first}"][1800] + used[f"free {second}"][1800] > 20_000
+    fullest = used[f"used {first}"][1800], used[f"free {first}"][1800]
+    assert fullest == (GPU_VALUES["memory_used"][1], GPU_VALUES["memory_free"][1])
     busy = drawn[f"GPU utilization of {first}"]
     assert busy["GPU 3"][0] == 0 < 90 < busy["GPU 3"][600] <= 100
 
@@ -546,32 +555,35 @@ def test_without_gpus_nothing_asks_for_them(synth: Synth) -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle_s", "alarms"),
+    ("idle_s", "gpus", "percent", "alarms"),
     [
-        pytest.param(0, False, id="busy, with pauses to save"),
-        pytest.param(1500, False, id="idle for less than the 30 minutes"),
-        pytest.param(1800, True, id="idle"),
+        pytest.param(0, "0123", 0, False, id="busy, with pauses to save"),
+        pytest.param(1500, "0123", 0, False, id="idle for less than the 30 minutes"),
+        pytest.param(1800, "012", 0, False, id="one works"),
+        pytest.param(1800, "0123", 6, False, id="slow"),
+        pytest.param(1800, "0123", 4, True, id="idle"),
     ],
 )
-def test_a_host_whose_gpus_idle_raises_an_alarm(synth: Synth, idle_s: int, alarms: bool) -> None:
+def test_a_host_whose_gpus_idle_raises_an_alarm(
+    synth: Synth, idle_s: int, gpus: str, percent: float, alarms: bool
+) -> None:
     alarm = synth().of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
     (query,) = alarm["Metrics"]
     assert "SEARCH" not in query["Expression"], "no alarm takes a search"
     looked_at = query["Period"] * alarm["EvaluationPeriods"]
     assert looked_at == 30 * 60
     until = 3300  # the job's end
-    metrics = [
-        replace(
-            each,
-            samples={
-                second: 0.0 if each.dimensions["InstanceId"] == HOSTS[1] and idle else value
-                for second, value in each.samples.items()
-                if until - looked_at <= second < until
-                for idle in [second >= until - idle_s]
-            },
+    metrics = []
+    for each in training_hour(agent_config(has_gpus=True)):
+        idles = (
+            each.dimensions["InstanceId"] == HOSTS[1] and each.dimensions.get("index", "-") in gpus
         )
-        for each in training_hour(agent_config(has_gpus=True))
-    ]
+        samples = {
+            second: percent if idles and second >= until - idle_s else value
+            for second, value in each.samples.items()
+            if until - looked_at <= second < until
+        }
+        metrics.append(replace(each, samples=samples))
     options = {
         "label": query["Label"],
         "expression": query["Expression"],
