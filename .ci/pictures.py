@@ -9,7 +9,6 @@ Another command's output becomes a picture by ``python .ci/pictures.py NAME COMM
 
 import html
 import io
-import itertools
 import json
 import os
 import re
@@ -32,7 +31,7 @@ ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
 RUN: Final = ROOT / "runs" / "demo"
 #: Of the lines of a graph on the dashboard.
-COLORS: Final = ("blue", "orange", "sky", "umber")
+LINES: Final = ("blue", "orange", "sky", "umber")
 #: Left, top, width and height of the report's figures in its picture.
 PLACES: Final = ((20, 50, 980, 320), (20, 420, 468, 280), (532, 420, 468, 280))
 
@@ -97,20 +96,19 @@ def dashboard() -> str:
     body = cloudwatch.dashboard(synthesized((("preset", "fsdp"),)), cloudwatch.HOSTS[0])
     metrics = cloudwatch.training_hour(agent_config(has_gpus=True))
     with plots.drawing(), matplotlib.rc_context({"svg.fonttype": "path", "font.size": 10}):
-        figure = Figure(figsize=(1000 / 72, 820 / 72), dpi=72, layout="constrained")
+        figure = Figure(figsize=(1000 / 72, 860 / 72), dpi=72, layout="constrained")
         figure.suptitle("Made-up metrics: two hosts with four GPUs train for an hour")
-        for place, widget in enumerate(body["widgets"][:6], start=1):
-            shown, axes = widget["properties"], figure.add_subplot(3, 2, place)
-            asked = [cloudwatch.lines(each, metrics).items() for each in shown["metrics"]]
-            drawn = [*itertools.chain(*asked)]
-            for (label, samples), color in zip(drawn, COLORS, strict=False):
-                minutes = [second / 60 for second in samples]
-                axes.plot(minutes, [*samples.values()], label=label, color=plots.light(color))
+        for widget, axes in zip(body["widgets"], figure.subplots(3, 2).flat, strict=False):
+            shown = widget["properties"]
             scale = shown["yAxis"]["left"]
+            axes.set_prop_cycle(color=[plots.light(color) for color in LINES])
+            for asked in shown["metrics"]:
+                for label, samples in cloudwatch.lines(asked, metrics).items():
+                    minutes = [second / 60 for second in samples]
+                    axes.plot(minutes, [*samples.values()], label=label)
             axes.set(title=shown["title"], ylabel=scale["label"], xlim=(0, 60))
             axes.set_ylim(0, scale.get("max"))
-            columns = 4 if "GPU 3" in dict(drawn) else 2
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=columns)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
         titles = "; ".join(each.get_title() for each in figure.axes)
         return plots.svg("dashboard", f"CloudWatch dashboard, made-up metrics: {titles}", figure)
 
@@ -142,7 +140,7 @@ def main(arguments: list[str]) -> None:
         terminal(arguments[0], arguments[1:])
         return
     IMAGES.joinpath("architecture.svg").write_text(architecture())
-    IMAGES.joinpath("dashboard.svg").write_text(themed(dashboard(), "0 0 1000 820"))
+    IMAGES.joinpath("dashboard.svg").write_text(themed(dashboard(), "0 0 1000 860"))
     terminal("demo", ["make", "demo"])
     IMAGES.joinpath("report.svg").write_text(report(RUN))
 
