@@ -7,7 +7,10 @@ from contract import nodes
 CORE_STACK: Final = "CoreStack"
 TRAINING_STACK: Final = "TrainingStack"
 
-# Outputs of the stacks. The command line reads them; renaming one breaks it.
+# For those who call `aws` themselves: trainctl reads neither.
+VPC: Final = "VpcId"
+NAMESPACE: Final = "NamespaceName"  # in Cloud Map
+# The command line reads these; renaming one breaks it.
 BUCKET: Final = "BucketName"
 CLUSTER: Final = "ClusterName"
 HEAD_SERVICE: Final = "HeadServiceName"

@@ -83,7 +83,7 @@ _PREPARED = "tests/trainctl/test_data_pictures.py"
 _PROGRAMS = "tests/rehearsal/test_programs.py"
 _SECOND_POST = "tests/rehearsal/test_second_post.py"
 _JOB_FILE = "tests/trainctl/test_job_file.py submits the page's file"
-_OTHER_MACHINES = "the line above with other machines, of which the local AWS has none"
+_FSDP = "tests/stacks/test_deploy.py deploys and destroys this preset; the images have no CUDA here"
 ELSEWHERE = {
     'make diff ARGS="-c preset=fsdp"': "tests/test_makefile.py and tests/stacks/test_deploy.py",
     "make synth": "tests/stacks synthesizes with all settings",
@@ -101,7 +101,7 @@ ELSEWHERE = {
     "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
     "make rehearse": "its lines run here",
     "source .venv/bin/activate": "the shell of these tests; tests/test_makefile.py makes another",
-    'make deploy ARGS="-c preset=fsdp -c availability_zone=us-east-1b"': _OTHER_MACHINES,
+    'make deploy ARGS="-c preset=fsdp -c availability_zone=us-east-1b"': _FSDP,
     "npx cdk deploy CoreStack TrainingStack -c preset=cpu": "make deploy gives the same command",
     "make images TORCH_INDEX=ADDRESS": "only names an index; .ci/venv's tests do so",
     "trainctl cluster up --nodes 2": _CLUSTER,
@@ -114,7 +114,7 @@ ELSEWHERE = {
     "make local": "the deployment of these tests is what it makes",
     'eval "$(trainctl local env)"': "tests/trainctl/test_local.py",
     "trainctl local down": "tests/rehearsal/test_taking_down.py",
-    'make deploy ARGS="-c preset=fsdp"': _OTHER_MACHINES,
+    'make deploy ARGS="-c preset=fsdp"': _FSDP,
     "trainctl submit --code examples/posts --nodes 2 --run post -- python ddp.py": _PROGRAMS,
     "trainctl export dolly --to dolly-shakespeare": _SECOND_POST,
     "trainctl submit --code . --nodes 0 --run prompt "
@@ -123,10 +123,10 @@ ELSEWHERE = {
     "cd examples/ddp": "the folder of the next line",
     "torchrun --nproc-per-node 2 train.py": "tests/examples/test_examples.py",
     "trainctl stop mine": f"{STOP} is the same for a program",
-    'make deploy ARGS="-c spot=true -c max_workers=4"': _OTHER_MACHINES,
+    'make deploy ARGS="-c spot=true -c max_workers=4"': _FSDP,
     "trainctl submit --code . --nodes 2:4 --spot --run mine -- torchrun train.py": _PROGRAMS,
     'make deploy ARGS="-c max_heads=4 -c max_workers=8 -c max_job_hours=48 '
-    '-c confirm_above_usd=50"': _OTHER_MACHINES,
+    '-c confirm_above_usd=50"': _FSDP,
     "pipx install .": "tests/test_packaging.py installs a wheel",
     "trainctl plan -f job.toml": _JOB_FILE,
     "trainctl submit -f job.toml --yes": _JOB_FILE,
