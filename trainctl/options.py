@@ -10,6 +10,7 @@ import typer
 
 from trainctl import completion
 from trainctl.aws.deployment import Deployment
+from training import recipes
 
 T = TypeVar("T")
 
@@ -25,6 +26,14 @@ JobName = Annotated[
 ]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
+]
+ShardedRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help=f"Name of a run with sharded checkpoints ({recipes.SHARDED}).",
+        autocompletion=completion.runs,
+    ),
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]

@@ -17,7 +17,7 @@ from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 
 #: Costs that no figure here includes.
-NOT_INCLUDED: Final = "data through the NAT gateway ($0.045 a GB), S3 and CloudWatch"
+NOT_INCLUDED: Final = "S3, CloudWatch and data through the NAT gateway"
 
 
 def usd_at_most(prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> float | None:
@@ -126,12 +126,12 @@ def _seconds(tasks: Sequence[Task], *, now: datetime) -> dict[str, float] | None
 
 
 def dollars(usd: float | None) -> str:
-    """``$1.23``, with as many digits as matter; ``unknown`` where it is not known."""
+    """``$1.23``, and ``$0.045`` of less than ten cents; ``unknown`` where it is not known."""
     if usd is None:
         return "unknown"
     if not usd:
         return "$0"
-    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.3f}"
+    return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:.3f}"
 
 
 def at_list_prices(prices: Prices) -> str:

@@ -296,9 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = export_adapters(found, to, dtype=_TYPES[options.dtype])
         else:
             place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exits.BAD_INPUT
+    except Exception as error:
+        return storage.reported(error)
     except KeyboardInterrupt:
         print("interrupted; nothing was left behind", file=sys.stderr)
         return exits.INTERRUPTED

@@ -248,7 +248,7 @@ def test_the_first_hour_as_it_stands_on_the_page(
     seconds.update(steps.seconds)
     assert "All checks passed" in shown["trainctl doctor"]
     assert "4 files" in shown["trainctl data put fashion-mnist"]
-    assert "at most   $" in shown[SUBMIT], "what it may cost is printed before"
+    assert "maximum   $" in shown[SUBMIT], "what it may cost is printed before"
     assert "Ray runtime started" not in shown[SUBMIT]
     assert "first" in shown["trainctl ls"]
     assert "running" in shown["trainctl show first"]

@@ -230,7 +230,7 @@ def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
     monkeypatch.delenv("AWS_REGION", raising=False)
     asked = ["--data", "s3://mine/images", "--secret", "KEY=training/key"]
     said = cli("plan", "ddp", "-c", "preset=ddp", "--nodes", "2", *asked).out
-    assert "head on m5.xlarge; 2 x g5.xlarge" in said
+    assert "1 head (m5.xlarge) + 2 workers (g5.xlarge)" in said
     assert "price     $2.36 an hour" in said
     assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "3"]) == exits.BAD_INPUT
     assert "setting preset is 'dpd'" in cli.refuses("plan", "ddp", "-c", "preset=dpd")
@@ -499,8 +499,8 @@ def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
     said = cli(*given)
     (spec,) = account.orders
     assert spec.on == on
-    where = "every node" if on == Placement.NODES else "the head"
-    assert f"runs on   {where}, " in said.err
+    where = "each of the 4 worker nodes" if on == Placement.NODES else "once, on the head"
+    assert f"runs on   {where}" in said.err
 
 
 @pytest.mark.parametrize(

@@ -382,8 +382,8 @@ def _price(deployment: Deployment, num_nodes: int) -> str:
     if total is None:
         return f"cost: unknown, because {prices.why_unknown}"
     return (
-        f"cost: ${total:.3f} an hour with disks and {prices.standing}, {at_list_prices(prices)}, "
-        "until trainctl cluster down"
+        f"cost: {dollars(total)} an hour with disks and {prices.standing}, "
+        f"{at_list_prices(prices)}, until trainctl cluster down"
     )
 
 
