@@ -22,12 +22,13 @@ from contract import runs
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
-from contract.text import duration
+from contract.text import dollars, duration
 from trainctl import (
     bandwidth_gate,
     code_folder,
     data_sets,
     launchers,
+    output,
     published_models,
     variables,
 )
@@ -37,7 +38,7 @@ from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
-from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
+from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
 from training import recipes
 from training.command import Command, Recorded, parse_job, read_command
 from training.plan import Expected
@@ -123,39 +124,24 @@ class JobPlan:
             "before": f"{bandwidth_gate.BANDWIDTH}, at least {spec.before[-1]} GB/s"
             if spec.before
             else "",
-            "machines": self._machines(),
+            "machines": machines(shape, spec.nodes),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "queue": self.place.words if self.place else "",
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
+            "price": an_hour(self.prices, spec.nodes.high),
             **self._money(),
         }
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
 
-    def _machines(self) -> str:
-        """``1 head (m5.large) + 2 workers (m5.large)``."""
-        shape, nodes = self.shape, self.spec.nodes
-        head = f"1 head ({shape.head.name}{', trains too' if shape.head_trains else ''})"
-        if not nodes.high:
-            return head
-        plural = "s" if nodes.high > 1 else ""
-        return (
-            f"{head} + {nodes.words} worker{plural} ({shape.worker.name}"
-            f"{', spot' if shape.spot else ''})"
-        )
-
     def _money(self) -> dict[str, str]:
         """Rows of ``text``."""
         if self.usd_at_most is None:
-            return {"price": f"unknown: {self.prices.why_unknown}", "maximum": "unknown"}
-        rows = {
-            "price": f"{dollars(self.usd_per_hour)} an hour with disks and {self.prices.standing}, "
-            f"{at_list_prices(self.prices)}",
-            "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
-        }
+            return {"maximum": dollars(None)}
+        rows = {"maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}"}
         if self.expected is None:
             if self.spec.recipe:
                 rows["expected"] = (
@@ -494,6 +480,12 @@ def head_only(
         submitter=deployment.user,
     )
     return JobPlan(spec=spec, shape=shape, workers=None)
+
+
+def ask(plan: JobPlan, *, yes: bool) -> None:
+    """Show a plan, and end the command unless its user wants it."""
+    output.say(plan.text())
+    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
 
 
 def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> str:

@@ -10,7 +10,6 @@ import typer
 
 from trainctl import completion
 from trainctl.aws.deployment import Deployment
-from training import recipes
 
 T = TypeVar("T")
 
@@ -26,14 +25,6 @@ JobName = Annotated[
 ]
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
-]
-ShardedRun = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help=f"Name of a run with sharded checkpoints ({recipes.SHARDED}).",
-        autocompletion=completion.runs,
-    ),
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]

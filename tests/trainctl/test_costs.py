@@ -13,11 +13,12 @@ import typer
 
 from contract import exits, times
 from contract.instance_types import HostPrice, Prices, instance_type
+from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
-from trainctl.pricing import dollars, usd_at_most
+from trainctl.pricing import usd_at_most
 
 SUBMIT = ["submit", "ddp", "--yes"]
 

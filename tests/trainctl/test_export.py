@@ -2,15 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from contract.nodes import Range
+from contract.runs import DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.test_runs import checkpoint
 from trainctl.__main__ import main
+from trainctl.commands.export import Dtype
+
+
+def test_the_types_are_those_of_the_program_that_exports() -> None:
+    assert get_args(Dtype) == (*EXPORT_DTYPES,)
+    assert get_args(Dtype)[0] == DEFAULT_EXPORT_DTYPE
 
 
 @pytest.mark.parametrize(
@@ -18,9 +25,12 @@ from trainctl.__main__ import main
     [
         (["export", "none", "--to", "DIR"], "there is no run 'none' in s3://bucket"),
         (["export", "r1", "--to", "CODE"], "exists already: give a new folder"),
-        (["export", "r1", "--to", "s3://b/x", "--dtype", "int8"], "it must be fp32, bf16 or fp16"),
+        (
+            ["export", "r1", "--to", "s3://b/x", "--dtype", "int8"],
+            "'int8' is not one of 'fp32', 'bf16', 'fp16'",
+        ),
         (["export", "../r1", "--to", "DIR"], "run name '../r1' is not usable"),
-        (["export", "new", "--to", "DIR"], "run 'new' has no complete checkpoint yet"),
+        (["export", "new", "--to", "DIR"], "run 'new' has no complete checkpoint of a recipe yet"),
         (
             ["export", "r1", "--to", "DIR"],
             "model is whole already: it is in s3://bucket/runs/r1/model; trainctl download r1",

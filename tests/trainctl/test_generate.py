@@ -63,7 +63,7 @@ def test_a_text_arrives_as_it_was_given(
     [
         ("none", "To be", "there is no run 'none' in s3://bucket"),
         ("pictures", "To be", "model is whole already"),
-        ("new", "To be", "run 'new' has no complete checkpoint yet"),
+        ("new", "To be", "run 'new' has no complete checkpoint of a recipe yet"),
         ("r1", " \n", "TEXT is empty"),
         ("r1", "x" * 9000, "ECS accepts 8,192"),
     ],

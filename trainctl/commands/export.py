@@ -5,25 +5,24 @@ a laptop.
 """
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
-from contract.runs import DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from trainctl import head_job, job_plan, output
 from trainctl.aws.errors import UsageError
-from trainctl.options import ShardedRun, Where, Yes
+from trainctl.options import RunName, Where, Yes
 
 #: Deadline: a model of some ten billion parameters is written within it.
 _MAX_SECONDS: Final = 2 * 3600
-_DTYPES: Final = f"{', '.join([*EXPORT_DTYPES][:-1])} or {[*EXPORT_DTYPES][-1]}"
+Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 def export(
     *,
-    run: ShardedRun,
+    run: RunName,
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
-    dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.", metavar="TYPE")] = DEFAULT_EXPORT_DTYPE,
+    dtype: Annotated[Dtype, typer.Option(help="fp32, bf16 or fp16.", metavar="TYPE")] = "fp32",
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, for peft.")
     ] = False,
@@ -31,8 +30,6 @@ def export(
     where: Where,
 ) -> None:
     """Export a run's newest checkpoint to a folder that transformers loads."""
-    if dtype not in EXPORT_DTYPES:
-        raise UsageError(f"--dtype is {dtype!r}: it must be {_DTYPES}")
     folder = None if to.startswith("s3://") else Path(to)
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--to {to} exists already: give a new folder")

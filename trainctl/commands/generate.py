@@ -13,7 +13,7 @@ from contract.runs import DEFAULT_NEW_TOKENS
 from trainctl import head_job, job_plan, output
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import json_object
-from trainctl.options import AsJson, ShardedRun, Where, Yes
+from trainctl.options import AsJson, RunName, Where, Yes
 
 #: Loading a model of 7 B parameters takes minutes.
 _MAX_SECONDS: Final = 3600
@@ -21,7 +21,7 @@ _MAX_SECONDS: Final = 3600
 
 def generate(
     *,
-    run: ShardedRun,
+    run: RunName,
     text: Annotated[
         str,
         typer.Argument(
