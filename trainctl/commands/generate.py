@@ -26,27 +26,23 @@ def generate(
         str,
         typer.Argument(
             metavar="TEXT",
-            help="Text to continue, after -- if it begins with a dash; - reads it from stdin.",
+            help="After -- if it begins with a dash; - reads stdin.",
         ),
     ],
     tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens to add.", metavar="N")
     ] = DEFAULT_NEW_TOKENS,
     seed: Annotated[int, typer.Option(help="Of the draws.", metavar="N")] = 0,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="The likeliest token each time: no draws.")
-    ] = False,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="TEXT is a user's message: print the answer.")
-    ] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Likeliest tokens, no draws.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer TEXT as a user's message.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     where: Where,
 ) -> None:
     """Continue a text with a run's newest checkpoint.
 
-    Prints what the model adds; with --json also what it added before training. Its job runs on a
-    head for at most an hour, and its maximum cost is shown before it starts.
+    Prints what the model adds; --json has what it added before training too. The job is a head's,
+    of at most an hour.
     """
     if text == "-":
         try:
