@@ -7,6 +7,8 @@ data of the command.
 from collections.abc import Sequence
 
 from contract.errors import InputError
+from contract.job import JobSpec
+from contract.nodes import Range
 from contract.runs import CONFIG_FILE
 from trainctl import follow, job_plan, run_list
 from trainctl.aws.deployment import Deployment
@@ -41,7 +43,16 @@ def run_command(
             f"run {run!r} has no complete checkpoint of a recipe yet: trainctl checkpoints {run}"
         )
 
-    plan = job_plan.head_only(deployment, run=run, command=command, max_seconds=max_seconds)
+    shape = deployment.shape
+    spec = JobSpec(
+        run=run,
+        command=tuple(command),
+        nodes=Range(0, 0),
+        max_seconds=min(max_seconds, shape.max_job_hours * 3600),
+        prices=shape.prices(deployment.region),
+        submitter=deployment.user,
+    )
+    plan = job_plan.JobPlan(spec=spec, shape=shape, workers=None)
     job_plan.check(deployment, plan)
     job_plan.ask(plan, yes=yes)
     job = job_plan.start(deployment, plan)

@@ -466,22 +466,6 @@ def _recipe_command(
     return [*launch, "--workers", str(workers), *words[1:]], config
 
 
-def head_only(
-    deployment: Deployment, *, run: str, command: Sequence[str], max_seconds: int
-) -> JobPlan:
-    """A job of a head by itself, for commands that work on a run's files and train nothing."""
-    shape = deployment.shape
-    spec = JobSpec(
-        run=run,
-        command=tuple(command),
-        nodes=Range(0, 0),
-        max_seconds=min(max_seconds, shape.max_job_hours * 3600),
-        prices=shape.prices(deployment.region),
-        submitter=deployment.user,
-    )
-    return JobPlan(spec=spec, shape=shape, workers=None)
-
-
 def ask(plan: JobPlan, *, yes: bool) -> None:
     """Show a plan, and end the command unless its user wants it."""
     output.say(plan.text())

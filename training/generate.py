@@ -7,7 +7,6 @@ Reads the newest checkpoint of a sharded run into the memory of this machine, so
 that fit there; export larger ones (``training.export``) and serve them with what is made for it.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -99,12 +98,7 @@ def _vocabulary(found: sharded_checkpoints.Found) -> Vocabulary:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    export.add_run(parser)
+    parser = export.run_parser("python -m training.generate", __doc__)
     parser.add_argument("prompt", metavar="PROMPT", help="text to be continued")
     parser.add_argument(
         "--tokens",
