@@ -131,32 +131,28 @@ class JobPlan:
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
-            **self._money(),
+            "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
+            "expected": self._expected() if spec.recipe else "",
         }
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
 
-    def _money(self) -> dict[str, str]:
-        """Rows of ``text``."""
-        if self.usd_at_most is None:
-            return {"maximum": dollars(None)}
-        rows = {"maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}"}
-        if self.expected is None:
-            if self.spec.recipe:
-                rows["expected"] = (
-                    "not estimated: only recipe fsdp's speed is modeled, on GPUs, for models and "
-                    "data of known size"
-                )
-        elif self.expected.fits:
-            hours = duration(round(self.expected.hours * 3600))
-            rows["expected"] = (
-                f"{dollars(self.usd_expected)} for {hours} of steps, {self.expected.tokens:,.0f} "
-                "tokens: computed, not measured, without start-up, evaluations and checkpoints"
+    def _expected(self) -> str:
+        """Row of ``text``; recipes have one."""
+        found = self.expected
+        if found is None:
+            return (
+                "not estimated: only recipe fsdp's speed is modeled, on GPUs, for models and data "
+                "of known size"
             )
-        else:
-            rows["warning"] = "does not fit these GPUs by the arithmetic of training.plan"
-        return rows
+        if not found.fits:
+            return "warning: does not fit these GPUs, by the arithmetic of training.plan"
+        return (
+            f"{duration(round(found.hours * 3600))} of steps, {found.tokens:,.0f} tokens, cost "
+            f"{dollars(self.usd_expected)}: computed, not measured, without start-up, evaluations "
+            "and checkpoints"
+        )
 
     def values(self) -> dict[str, object]:
         """For ``--json``."""

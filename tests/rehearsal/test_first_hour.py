@@ -73,7 +73,8 @@ PLANNED = {
     "trainctl plan fsdp --preset dolly --data tiny-shakespeare -c preset=fsdp": [
         "$11.49 an hour",
         "$20.53",
-        "$0.36 for 1 min 54 s of steps",
+        "1 min 54 s of steps",
+        "$0.36",
     ],
 }
 _DEPLOYED = "the deployment of these tests is made and destroyed by the same command of the CDK"

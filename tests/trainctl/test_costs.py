@@ -234,6 +234,10 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
     assert (found["usd_expected"] is not None) == is_known
     if is_known:
         assert 0 < found["usd_expected"] < found["usd_at_most"]
+    said = " ".join(cli("plan", "fsdp", *data, *settings).out.split())
+    has_words = re.search(r"expected \S+( min \S+)? \w+ of steps, [\d,]+ tokens, cost \$\d", said)
+    assert (has_words is not None) == is_known
+    assert is_known or re.search("expected (not estimated|warning: does not fit)", said)
 
 
 # --- after it -------------------------------------------------------------------------------------
