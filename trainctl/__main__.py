@@ -23,6 +23,7 @@ from trainctl.commands.cost import cost
 from trainctl.commands.doctor import doctor
 from trainctl.commands.download import download
 from trainctl.commands.export import export
+from trainctl.commands.generate import generate
 from trainctl.commands.logs import logs
 from trainctl.commands.ls import ls
 from trainctl.commands.notebook import notebook
@@ -67,7 +68,7 @@ _takes_recipe(flattened(submit))
 _takes_recipe(flattened(plan))
 for panel, commands in (
     (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
-    (_JOBS, (runs, compare, checkpoints, report, download, export)),
+    (_JOBS, (runs, compare, checkpoints, report, download, export, generate)),
     (_OTHER, (open_, notebook, shell, doctor)),
 ):
     for command in commands:

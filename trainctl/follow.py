@@ -12,7 +12,7 @@ import typer
 from contract import exits, nodes
 from contract.job import JobStatus
 from contract.runs import PROGRESS_FILE
-from contract.text import counted, duration
+from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
@@ -23,7 +23,7 @@ from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.polling import Polling
-from trainctl.pricing import cost_of, dollars, usd_so_far
+from trainctl.pricing import cost_of, usd_so_far
 from training.record.progress import Progress
 
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.

@@ -137,10 +137,10 @@ def text(line: LogLine) -> str:
 
 
 class Printer:
-    """Prints lines on stdout, on a terminal with a color for each node."""
+    """Prints lines, on a terminal with a color for each node."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
-        self._as_json = as_json
+    def __init__(self, *, as_json: bool = False, on_stderr: bool = False) -> None:
+        self._as_json, self._on_stderr = as_json, on_stderr
         self._styles: dict[str, str] = {}
 
     def print(self, lines: Sequence[LogLine]) -> None:
@@ -148,7 +148,7 @@ class Printer:
             if self._as_json:
                 print(json.dumps(values(line)), flush=True)
             else:
-                output.print_line(self._styled(line))
+                output.print_line(self._styled(line), on_stderr=self._on_stderr)
 
     def _styled(self, line: LogLine) -> "Text":
         from rich.text import Text

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 import secrets as random
+import shlex
 import tempfile
 import textwrap
 import time
@@ -21,12 +22,13 @@ from contract import runs
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
-from contract.text import duration
+from contract.text import dollars, duration
 from trainctl import (
     bandwidth_gate,
     code_folder,
     data_sets,
     launchers,
+    output,
     published_models,
     variables,
 )
@@ -36,7 +38,7 @@ from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
-from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
+from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
 from training import recipes
 from training.command import Command, Recorded, parse_job, read_command
 from training.plan import Expected
@@ -48,8 +50,6 @@ from training.settings import RunConfig
 RUNNING_LOOKED_AT: Final = 50
 #: A deadline that --max-cost may give a job: starting the hosts takes minutes.
 _LEAST_S: Final = 900
-#: Deadline of a job that only works on a run's files.
-_HEAD_ONLY_S: Final = 2 * 3600
 #: A step of any recipe is faster, on few hosts and without a GPU too.
 _SLOWEST_STEP_S: Final = 120
 #: Ratio of a deadline to the computed time of a training.
@@ -114,49 +114,45 @@ class JobPlan:
 
     def text(self) -> str:
         spec, shape = self.spec, self.shape
-        head = f"{shape.head.name}{', trains too' if shape.head_trains else ''}"
-        spot = " (spot)" if shape.spot else ""
-        hosts = f"head on {head}; {spec.nodes.words} x {shape.worker.name}{spot}"
         per = "GPU" if shape.worker.num_gpus else "node"
+        wait = f"{spec.capacity_wait_s / 60:g} min of waiting for hosts included"
         rows = {
             "run": spec.run,
-            "command": " ".join(spec.command),
+            "command": shlex.join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
             "before": f"{bandwidth_gate.BANDWIDTH}, at least {spec.before[-1]} GB/s"
             if spec.before
             else "",
-            "hosts": hosts,
-            "workers": f"{self.workers}, one per {per}" if self.workers else "",
+            "machines": machines(shape, spec.nodes),
+            "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "queue": self.place.words if self.place else "",
-            "deadline": f"{duration(spec.max_seconds)} after admission{self.why_deadline}; waits "
-            f"up to {spec.capacity_wait_s / 60:g} min for hosts",
-            **self._money(),
+            "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
+            f"({wait}){self.why_deadline}",
+            "price": an_hour(self.prices, spec.nodes.high),
+            "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
+            "expected": self._expected() if spec.recipe else "",
         }
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
 
-    def _money(self) -> dict[str, str]:
-        """Rows of ``text``."""
-        if self.usd_at_most is None:
-            return {"price": f"unknown: {self.prices.why_unknown}", "at most": "unknown"}
-        rows = {
-            "price": f"{dollars(self.usd_per_hour)} an hour with disks and {self.prices.standing}, "
-            f"{at_list_prices(self.prices)}",
-            "at most": f"{dollars(self.usd_at_most)} until its hosts are gone, without "
-            f"{NOT_INCLUDED}",
-        }
-        if self.expected is not None and not self.expected.fits:
-            rows["warning"] = "does not fit these GPUs by the arithmetic of training.plan"
-        elif self.expected is not None:
-            hours = duration(round(self.expected.hours * 3600))
-            rows["expected"] = (
-                f"{dollars(self.usd_expected)} for {hours} of training: computed, not measured, "
-                "and without the start of hosts and the evaluations"
+    def _expected(self) -> str:
+        """Row of ``text``; recipes have one."""
+        found = self.expected
+        if found is None:
+            return (
+                "not estimated: only recipe fsdp's speed is modeled, on GPUs, for models and data "
+                "of known size"
             )
-        return rows
+        if not found.fits:
+            return "warning: does not fit these GPUs, by the arithmetic of training.plan"
+        return (
+            f"{duration(round(found.hours * 3600))} of steps, {found.tokens:,.0f} tokens, cost "
+            f"{dollars(self.usd_expected)}: computed, not measured, without start-up, evaluations "
+            "and checkpoints"
+        )
 
     def values(self) -> dict[str, object]:
         """For ``--json``."""
@@ -278,7 +274,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
         command, recipe, code = [*words], "", code_folder.look_at(given.code)
-        on, why = placement(given, command)
+        on, why = placement(given, command, nodes, shape)
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
     from_here = variables.variables(given.env or [])
@@ -357,18 +353,24 @@ def _deadline(
     return within, f", to stay within --max-cost {limit:g}"
 
 
-def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str]:
-    """Nodes for the command of ``--code``, and the reason in words."""
+def placement(
+    given: JobOptions, command: Sequence[str], nodes: Range, shape: Shape
+) -> tuple[Placement, str]:
+    """Nodes for the command of ``--code``, and the choice in words."""
     assert given.code is not None
+    head = "once, on the head"
+    each = f"each of the {nodes.words} worker nodes" if nodes.high > 1 else "the worker node"
+    if shape.head_trains:
+        each = f"the head and {each}" if nodes.high else "the head"
     if given.on == On.HEAD:
-        return Placement.HEAD, "the head, by --on"
+        return Placement.HEAD, f"{head}, by --on"
     if given.on == On.NODES:
-        return Placement.NODES, "every node, by --on"
+        return Placement.NODES, f"{each}, by --on"
     of_ray = any(word == "ray" or word.startswith("ray.") for word in command[:3])
     file = "its command" if of_ray else code_folder.importer_of_ray(given.code)
     if file:
-        return Placement.HEAD, f"the head, because {file} uses Ray (--on nodes: every node)"
-    return Placement.NODES, "every node, because no file imports ray (--on head: the head only)"
+        return Placement.HEAD, f"{head}, because {file} uses Ray (--on nodes: on {each})"
+    return Placement.NODES, f"{each} (--on head: {head})"
 
 
 def check(deployment: Deployment, plan: JobPlan) -> None:
@@ -460,18 +462,10 @@ def _recipe_command(
     return [*launch, "--workers", str(workers), *words[1:]], config
 
 
-def head_only(deployment: Deployment, *, run: str, command: Sequence[str]) -> JobPlan:
-    """A job of a head by itself, for commands that work on a run's files and train nothing."""
-    shape = deployment.shape
-    spec = JobSpec(
-        run=run,
-        command=tuple(command),
-        nodes=Range(0, 0),
-        max_seconds=min(_HEAD_ONLY_S, shape.max_job_hours * 3600),
-        prices=shape.prices(deployment.region),
-        submitter=deployment.user,
-    )
-    return JobPlan(spec=spec, shape=shape, workers=None)
+def ask(plan: JobPlan, *, yes: bool) -> None:
+    """Show a plan, and end the command unless its user wants it."""
+    output.say(plan.text())
+    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
 
 
 def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> str:

@@ -65,9 +65,9 @@ def print_text(text: str) -> None:
     _console(stderr=False).print(visible(text), markup=False)
 
 
-def print_line(line: "Text") -> None:
+def print_line(line: "Text", *, on_stderr: bool = False) -> None:
     """A line for people, whose parts may have colors."""
-    _console(stderr=False).print(line)
+    _console(stderr=on_stderr).print(line)
 
 
 def print_table(

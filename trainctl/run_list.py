@@ -14,6 +14,7 @@ from typing import Any, Final
 from contract import runs
 from contract.errors import InputError
 from contract.job import Outcome
+from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket, Stored, json_object
 from training import recipes
 from training.record.events import described
@@ -131,15 +132,18 @@ def measures(result: Mapping[str, object]) -> list[str]:
     return [described(name, declared).phrase(found[name]) for name in names if name in found]
 
 
-def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint] | None:
-    """The checkpoints of a recipe's run, newest first; None where there is no such run.
+def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint]:
+    """The checkpoints of a recipe's run, newest first.
 
     Raises:
         InputError: no run can have that name.
+        UsageError: there is no such run.
     """
     prefix = runs.run_prefix(run)
     files = bucket.stored(prefix)
-    return _checkpoints(bucket, prefix, files) if files else None
+    if not files:
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")
+    return _checkpoints(bucket, prefix, files)
 
 
 def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[Checkpoint]:

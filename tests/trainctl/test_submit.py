@@ -230,7 +230,7 @@ def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
     monkeypatch.delenv("AWS_REGION", raising=False)
     asked = ["--data", "s3://mine/images", "--secret", "KEY=training/key"]
     said = cli("plan", "ddp", "-c", "preset=ddp", "--nodes", "2", *asked).out
-    assert "head on m5.xlarge; 2 x g5.xlarge" in said
+    assert "1 head (m5.xlarge) + 2 workers (g5.xlarge)" in said
     assert "price     $2.36 an hour" in said
     assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "3"]) == exits.BAD_INPUT
     assert "setting preset is 'dpd'" in cli.refuses("plan", "ddp", "-c", "preset=dpd")
@@ -499,8 +499,43 @@ def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
     said = cli(*given)
     (spec,) = account.orders
     assert spec.on == on
-    where = "every node" if on == Placement.NODES else "the head"
-    assert f"runs on   {where}, " in said.err
+    where = "each of the 4 worker nodes" if on == Placement.NODES else "once, on the head"
+    assert f"runs on   {where}" in said.err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "head_trains", "nodes_said", "machines"),
+    [
+        ("1", False, "the worker node", "1 head (m5.xlarge) + 1 worker (g5.xlarge, spot)"),
+        (
+            *("1:3", False, "each of the 1 to 3 worker nodes"),
+            "1 head (m5.xlarge) + 1 to 3 workers (g5.xlarge, spot)",
+        ),
+        (
+            *("2", True, "the head and each of the 2 worker nodes"),
+            "1 head (g5.xlarge, trains too) + 2 workers (g5.xlarge, spot)",
+        ),
+        ("0", True, "the head", "1 head (g5.xlarge, trains too)"),
+    ],
+)
+def test_a_plan_names_its_machines_and_where_its_command_runs(
+    account: Account,
+    code: Path,
+    cli: Cli,
+    nodes: str,
+    head_trains: bool,
+    nodes_said: str,
+    machines: str,
+) -> None:
+    account.shape |= {"head_trains": head_trains, "spot": True, "worker_instance_type": "g5.xlarge"}
+    if head_trains:
+        account.shape["head_instance_type"] = "g5.xlarge"
+    words = ["plan", "--code", str(code), "--nodes", nodes, "--", "torchrun", "mine.py"]
+    said = cli(*words).out
+    assert f"runs on   {nodes_said} (--on head: once, on the head)\n" in said
+    assert f"machines  {machines}\n" in said
+    assert "deadline  ends after at most 24 h (30 min of waiting for hosts included)\n" in said
+    assert "expected" not in said, "a program's speed is not known"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from dataclasses import asdict
 
 from contract.nodes import HEAD, WORKER
+from contract.text import dollars
 from trainctl import output
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of, dollars
+from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of
 
 
 def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:

@@ -6,13 +6,13 @@ from dataclasses import asdict
 
 from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
-from contract.text import significant, utc
+from contract.text import dollars, significant, utc
 from trainctl import follow, output, run_list
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import cost_of, dollars
+from trainctl.pricing import cost_of
 
 
 def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
