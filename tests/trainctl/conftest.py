@@ -22,11 +22,15 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     """An account with both stacks, whose clients every command gets."""
     found = Account()
 
-    def session(profile_name: str | None, region_name: str | None) -> Any:
+    def session(profile_name: str | None, region_name: str | None, **_: Any) -> Any:
         if profile_name == "unknown":
             raise ProfileNotFound(profile="unknown")
         region = region_name or found.region
-        return SimpleNamespace(region_name=region, client=lambda _service, **_options: found)
+        return SimpleNamespace(
+            region_name=region,
+            client=lambda _service, **_options: found,
+            get_credentials=lambda: found.credentials,
+        )
 
     monkeypatch.setattr(boto3, "Session", session)
     for name in ("SHORTEST_S", "LONGEST_S"):

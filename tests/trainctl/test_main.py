@@ -182,7 +182,8 @@ STATUS = ["cluster", "status"]
         (["submit", "ddp", "--grace", "181"], {}, 2, "should be less than or equal to 180"),
         (["submit", "ddp", "--before", "speed"], {}, 2, "'speed' is not one of 'bandwidth'"),
         ([*STATUS, "--profile", "unknown"], {}, 2, "aws configure list-profiles"),
-        (STATUS, {"region": None}, 2, "give --region, or set AWS_REGION"),
+        (STATUS, {"region": None}, 2, "no region is set: set AWS_REGION, or run aws configure"),
+        (STATUS, {"region": None, "credentials": None}, 2, "without an account: make local"),
         (STATUS, {"fails": {IDENTITY: NoCredentialsError()}}, 2, "aws sso login"),
         (
             STATUS,

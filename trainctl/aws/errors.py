@@ -43,18 +43,18 @@ def explained(error: Exception) -> CliError | None:
     match error:
         case aws.ProfileNotFound():
             return UsageError(f"{error}. List the existing profiles: aws configure list-profiles")
-        case aws.NoCredentialsError() | aws.PartialCredentialsError():
+        case aws.NoCredentialsError():
             return UsageError(
-                "no AWS credentials were found: log in (aws sso login, aws configure), name a "
-                "profile with --profile, or use a local deployment (trainctl local up)"
+                "No AWS account is set up here: run aws configure (region and keys) or aws sso "
+                "login; without an account: make local"
             )
         case aws.TokenRetrievalError() | aws.SSOError() | aws.LoginError():
             return CliError("the AWS login has expired: aws sso login")
         case aws.NoRegionError():
-            return UsageError("no region is set: give --region, or set AWS_REGION")
+            return UsageError("no region is set: set AWS_REGION, or run aws configure")
         case aws.ConnectionError() | aws.HTTPClientError():
             return CliError(
-                f"AWS does not answer: {error} Check the network and the region; for a local "
+                f"AWS does not answer: {error}. Check the network and the region; for a local "
                 "deployment, trainctl local status shows whether it is still up"
             )
         case aws.ClientError():
