@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 import secrets as random
+import shlex
 import tempfile
 import textwrap
 import time
@@ -27,6 +28,7 @@ from trainctl import (
     code_folder,
     data_sets,
     launchers,
+    programs,
     published_models,
     variables,
 )
@@ -35,6 +37,7 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
+from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On
 from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
 from training import recipes
@@ -78,6 +81,8 @@ class JobPlan:
     """Expected training time; None where that cannot be computed."""
     place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
+    warnings: Sequence[str] = ()
+    """What is probably wrong with the command of ``--code``."""
 
     @property
     def prices(self) -> Prices:
@@ -120,7 +125,7 @@ class JobPlan:
         per = "GPU" if shape.worker.num_gpus else "node"
         rows = {
             "run": spec.run,
-            "command": " ".join(spec.command),
+            "command": shlex.join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
             "before": f"{bandwidth_gate.BANDWIDTH}, at least {spec.before[-1]} GB/s"
@@ -255,6 +260,9 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     """
     shape, words = deployment.shape, given.words or []
     given.check_fit(shape)
+    program = programs.Program(given.code, words) if given.code else None
+    if given.nodes is None and given.on == On.AUTO and program and program.is_alone:
+        given = dataclasses.replace(given, nodes="1")
     nodes = given.num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
@@ -263,8 +271,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         if given.run is None
         else given.run
     )
-    training_s, expected = None, None
-    if given.code is None:
+    training_s, expected, warnings = None, None, list[str]()
+    if program is None:
         command, config = _recipe_command(
             words, run=run, workers=workers, deployment=deployment, is_new=given.run is None
         )
@@ -277,10 +285,18 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         training_s = _training_s(config, expected)
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
+        assert given.code is not None
         command, recipe, code = [*words], "", code_folder.look_at(given.code)
-        on, why = placement(given, command)
+        on, why = placement(given, program)
+        own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
+        warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
+            if nodes.high > 1 and program.is_alone:
+                warnings.append(
+                    f"{program.entries[0].name} is one process that knows of no others: each of "
+                    f"{nodes.words} nodes runs the same; give --nodes 1, or start it with torchrun"
+                )
     from_here = variables.variables(given.env or [])
     from_secrets = variables.secrets(given.secret or [])
     if both := from_here.keys() & from_secrets.keys():
@@ -312,6 +328,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
+        warnings=warnings,
     )
 
 
@@ -357,18 +374,15 @@ def _deadline(
     return within, f", to stay within --max-cost {limit:g}"
 
 
-def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str]:
+def placement(given: JobOptions, program: programs.Program) -> tuple[Placement, str]:
     """Nodes for the command of ``--code``, and the reason in words."""
-    assert given.code is not None
     if given.on == On.HEAD:
         return Placement.HEAD, "the head, by --on"
     if given.on == On.NODES:
         return Placement.NODES, "every node, by --on"
-    of_ray = any(word == "ray" or word.startswith("ray.") for word in command[:3])
-    file = "its command" if of_ray else code_folder.importer_of_ray(given.code)
-    if file:
-        return Placement.HEAD, f"the head, because {file} uses Ray (--on nodes: every node)"
-    return Placement.NODES, "every node, because no file imports ray (--on head: the head only)"
+    if what := program.of_ray:
+        return Placement.HEAD, f"the head, because {what} uses Ray (--on nodes: every node)"
+    return Placement.NODES, "every node, because it does not use Ray (--on head: the head only)"
 
 
 def check(deployment: Deployment, plan: JobPlan) -> None:

@@ -14,7 +14,7 @@ from contract import outputs as stack_outputs
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.cluster import StandingCluster
-from trainctl.aws.errors import CliError, UsageError
+from trainctl.aws.errors import CliError
 from trainctl.aws.files import Bucket, EmptyBucket
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.logs import NodeLogs

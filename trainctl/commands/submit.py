@@ -32,7 +32,7 @@ def submit(
     job_plan.check_given(given)
     deployment = where.find(to_start=True)
     plan = job_plan.plan_of(deployment, given)
-    output.say(plan.text())
+    output.say("\n".join([plan.text(), *(f"warning: {each}" for each in plan.warnings)]))
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
     job = job_plan.start(deployment, plan, given.code)
     if as_json:
