@@ -92,7 +92,8 @@ def first_lines() -> Mapping[str, str]:
     published = catalog.find(DATA)
     assert published is not None
     try:
-        download.published(published)
+        with Steps(1).step(f"download {DATA}"):
+            download.published(published)
     except InputError as error:
         print(f"{error}\nscikit-learn's digits take the place of {DATA}", file=sys.stderr)
     else:
@@ -181,6 +182,7 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
     printed = ""
     for text in process.stdout:
         printed += text
+        processes.hear(text)
         if "training: " in text:
             return printed
     raise RehearsalError(f"{line} ended before it trained:\n{printed}")
@@ -189,3 +191,4 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         processes.end_group(process)
+        process.communicate()
