@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import os
 import re
+import shlex
 import stat
 import subprocess
 import zipfile
@@ -157,7 +158,7 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
         raise UsageError(f"--code {folder}: {program}, which the command runs, {why}")
     if program == first and not ("/" in first and os.access(path, os.X_OK)):
         shell = "python" if first.endswith(".py") else "bash"
-        raise UsageError(f"{first} is not a command: give {shell} {' '.join(words)}")
+        raise UsageError(f"{first} is not a command: give {shell} {shlex.join(words)}")
 
 
 def _check_name(name: str, folder: Path) -> None:

@@ -443,7 +443,7 @@ def _check_recipe(words: Sequence[str]) -> Command:
     if code_folder.is_command(words):
         raise UsageError(
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
-            + " ".join(words)
+            + shlex.join(words)
         )
     return parse_job(words)
 

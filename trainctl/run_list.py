@@ -4,7 +4,7 @@ Jobs are remembered by AWS for 90 days; a run is in the bucket for as long as it
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,7 +44,9 @@ class Run:
 
     name: str
     recipe: str
-    """Empty for a program of the user's own."""
+    """Empty for a program of the user's own, and where no job of it has begun to train."""
+    has_code: bool
+    """True if a job brought a program of the user's own, or one has saved files."""
     state: str
     """``running``, or how its last job ended, in words; empty where that is not known."""
     step: int | None
@@ -57,13 +59,13 @@ class Run:
     """Size of all its files, in bytes."""
 
 
-def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]:
+def newest(bucket: Bucket, *, limit: int, running: Mapping[str, str]) -> list[Run]:
     """The runs whose files changed last, newest first.
 
     Args:
         bucket: of the deployment.
         limit: how many.
-        running: names of the runs that are being trained.
+        running: runs of the jobs that have not ended, and their recipes, by the orders.
     """
     _files, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -87,7 +89,7 @@ def _changed(bucket: Bucket, name: str) -> datetime | None:
     return max((each.modified for each in files if not each.key.startswith(leases)), default=None)
 
 
-def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
+def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
     files = bucket.stored(prefix)
     config = json_object(bucket.read(f"{prefix}{runs.CONFIG_FILE}"))
@@ -97,7 +99,10 @@ def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
     done = [progress.get("step"), result.get("steps")]
     return Run(
         name=name,
-        recipe=str(config.get("recipe", "")),
+        recipe=str(config.get("recipe") or running.get(name, "")),
+        has_code=any(
+            each.key.endswith(".zip") or f"/{runs.OUTPUT_DIR}/" in each.key for each in files
+        ),
         state=RUNNING if name in running else _ended(bucket, prefix, files, result),
         step=max([*steps, *(each for each in done if isinstance(each, int))], default=None),
         measure=next(iter(measures(result)), ""),

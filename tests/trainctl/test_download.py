@@ -27,7 +27,7 @@ def below(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != DOWNLOADED
+        if path.is_file() and path.name not in (DOWNLOADED, ".gitignore")
     }
 
 
