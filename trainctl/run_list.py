@@ -12,8 +12,6 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from contract import runs
-from contract.errors import InputError
-from contract.job import Outcome
 from trainctl.aws.files import Bucket, Stored, json_object
 from training import recipes
 from training.record.events import described
@@ -44,9 +42,8 @@ class Run:
 
     name: str
     recipe: str
-    """Empty for a program of the user's own, and where no job of it has begun to train."""
-    has_code: bool
-    """True if a job brought a program of the user's own, or one has saved files."""
+    """By its settings, or else by the order of its last job; empty for a program of the user's
+    own."""
     state: str
     """``running``, or how its last job ended, in words; empty where that is not known."""
     step: int | None
@@ -97,13 +94,12 @@ def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
     steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]
     progress = json_object(bucket.read(f"{prefix}{runs.PROGRESS_FILE}"))
     done = [progress.get("step"), result.get("steps")]
+    record = _record(bucket, prefix, files)
+    end = "reason" if record else "status"
     return Run(
         name=name,
-        recipe=str(config.get("recipe") or running.get(name, "")),
-        has_code=any(
-            each.key.endswith(".zip") or f"/{runs.OUTPUT_DIR}/" in each.key for each in files
-        ),
-        state=RUNNING if name in running else _ended(bucket, prefix, files, result),
+        recipe=str(config.get("recipe") or running.get(name) or record.get("recipe", "")),
+        state=RUNNING if name in running else str((record or result).get(end, "")),
         step=max([*steps, *(each for each in done if isinstance(each, int))], default=None),
         measure=next(iter(measures(result)), ""),
         updated=max(each.modified for each in files),
@@ -111,19 +107,13 @@ def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
     )
 
 
-def _ended(
-    bucket: Bucket, prefix: str, files: Sequence[Stored], result: Mapping[str, object]
-) -> str:
-    """End of the run's last job; the run's result where no job trained it."""
+def _record(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> dict[str, object]:
+    """How the run's last job ended; empty where no job trained it."""
     folder = f"{prefix}{runs.JOBS_DIR}/"
     records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
-    if records:
-        last = max(records, key=lambda each: each.modified)
-        try:
-            return Outcome.from_json((bucket.read(last.key) or b"").decode()).reason
-        except (InputError, UnicodeDecodeError):
-            return ""
-    return str(result.get("status", ""))
+    if not records:
+        return {}
+    return json_object(bucket.read(max(records, key=lambda each: each.modified).key))
 
 
 def measures(result: Mapping[str, object]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from contract.nodes import JOB
 from tests.clock import FakeClock
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.test_logs import SUCCEEDED, running, ticking
@@ -227,3 +228,25 @@ def test_lines_of_a_followed_log_go_above_the_line_or_into_the_file_that_stdout_
     else:  # each where the line of the state was erased
         assert re.findall(r"\x1b\[2K(a line|{})\r\n", shown) == ["a line", "{}"]
     assert "running" in shown
+
+
+#: Every state of a task, by ECS's documentation of its life cycle, from the first to the last.
+STARTING = ("PROVISIONING", "PENDING", "ACTIVATING")
+ENDING = ("DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED")
+
+
+@pytest.mark.parametrize("status", [*STARTING, "RUNNING", *ENDING])
+def test_a_node_that_ends_is_not_waited_for_as_if_it_started(account: Account, status: str) -> None:
+    running(account, num_workers=2)
+    for worker in ("w0", "w1"):
+        account.tasks[worker]["lastStatus"] = status
+    deployment = Deployment.find(profile=None, region=None)
+    job = deployment.jobs.find("job")
+    nodes = deployment.jobs.all_nodes(job)
+    reason = follow.waiting(deployment, job, nodes).reason
+    assert reason.startswith("waiting for 2 ") == (status in STARTING)
+    (head,) = [node for node in nodes if node.node == JOB]
+    account.tasks[head.id]["lastStatus"] = status
+    reason = follow.waiting(deployment, job, deployment.jobs.all_nodes(job)).reason
+    assert (reason == "waiting for its nodes to end") == (status in ENDING)
+    assert ("the head" in reason) == (status in STARTING)

@@ -32,7 +32,7 @@ def runs(
         rows = [
             [
                 run.name,
-                run.recipe or ("own code" if run.has_code else "unknown"),
+                run.recipe or "own code",
                 run.state.partition(":")[0],  # the reason is in trainctl show
                 "" if run.step is None else f"{run.step:,}",
                 run.measure,
