@@ -41,7 +41,13 @@ from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On
 from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
 from training import recipes
-from training.command import Command, Recorded, parse_job, read_command
+from training.command import (
+    Command,
+    Recorded,
+    UnknownOptionError,
+    parse_job,
+    read_command,
+)
 from training.plan import Expected
 from training.plan import expected as expected_of
 from training.record import trackers
@@ -209,10 +215,9 @@ def check_given(given: JobOptions) -> None:
     given.check()
     if words and words[0].startswith("-"):  # else it would be taken for the command
         option = words[0].partition("=")[0]
-        meant = "--nodes" if option in ("--workers", "-w") else "trainctl submit --help"
-        raise UsageError(
-            f"there is no option {option} here: see {meant}; what is to run comes after the options"
-        )
+        if option in ("--workers", "-w"):
+            raise UsageError(f"there is no option {option} here: see --nodes")
+        raise UnknownOptionError(option, ())
     env = variables.variables(given.env or [])
     # The recipe is checked before the name that begins with it: its error is the better one.
     if given.code is None:
@@ -226,7 +231,7 @@ def check_given(given: JobOptions) -> None:
                 "brings its workers to all nodes; leave --on out"
             )
     elif not words:
-        raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
+        raise UsageError("give the command after -- : --code DIR -- python ...")
     elif words[0] in recipes.NAMES:
         raise UsageError(
             f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
@@ -364,12 +369,12 @@ def _deadline(
         return seconds, why
     within = math.floor(seconds - (usd - limit) / hourly * 3600)
     if given.max_hours is not None or within < _LEAST_S:
-        can = ""
+        can = "fewer --nodes, " if wanted.high > max(1, shape.min_nodes) else ""
         if within >= _LEAST_S:
-            can = f", or --max-hours {math.floor(within / 36) / 100:.2f}"  # rounded down
+            can += f"--max-hours {math.floor(within / 36) / 100:.2f}, "  # rounded down
         raise UsageError(
             f"--max-cost is {limit:g}, and this job can cost up to {dollars(usd)} within "
-            f"{duration(seconds)}: give fewer --nodes{can}, or a higher --max-cost"
+            f"{duration(seconds)}: give {can}{'or ' if can else ''}a higher --max-cost"
         )
     return within, f", to stay within --max-cost {limit:g}"
 
@@ -426,8 +431,8 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
         if other.run == run:
             raise UsageError(
                 f"run {run!r} is being trained already, by job {other.id}: two would overwrite "
-                f"each other's checkpoints. trainctl stop {other.id} ends it; or choose another "
-                "--run"
+                f"each other's checkpoints. trainctl stop {other.id} ends it"
+                f"{'; or choose another --run' if spec.nodes.high else ''}"
             )
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 from urllib3.util import connection
 
 from contract import exits
 from tests.trainctl.conftest import Cli
+from trainctl.aws import errors
+from trainctl.aws.errors import explained
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 REGION = {"AWS_REGION": "us-east-1"}
@@ -100,3 +103,19 @@ def test_without_a_network_every_command_fails_at_its_first_request(
     assert "AWS does not answer: Connect timeout" in said.out + said.err
     assert "Check the network and the region" in said.out + said.err
     assert 0 < nowhere.waited_s <= MOST_S
+
+
+@pytest.mark.parametrize("is_checkout", [False, True])
+def test_a_target_of_make_is_named_with_its_place_where_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checkout: bool
+) -> None:
+    """As after ``pipx install``, which has no Makefile."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "site" / "trainctl" / "aws" / "x.py"))
+    if is_checkout:
+        (tmp_path / "stacks").mkdir()
+    place = " (make: in a checkout of the project)"
+    said = str(explained(NoCredentialsError()))
+    assert said == NO_ACCOUNT + ("" if is_checkout else place)
+    for other in ("it cannot make another", "run make local in a checkout"):
+        assert str(errors.CliError(other)) == other
