@@ -205,6 +205,7 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     """
     try:
         import boto3
+        from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         raise InputError(
@@ -212,11 +213,13 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
             "or name them with --head and --worker"
         ) from None
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
+    once = Config(connect_timeout=1.2, retries={"total_max_attempts": 1})  # as trainctl's first
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
     where = {nodes.HEAD: outputs.HEAD_REPOSITORY, nodes.WORKER: outputs.WORKER_REPOSITORY}
     try:
-        stack = session.client("cloudformation").describe_stacks(StackName=outputs.CORE_STACK)
+        client = session.client("cloudformation", config=once)
+        stack = client.describe_stacks(StackName=outputs.CORE_STACK)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
         data = session.client("ecr").get_authorization_token()["authorizationData"][0]
     except ClientError as error:

@@ -30,7 +30,7 @@ _NO_NAME: Final = re.compile(r"(?m)^\s*(-r|-e|--requirement|--editable|\.|/|[\w+
 #: Signs of a program whose processes share their work, or that asks which of them it is.
 _SHARES: Final = re.compile(
     r"torch\.distributed|import distributed|init_process_group|accelerate|lightning|\bray\b"
-    r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|MASTER_ADDR"
+    r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|NUM_NODES|MASTER_ADDR"
 )
 
 

@@ -46,7 +46,7 @@ def logs(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what every node writes about itself.")
+        bool, typer.Option("--all", help="Routine lines of nodes too.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each line.")
