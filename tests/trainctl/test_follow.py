@@ -250,3 +250,24 @@ def test_a_node_that_ends_is_not_waited_for_as_if_it_started(account: Account, s
     reason = follow.waiting(deployment, job, deployment.jobs.all_nodes(job)).reason
     assert (reason == "waiting for its nodes to end") == (status in ENDING)
     assert ("the head" in reason) == (status in STARTING)
+
+
+def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = FakeClock()
+    with output.Progress(clock=lambda: clock.now) as progress:
+        for second in range(0, 190, 10):
+            clock.now = second
+            progress.update("waiting for 1 x g5.xlarge")
+        # The line of a job that runs is moved by its own log.
+        for second in range(190, 400, 10):
+            clock.now = second
+            progress.update("running", line=lambda _now: "running")
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting for 1 x g5.xlarge ...",
+        "waiting for 1 x g5.xlarge, 1 min 0 s ...",
+        "waiting for 1 x g5.xlarge, 2 min 0 s ...",
+        "waiting for 1 x g5.xlarge, 3 min 0 s ...",
+        "running ...",
+    ]

@@ -45,9 +45,7 @@ def logs(
             metavar="N",
         ),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Routine lines of nodes too.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Routine lines of nodes too.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each line.")
     ] = False,

@@ -34,7 +34,9 @@ def submit(
     plan = job_plan.plan_of(deployment, given)
     output.say("\n".join([plan.text(), *(f"warning: {each}" for each in plan.warnings)]))
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
-    job = job_plan.start(deployment, plan, given.code)
+    with output.Progress() as progress:
+        progress.update("starting the job")
+        job = job_plan.start(deployment, plan, given.code)
     if as_json:
         place = plan.place and plan.place.to_json()
         output.print_json({"job": job, "run": plan.spec.run, "queue": place})
