@@ -266,9 +266,9 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     shape, words = deployment.shape, given.words or []
     given.check_fit(shape)
     program = programs.Program(given.code, words) if given.code else None
-    if given.nodes is None and given.on == On.AUTO and program and program.is_alone:
-        given = dataclasses.replace(given, nodes="1")
-    nodes = given.num_nodes(shape)
+    is_alone = program is not None and program.is_alone
+    by_default = "1" if is_alone and given.on == On.AUTO else None
+    nodes = dataclasses.replace(given, nodes=given.nodes or by_default).num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
     run = (
@@ -297,11 +297,13 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
-            if nodes.high > 1 and program.is_alone:
+            if is_alone and nodes.high > 1:
                 warnings.append(
                     f"{program.entries[0].name} is one process that knows of no others: each of "
                     f"{nodes.words} nodes runs the same; give --nodes 1, or start it with torchrun"
                 )
+            elif is_alone:
+                why += f"; {program.entries[0].name} is one process, so 1 node by default"
     from_here = variables.variables(given.env or [])
     from_secrets = variables.secrets(given.secret or [])
     if both := from_here.keys() & from_secrets.keys():

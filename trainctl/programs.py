@@ -18,12 +18,25 @@ from trainctl import code_folder, launchers
 
 #: Import name and name of the package, where they differ.
 _PACKAGES: Final = {
-    **{"PIL": "pillow", "absl": "absl-py", "attr": "attrs", "bs4": "beautifulsoup4"},
-    **{"cv2": "opencv", "dateutil": "python-dateutil", "dotenv": "python-dotenv"},
-    **{"functorch": "torch", "git": "gitpython", "google": "protobuf", "grpc": "grpcio"},
-    **{"mpl_toolkits": "matplotlib", "opentelemetry": "opentelemetry-api", "pylab": "matplotlib"},
-    **{"pkg_resources": "setuptools", "skimage": "scikit-image", "sklearn": "scikit-learn"},
-    **{"torchgen": "torch", "yaml": "pyyaml"},
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "functorch": "torch",
+    "git": "gitpython",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "mpl_toolkits": "matplotlib",
+    "opentelemetry": "opentelemetry-api",
+    "pkg_resources": "setuptools",
+    "pylab": "matplotlib",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "torchgen": "torch",
+    "yaml": "pyyaml",
 }
 #: Lines of a requirements.txt that name no package: other files, folders, addresses.
 _NO_NAME: Final = re.compile(r"(?m)^\s*(-r|-e|--requirement|--editable|\.|/|[\w+]+:)")
@@ -40,7 +53,7 @@ class Import(NamedTuple):
     file: Path
     """The file that imports it."""
     module: str
-    """With dots; empty for that of ``from . import x``, which is another."""
+    """With dots; of ``from a import b``, ``a.b``."""
     level: int
     """Leading dots of a relative import."""
     is_certain: bool
@@ -165,15 +178,18 @@ class Program:
         images = re.findall(r"(?m)^[\w.-]+", _plain(lock.read_text()))
         own = {part for file in self._files for part in file.removesuffix(".py").split("/")}
         known = own | sys.stdlib_module_names | {"contract", "containers", "training"}
-
-        def has(module: str) -> bool:
-            package = _plain(_PACKAGES.get(module, module))
-            # A list has variants too: opencv-python-headless.
-            return module in known or package in images or package in _plain(text)
-
-        certain = [each for each in self.imports if each.is_certain and each.file in self.entries]
-        modules = [each.module.partition(".")[0] for each in certain if not each.level]
-        return [module for module in dict.fromkeys(modules) if not has(module)]
+        packages = {
+            module: _plain(_PACKAGES.get(module, module))
+            for each in self.imports
+            if each.is_certain and each.file in self.entries and not each.level
+            for module in each.module.split(".")[:1]
+        }
+        # A list has variants too: opencv-python-headless.
+        return [
+            module
+            for module, package in packages.items()
+            if not (module in known or package in images or package in _plain(text))
+        ]
 
 
 def _plain(names: str) -> str:
@@ -195,11 +211,8 @@ def _imports_of(path: Path) -> Iterator[Import]:
     always = {*map(id, tree.body)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            # What is imported from a package may be a module of it.
-            names = [alias.name for alias in node.names]
-            base, level = "", 0
-            if isinstance(node, ast.ImportFrom):
-                base, level = node.module or "", node.level
-                names = [f"{base}.{name}".strip(".") for name in names]
-            for name in names:
-                yield Import(path, name, level, is_certain=id(node) in always)
+            base, level = getattr(node, "module", None), getattr(node, "level", 0)
+            for alias in node.names:
+                # What is imported from a package may be a module of it.
+                module = f"{base}.{alias.name}" if base else alias.name
+                yield Import(path, module, level, is_certain=id(node) in always)
