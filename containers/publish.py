@@ -230,7 +230,9 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
             "name the repositories with --head and --worker"
         ) from None
     except BotoCoreError as error:
-        raise PublishError(f"AWS does not answer: {error}") from None
+        raise PublishError(
+            f"AWS does not answer: {error}; without an account: aws configure, or aws sso login"
+        ) from None
     password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
     return {node: found[output] for node, output in where.items()}, password
 

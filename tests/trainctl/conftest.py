@@ -84,7 +84,9 @@ def foreign_options(words: list[str], said: str) -> set[str]:
             known |= {*parser(recipe)._option_string_actions} - {*NOT_FOR_JOBS}
         # Of torchrun, in its command.
         known |= {"--nproc-per-node"}
-    other = r"(trainctl|aws|make|python\S*|npx cdk) ([^;:.()\n]|\.\.\.)*|-- .*|unknown option \S*"
+    other = (
+        r"(trainctl|aws|make|python\S*|npx cdk) ([^;:.()\n]|\.(?! [A-Z]))*|-- .*|unknown option \S*"
+    )
     named = re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(other, "", said.partition("error: ")[2]))
     return {*named} - known
 

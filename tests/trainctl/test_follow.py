@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.trainctl.account import PRICES, Account
 from tests.trainctl.test_logs import SUCCEEDED, running, ticking
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError
+from trainctl.commands.shell import choose
 from trainctl.job_log import Printer
 
 
@@ -271,3 +274,13 @@ def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
         "waiting for 1 x g5.xlarge, 3 min 0 s ...",
         "running ...",
     ]
+
+
+@pytest.mark.parametrize("status", [*STARTING, *ENDING])
+def test_a_shell_tells_a_node_that_ends_from_one_that_starts(account: Account, status: str) -> None:
+    running(account, num_workers=0)
+    job = Deployment.find(profile=None, region=None).jobs
+    (head,) = job.heads(job.find("job"))
+    how = "not running yet" if status in STARTING else "ending"
+    with pytest.raises(CliError, match=rf"the job is {how} \({status}\)"):
+        choose([replace(head, status=status)], node=JOB, task_id=None)
