@@ -46,6 +46,28 @@ def hear(line: str) -> None:
         heard[0] = line.strip()
 
 
+def open_group(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    stderr: int = subprocess.STDOUT,
+) -> subprocess.Popen[str]:
+    """Start a program whose output is read. It leads a process group of its own: Ctrl-C reaches
+    only this process, which ends the group (``end_group``)."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
 def run(
     command: Sequence[str],
     *,
@@ -57,9 +79,6 @@ def run(
 ) -> str:
     """Run a program to its end and return what it prints on stdout.
 
-    It leads a process group of its own: Ctrl-C reaches only this process, which then ends the
-    whole group.
-
     Args:
         log: receives the command, and each line that it prints at once.
         streams_together: return what it prints on stderr, too, in the order of printing.
@@ -67,17 +86,8 @@ def run(
     Raises:
         CommandError: it failed, or took longer than ``timeout_s``.
     """
-    process = subprocess.Popen(
-        command,
-        env=dict(environment),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if streams_together else subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    stderr = subprocess.STDOUT if streams_together else subprocess.PIPE
+    process = open_group(command, environment=environment, folder=folder, stderr=stderr)
     name = " ".join([Path(command[0]).name, *command[1:4]])
     output: list[str] = []
     errors: list[str] = []

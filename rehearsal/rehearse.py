@@ -131,7 +131,8 @@ def run_lines(
             with steps.step(line):
                 words = _words(line, added)
                 if line.endswith(FOLLOW):
-                    following[line] = process = _start(words, folder, shell)
+                    process = processes.open_group(words, environment=shell, folder=folder)
+                    following[line] = process
                     at_the_end.callback(_end, process)
                     shown[line] = _read_until_it_trains(line, process)
                     continue
@@ -161,20 +162,6 @@ def _words(line: str, added: str) -> list[str]:
     own, dashes, program = line.partition(" -- ")
     _trainctl, *words = shlex.split(f"{own} {added}{dashes}{program}")
     return [sys.executable, "-m", "trainctl", *words]
-
-
-def _start(words: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
-    )
 
 
 def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
