@@ -83,7 +83,8 @@ class RecipeCommand(Command):
         except UnknownOptionError as error:
             own = [option for each in self.params for option in each.opts]
             known = [*own, *(each for each in error.known if each not in NOT_FOR_JOBS)]
-            raise UnknownOptionError(error.option, known) from None
+            see = f": see {ctx.command_path} --help"
+            raise UnknownOptionError(error.option, known, otherwise=see) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse to show the help of this command to someone who asks for that of a recipe, and

@@ -59,8 +59,14 @@ class OptionError(InputError):
 class UnknownOptionError(OptionError):
     """There is no such option."""
 
-    def __init__(self, option: str, known: Sequence[str]) -> None:
-        super().__init__(f"unknown option {option}{_guess(option.partition('=')[0], known)}")
+    def __init__(self, option: str, known: Sequence[str], *, otherwise: str = "") -> None:
+        """
+        Args:
+            known: the options that there are; the message names one that is alike.
+            otherwise: end of the message where none is.
+        """
+        guess = _guess(option.partition("=")[0], known) or otherwise
+        super().__init__(f"unknown option {option}{guess}")
         self.option, self.known = option, known
 
 

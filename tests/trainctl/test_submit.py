@@ -95,7 +95,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--folow"], "unknown option --folow: did you mean --follow?"),
     (["plan", "ddp", "--contxt", "a=b"], "unknown option --contxt: did you mean --context?"),
     (["plan", "--nod", "2", "ddp"], "unknown option --nod: did you mean --nodes?"),
-    ([*SUBMIT, "--storag", "x"], "unknown option --storag\n"),
+    ([*SUBMIT, "--storag", "x"], "unknown option --storag: see trainctl submit --help"),
     ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
     ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
