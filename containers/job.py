@@ -8,6 +8,7 @@ of workers never joins, the command gets SIGTERM and time to save before Ray sto
 """
 
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -258,7 +259,7 @@ class Job:
         words = self._config.spec.before
         if not words:
             return None
-        say(f"before the job's command: {' '.join(words)}")
+        say(f"before the job's command: {shlex.join(words)}")
         given = dict(self._config.spec.variables)
         # For its workers too: which network NCCL uses may be among them.
         code = self._wait(self._start(words, None, {**given, **user_code.for_ray(given)}))
@@ -318,7 +319,7 @@ class Job:
                     mirror.restore(should_stop=self._must_end)
                     mirror.start()
                     self._mirror = mirror
-                say(f"running {' '.join(words)}")
+                say(f"running {shlex.join(words)}")
             command = self._start(words, place, variables)
         except Stopped:
             return self._ending or exits.FAILED

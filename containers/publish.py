@@ -206,6 +206,7 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     """
     try:
         import boto3
+        from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         raise InputError(
@@ -213,10 +214,12 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
             "or name them with --head and --worker"
         ) from None
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
+    once = Config(connect_timeout=1.2, retries={"total_max_attempts": 1})  # as trainctl's first
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
     try:
-        stack = session.client("cloudformation").describe_stacks(StackName=outputs.CORE_STACK)
+        client = session.client("cloudformation", config=once)
+        stack = client.describe_stacks(StackName=outputs.CORE_STACK)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
         data = session.client("ecr").get_authorization_token()["authorizationData"][0]
     except ClientError as error:
@@ -227,7 +230,9 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
             "name the repositories with --head and --worker"
         ) from None
     except BotoCoreError as error:
-        raise PublishError(f"AWS does not answer: {error}") from None
+        raise PublishError(
+            f"AWS does not answer: {error}; without an account: aws configure, or aws sso login"
+        ) from None
     password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
     return {node: found[output] for node, output in outputs.REPOSITORIES.items()}, password
 

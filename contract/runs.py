@@ -54,7 +54,7 @@ def check_run_name(name: str) -> str:
     if not _RUN_NAME.fullmatch(name):
         raise InputError(
             f"run name {name!r} is not usable: use 1 to 63 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit (no slash: --storage says where runs are kept)"
+            "beginning with a letter or digit (no slash: it is no folder)"
         )
     return name
 

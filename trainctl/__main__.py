@@ -15,7 +15,7 @@ import typer
 
 from contract import exits
 from trainctl import output
-from trainctl.aws.errors import explained
+from trainctl.aws.errors import CliError, explained
 from trainctl.commands import cluster, data, local
 from trainctl.commands.checkpoints import checkpoints
 from trainctl.commands.compare import compare
@@ -141,11 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
             return exits.CLOSED_PIPE
         return end.code if isinstance(end.code, int) else exits.OK
-    except OSError as error:  # of this machine, such as a folder that is read-only
-        output.say(f"error: {error}")
-        return exits.FAILED
     except Exception as error:
         known = explained(error)
+        if known is None and isinstance(error, OSError):
+            known = CliError(str(error))  # of this machine, such as a folder that is read-only
         if known is None:
             raise
         output.say(f"error: {known}")

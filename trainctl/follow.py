@@ -173,7 +173,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     jobs, status = deployment.jobs, heads[-1].status if heads else ""
     if not heads and (place := jobs.queue(deployment.shape.limits).get(job.id)):
         return Waits(f"queued: {place.words}")
-    if status in ("", "DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
+    if not heads or not (heads[-1].is_starting or status == "RUNNING"):
         if pause := jobs.pause(job):
             reason, until = pause
             return Waits(f"{reason.removeprefix('failed: ')}; trying again", until)
@@ -189,7 +189,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
         return Waits(f"waiting for {to_come} x {hosts.worker.type}")
-    if pulling := [task for task in present if task.status != "RUNNING"]:
+    if pulling := [task for task in present if task.is_starting]:
         workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
         return Waits(f"waiting for {workers_left} to pull the image and start")
     return Waits()

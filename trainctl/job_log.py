@@ -22,8 +22,11 @@ _LATE_MS: Final = 30_000
 #: Clocks of this machine and of AWS may differ by as much as this. The end of a log is looked for
 #: in this time before now, and then in ten times as much.
 _SKEW_MS: Final = 600_000
-#: States of a task in which it cannot have written yet.
-_NOT_STARTED: Final = ("PROVISIONING", "PENDING", "ACTIVATING")
+#: What every node of every job writes in the ordinary course of things.
+_ROUTINE: Final = re.compile(
+    r"node: (the head has ended: this node ends too|stopped on request|code: [\d,]+ files?"
+    r"|cluster: .*|job \S+: head on .*|(head|worker) on \S+ \(.*|[\d,]+ workers? stopped)"
+)
 #: Patterns that mean the same to CloudWatch, between %, as to Python.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_#=@/;,:-]+")
 _STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_green")
@@ -39,8 +42,12 @@ class Wanted:
     """Only lines in which it is found."""
     since: datetime | None = None
     """Only what was written from then on."""
+    routine: bool = False
+    """Also what every node writes about itself."""
 
     def has(self, line: LogLine) -> bool:
+        if not (self.routine or self.pattern) and _ROUTINE.fullmatch(line.text):
+            return False
         if self.node is not None and nodes.labelled_node(line.text) != self.node:
             return False
         return self.pattern is None or self.pattern.search(line.text) is not None
@@ -103,7 +110,7 @@ class JobLog:
 
     def _started(self, tasks: Sequence[Task]) -> list[Task]:
         """The nodes that can have written something."""
-        return [task for task in tasks if task.status not in _NOT_STARTED]
+        return [task for task in tasks if not task.is_starting]
 
     def _lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
         return self._logs.lines(tasks, since=since, pattern=self._wanted.filter)

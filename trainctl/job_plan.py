@@ -29,6 +29,7 @@ from trainctl import (
     data_sets,
     launchers,
     output,
+    programs,
     published_models,
     variables,
 )
@@ -37,10 +38,17 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
+from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On
 from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
 from training import recipes
-from training.command import Command, Recorded, parse_job, read_command
+from training.command import (
+    Command,
+    Recorded,
+    UnknownOptionError,
+    parse_job,
+    read_command,
+)
 from training.plan import Expected
 from training.plan import expected as expected_of
 from training.record import trackers
@@ -78,6 +86,8 @@ class JobPlan:
     """Expected training time; None where that cannot be computed."""
     place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
+    warnings: Sequence[str] = ()
+    """What is probably wrong with the command of ``--code``."""
 
     @property
     def prices(self) -> Prices:
@@ -200,10 +210,9 @@ def check_given(given: JobOptions) -> None:
     given.check()
     if words and words[0].startswith("-"):  # else it would be taken for the command
         option = words[0].partition("=")[0]
-        meant = "--nodes" if option in ("--workers", "-w") else "trainctl submit --help"
-        raise UsageError(
-            f"there is no option {option} here: see {meant}; what is to run comes after the options"
-        )
+        if option in ("--workers", "-w"):
+            raise UsageError(f"there is no option {option} here: see --nodes")
+        raise UnknownOptionError(option, ())
     env = variables.variables(given.env or [])
     # The recipe is checked before the name that begins with it: its error is the better one.
     if given.code is None:
@@ -217,7 +226,7 @@ def check_given(given: JobOptions) -> None:
                 "brings its workers to all nodes; leave --on out"
             )
     elif not words:
-        raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
+        raise UsageError("give the command after -- : --code DIR -- python ...")
     elif words[0] in recipes.NAMES:
         raise UsageError(
             f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
@@ -251,7 +260,10 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     """
     shape, words = deployment.shape, given.words or []
     given.check_fit(shape)
-    nodes = given.num_nodes(shape)
+    program = programs.Program(given.code, words) if given.code else None
+    is_alone = program is not None and program.is_alone
+    by_default = "1" if is_alone and given.on == On.AUTO else None
+    nodes = dataclasses.replace(given, nodes=given.nodes or by_default).num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
     run = (
@@ -259,8 +271,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         if given.run is None
         else given.run
     )
-    training_s, expected = None, None
-    if given.code is None:
+    training_s, expected, warnings = None, None, list[str]()
+    if program is None:
         command, config = _recipe_command(
             words, run=run, workers=workers, deployment=deployment, is_new=given.run is None
         )
@@ -273,10 +285,20 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         training_s = _training_s(config, expected)
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
+        assert given.code is not None
         command, recipe, code = [*words], "", code_folder.look_at(given.code)
-        on, why = placement(given, command, nodes, shape)
+        on, why = placement(given, program, nodes, shape)
+        own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
+        warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
+            if is_alone and nodes.high > 1:
+                warnings.append(
+                    f"{program.entries[0].name} is one process that knows of no others: each of "
+                    f"{nodes.words} nodes runs the same; give --nodes 1, or start it with torchrun"
+                )
+            elif is_alone:
+                why += f"; {program.entries[0].name} is one process, so 1 node by default"
     from_here = variables.variables(given.env or [])
     from_secrets = variables.secrets(given.secret or [])
     if both := from_here.keys() & from_secrets.keys():
@@ -308,6 +330,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
+        warnings=warnings,
     )
 
 
@@ -343,21 +366,20 @@ def _deadline(
         return seconds, why
     within = math.floor(seconds - (usd - limit) / hourly * 3600)
     if given.max_hours is not None or within < _LEAST_S:
-        can = ""
+        can = "fewer --nodes, " if wanted.high > max(1, shape.min_nodes) else ""
         if within >= _LEAST_S:
-            can = f", or --max-hours {math.floor(within / 36) / 100:.2f}"  # rounded down
+            can += f"--max-hours {math.floor(within / 36) / 100:.2f}, "  # rounded down
         raise UsageError(
             f"--max-cost is {limit:g}, and this job can cost up to {dollars(usd)} within "
-            f"{duration(seconds)}: give fewer --nodes{can}, or a higher --max-cost"
+            f"{duration(seconds)}: give {can}{'or ' if can else ''}a higher --max-cost"
         )
     return within, f", to stay within --max-cost {limit:g}"
 
 
 def placement(
-    given: JobOptions, command: Sequence[str], nodes: Range, shape: Shape
+    given: JobOptions, program: programs.Program, nodes: Range, shape: Shape
 ) -> tuple[Placement, str]:
     """Nodes for the command of ``--code``, and the choice in words."""
-    assert given.code is not None
     head = "once, on the head"
     each = f"each of the {nodes.words} worker nodes" if nodes.high > 1 else "the worker node"
     if shape.head_trains:
@@ -366,10 +388,8 @@ def placement(
         return Placement.HEAD, f"{head}, by --on"
     if given.on == On.NODES:
         return Placement.NODES, f"{each}, by --on"
-    of_ray = any(word == "ray" or word.startswith("ray.") for word in command[:3])
-    file = "its command" if of_ray else code_folder.importer_of_ray(given.code)
-    if file:
-        return Placement.HEAD, f"{head}, because {file} uses Ray (--on nodes: on {each})"
+    if program.of_ray:
+        return Placement.HEAD, f"{head}, because {program.of_ray} uses Ray (--on nodes: on {each})"
     return Placement.NODES, f"{each} (--on head: {head})"
 
 
@@ -414,8 +434,8 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
         if other.run == run:
             raise UsageError(
                 f"run {run!r} is being trained already, by job {other.id}: two would overwrite "
-                f"each other's checkpoints. trainctl stop {other.id} ends it; or choose another "
-                "--run"
+                f"each other's checkpoints. trainctl stop {other.id} ends it"
+                f"{'; or choose another --run' if spec.nodes.high else ''}"
             )
 
 
@@ -431,7 +451,7 @@ def _check_recipe(words: Sequence[str]) -> Command:
     if code_folder.is_command(words):
         raise UsageError(
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
-            + " ".join(words)
+            + shlex.join(words)
         )
     return parse_job(words)
 
@@ -464,7 +484,7 @@ def _recipe_command(
 
 def ask(plan: JobPlan, *, yes: bool) -> None:
     """Show a plan, and end the command unless its user wants it."""
-    output.say(plan.text())
+    output.say("\n".join([plan.text(), *(f"warning: {each}" for each in plan.warnings)]))
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
 
 

@@ -93,6 +93,8 @@ class Account:
         self.stack_status = "CREATE_COMPLETE"
         self.account_id = "123456789012"
         self.region: str | None = "us-east-1"
+        self.credentials: object = "keys"
+        """None: the configuration has none."""
         self.fails: dict[str, Exception] = {}
         """By the name of the operation."""
         self.calls: list[tuple[str, dict[str, Any]]] = []

@@ -416,7 +416,7 @@ def test_node_js(monkeypatch: pytest.MonkeyPatch, version: str, state: str, said
 @pytest.mark.parametrize(
     ("error", "said", "fix"),
     [
-        (NoCredentialsError(), "no AWS credentials", "aws configure"),
+        (NoCredentialsError(), "No AWS account is set up here", "make local"),
         (refused("ExpiredToken"), "the AWS login has expired", "aws sso login"),
     ],
 )

@@ -80,13 +80,23 @@ REFUSED: list[tuple[list[str], str]] = [
     (["submit", "--code", "CODE", "--workers", "1:2", "--", "true"], "here: see --nodes"),
     (
         ["submit", "--code", "CODE", "--max-hour", "2", "--", "true"],
-        "there is no option --max-hour",
+        "unknown option --max-hour: did you mean --max-hours?",
     ),
     ([*SUBMIT, "--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4"),
     ([*SUBMIT, "--nodes", "5"], "-c max_workers=5"),
     ([*SUBMIT, "--nodes", "4:2"], "MIN must not be above MAX"),
     ([*SUBMIT, "--max-cost", "1"], "--max-cost is 1, and this job can cost up to $559"),
-    ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, or --max-hours 0."),
+    (
+        [*SUBMIT, "--max-cost", "0.01", "--nodes", "1"],
+        "within 24 h 0 min: give a higher --max-cost",
+    ),
+    # Options of the command are guessed too, and those that the job sets itself are not.
+    (["plan", "ddp", "--node", "2"], "unknown option --node: did you mean --nodes?"),
+    ([*SUBMIT, "--folow"], "unknown option --folow: did you mean --follow?"),
+    (["plan", "ddp", "--contxt", "a=b"], "unknown option --contxt: did you mean --context?"),
+    (["plan", "--nod", "2", "ddp"], "unknown option --nod: did you mean --nodes?"),
+    ([*SUBMIT, "--storag", "x"], "unknown option --storag: see trainctl submit --help"),
+    ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
     ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
     ([*SUBMIT, "--env", "1A=b"], "--env is '1A': it must be a name of letters"),
@@ -143,7 +153,7 @@ WITHOUT_AWS = (
     *("settings ddp shows", "--on nodes is for", "run name 'a/b'"),
     *(
         "the job sets it itself; give",
-        "no option --max-hour",
+        "unknown option --max-hour",
         "MIN must not be above",
     ),
     *("--env is '1A'", "looks like a secret"),
@@ -499,7 +509,10 @@ def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
     said = cli(*given)
     (spec,) = account.orders
     assert spec.on == on
-    where = "each of the 4 worker nodes" if on == Placement.NODES else "once, on the head"
+    # A program of one process, which knows of no others, gets one node.
+    each = "the worker node" if spec.nodes.high == 1 else "each of the 4 worker nodes"
+    where = each if on == Placement.NODES else "once, on the head"
+    assert (spec.nodes.high == 1) == (where == "the worker node")
     assert f"runs on   {where}" in said.err
 
 

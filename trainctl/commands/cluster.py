@@ -160,7 +160,7 @@ def waiting_for(
         hosts = {shape.head.name, shape.worker.name}
         missing = counted(expected.num_nodes - started, "host")
         return f"waiting for {missing} ({', '.join(sorted(hosts))})"
-    if pulling := [task for task in tasks if task.status != "RUNNING"]:
+    if pulling := [task for task in tasks if task.is_starting]:
         num_nodes = counted(len(tasks), "node")
         return f"waiting for {len(pulling)} of {num_nodes} to pull the image and start"
     if size is None:

@@ -33,7 +33,9 @@ def submit(
     deployment = where.find(to_start=True)
     plan = job_plan.plan_of(deployment, given)
     job_plan.ask(plan, yes=yes)
-    job = job_plan.start(deployment, plan, given.code)
+    with output.Progress() as progress:
+        progress.update("starting the job")
+        job = job_plan.start(deployment, plan, given.code)
     if as_json:
         place = plan.place and plan.place.to_json()
         output.print_json({"job": job, "run": plan.spec.run, "queue": place})
