@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = exits.STORAGE if is_trouble else exit_code(error)
         if code == exits.FAILED:
             raise
-        then = "; check the address, or try again later" if is_trouble else ""
+        is_advised = not is_trouble or "Try again later" in str(error)
+        then = "" if is_advised else "; check the address, or try again later"
         print(f"error: {error}{then}", file=sys.stderr)
         if isinstance(error, OptionError):
             print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)

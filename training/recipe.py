@@ -145,7 +145,7 @@ class Recipe:
         export = f"trainctl export {name}" if in_bucket else f"python -m training.export {run_uri}"
         model = {
             Model.FOLDER: {"model": whole},
-            Model.SHARDED: {"model": f"{export} --to DIR"},
+            Model.SHARDED: {"export": f"{export} --to DIR"},
             Model.NONE: {},
         }
         return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}

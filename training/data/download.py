@@ -10,8 +10,11 @@ import gzip
 import hashlib
 import http.client
 import os
+import socket
+import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,18 +23,36 @@ from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
+from contract.nodes import ENV_JOB
+from contract.text import byte_size, counted
 from training.data.catalog import MIRROR_VARIABLE, DataSet
 
 _CHUNK_BYTES: Final = 1 << 20
-_TIMEOUT_S: Final = 60.0
+#: Most seconds without a word: a server that sends nothing for so long is asked again, for the
+#: rest, and a download that nobody else reports has a line as often.
+QUIET_S: Final = 10.0
 #: Before each further attempt; one that has brought new bytes does not count.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
 _BUSY: Final = (429, 500, 502, 503, 504)
+#: Of connections on a machine without a network.
+_NO_WAY: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED)
 
 CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
 
 Report = Callable[[int, int], None]
 """Is called with the bytes fetched so far and the bytes to fetch."""
+
+
+class NotReachedError(InputError):
+    """There is no way to the server, or it fails again and again."""
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+#: Shows a line about a download. A process whose stderr nobody sees sets its own.
+say: Callable[[str], object] = _print
 
 
 def cache_dir() -> Path:
@@ -86,13 +107,13 @@ def fetch(
 
     Raises:
         InputError: a file cannot be fetched, or is not the published one, or the mirror is no
-            address.
+            address; of the class NotReachedError if another attempt may help.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
     def tell(before: int, size: int) -> None:
-        if report is not None:
-            report(min(before + size, data.num_bytes), data.num_bytes)
+        assert report is not None
+        report(min(before + size, data.num_bytes), data.num_bytes)
 
     done = 0
     for name, digest in data.files.items():
@@ -107,9 +128,13 @@ def fetch(
                     "--data FOLDER"
                 )
             try:
-                download(url, part, tell=partial(tell, done), sleep=sleep)
+                download(url, part, tell=partial(tell, done) if report else None, sleep=sleep)
             except ConnectionError as error:
-                raise _not_fetched(url, str(error)) from None
+                raise NotReachedError(
+                    f"{error} Try again later, which continues where it broke off, or put the "
+                    f"{counted(len(data.files), 'file')} of {data.name} into a folder and give "
+                    f"--data FOLDER; {MIRROR_VARIABLE} can name a mirror with a folder per data set"
+                ) from None
             _verify(data, part, url, name, digest)
             part.replace(target)
         done += target.stat().st_size
@@ -131,43 +156,68 @@ def download(
     url: str,
     part: Path,
     *,
-    tell: Callable[[int], None] = lambda _: None,
+    tell: Callable[[int], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     resumes: bool = True,
 ) -> None:
     """Fetch ``url`` into ``part``.
 
+    Where there is no network, a person is told at once; a job tries again, for names may be
+    resolved a moment later.
+
     Args:
+        tell: is called with the bytes so far; without it, they are shown now and then.
         resumes: behind what is there already: only for content that is verified afterwards.
 
     Raises:
         InputError: the server refuses it, or the disk is full.
         ConnectionError: the server cannot be reached, or breaks off again and again.
     """
-    pauses = iter(_PAUSES_S)
+    failures = 0
     while True:
         before = part.stat().st_size if resumes and part.exists() else 0
         try:
-            _receive(url, part, before, tell)
+            _receive(url, part, before, tell or _lines(url))
         except urllib.error.HTTPError as error:
             if error.code == 416 and before:  # what is there is not the beginning of this file
                 part.unlink()
                 continue
-            problem: object = f"the server answers {error.code} {error.reason}"
+            problem = f"{url} could not be fetched: the server answers {error.code} {error.reason}"
             if error.code not in _BUSY:
-                raise _not_fetched(url, str(problem)) from None
+                raise InputError(f"{problem}; {MIRROR_VARIABLE} can name a mirror") from None
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise not_writable(part.parent, error) from None
-            problem = getattr(error, "reason", None) or error
+            reason = getattr(error, "reason", None) or error
+            problem = f"{url} could not be fetched: {reason}"
+            if isinstance(reason, socket.gaierror) or getattr(reason, "errno", 0) in _NO_WAY:
+                host = urllib.parse.urlsplit(url).hostname
+                problem = f"cannot reach {host} ({reason}): no network?"
+                if not os.environ.get(ENV_JOB):
+                    raise ConnectionError(problem) from None
         else:
             return
         if resumes and part.exists() and part.stat().st_size > before:
-            pauses = iter(_PAUSES_S)
-        pause = next(pauses, None)
-        if pause is None:
-            raise ConnectionError(f"{problem}")
+            failures = 0
+        if failures == len(_PAUSES_S):
+            raise ConnectionError(problem)
+        pause = _PAUSES_S[failures]
+        failures += 1
+        say(f"{problem}; retrying in {pause:g} s ({failures} of {len(_PAUSES_S)})")
         sleep(pause)
+
+
+def _lines(url: str) -> Callable[[int], None]:
+    """Shows now and then how much of a download there is."""
+    said = time.monotonic()
+
+    def tell(size: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= QUIET_S:
+            said = time.monotonic()
+            say(f"{byte_size(size)} of {url}")
+
+    return tell
 
 
 def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> None:
@@ -181,13 +231,14 @@ def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> 
     if before:
         headers["Range"] = f"bytes={before}-"
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+    with urllib.request.urlopen(request, timeout=QUIET_S) as response:
         if before and response.status != http.HTTPStatus.PARTIAL_CONTENT:
             before = 0  # this server sends files only as a whole
         promised = response.headers.get("Content-Length")
         size = 0
         with part.open("ab" if before else "wb") as file:
-            while chunk := response.read(_CHUNK_BYTES):
+            # Not all of a chunk: a slow server would keep it waiting.
+            while chunk := response.read1(_CHUNK_BYTES):
                 file.write(chunk)
                 size += len(chunk)
                 tell(before + size)
@@ -217,10 +268,3 @@ def content_sha256(file: Path, *, is_packed: bool) -> str | None:
     except (OSError, EOFError, zlib.error):
         return None
     return digest.hexdigest()
-
-
-def _not_fetched(url: str, problem: str) -> InputError:
-    return InputError(
-        f"{url} could not be fetched: {problem}; try again, which continues where it broke off, or "
-        f"set {MIRROR_VARIABLE} to a mirror with a folder per data set"
-    )

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
+from contract.text import counted
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
 from training.data.documents import Report, batches, documents, text_files
@@ -293,9 +294,9 @@ def build(
                     stops |= row.stops
                     number += 1
         if number < held_out_every:
-            kind = "conversations with an answer" if is_chat else "documents"
+            kind = "conversation" if is_chat else "document"
             raise InputError(
-                f"the text has {number} {kind}, and one in {held_out_every} is to be held out: "
+                f"the text has {counted(number, kind)}, and one in {held_out_every} is to be held out: "
                 "give more text. In .txt files an empty line ends a document"
             )
         info = StoreInfo(

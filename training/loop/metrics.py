@@ -472,9 +472,8 @@ class Stragglers:
         self._named.add(slow)
         return [
             Warned(
-                message=f"the other workers wait for rank {slow}: in a step of {step_s:.3g} s, "
-                f"{wait_s:.2g} s longer in collectives than it; look at its host (other work, "
-                "slow data, a GPU that is hot or faulty)"
+                message=f"rank {slow} is slow: the others wait {wait_s:.2g} s of each "
+                f"{step_s:.2g} s step. Look for other work on its host, slow data, a hot GPU"
             )
         ]
 

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -129,7 +130,9 @@ def prepare(
     _check_pillow()
     content = to.read(INDEX_FILE)  # first: to look for pictures may take minutes
     tell("looking for pictures", 0, 0)
-    found = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    found, notes = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    for each in notes:
+        print(each, file=sys.stderr, flush=True)
     classes = tuple(sorted({each.class_name for each in found["train"]}))
     works = list(_works(found, classes, to, wish, shard_bytes))
     state = works[0].state
