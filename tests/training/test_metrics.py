@@ -213,7 +213,7 @@ def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once() -> Non
     # Nothing is measured before the first evaluation, and one slow stretch may be chance.
     assert [len(each) for each in said] == [0, 0, 1, 0, 0]
     assert said[2][0].startswith(
-        "the other workers wait for rank 1: in a step of 0.3 s, 0.2 s longer in collectives than it"
+        "rank 1 is slow: the others wait 0.2 s of each 0.3 s step. Look for "
     )
 
 

@@ -24,13 +24,12 @@ from typing import Final
 
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
-from contract.text import byte_size, counted
+from contract.text import counted
 from training.data.catalog import MIRROR_VARIABLE, DataSet
 
 _CHUNK_BYTES: Final = 1 << 20
-#: Most seconds without a word: a server that sends nothing for so long is asked again, for the
-#: rest, and a download that nobody else reports has a line as often.
-QUIET_S: Final = 10.0
+#: A server that sends nothing for so long is asked again, for the rest, which a person is told.
+_TIMEOUT_S: Final = 10.0
 #: Before each further attempt; one that has brought new bytes does not count.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
 _BUSY: Final = (429, 500, 502, 503, 504)
@@ -112,8 +111,8 @@ def fetch(
     folder.mkdir(parents=True, exist_ok=True)
 
     def tell(before: int, size: int) -> None:
-        assert report is not None
-        report(min(before + size, data.num_bytes), data.num_bytes)
+        if report is not None:
+            report(min(before + size, data.num_bytes), data.num_bytes)
 
     done = 0
     for name, digest in data.files.items():
@@ -128,7 +127,7 @@ def fetch(
                     "--data FOLDER"
                 )
             try:
-                download(url, part, tell=partial(tell, done) if report else None, sleep=sleep)
+                download(url, part, tell=partial(tell, done), sleep=sleep)
             except ConnectionError as error:
                 raise NotReachedError(
                     f"{error} Try again later, which continues where it broke off, or put the "
@@ -156,7 +155,7 @@ def download(
     url: str,
     part: Path,
     *,
-    tell: Callable[[int], None] | None = None,
+    tell: Callable[[int], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
     resumes: bool = True,
 ) -> None:
@@ -166,7 +165,6 @@ def download(
     resolved a moment later.
 
     Args:
-        tell: is called with the bytes so far; without it, they are shown now and then.
         resumes: behind what is there already: only for content that is verified afterwards.
 
     Raises:
@@ -177,7 +175,7 @@ def download(
     while True:
         before = part.stat().st_size if resumes and part.exists() else 0
         try:
-            _receive(url, part, before, tell or _lines(url))
+            _receive(url, part, before, tell)
         except urllib.error.HTTPError as error:
             if error.code == 416 and before:  # what is there is not the beginning of this file
                 part.unlink()
@@ -207,19 +205,6 @@ def download(
         sleep(pause)
 
 
-def _lines(url: str) -> Callable[[int], None]:
-    """Shows now and then how much of a download there is."""
-    said = time.monotonic()
-
-    def tell(size: int) -> None:
-        nonlocal said
-        if time.monotonic() - said >= QUIET_S:
-            said = time.monotonic()
-            say(f"{byte_size(size)} of {url}")
-
-    return tell
-
-
 def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> None:
     """One request for what is missing.
 
@@ -231,7 +216,7 @@ def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> 
     if before:
         headers["Range"] = f"bytes={before}-"
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=QUIET_S) as response:
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
         if before and response.status != http.HTTPStatus.PARTIAL_CONTENT:
             before = 0  # this server sends files only as a whole
         promised = response.headers.get("Content-Length")

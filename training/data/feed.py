@@ -171,7 +171,8 @@ def feed_of(
     if train.num_sequences < global_batch:
         raise InputError(
             f"the text has {content} in {counted(train.num_sequences, 'sequence')} of {seq_len}, "
-            f"fewer than the {global_batch} of one step: give more data, or a smaller batch or sequence"
+            f"fewer than the {global_batch} of one step: give more data, or a smaller batch or "
+            "sequence"
         )
     return Feed(
         train,

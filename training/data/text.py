@@ -294,10 +294,11 @@ def build(
                     stops |= row.stops
                     number += 1
         if number < held_out_every:
-            kind = "conversation" if is_chat else "document"
+            kind = counted(number, "conversation" if is_chat else "document")
+            answered = " with an answer" if is_chat else ""
             raise InputError(
-                f"the text has {counted(number, kind)}, and one in {held_out_every} is to be held out: "
-                "give more text. In .txt files an empty line ends a document"
+                f"the text has {kind}{answered}, and one in {held_out_every} is to be "
+                "held out: give more text. In .txt files an empty line ends a document"
             )
         info = StoreInfo(
             key=key,

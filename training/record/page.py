@@ -298,9 +298,8 @@ def _next_steps(run: RecordedRun) -> list[tuple[str, str]]:
     command = command.replace(" --overwrite", "")
     is_complete = run.result is not None and run.result.status == SUCCEEDED
     rows = [("Train again", f"{command} --overwrite") if is_complete else ("Resume", command)]
-    for name in ("model", "export"):
-        if place := run.environment.get(name):
-            rows.append((name.title(), str(place)))
+    found = {name: run.environment.get(name) for name in ("model", "export")}
+    rows += [(name.title(), str(place)) for name, place in found.items() if place]
     return [*rows, ("Files", f"{storage}/{run.name}/")]
 
 

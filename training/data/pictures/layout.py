@@ -12,19 +12,18 @@ import hashlib
 import os
 import re
 import tarfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from contract.errors import InputError
 from contract.runs import check_relative
-from contract.text import counted, listed
+from contract.text import listed
 from training.data.pictures.index import SUFFIXES, TRAIN, VAL, is_picture
 
 Note = Callable[[int], None]
-"""Is called with the number of pictures found so far."""
+"""Is called with the number of files found so far."""
 
 #: Archives of the public download, which are called otherwise than the folders they stand for.
 _STANDS_FOR: Final = {"ILSVRC2012_img_train": TRAIN, "ILSVRC2012_img_val": VAL}
@@ -80,7 +79,7 @@ def find(source: Path, *, note: Note | None = None) -> Arranged:
         raise InputError(f"{source} does not exist: give the folder or archive of the pictures")
     if source.is_file() and source.name.lower().endswith(_COMPRESSED):
         raise InputError(f"{source} is compressed: unpack it first; a .tar is read as it is")
-    return arrange(_items(source), str(source), content=_content, note=note)
+    return arrange(_items(source), str(source), content=read, note=note)
 
 
 def arrange(
@@ -105,7 +104,7 @@ def arrange(
     loose: list[Item] = []
     lists: list[Item] = []
     others: list[Item] = []
-    for item in items:
+    for number, item in enumerate(items):
         split, below = _split(item.parts)
         if not is_picture(item.parts[-1]):
             (lists if item.parts[-1] in _LISTS else others).append(item)
@@ -113,8 +112,8 @@ def arrange(
             train.append(_found(item, below[0], below[1:]))
         else:
             (val if split == VAL else loose).append(item)
-        if note and (len(train) + len(val) + len(loose)) % _NOTE_EVERY == 0:
-            note(len(train) + len(val) + len(loose))
+        if note and number % _NOTE_EVERY == 0:
+            note(number)
     if not train:
         train, loose = _by_folder(loose, val, source)
     classes = {each.class_name for each in train}
@@ -123,14 +122,13 @@ def arrange(
         each.sort()
         _check_twice(split, each)
     notes = [] if val else _hold_out(found, source)
-    for some, noun, more in (
-        (loose, "picture", " outside of the class folders"),
-        ([each for each in others if each.parts[-1]], "file", f" but {', '.join(SUFFIXES)}"),
-        ([each for each in others if not each.parts[-1]], "empty folder", ""),
+    for unused, what in (
+        (loose, "outside of the class folders"),
+        (others, f"other than {', '.join(SUFFIXES)}"),
     ):
-        if some:
-            names = sorted("/".join(each.parts) for each in some)
-            notes.append(f"not used: {counted(len(some), noun)}{more} ({listed(names, most=3)})")
+        if unused:
+            names = sorted("/".join(each.parts) for each in unused)
+            notes.append(f"not used: {len(names):,} {what} ({listed(names, most=3)})")
     return Arranged(found, tuple(notes))
 
 
@@ -146,15 +144,12 @@ def _by_folder(
         if len(each.parts) > depth + 1
     ]
     # What is directly in train/ or val/ is sorted by no folder.
-    if val or any(TRAIN in each.parts[:-1] for each in pictures) or not found:
+    is_flat = val or any(TRAIN in each.parts[:-1] for each in pictures)
+    if is_flat or len({each.class_name for each in found}) < 2:
         raise InputError(
-            f"{source} holds no training pictures in class folders: there must be <class>/*.jpg, "
-            "or train/<class>/*.jpg and val/<class>/*.jpg, or ILSVRC2012_img_train.tar"
-        )
-    if len(names := {each.class_name for each in found}) == 1:
-        raise InputError(
-            f"{source} has pictures of one class, {names.pop()}: there must be a folder for each "
-            "of at least two classes"
+            f"{source} holds no training pictures of two classes or more: there must be "
+            "<class>/*.jpg, or train/<class>/*.jpg and val/<class>/*.jpg, or "
+            "ILSVRC2012_img_train.tar"
         )
     return found, [each for each in pictures if len(each.parts) <= depth + 1]
 
@@ -162,26 +157,25 @@ def _by_folder(
 def _hold_out(found: dict[str, list[Found]], source: str) -> list[str]:
     """Move a tenth of each class from the training pictures to those for evaluation: those whose
     names have the smallest hashes, so that neither order nor machine matters."""
-    classes: dict[str, list[Found]] = defaultdict(list)
-    for each in found[TRAIN]:
-        classes[each.class_name].append(each)
-    held_out: set[Found] = set()
-    for pictures in classes.values():
-        num = max(1, len(pictures) // _HELD_OUT_EVERY) if len(pictures) > 1 else 0
-        held_out.update(sorted(pictures, key=_hash)[:num])
-    if not held_out:
+    total = len(found[TRAIN])
+    train: list[Found] = []
+    names: list[str] = []
+    single: list[str] = []
+    for name, group in groupby(found[TRAIN], key=lambda each: each.class_name):
+        pictures = sorted(group, key=_hash)
+        num = min(len(pictures) - 1, max(1, len(pictures) // _HELD_OUT_EVERY))
+        found[VAL] += pictures[:num]
+        train += pictures[num:]
+        (names if num else single).append(name)
+    if not names:
         raise InputError(
             f"{source} has one picture of each class, and none to evaluate on: give more pictures"
         )
-    notes = [
-        f"held out {len(held_out):,} of {len(found[TRAIN]):,} pictures for evaluation; classes: "
-        f"{listed(sorted(classes))}"
-    ]
-    found[VAL] = [each for each in found[TRAIN] if each in held_out]
-    found[TRAIN] = [each for each in found[TRAIN] if each not in held_out]
-    if single := sorted(name for name, pictures in classes.items() if len(pictures) == 1):
-        notes.append(f"trained and not evaluated, with one picture only: {listed(single)}")
-    return notes
+    found[TRAIN] = sorted(train)
+    found[VAL].sort()
+    held_out = f"held out {len(found[VAL]):,} of {total:,} pictures for evaluation, of"
+    alone = f"; trained but not evaluated, with one picture: {listed(single)}" if single else ""
+    return [f"{held_out} {listed(names)}{alone}"]
 
 
 def _hash(found: Found) -> bytes:
@@ -193,13 +187,6 @@ def read(found: Found | Item) -> bytes:
     with open(found.path, "rb") as file:
         file.seek(found.offset)
         return file.read(found.size)
-
-
-def _content(item: Item) -> bytes:
-    try:
-        return read(item)
-    except OSError as error:
-        raise _unreadable(item.path, error) from None
 
 
 def files(source: Path) -> Iterator[Item]:
@@ -322,7 +309,11 @@ def _read_lists(lists: list[Item], content: Callable[[Item], bytes]) -> dict[str
     """Name of a picture, with or without its suffix -> its class."""
     found: dict[str, str] = {}
     for item in lists:
-        for line in content(item).decode(errors="replace").splitlines():
+        try:
+            lines = content(item).decode(errors="replace").splitlines()
+        except OSError as error:
+            raise _unreadable(item.path, error) from None
+        for line in lines:
             if match := _LIST_LINE.match(line):
                 found[match[1].rpartition("/")[2]] = match[2]
     return found

@@ -106,9 +106,7 @@ def open_set(source: str) -> PictureSet:
     index = Index.from_json(content, where=root)
     splits = {}
     for split, lines in tables.items():
-        if lines is None:
-            raise InputError(f"{root} has no {table(split)}: prepare the set again")
-        splits[split] = Split(lines)
+        splits[split] = Split(lines or b"")
         if len(splits[split]) != index.counts.get(split):
             raise InputError(
                 f"{root}/{table(split)} lists {len(splits[split]):,} pictures, {INDEX_FILE} says "
