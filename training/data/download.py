@@ -39,7 +39,7 @@ _NO_WAY: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.E
 CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
 
 Report = Callable[[int, int], None]
-"""Is called with the bytes fetched so far and the bytes to fetch."""
+"""Is called with the bytes fetched or read so far, and those there are."""
 
 
 class NotReachedError(InputError):

@@ -8,10 +8,8 @@ fetched again when its ETag has changed.
 """
 
 import hashlib
-import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -124,10 +122,9 @@ def discard(source: str, names: Sequence[str]) -> None:
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Download ``url`` beside ``target`` and move it into place once it is complete."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    part = Path(name)
+    """Download ``url`` beside ``target`` and move it into place once it is complete; to be called
+    within ``locked``."""
+    part = target.with_name(f".{target.name}.part")
     try:
         if url.startswith("s3://"):
             with storage.given(url):

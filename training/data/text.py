@@ -25,7 +25,8 @@ from contract.errors import InputError
 from contract.text import counted
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
-from training.data.documents import Report, batches, documents, text_files
+from training.data.documents import batches, documents, text_files
+from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.system import storage
 

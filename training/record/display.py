@@ -64,7 +64,7 @@ class Display:
             clock: seconds, from any beginning.
         """
         self._measures, self._is_verbose, self._clock = measures, verbose, clock
-        self._phase, self._said_at = "starting", clock()
+        self._said_at = clock()
         self._ranks: list[RankTimes] = []
         self._console = console or Console(stderr=True)
         self._is_live = self._console.is_terminal
@@ -89,7 +89,6 @@ class Display:
 
         ``transient`` texts come often and are worth no line in a log.
         """
-        self._phase = text
         self._progress.update(self._task, description=text, figures="")
         if not (self._is_live or transient):
             self.say(text)
@@ -97,7 +96,7 @@ class Display:
     def wait(self) -> None:
         """Show in a log now and then that a phase is not over; on a terminal, something moves."""
         if not self._is_live and self._clock() - self._said_at >= _QUIET_S:
-            self.say(f"still {self._phase}")
+            self.say(f"still {self._progress.tasks[self._task].description}")
 
     def say(self, text: str) -> None:
         self._said_at = self._clock()
