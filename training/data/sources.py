@@ -19,7 +19,6 @@ from contract.errors import InputError, UnreachableError, is_full
 from contract.runs import safe_join
 from training.data import catalog, download
 from training.data.download import Report
-from training.data.pictures.index import is_picture
 from training.system import storage
 
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
@@ -64,7 +63,10 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        if any(is_picture(each.name) for each in islice(folder.rglob("*"), _LOOKED_AT)):
+        if any(
+            each.suffix.lower() in catalog.PICTURES
+            for each in islice(folder.rglob("*"), _LOOKED_AT)
+        ):
             raise InputError(
                 f"data folder {source} has pictures, and this recipe trains on {', '.join(names)}; "
                 "recipe imagenet takes them: python -m training.launch imagenet --local --data "

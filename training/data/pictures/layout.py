@@ -20,7 +20,8 @@ from typing import IO, Final, NamedTuple
 from contract.errors import InputError
 from contract.runs import check_relative
 from contract.text import listed
-from training.data.pictures.index import SUFFIXES, TRAIN, VAL, is_picture
+from training.data.catalog import PICTURES
+from training.data.pictures.index import TRAIN, VAL, is_picture
 
 Note = Callable[[int], None]
 """Is called with the number of files found so far."""
@@ -124,7 +125,7 @@ def arrange(
     notes = [] if val else _hold_out(found, source)
     for unused, what in (
         (loose, "outside of the class folders"),
-        (others, f"other than {', '.join(SUFFIXES)}"),
+        (others, f"other than {', '.join(PICTURES)}"),
     ):
         if unused:
             names = sorted("/".join(each.parts) for each in unused)
