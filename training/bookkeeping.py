@@ -5,7 +5,6 @@ backward, optimizer.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,10 +79,6 @@ class Bookkeeping:
         self._evaluates, self._evaluate = evaluates, evaluate
         self._saves, self._save, self._settle = saves, save, settle
         self._warnings = warnings
-        # Processes of one CPU wait for each other by turns: none of them is slow.
-        self._shares_cpu = worker.device.type == "cpu" and os.environ.get(
-            "LOCAL_WORLD_SIZE"
-        ) == str(worker.world_size)
         self._num_bad, self._num_bad_allowed = 0, num_bad_allowed
         self._began = time.monotonic() - position.seconds
         self._timetable = Timetable(config.checkpoint_minutes)
@@ -220,7 +215,7 @@ class Bookkeeping:
             seconds=self._seconds(),
             memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
         )
-        warnings = [*self._warnings(), *([] if self._shares_cpu else self._watch.warnings(ranks))]
+        warnings = [*self._warnings(), *self._watch.warnings(ranks)]
         self._worker.emit(*warnings, *ranks, evaluated)
 
 

@@ -2,6 +2,7 @@
 stragglers."""
 
 import math
+import os
 import resource
 import statistics
 import sys
@@ -398,6 +399,9 @@ class Watch:
                 watching takes time.
         """
         self._device, self._is_alone = device, world_size == 1
+        # Processes of one CPU wait for each other in turn: none of them is slow.
+        on_host = os.environ.get("LOCAL_WORLD_SIZE")
+        self._shares_cpu = device.type == "cpu" and on_host == str(world_size)
         self._evaluates, self._rest_s = evaluates, rest_s
         self._seconds = 0.0 if self._is_alone else None
         self._found: Communication | None = None
@@ -437,7 +441,7 @@ class Watch:
         # The same on every rank, because they all have the times of all.
         step_s = max(each.step_time_s for each in ranks)
         self._next = self._number + math.ceil(self._rest_s / max(step_s, 1e-6))
-        return self._stragglers.among(ranks)
+        return [] if self._shares_cpu else self._stragglers.among(ranks)
 
 
 class Stragglers:
