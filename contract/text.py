@@ -34,8 +34,8 @@ def percent(share: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Four significant digits."""
-    return f"{value:.4g}"
+    """Four significant digits; all of those before the point: ``52,581``."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def compact(value: float) -> str:

@@ -1,6 +1,7 @@
 """`make` explains itself to a newcomer, and a failed installation says why in plain words."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from training import command, launch
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 
@@ -27,6 +29,20 @@ def run(*command: str, cwd: Path = ROOT, **environment: str) -> subprocess.Compl
         text=True,
         check=False,
     )
+
+
+def test_the_next_step_after_the_demo_takes_a_folder_of_pictures_for_each_class(
+    tmp_path: Path,
+) -> None:
+    (words,) = re.findall(
+        r"python -m training\.launch (.*--data DIR)", run("make", "-n", "demo").stdout
+    )
+    for name in ("cats/1.jpg", "cats/2.jpg", "dogs/1.jpg", "dogs/2.jpg"):
+        (tmp_path / "pics" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pics" / name).touch()
+    given = words.replace("DIR", str(tmp_path / "pics")).split()
+    config, _ = launch.configured(command.parse([*given, "--storage", str(tmp_path / "runs")]))
+    assert (config.recipe, config.run) == ("imagenet", "mine")
 
 
 def fake_python(folder: Path, answer: str) -> str:

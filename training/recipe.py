@@ -14,12 +14,10 @@ from typing import Any
 from contract import runs
 from contract.errors import InputError
 from training.data import catalog, mixture
+from training.data.download import Report
 from training.record.events import Evaluation, Measure
 from training.record.result import Result
 from training.settings import RunConfig, Value
-
-Report = Callable[[int, int], None]
-"""Is called with the bytes read so far and the bytes to read."""
 
 
 class Model(StrEnum):
@@ -145,7 +143,7 @@ class Recipe:
         export = f"trainctl export {name}" if in_bucket else f"python -m training.export {run_uri}"
         model = {
             Model.FOLDER: {"model": whole},
-            Model.SHARDED: {"model": f"{export} --to DIR"},
+            Model.SHARDED: {"export": f"{export} --to DIR"},
             Model.NONE: {},
         }
         return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}

@@ -364,13 +364,11 @@ def test_what_is_too_long_loses_its_end_and_what_has_no_answer_left_is_out(tmp_p
     cut = int((lengths > 49).sum()) + int(
         (np.diff(store.conversations(held_out=True).starts) > 49).sum()
     )
-    assert fed.notes == [
-        f"{cut} of 60 conversations are longer than --seq-len 48 and lose their end"
-    ]
+    assert fed.notes == [f"cut off at --seq-len 48: {cut} of 60 conversations"]
     # Just enough for one token of the answers to questions of one figure.
     (note,) = feed(store, seq_len=29).notes
-    assert note.endswith("; 50 of them have no answer left and are left out")
-    with pytest.raises(InputError, match=r"54 conversations are .* fewer than the 64 of one step"):
+    assert note.endswith("; left out, because no answer is left: 50")
+    with pytest.raises(InputError, match=r"54 conversations in .* fewer than the 64 of one step"):
         feed(store, global_batch=64)
 
 

@@ -137,7 +137,10 @@ def test_a_download_that_breaks_off_leaves_nothing_and_the_next_try_works(
 def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
     (tmp_path / "train" / "cat").mkdir(parents=True)
     (tmp_path / "train" / "cat" / "1.JPG").touch()
-    with pytest.raises(InputError, match=r"has pictures: the recipe imagenet trains on those"):
+    command = f"python -m training.launch imagenet --local --data {tmp_path}$"
+    with pytest.raises(
+        InputError, match=rf"has pictures, .*; recipe imagenet takes them: {command}"
+    ):
         images.load(str(tmp_path))
 
 

@@ -1,11 +1,13 @@
 """Proves that people see every kind of run as it goes, on a terminal and in a log."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from tests.training.sample_events import start, step
+from training import recipes
 from training.record.display import Display, result_table
 from training.record.events import (
     ACCURACY,
@@ -44,19 +46,6 @@ TOKENS = Rate(items="tokens", per_s=98765.4)
                 rate=IMAGES,
             ),
             "epoch 1/2 rank 1 (CPU, 10.0.1.8): 12.3 ms/step, 1,234 images/s",
-        ),
-        (
-            RankTimes(
-                step=470,
-                epoch=2,
-                rank=0,
-                steps=235,
-                items_per_step=127.66,
-                step_time_s=0.0732,
-                rate=IMAGES,
-            ),
-            "epoch 2/2 rank 0 (CPU, 10.0.1.7): 235 steps of 128 images in 17.2 s, 73.2 ms/step, "
-            "1,234 images/s",
         ),
         (
             Evaluation(
@@ -135,6 +124,81 @@ def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
     assert "epoch 1/2 rank 1 (CPU): 250.0 ms/step" in text
 
 
+def rank_lines(
+    capsys: pytest.CaptureFixture[str],
+    *seconds: float,
+    device: str = "CPU",
+    hosts: tuple[str, ...] = (),
+    verbose: bool = False,
+) -> list[str]:
+    """What a log has of an epoch with a smaller last batch, by the time per step of each rank."""
+    display = Display(verbose=verbose)
+    display.show(phase("workers_ready", hosts=hosts))
+    display.show(replace(start(), device=device, world_size=len(seconds)))
+    capsys.readouterr()
+    for rank, step_time_s in enumerate(seconds):
+        display.show(
+            RankTimes(
+                step=4,
+                epoch=1,
+                rank=rank,
+                steps=4,
+                items_per_step=30.5,
+                step_time_s=step_time_s,
+                rate=IMAGES,
+            )
+        )
+    return capsys.readouterr().err.splitlines()
+
+
+def test_ranks_of_one_cpu_have_a_line_each_only_where_they_differ(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = ("localhost", "localhost")
+    assert rank_lines(capsys, 0.1, 0.105, hosts=here) == [
+        "epoch 1/2 each of 2 ranks (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
+        "1,234 images/s"
+    ]
+    for lines in (
+        rank_lines(capsys, 0.1, 0.12, hosts=here),
+        rank_lines(capsys, 0.1, 0.1, hosts=here, verbose=True),
+        rank_lines(capsys, 0.1, 0.1, hosts=("10.0.1.7", "10.0.1.8")),
+    ):
+        assert [line[:17] for line in lines] == ["epoch 1/2 rank 0 ", "epoch 1/2 rank 1 "]
+
+
+def test_each_gpu_has_a_line_with_its_number_on_its_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hosts = ("10.0.1.7", "10.0.1.7", "10.0.1.8", "10.0.1.8")
+    lines = rank_lines(capsys, *[0.1] * 4, device="NVIDIA A10G", hosts=hosts)
+    assert lines[1] == (
+        "epoch 1/2 [GPU1: rank 1] (NVIDIA A10G, 10.0.1.7): 4 steps of 16 images in 0.4 s, "
+        "100.0 ms/step, 1,234 images/s"
+    )
+    assert [line[10:24] for line in lines[2:]] == ["[GPU0: rank 2]", "[GPU1: rank 3]"]
+    one = rank_lines(capsys, 0.1, device="NVIDIA A10G")
+    assert one[0].startswith("epoch 1/2 [GPU0: rank 0] (NVIDIA A10G): 4 steps of 64 images")
+
+
+def test_a_log_shows_every_ten_seconds_that_a_phase_is_not_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [0.0]
+    display = Display(clock=lambda: now[0])
+    display.phase("loading PyTorch")
+    for second in range(26):
+        now[0] = float(second)
+        display.phase(f"reading the data: {second}%", transient=True)
+        display.wait()
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "loading PyTorch",
+        "still reading the data: 10%",
+        "still reading the data: 20%",
+    ]
+
+
 def test_the_result_is_a_table_for_people() -> None:
     result = Result(
         run="r",
@@ -160,13 +224,15 @@ def test_the_result_is_a_table_for_people() -> None:
         precision="bf16",
         error=None,
     )
-    file = io.StringIO()
-    Console(file=file, width=120).print(result_table(result, {"report": "report.html"}))
-    assert [line.split("  ")[0] for line in file.getvalue().splitlines()] == [
+    folder = f"/{'deep/' * 30}r"
+    table = result_table(result, recipes.by_name("fsdp").places(folder))
+    assert [line.split("  ")[0] for line in table.splitlines()] == [
         *("run", "perplexity", "evaluation loss", "throughput", "steps", "skipped", "preempted"),
-        *("training time", "with start-up", "cost", "MFU", "report"),
+        *("training time", "with start-up", "cost", "MFU", "report", "export"),
     ]
-    assert "3 min 10 s" in file.getvalue()
-    assert "about $0.35 at list prices" in file.getvalue()
+    export = f"export           python -m training.export {folder} --to DIR"
+    assert table.splitlines()[-1] == export, "it can be copied"
+    assert "3 min 10 s" in table
+    assert "about $0.35 at list prices" in table
     for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):
-        assert words in file.getvalue()
+        assert words in table

@@ -331,9 +331,9 @@ def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:
 @pytest.mark.parametrize(
     ("folders", "words"),
     [
-        ([], "holds no pictures"),
-        (["train/a"], "val has no class folders"),
-        (["train/a", "val/b"], "which train/ lacks"),
+        ([], "holds no training pictures of two classes or more"),
+        (["train/a"], "has one picture of each class, and none to evaluate on"),
+        (["train/a", "val/b"], "a folder that is named like one in train/"),
         (["train/a\tb", "val/a\tb"], "is refused: it is not a relative path"),
     ],
     ids=["empty", "no val", "other classes", "odd name"],

@@ -87,7 +87,7 @@ def test_folders_and_archives_and_an_archive_of_archives_hold_the_same_pictures(
     of_tree, *others = (
         {
             split: [(each.class_name, each.name, layout.read(each)) for each in found]
-            for split, found in layout.find(source).items()
+            for split, found in layout.find(source).pictures.items()
         }
         for source in (tree, archives, tmp_path / "ILSVRC2012.tar")
     )
@@ -105,7 +105,7 @@ def test_classes_of_val_come_from_any_of_its_lists(tree: Path, tmp_path: Path) -
         layout.find(tmp_path)
     listed = tmp_path / "val.txt"
     listed.write_text("".join(f"{name}.JPEG\t{one}\n" for name, one in class_of.items()))
-    by_lines = layout.find(tmp_path)["val"]
+    by_lines = layout.find(tmp_path).pictures["val"]
     assert {each.name[:-5]: each.class_name for each in by_lines} == class_of
 
 

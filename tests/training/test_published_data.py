@@ -1,15 +1,23 @@
 """Data sets are fetched by name from a mirror on loopback: whole, verified, and from where a
 download broke off."""
 
+import errno
 import gzip
 import hashlib
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from contract import exits
 from contract.errors import InputError
+from contract.nodes import ENV_JOB
+from tests.conftest import ROOT
 from tests.training.mirror import Mirror, served
 from training import command, launch
 from training.data import catalog, documents, download, images
@@ -102,6 +110,82 @@ def test_a_busy_mirror_is_asked_again_and_in_the_end_no_longer(
     mirror.answers = [404]
     with pytest.raises(InputError, match=r"/set/plain\.bin could not be fetched: .* 404"):
         download.fetch(DATA, tmp_path / "b", sleep=lambda _: pytest.fail("asked again"))
+
+
+def test_each_attempt_at_a_busy_mirror_has_a_line(
+    mirror: type[Mirror], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mirror.answers = [503]
+    mirror.break_off_after = [1000]
+    download.fetch(DATA, tmp_path, sleep=lambda _: None)
+    busy, broken = capsys.readouterr().err.splitlines()
+    assert busy.endswith(
+        "/set/plain.bin could not be fetched: the server answers 503 Service Unavailable; "
+        "retrying in 0.5 s (1 of 3)"
+    )
+    assert "it broke off after 1,000 of 1,024,000 bytes; retrying in 0.5 s (1 of 3)" in broken
+
+
+def without_network(monkeypatch: pytest.MonkeyPatch, fault: OSError) -> None:
+    """Of a machine: no name is resolved, or nothing can be connected to."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+    ],
+    ids=["name", "names", "refused", "network", "host"],
+)
+def test_without_a_network_a_person_is_told_at_once_and_a_job_tries_again(
+    fault: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_network(monkeypatch, fault)
+    paused: list[float] = []
+    sentence = (
+        rf"^cannot reach nowhere\.invalid \(.*{fault.strerror}\): no network\? "
+        r"Try again later, .* or put the 2 files of set into a folder and give --data FOLDER"
+    )
+    with pytest.raises(InputError, match=sentence):
+        download.fetch(DATA, tmp_path, sleep=paused.append)
+    assert paused == []
+    monkeypatch.setenv(ENV_JOB, "ddp-20260101-000000")
+    with pytest.raises(InputError, match=sentence):
+        download.fetch(DATA, tmp_path, sleep=paused.append)
+    assert paused == [0.5, 2.0, 8.0]
+
+
+@pytest.mark.slow
+def test_the_command_without_a_network_ends_with_one_sentence_and_a_job_is_started_again(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: it refuses
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        command = [sys.executable, "-m", "training.launch", "ddp", "--local", "--workers", "1"]
+        done = subprocess.run(
+            [*command, "--data", "mnist", "--storage", str(tmp_path)],
+            cwd=ROOT,
+            env=os.environ
+            | {catalog.MIRROR_VARIABLE: address, "TRAINING_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == exits.STORAGE
+    assert "retrying" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: cannot reach 127.0.0.1 (")
+    assert last.endswith("folder per data set")
 
 
 @pytest.mark.parametrize(

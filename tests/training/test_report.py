@@ -175,7 +175,7 @@ def test_the_page_shows_the_values_of_the_result(page: Page) -> None:
         "Accuracy": "93.61%",
         "Evaluation loss": "0.2214",
         "Images/s": "948",
-        "Wall time": "1 h 4 min",
+        "Training time": "1 h 4 min",
         "Workers": "2",
         "Resumed from": "step 30",
         "Steps": "60",

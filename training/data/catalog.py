@@ -16,6 +16,8 @@ from contract.errors import InputError
 IMAGES: Final = "images"
 TEXT: Final = "text"
 
+#: How the name of a picture ends, in lower case.
+PICTURES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 #: Address of a mirror that has a folder per data set, called by its name; for networks that do not
 #: reach the original addresses.
 MIRROR_VARIABLE: Final = "TRAINING_DATA_MIRROR"

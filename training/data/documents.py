@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
@@ -21,6 +21,7 @@ from contract.errors import InputError
 from contract.text import byte_size
 from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import Conversation, columns_of, content_of
+from training.data.download import Report
 from training.system import storage
 
 #: Endings of the files that are text.
@@ -46,9 +47,6 @@ _MAX_JSON: Final = 4 * MAX_CHARACTERS
 
 Content = str | Conversation
 _Content = TypeVar("_Content")
-
-Report = Callable[[int, int], None]
-"""Called with the bytes read so far and the bytes to read."""
 
 
 def text_files(source: str, report: Report | None = None) -> list[Path]:

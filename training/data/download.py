@@ -10,8 +10,11 @@ import gzip
 import hashlib
 import http.client
 import os
+import socket
+import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,18 +23,35 @@ from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
+from contract.nodes import ENV_JOB
+from contract.text import counted
 from training.data.catalog import MIRROR_VARIABLE, DataSet
 
 _CHUNK_BYTES: Final = 1 << 20
-_TIMEOUT_S: Final = 60.0
+#: A server that sends nothing for so long is asked again, for the rest, which a person is told.
+_TIMEOUT_S: Final = 10.0
 #: Before each further attempt; one that has brought new bytes does not count.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
 _BUSY: Final = (429, 500, 502, 503, 504)
+#: Of connections on a machine without a network.
+_NO_WAY: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED)
 
 CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
 
 Report = Callable[[int, int], None]
-"""Is called with the bytes fetched so far and the bytes to fetch."""
+"""Is called with the bytes fetched or read so far, and those there are."""
+
+
+class NotReachedError(InputError):
+    """There is no way to the server, or it fails again and again."""
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+#: Shows a line about a download. A process whose stderr nobody sees sets its own.
+say: Callable[[str], object] = _print
 
 
 def cache_dir() -> Path:
@@ -86,7 +106,7 @@ def fetch(
 
     Raises:
         InputError: a file cannot be fetched, or is not the published one, or the mirror is no
-            address.
+            address; of the class NotReachedError if another attempt may help.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -109,7 +129,11 @@ def fetch(
             try:
                 download(url, part, tell=partial(tell, done), sleep=sleep)
             except ConnectionError as error:
-                raise _not_fetched(url, str(error)) from None
+                raise NotReachedError(
+                    f"{error} Try again later, which continues where it broke off, or put the "
+                    f"{counted(len(data.files), 'file')} of {data.name} into a folder and give "
+                    f"--data FOLDER; {MIRROR_VARIABLE} can name a mirror with a folder per data set"
+                ) from None
             _verify(data, part, url, name, digest)
             part.replace(target)
         done += target.stat().st_size
@@ -137,6 +161,9 @@ def download(
 ) -> None:
     """Fetch ``url`` into ``part``.
 
+    Where there is no network, a person is told at once; a job tries again, for names may be
+    resolved a moment later.
+
     Args:
         resumes: behind what is there already: only for content that is verified afterwards.
 
@@ -144,7 +171,7 @@ def download(
         InputError: the server refuses it, or the disk is full.
         ConnectionError: the server cannot be reached, or breaks off again and again.
     """
-    pauses = iter(_PAUSES_S)
+    failures = 0
     while True:
         before = part.stat().st_size if resumes and part.exists() else 0
         try:
@@ -153,20 +180,28 @@ def download(
             if error.code == 416 and before:  # what is there is not the beginning of this file
                 part.unlink()
                 continue
-            problem: object = f"the server answers {error.code} {error.reason}"
+            problem = f"{url} could not be fetched: the server answers {error.code} {error.reason}"
             if error.code not in _BUSY:
-                raise _not_fetched(url, str(problem)) from None
+                raise InputError(f"{problem}; {MIRROR_VARIABLE} can name a mirror") from None
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise not_writable(part.parent, error) from None
-            problem = getattr(error, "reason", None) or error
+            reason = getattr(error, "reason", None) or error
+            problem = f"{url} could not be fetched: {reason}"
+            if isinstance(reason, socket.gaierror) or getattr(reason, "errno", 0) in _NO_WAY:
+                host = urllib.parse.urlsplit(url).hostname
+                problem = f"cannot reach {host} ({reason}): no network?"
+                if not os.environ.get(ENV_JOB):
+                    raise ConnectionError(problem) from None
         else:
             return
         if resumes and part.exists() and part.stat().st_size > before:
-            pauses = iter(_PAUSES_S)
-        pause = next(pauses, None)
-        if pause is None:
-            raise ConnectionError(f"{problem}")
+            failures = 0
+        if failures == len(_PAUSES_S):
+            raise ConnectionError(problem)
+        pause = _PAUSES_S[failures]
+        failures += 1
+        say(f"{problem}; retrying in {pause:g} s ({failures} of {len(_PAUSES_S)})")
         sleep(pause)
 
 
@@ -187,7 +222,8 @@ def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> 
         promised = response.headers.get("Content-Length")
         size = 0
         with part.open("ab" if before else "wb") as file:
-            while chunk := response.read(_CHUNK_BYTES):
+            # Not all of a chunk: a slow server would keep it waiting.
+            while chunk := response.read1(_CHUNK_BYTES):
                 file.write(chunk)
                 size += len(chunk)
                 tell(before + size)
@@ -217,10 +253,3 @@ def content_sha256(file: Path, *, is_packed: bool) -> str | None:
     except (OSError, EOFError, zlib.error):
         return None
     return digest.hexdigest()
-
-
-def _not_fetched(url: str, problem: str) -> InputError:
-    return InputError(
-        f"{url} could not be fetched: {problem}; try again, which continues where it broke off, or "
-        f"set {MIRROR_VARIABLE} to a mirror with a folder per data set"
-    )

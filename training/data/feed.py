@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
+from contract.text import counted
 from training.data.text import ChatPart, Tokens, TokenStore
 from training.loop.losses import IGNORE
 
@@ -146,18 +147,19 @@ def feed_of(
             )
             for each in (False, True)
         )
-        content = f"{info.num_train_conversations:,} conversations"
+        content = counted(info.num_train_conversations, "conversation")
         if info.num_left_out:
-            notes.append(f"{info.num_left_out:,} conversations without an answer are left out")
+            left_out = counted(info.num_left_out, "conversation")
+            notes.append(f"left out, without an answer: {left_out}")
         cut, dropped = (
             train.num_cut + held_out.num_cut,
             train.num_dropped + held_out.num_dropped,
         )
         if cut:
             notes.append(
-                f"{cut:,} of {info.num_documents:,} conversations are longer than --seq-len "
-                f"{seq_len} and lose their end"
-                + (f"; {dropped:,} of them have no answer left and are left out" if dropped else "")
+                f"cut off at --seq-len {seq_len}: {cut:,} of "
+                + counted(info.num_documents, "conversation")
+                + (f"; left out, because no answer is left: {dropped:,}" if dropped else "")
             )
     else:
         end_of_text = info.end_of_text if isolates else None
@@ -168,8 +170,9 @@ def feed_of(
         content = f"{len(store.train):,} tokens"
     if train.num_sequences < global_batch:
         raise InputError(
-            f"{content} are {train.num_sequences} sequences of {seq_len}, fewer than the "
-            f"{global_batch} of one step: give more data, or a smaller batch or sequence"
+            f"the text has {content} in {counted(train.num_sequences, 'sequence')} of {seq_len}, "
+            f"fewer than the {global_batch} of one step: give more data, or a smaller batch or "
+            "sequence"
         )
     return Feed(
         train,

@@ -46,10 +46,11 @@ def fetch(
     except RevisionNotFoundError:
         raise InputError(f"{what} {repository} has no revision {revision!r}") from None
     except LocalEntryNotFoundError:
+        offline = os.environ.get("HF_HUB_OFFLINE")
+        why = f"HF_HUB_OFFLINE is {offline}" if offline else "check network and proxy"
         raise InputError(
-            f"{what} {name} is no folder here, and the Hugging Face Hub cannot be reached: give a "
-            "folder or an s3:// address, or allow the way to the Hub (HF_HUB_OFFLINE is "
-            f"{os.environ.get('HF_HUB_OFFLINE', 'not set')})"
+            f"{what} {name} is no folder here, and huggingface.co cannot be reached ({why}): give "
+            "a folder or an s3:// address, or try again later"
         ) from None
     except RepositoryNotFoundError:
         token = (

@@ -8,9 +8,8 @@ fetched again when its ETag has changed.
 """
 
 import hashlib
-import os
+import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -26,8 +25,7 @@ CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir
 locked = download.locked
 
-#: Files that another recipe reads, and how many of a folder are looked at for them.
-_PICTURES: Final = (".jpg", ".jpeg", ".png")
+#: Files of a folder that are looked at for pictures, which another recipe reads.
 _LOOKED_AT: Final = 1000
 
 
@@ -50,7 +48,10 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         UnreachableError: the mirror or S3 does not answer.
     """
     if data := catalog.find(source):
-        return download.published(data, report=report)
+        try:
+            return download.published(data, report=report)
+        except download.NotReachedError as error:
+            raise UnreachableError(str(error)) from None
     if is_remote(source):
         return _fetched(source.rstrip("/"), names)
     folder = Path(source)
@@ -62,10 +63,14 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        if any(each.suffix.lower() in _PICTURES for each in islice(folder.rglob("*"), _LOOKED_AT)):
+        if any(
+            each.suffix.lower() in catalog.PICTURES
+            for each in islice(folder.rglob("*"), _LOOKED_AT)
+        ):
             raise InputError(
-                f"data folder {source} has pictures: the recipe imagenet trains on those, with "
-                f"train/<class>/*.jpg and val/<class>/*.jpg; this one on {', '.join(names)}"
+                f"data folder {source} has pictures, and this recipe trains on {', '.join(names)}; "
+                "recipe imagenet takes them: python -m training.launch imagenet --local --data "
+                f"{shlex.quote(source)}"
             )
         there = "is empty" if not any(folder.iterdir()) else f"has no {', '.join(missing)}"
         raise InputError(f"data folder {source} {there}: it must hold {', '.join(names)}")
@@ -119,10 +124,9 @@ def discard(source: str, names: Sequence[str]) -> None:
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Download ``url`` beside ``target`` and move it into place once it is complete."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    part = Path(name)
+    """Download ``url`` beside ``target`` and move it into place once it is complete; to be called
+    within ``locked``."""
+    part = target.with_name(f".{target.name}.part")
     try:
         if url.startswith("s3://"):
             with storage.given(url):
@@ -131,7 +135,7 @@ def _fetch(url: str, target: Path) -> None:
             download.download(url, part, resumes=False)
         part.replace(target)
     except ConnectionError as error:
-        raise UnreachableError(f"{url} could not be fetched: {error}") from None
+        raise UnreachableError(str(error)) from None
     except OSError as error:
         if is_full(error):
             raise download.not_writable(target.parent, error) from None

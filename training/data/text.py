@@ -22,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
+from contract.text import counted
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
-from training.data.documents import Report, batches, documents, text_files
+from training.data.documents import batches, documents, text_files
+from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.system import storage
 
@@ -293,10 +295,11 @@ def build(
                     stops |= row.stops
                     number += 1
         if number < held_out_every:
-            kind = "conversations with an answer" if is_chat else "documents"
+            kind = counted(number, "conversation" if is_chat else "document")
+            answered = " with an answer" if is_chat else ""
             raise InputError(
-                f"the text has {number} {kind}, and one in {held_out_every} is to be held out: "
-                "give more text. In .txt files an empty line ends a document"
+                f"the text has {kind}{answered}, and one in {held_out_every} is to be "
+                "held out: give more text. In .txt files an empty line ends a document"
             )
         info = StoreInfo(
             key=key,

@@ -1,8 +1,8 @@
 """Check of the DDP recipe's data before its loop starts. Imports no torch by itself."""
 
 from training.data import catalog, sources
+from training.data.download import Report
 from training.ddp.settings import DdpConfig
-from training.recipe import Report
 
 
 def look_at(config: DdpConfig) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from contract.errors import InputError
 from training.data import PYTHON_HELP, catalog, mixture
+from training.data.download import Report
 from training.data.text import TokenStore, open_store, store_for
 from training.fsdp.settings import FsdpConfig
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
-from training.recipe import Report
 from training.system import storage
 
 

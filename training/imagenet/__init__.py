@@ -16,8 +16,9 @@ RECIPE: Final = Recipe(
     presets=PRESETS,
     built_in_data=SYNTHETIC,
     built_in_preset="synthetic",
-    data_help="folder or s3:// address of pictures: train/<class>/ and val/<class>/, or what "
-    "trainctl data prepare imagenet has made of them (default: pictures made on the device)",
+    data_help="folder or s3:// address of pictures: <class>/ (a tenth is held out), train/<class>/ "
+    "and val/<class>/, or what trainctl data prepare imagenet has made of them (default: pictures "
+    "made on the device)",
     data_kind="pictures",
     inputs="training.imagenet.inputs",
     loop="training.imagenet.train",

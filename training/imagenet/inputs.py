@@ -3,9 +3,9 @@
 Imports no torch by itself.
 """
 
+from training.data.download import Report
 from training.data.pictures import library
 from training.imagenet.settings import SYNTHETIC, ImagenetConfig
-from training.recipe import Report
 from training.system import machine, storage
 
 

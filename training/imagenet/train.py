@@ -39,7 +39,7 @@ from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
-from training.record.events import Warned, phase
+from training.record.events import Noted, Warned, phase
 
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
 #: are decoded ahead, and gain nothing without a backward pass.
@@ -68,6 +68,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         torch.backends.cudnn.benchmark = True
 
     found = open_pictures(config, worker, stack)
+    worker.emit(*(Noted(message=each) for each in found.notes))
     order = BatchOrder(
         num_images=found.num_train, global_batch=config.images_per_step, seed=config.seed
     )
@@ -75,7 +76,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         raise InputError(
             f"{config.data} is too small for {counted(world_size, 'worker')}: a step of "
             f"{order.smallest_batch} pictures leaves a worker with fewer than four; use fewer "
-            "workers"
+            "workers, or more pictures"
         )
     total_steps = config.num_steps(order.steps_per_epoch)
     steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
@@ -232,6 +233,8 @@ class Pictures:
     fingerprint: str
     readers: tuple[Reader, ...]
     """Where the pictures come from files."""
+    notes: tuple[str, ...] = ()
+    """What was held out, and what is not used."""
     told: set[str] = field(default_factory=set)
     """The damaged pictures that were reported."""
 
@@ -284,6 +287,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
         classes=found.classes,
         fingerprint=found.fingerprint,
         readers=(train, val),
+        notes=found.notes,
     )
 
 

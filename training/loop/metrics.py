@@ -2,6 +2,7 @@
 stragglers."""
 
 import math
+import os
 import resource
 import statistics
 import sys
@@ -398,6 +399,9 @@ class Watch:
                 watching takes time.
         """
         self._device, self._is_alone = device, world_size == 1
+        # Processes of one CPU wait for each other in turn: none of them is slow.
+        on_host = os.environ.get("LOCAL_WORLD_SIZE")
+        self._shares_cpu = device.type == "cpu" and on_host == str(world_size)
         self._evaluates, self._rest_s = evaluates, rest_s
         self._seconds = 0.0 if self._is_alone else None
         self._found: Communication | None = None
@@ -437,7 +441,7 @@ class Watch:
         # The same on every rank, because they all have the times of all.
         step_s = max(each.step_time_s for each in ranks)
         self._next = self._number + math.ceil(self._rest_s / max(step_s, 1e-6))
-        return self._stragglers.among(ranks)
+        return [] if self._shares_cpu else self._stragglers.among(ranks)
 
 
 class Stragglers:
@@ -472,9 +476,8 @@ class Stragglers:
         self._named.add(slow)
         return [
             Warned(
-                message=f"the other workers wait for rank {slow}: in a step of {step_s:.3g} s, "
-                f"{wait_s:.2g} s longer in collectives than it; look at its host (other work, "
-                "slow data, a GPU that is hot or faulty)"
+                message=f"rank {slow} is slow: the others wait {wait_s:.2g} s of each "
+                f"{step_s:.2g} s step. Look for other work on its host, slow data, a hot GPU"
             )
         ]
 

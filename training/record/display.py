@@ -4,7 +4,9 @@ All of it goes to stderr; stdout is for results.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.progress import (
@@ -15,7 +17,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
 from contract.text import counted, duration
 from training.record.events import (
@@ -38,17 +39,33 @@ from training.record.progress import Pace, num_epochs, speed
 from training.record.progress import Progress as RunProgress
 from training.record.result import Result
 
+#: Of a log before the first step.
+_QUIET_S: Final = 10.0
+#: Of the time per step, up to which ranks are alike.
+_ALIKE: Final = 1.1
+
 
 class Display:
     """A bar over the whole run on a terminal, and lines that stay; in a log file or a CI job only
     the lines, with one of the progress every half a minute."""
 
-    def __init__(self, measures: Sequence[Measure] = (), *, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        measures: Sequence[Measure] = (),
+        *,
+        verbose: bool = False,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             measures: those of the recipe.
+            verbose: show each rank's times, although they are alike.
+            clock: seconds, from any beginning.
         """
-        self._measures = measures
+        self._measures, self._is_verbose, self._clock = measures, verbose, clock
+        self._said_at = clock()
+        self._ranks: list[RankTimes] = []
         self._console = console or Console(stderr=True)
         self._is_live = self._console.is_terminal
         self._progress = Progress(
@@ -76,7 +93,13 @@ class Display:
         if not (self._is_live or transient):
             self.say(text)
 
+    def wait(self) -> None:
+        """Show in a log now and then that a phase is not over; on a terminal, something moves."""
+        if not self._is_live and self._clock() - self._said_at >= _QUIET_S:
+            self.say(f"still {self._progress.tasks[self._task].description}")
+
     def say(self, text: str) -> None:
+        self._said_at = self._clock()
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def show(self, event: Event) -> None:
@@ -113,7 +136,7 @@ class Display:
             case Start():
                 return _start_line(event)
             case RankTimes():
-                return self._rank_line(event)
+                return self._rank_lines(event)
             case Evaluation():
                 return _evaluation_line(event, self._measures)
             case Loaded():
@@ -130,33 +153,53 @@ class Display:
                 return event.message
         return ""
 
-    def _rank_line(self, event: RankTimes) -> str:
-        """``epoch 1/10 rank 1 (NVIDIA A10G, 10.0.1.7): 235 steps of 128 images in 17.2 s, …``."""
+    def _rank_lines(self, event: RankTimes) -> str:
+        """The lines of all ranks with the last one's event; one line where all are processes of one
+        machine's CPU that take the same time."""
+        assert self._start is not None
+        self._ranks.append(event)
+        if event.rank + 1 < self._start.world_size:
+            return ""
+        ranks, self._ranks = self._ranks, []
+        slowest = max(ranks, key=lambda each: each.step_time_s)
+        are_alike = slowest.step_time_s <= _ALIKE * min(each.step_time_s for each in ranks)
+        is_one = self._start.device == "CPU" and len({*self._hosts}) < 2
+        if are_alike and is_one and len(ranks) > 1 and not self._is_verbose:
+            return self._rank_line(slowest, f"each of {len(ranks)} ranks")
+        return "\n".join(self._rank_line(each, f"rank {each.rank}") for each in ranks)
+
+    def _rank_line(self, event: RankTimes, rank: str) -> str:
+        """``epoch 1/10 [GPU1: rank 1] (NVIDIA A10G, 10.0.1.7): 235 steps of 128 images in …``."""
         start = self._start
         assert start is not None
-        where = ", ".join([start.device, *self._hosts[event.rank : event.rank + 1]])
+        host = self._hosts[event.rank : event.rank + 1]
+        if start.device != "CPU":  # numbered on each host by its ranks
+            number = self._hosts[: event.rank].count(*host) if host else event.rank
+            rank = f"[GPU{number}: {rank}]"
         figures = [f"{event.step_time_s * 1e3:.1f} ms/step", *speed(event.rate)]
-        if event.steps is not None and event.items_per_step is not None:
-            steps = f"{counted(event.steps, 'step')} of {event.items_per_step:,.0f} {start.items}"
+        if event.steps is not None and start.items_per_step:
+            # Of a full batch: the last one of an epoch may be smaller.
+            batch = f"{start.items_per_step / start.world_size:,.0f} {start.items}"
+            steps = f"{counted(event.steps, 'step')} of {batch}"
             figures.insert(0, f"{steps} in {duration(event.steps * event.step_time_s)}")
         epoch = f"epoch {_epoch(event.epoch)}/{num_epochs(start)} " if start.steps_per_epoch else ""
-        return f"{epoch}rank {event.rank} ({where}): {', '.join(figures)}"
+        return f"{epoch}{rank} ({', '.join([start.device, *host])}): {', '.join(figures)}"
 
 
 def result_table(
     result: Result, places: Mapping[str, str], *, measures: Sequence[Measure] = ()
-) -> Table:
-    """The figures of a run, and where its files are, for people.
+) -> str:
+    """The figures of a run, and where its files are, for people: lines that nothing wraps, so that
+    a command can be copied.
 
     Args:
         places: words for a place, and its address.
         measures: those of the recipe.
     """
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {"run": f"{result.run} ({result.status})", **figures(result, measures=measures)}
-    for name, value in {**rows, **places}.items():
-        table.add_row(name, value)
-    return table
+    rows |= places
+    width = max(map(len, rows)) + 2
+    return "\n".join(f"{name:{width}}{value}" for name, value in rows.items())
 
 
 def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, str]:

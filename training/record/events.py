@@ -48,8 +48,7 @@ class Measure:
         """A value for people: ``93.61%``, ``54.6``, ``92.4 GB/s``."""
         if self.form == "percent":
             return percent(value)
-        text = f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else significant(value)
-        return f"{text} {self.unit}".rstrip()
+        return f"{significant(value)} {self.unit}".rstrip()
 
     @property
     def phrase_label(self) -> str:

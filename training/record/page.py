@@ -115,7 +115,7 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
         *((each.title, run.last(each.name), each.words) for each in run.measures),
         ("Evaluation loss", run.last("loss"), significant),
         (f"{run.items.capitalize()}/s", run.last("items_per_s"), compact),
-        ("Wall time", of("seconds"), duration),
+        ("Training time", of("seconds"), duration),
         ("With start-up", of("total_seconds"), duration),
         ("Cost", of("usd"), lambda usd: f"about ${usd:,.2f}"),
         ("Workers", of("world_size") or number(run.config.get("num_workers")), compact),
@@ -298,8 +298,8 @@ def _next_steps(run: RecordedRun) -> list[tuple[str, str]]:
     command = command.replace(" --overwrite", "")
     is_complete = run.result is not None and run.result.status == SUCCEEDED
     rows = [("Train again", f"{command} --overwrite") if is_complete else ("Resume", command)]
-    if model := run.environment.get("model"):
-        rows.append(("Model", str(model)))
+    found = {name: run.environment.get(name) for name in ("model", "export")}
+    rows += [(name.title(), str(place)) for name, place in found.items() if place]
     return [*rows, ("Files", f"{storage}/{run.name}/")]
 
 

@@ -19,7 +19,7 @@ from contract.runs import RunPaths
 from training.command import Command
 from training.record import progress
 from training.record.display import Display
-from training.record.events import Event, Failed, Process, Reading, Warned
+from training.record.events import Event, Failed, Noted, Process, Reading, Warned
 from training.record.writer import RunRecord
 from training.runtime.hang_detector import Watch
 from training.runtime.outcome import opened_record, print_result
@@ -89,7 +89,7 @@ class Driver:
         self._options = command
         self._workers, self._lease = workers, lease
         self._run_uri = RunPaths.of(config.storage, config.run).uri
-        self._display = Display(command.recipe.measures)
+        self._display = Display(command.recipe.measures, verbose=command.verbose)
         self._record: RunRecord | None = None
         self._signals: list[int] = []
         self._watch = Watch(self._run_uri, look=workers.look, end=workers.end)
@@ -175,8 +175,9 @@ class Driver:
                 if isinstance(event, Reading):
                     share = event.done / max(event.total, 1)
                     self._display.phase(f"reading the data: {share:.0%}", transient=True)
-                elif isinstance(event, Warned):
+                elif isinstance(event, Warned | Noted):
                     self._display.show(event)
+            self._display.wait()
         if workers.found is None:
             return False
         if isinstance(workers.found, Exception):

@@ -10,8 +10,9 @@ from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from training import recipes
 from training.command import Command
+from training.data import download
 from training.recipe import Recipe
-from training.record.events import Event, Reading
+from training.record.events import Event, Noted, Reading
 from training.record.result import Result
 from training.record.writer import Display, RunRecord
 from training.settings import RunConfig
@@ -31,6 +32,7 @@ def prepared(
     def report(done: int, total: int) -> None:
         send([Reading(done=done, total=total)])
 
+    download.say = lambda text: send([Noted(message=text)])
     try:
         return recipes.by_name(config.recipe).prepare(config, report)
     except (InputError, UnreachableError) as error:
@@ -111,14 +113,12 @@ def print_result(
     if as_json:
         print(json.dumps(result.to_json(), indent=1))
         return
-    from rich.console import Console
-
     from training.record.display import result_table
 
     places = {name: _near(place) for name, place in recipe.places(run_uri).items()}
     if report is not None:
         places["report"] = os.path.relpath(report)
-    Console(soft_wrap=True).print(result_table(result, places, measures=recipe.measures))
+    print(result_table(result, places, measures=recipe.measures))
 
 
 def _near(place: str) -> str:

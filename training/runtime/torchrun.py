@@ -45,7 +45,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
     worker = TorchrunWorker(run_uri=run_uri, fence=lease.number if lease else 0)
     kept: RunRecord | None = None
     report: Path | None = None
-    display = Display(recipe.measures) if worker.rank == 0 else None
+    display = Display(recipe.measures, verbose=command.verbose) if worker.rank == 0 else None
     if display is not None:
         kept = opened_record(config, command, display=display, lease=lease)
         worker.on_events = kept.handle

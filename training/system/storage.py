@@ -170,7 +170,8 @@ def reported(error: Exception) -> int:
     code = exits.STORAGE if has_trouble else exit_code(error)
     if code == exits.FAILED:
         raise error
-    then = "; check the address, or try again later" if has_trouble else ""
+    is_advised = not has_trouble or "Try again later" in str(error)
+    then = "" if is_advised else "; check the address, or try again later"
     print(f"error: {error}{then}", file=sys.stderr)
     return code
 

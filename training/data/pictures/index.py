@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from training.data.catalog import PICTURES
 
 INDEX_FILE: Final = "index.json"
 FORMAT: Final = 3
@@ -30,9 +31,6 @@ FORMS: Final = (SHARDS, PACKED)
 JPEG: Final = "jpeg"
 RAW: Final = "raw"
 ENCODINGS: Final = (JPEG, RAW)
-
-#: What counts as a picture in a tree, in lower case.
-SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,4 +170,4 @@ def table(split: str) -> str:
 def is_picture(name: str) -> bool:
     """Whether a file of a tree counts as a picture; hidden ones do not."""
     last = name.rsplit("/", 1)[-1]
-    return last.lower().endswith(SUFFIXES) and not last.startswith(".")
+    return last.lower().endswith(PICTURES) and not last.startswith(".")

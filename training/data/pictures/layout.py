@@ -1,26 +1,30 @@
-"""Layouts of ImageNet as downloaded: folders, archives, archives of archives.
+"""Layouts of pictures: class folders, ImageNet as downloaded, archives, archives of archives.
 
 Nothing is unpacked. A tar file that is not compressed keeps its members in one piece, and so do
 those inside of it: a picture is a place in a file. What counts is the path that it would have:
-``.../train/<class>/<file>`` and ``.../val/<class>/<file>``, or a flat ``val/`` and a list of its
-classes (``LOC_val_solution.csv``, or another file of lines).
+``.../train/<class>/...`` and ``.../val/<class>/...``, or a flat ``val/`` and a list of its classes
+(``LOC_val_solution.csv``, or another file of lines), or ``<class>/...`` without either. Where there
+are no validation pictures, a tenth of each class is held out.
 Standard library only.
 """
 
+import hashlib
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from contract.text import listed
+from training.data.catalog import PICTURES
 from training.data.pictures.index import TRAIN, VAL, is_picture
 
 Note = Callable[[int], None]
-"""Is called with the number of pictures found so far."""
+"""Is called with the number of files found so far."""
 
 #: Archives of the public download, which are called otherwise than the folders they stand for.
 _STANDS_FOR: Final = {"ILSVRC2012_img_train": TRAIN, "ILSVRC2012_img_val": VAL}
@@ -29,6 +33,8 @@ _LISTS: Final = ("LOC_val_solution.csv", "val_annotations.txt", "val.txt", "val.
 #: Of a list: the picture, with or without its suffix, and then its class.
 _LIST_LINE: Final = re.compile(r"\s*([^\s,]+)[\s,]+([^\s,]+)")
 _NOTE_EVERY: Final = 10_000
+#: One of so many pictures of a class is held out, but one at least, and never the only one.
+_HELD_OUT_EVERY: Final = 10
 
 
 class Found(NamedTuple):
@@ -36,87 +42,183 @@ class Found(NamedTuple):
 
     class_name: str
     name: str
-    """Of the file, without folders."""
+    """Of the file, below its class folder."""
     path: str
     """Of the file that holds it: itself or an archive."""
     offset: int
     size: int
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
+    """A file of the source, or an empty folder."""
+
     parts: tuple[str, ...]
+    """Of its path; the last one is empty for an empty folder."""
     path: str
-    offset: int
-    size: int
+    """Of the file that holds it."""
+    offset: int = 0
+    size: int = -1
 
 
-def find(source: Path, *, note: Note | None = None) -> dict[str, list[Found]]:
-    """All pictures of both splits, sorted by class and then by name.
+class Arranged(NamedTuple):
+    """The pictures of a source."""
+
+    pictures: dict[str, list[Found]]
+    """Of each split, sorted by class and then by name."""
+    notes: tuple[str, ...]
+    """What was held out, and what is not used: a sentence each."""
+
+
+def find(source: Path, *, note: Note | None = None) -> Arranged:
+    """All pictures of a folder or an archive.
 
     Raises:
-        InputError: there are none, something cannot be read, an archive is damaged or compressed,
-            or the classes of the validation pictures are not known.
+        InputError: something cannot be read, an archive is damaged or compressed; or as
+            ``arrange``.
     """
     if not source.exists():
-        raise InputError(f"{source} does not exist: give ImageNet's folder or archive")
+        raise InputError(f"{source} does not exist: give the folder or archive of the pictures")
     if source.is_file() and source.name.lower().endswith(_COMPRESSED):
         raise InputError(f"{source} is compressed: unpack it first; a .tar is read as it is")
+    return arrange(_items(source), str(source), content=read, note=note)
+
+
+def arrange(
+    items: Iterable[Item],
+    source: str,
+    *,
+    content: Callable[[Item], bytes],
+    note: Note | None = None,
+) -> Arranged:
+    """Sort the files of a source into splits and classes.
+
+    Args:
+        items: in any order.
+        source: what errors call it.
+        content: reads a file.
+
+    Raises:
+        InputError: there are no pictures, or their classes are not known.
+    """
     train: list[Found] = []
-    val: list[_Item] = []
-    lists: list[_Item] = []
-    for item in _items(source):
+    val: list[Item] = []
+    loose: list[Item] = []
+    lists: list[Item] = []
+    others: list[Item] = []
+    for number, item in enumerate(items):
         split, below = _split(item.parts)
         if not is_picture(item.parts[-1]):
-            if item.parts[-1] in _LISTS:
-                lists.append(item)
+            (lists if item.parts[-1] in _LISTS else others).append(item)
         elif split == TRAIN and len(below) > 1:
-            train.append(_found(item, below[0]))
-        elif split == VAL:
-            val.append(item)
-        if note and (len(train) + len(val)) % _NOTE_EVERY == 0:
-            note(len(train) + len(val))
+            train.append(_found(item, below[0], below[1:]))
+        else:
+            (val if split == VAL else loose).append(item)
+        if note and number % _NOTE_EVERY == 0:
+            note(number)
     if not train:
-        raise InputError(
-            f"{source} holds no training pictures: there must be train/<class>/*.JPEG, or "
-            "ILSVRC2012_img_train.tar"
-        )
+        train, loose = _by_folder(loose, val, source)
     classes = {each.class_name for each in train}
-    found = {TRAIN: train, VAL: _classified(val, classes, lists, source)}
+    found = {TRAIN: train, VAL: _classified(val, classes, lists, content)}
     for split, each in found.items():
         each.sort()
         _check_twice(split, each)
-    return found
+    notes = [] if val else _hold_out(found, source)
+    for unused, what in (
+        (loose, "outside of the class folders"),
+        (others, f"other than {', '.join(PICTURES)}"),
+    ):
+        if unused:
+            names = sorted("/".join(each.parts) for each in unused)
+            notes.append(f"not used: {len(names):,} {what} ({listed(names, most=3)})")
+    return Arranged(found, tuple(notes))
 
 
-def read(found: Found) -> bytes:
-    """Bytes of a picture. Raises OSError."""
+def _by_folder(
+    pictures: list[Item], val: list[Item], source: str
+) -> tuple[list[Found], list[Item]]:
+    """Pictures without ``train/<class>/``: those in class folders, and the others."""
+    # Of parts, not of characters: folders around all class folders.
+    depth = len(os.path.commonprefix([each.parts[:-1] for each in pictures]))  # noqa: RUF071
+    found = [
+        _found(each, each.parts[depth], each.parts[depth + 1 :])
+        for each in pictures
+        if len(each.parts) > depth + 1
+    ]
+    # What is directly in train/ or val/ is sorted by no folder.
+    is_flat = val or any(TRAIN in each.parts[:-1] for each in pictures)
+    if is_flat or len({each.class_name for each in found}) < 2:
+        raise InputError(
+            f"{source} holds no training pictures of two classes or more: there must be "
+            "<class>/*.jpg, or train/<class>/*.jpg and val/<class>/*.jpg, or "
+            "ILSVRC2012_img_train.tar"
+        )
+    return found, [each for each in pictures if len(each.parts) <= depth + 1]
+
+
+def _hold_out(found: dict[str, list[Found]], source: str) -> list[str]:
+    """Move a tenth of each class from the training pictures to those for evaluation: those whose
+    names have the smallest hashes, so that neither order nor machine matters."""
+    total = len(found[TRAIN])
+    train: list[Found] = []
+    names: list[str] = []
+    single: list[str] = []
+    for name, group in groupby(found[TRAIN], key=lambda each: each.class_name):
+        pictures = sorted(group, key=_hash)
+        num = min(len(pictures) - 1, max(1, len(pictures) // _HELD_OUT_EVERY))
+        found[VAL] += pictures[:num]
+        train += pictures[num:]
+        (names if num else single).append(name)
+    if not names:
+        raise InputError(
+            f"{source} has one picture of each class, and none to evaluate on: give more pictures"
+        )
+    found[TRAIN] = sorted(train)
+    found[VAL].sort()
+    held_out = f"held out {len(found[VAL]):,} of {total:,} pictures for evaluation, of"
+    alone = f"; trained but not evaluated, with one picture: {listed(single)}" if single else ""
+    return [f"{held_out} {listed(names)}{alone}"]
+
+
+def _hash(found: Found) -> bytes:
+    return hashlib.sha256(f"{found.class_name}/{found.name}".encode()).digest()
+
+
+def read(found: Found | Item) -> bytes:
+    """Bytes of a file. Raises OSError."""
     with open(found.path, "rb") as file:
         file.seek(found.offset)
         return file.read(found.size)
 
 
-def _items(source: Path) -> Iterator[_Item]:
-    if source.is_file():
-        yield from _members(source, (_stands_for(source.name),))
-        return
+def files(source: Path) -> Iterator[Item]:
+    """The files of a folder but hidden ones, by their paths below it and without their sizes."""
     for folder, folders, names in os.walk(source, followlinks=True, onerror=_refuse):
         folders[:] = [each for each in folders if not each.startswith(".")]
         above = Path(folder).relative_to(source).parts
-        for name in names:
-            path = os.path.join(folder, name)
-            if name.startswith("."):
-                continue
-            if name.endswith(".tar"):
-                yield from _members(Path(path), (*above, _stands_for(name)))
-            else:
-                yield _Item((*above, name), path, 0, _size(path))
+        shown = [each for each in names if not each.startswith(".")]
+        for name in shown or ([] if folders else [""]):
+            parts = (*above, name)
+            yield Item(parts, "/".join(parts))
 
 
-def _size(path: str) -> int:
+def _items(source: Path) -> Iterator[Item]:
+    if source.is_file():
+        yield from _members(source, (_stands_for(source.name),))
+        return
+    for item in files(source):
+        *above, name = item.parts
+        path = source.joinpath(*above, name)
+        if name.endswith(".tar"):
+            yield from _members(path, (*above, _stands_for(name)))
+        else:
+            yield item._replace(path=str(path), size=_size(path))
+
+
+def _size(path: Path) -> int:
     try:
-        return os.path.getsize(path)
+        return path.stat().st_size
     except OSError as error:
-        if os.path.islink(path):
+        if path.is_symlink():
             raise InputError(f"{path} is a link to nothing: remove it, or repair it") from None
         raise _unreadable(path, error) from None
 
@@ -129,7 +231,7 @@ def _unreadable(path: str | Path, error: OSError) -> InputError:
     return InputError(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _members(path: Path, above: tuple[str, ...]) -> Iterator[_Item]:
+def _members(path: Path, above: tuple[str, ...]) -> Iterator[Item]:
     try:
         with path.open("rb") as file:
             yield from _in_archive(file, 0, str(path), above)
@@ -139,7 +241,7 @@ def _members(path: Path, above: tuple[str, ...]) -> Iterator[_Item]:
         raise _unreadable(path, error) from None
 
 
-def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) -> Iterator[_Item]:
+def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) -> Iterator[Item]:
     """Files of an archive that begins at byte ``start`` of ``path``; ``file`` is at its begin."""
     with tarfile.open(fileobj=file, mode="r:") as archive:
         while (member := archive.next()) is not None:
@@ -155,7 +257,7 @@ def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) 
                 inside = (*parts[:-1], _stands_for(parts[-1]))
                 yield from _in_archive(inner, offset, path, inside)
             else:
-                yield _Item(parts, path, offset, member.size)
+                yield Item(parts, path, offset, member.size)
 
 
 def _stands_for(name: str) -> str:
@@ -171,51 +273,48 @@ def _split(parts: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
-def _found(item: _Item, class_name: str) -> Found:
-    name = item.parts[-1]
+def _found(item: Item, class_name: str, below: tuple[str, ...]) -> Found:
+    name = "/".join(below)
     check_relative(f"{class_name}/{name}", what="picture")
     return Found(class_name, name, item.path, item.offset, item.size)
 
 
 def _classified(
-    val: list[_Item], classes: set[str], lists: list[_Item], source: Path
+    val: list[Item],
+    classes: set[str],
+    lists: list[Item],
+    content: Callable[[Item], bytes],
 ) -> list[Found]:
-    if not val:
-        raise InputError(
-            f"{source} holds no validation pictures: there must be val/*.JPEG, or "
-            "ILSVRC2012_img_val.tar"
-        )
     listed: dict[str, str] = {}
     found: list[Found] = []
     for item in val:
-        class_name = _split(item.parts)[1][0]
+        class_name, *below = _split(item.parts)[1]
         if class_name not in classes:
-            listed = listed or _read_lists(lists)
+            listed = listed or _read_lists(lists, content)
             name = item.parts[-1]
+            below = [name]
             class_name = listed.get(name) or listed.get(name.rpartition(".")[0]) or ""
         if class_name not in classes:
             raise InputError(
-                f"the class of {'/'.join(item.parts)} is not known: put the list of the validation "
-                f"pictures beside train/ and val/ ({', '.join(_LISTS)}: a line for each, its name "
-                "and its class)"
+                f"the class of {'/'.join(item.parts)} is not known: put it into a folder that is "
+                "named like one in train/, or the list of the validation pictures beside train/ "
+                f"and val/ ({', '.join(_LISTS)}: a line for each, its name and its class)"
                 if not class_name
                 else f"the class of {'/'.join(item.parts)}, {class_name}, has no training pictures"
             )
-        found.append(_found(item, class_name))
+        found.append(_found(item, class_name, tuple(below)))
     return found
 
 
-def _read_lists(lists: list[_Item]) -> dict[str, str]:
+def _read_lists(lists: list[Item], content: Callable[[Item], bytes]) -> dict[str, str]:
     """Name of a picture, with or without its suffix -> its class."""
     found: dict[str, str] = {}
     for item in lists:
         try:
-            with open(item.path, "rb") as file:
-                file.seek(item.offset)
-                content = file.read(item.size)
+            lines = content(item).decode(errors="replace").splitlines()
         except OSError as error:
             raise _unreadable(item.path, error) from None
-        for line in content.decode(errors="replace").splitlines():
+        for line in lines:
             if match := _LIST_LINE.match(line):
                 found[match[1].rpartition("/")[2]] = match[2]
     return found

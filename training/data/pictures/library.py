@@ -1,13 +1,14 @@
 """An opened set of pictures: a tree of class folders, or what ``prepare`` made of one.
 
-A folder with an ``index.json`` is a prepared set. Any other must be a tree in ImageNet's layout,
-``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, and is listed: quick on a disk, a minute for a
-million pictures in S3. Imports no torch.
+A folder with an ``index.json`` is a prepared set. Any other is a tree in one of the layouts that
+``layout`` knows, and is listed: quick on a disk, a minute for a million pictures in S3. Imports no
+torch.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from training.data.pictures import layout
 from training.data.pictures.index import (
     INDEX_FILE,
     JPEG,
@@ -25,7 +27,6 @@ from training.data.pictures.index import (
     Entry,
     Index,
     fingerprint,
-    is_picture,
     table,
 )
 from training.system import storage
@@ -70,6 +71,8 @@ class PictureSet:
     index: Index
     train: Split
     val: Split
+    notes: tuple[str, ...] = ()
+    """Of a tree: what was held out, and what is not used."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -92,8 +95,8 @@ def open_set(source: str) -> PictureSet:
     root = source.rstrip("/")
     if not storage.is_s3(root) and not os.path.isdir(root):
         raise InputError(
-            f"--data {source} is no folder: give one with train/ and val/, or the s3:// address of "
-            "a set that trainctl data prepare has made"
+            f"--data {source} is no folder: give one with a folder of pictures for each class, or "
+            "the s3:// address of one"
         )
     with storage.given(root):
         content = storage.read_bytes(storage.join(root, INDEX_FILE))
@@ -103,9 +106,7 @@ def open_set(source: str) -> PictureSet:
     index = Index.from_json(content, where=root)
     splits = {}
     for split, lines in tables.items():
-        if lines is None:
-            raise InputError(f"{root} has no {table(split)}: prepare the set again")
-        splits[split] = Split(lines)
+        splits[split] = Split(lines or b"")
         if len(splits[split]) != index.counts.get(split):
             raise InputError(
                 f"{root}/{table(split)} lists {len(splits[split]):,} pictures, {INDEX_FILE} says "
@@ -115,66 +116,41 @@ def open_set(source: str) -> PictureSet:
 
 
 def _tree(root: str) -> PictureSet:
-    names = {split: _listed(root, split) for split in SPLITS}
-    found = {split: {name.split("/")[0] for name in names[split]} for split in SPLITS}
-    if not names[TRAIN]:
-        raise InputError(
-            f"{root} holds no pictures: there must be train/<class>/*.jpg and val/<class>/*.jpg, "
-            f"or an {INDEX_FILE} of a prepared set"
-        )
-    if strangers := sorted(found[VAL] - found[TRAIN]):
-        raise InputError(
-            f"{root}/val has the class {strangers[0]}, which train/ lacks: folders must have the "
-            "same names in both (trainctl data prepare imagenet sorts a flat val/)"
-        )
-    if not names[VAL]:
-        raise InputError(
-            f"{root}/val has no class folders with pictures: trainctl data prepare imagenet sorts "
-            "a flat val/ by its list"
-        )
-    classes = tuple(sorted(found[TRAIN]))
+    found = layout.arrange(
+        _in_s3(root) if storage.is_s3(root) else layout.files(Path(root)),
+        root,
+        content=lambda item: storage.read_bytes(storage.join(root, *item.parts)) or b"",
+    )
+    classes = tuple(sorted({each.class_name for each in found.pictures[TRAIN]}))
     label = {name: number for number, name in enumerate(classes)}
     splits = {}
-    for split in SPLITS:
+    for split, pictures in found.pictures.items():
         lines = []
-        for name, size in names[split].items():
-            file = check_relative(f"{split}/{name}", what="picture")
-            entry = Entry(label=label[name.split("/")[0]], name=name, file=file, size=size)
+        for each in pictures:
+            entry = Entry(
+                label=label[each.class_name],
+                name=f"{each.class_name}/{each.name}",
+                file=check_relative(each.path, what="picture"),
+                size=each.size,
+            )
             lines.append(entry.to_line() + "\n")
         splits[split] = Split("".join(lines).encode())
     index = Index(
         form=TREE,
         classes=classes,
-        counts={split: len(names[split]) for split in SPLITS},
+        counts={split: len(each) for split, each in found.pictures.items()},
         fingerprint=fingerprint(splits),
         files={},
         encoding=JPEG,
     )
-    return PictureSet(root=root, index=index, train=splits[TRAIN], val=splits[VAL])
+    return PictureSet(
+        root=root, index=index, train=splits[TRAIN], val=splits[VAL], notes=found.notes
+    )
 
 
-def _listed(root: str, split: str) -> Mapping[str, int]:
-    """``<class>/<file>`` of all pictures of a split, sorted by class and then by name, and their
-    bytes where these are known for nothing: in S3; else -1."""
-    folder = storage.join(root, split)
-    if storage.is_s3(root):
-        start = folder.removeprefix("s3://") + "/"
-        objects = storage.filesystem(root).find(folder, detail=True)
-        sizes = {key.removeprefix(start): int(each["size"]) for key, each in objects.items()}
-    else:
-        classes = [each for each in _scanned(folder) if each.is_dir()]
-        sizes = {
-            f"{each.name}/{picture.name}": -1 for each in classes for picture in _scanned(each.path)
-        }
-    kept = [name for name in sizes if name.count("/") == 1 and is_picture(name)]
-    return {name: sizes[name] for name in sorted(kept, key=lambda name: tuple(name.split("/")))}
-
-
-def _scanned(folder: str) -> list["os.DirEntry[str]"]:
-    try:
-        with os.scandir(folder) as entries:
-            return [each for each in entries if not each.name.startswith(".")]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read: {error.strerror or error}") from None
+def _in_s3(root: str) -> Iterator[layout.Item]:
+    for key, each in storage.filesystem(root).find(root, detail=True).items():
+        name = f"s3://{key}".removeprefix(f"{root}/")
+        # One that ends in a slash is the mark of a folder that the console makes.
+        if not name.endswith("/") and "/." not in f"/{name}":
+            yield layout.Item(tuple(name.split("/")), name, size=int(each["size"]))

@@ -16,7 +16,7 @@ from typing import Final
 from contract.errors import InputError
 from contract.runs import safe_join
 from contract.text import byte_size
-from training.data import download, sources
+from training.data import download
 from training.data.pictures.index import StoredFile
 from training.data.pictures.library import PictureSet
 from training.system import storage
@@ -72,7 +72,7 @@ def fetch(root: str, files: Mapping[str, StoredFile], folder: Path) -> None:
             raise InputError(f"{address} is not what was prepared: prepare the set again")
         part.replace(path)
 
-    with sources.locked(folder / ".lock"):
+    with download.locked(folder / ".lock"):
         missing = [
             name
             for name, path in paths.items()

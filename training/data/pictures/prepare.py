@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -122,14 +123,15 @@ def prepare(
         shard_bytes: of a shard, about.
 
     Raises:
-        InputError: the source is not ImageNet's layout, Pillow is missing, the destination holds
-            another set, or one of both cannot be used.
+        InputError: the source has none of the layouts, the destination holds another set, or
+            one of both cannot be used.
     """
     tell = report or (lambda _what, _done, _total: None)
-    _check_pillow()
     content = to.read(INDEX_FILE)  # first: to look for pictures may take minutes
     tell("looking for pictures", 0, 0)
-    found = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    found, notes = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    for each in notes:
+        print(each, file=sys.stderr, flush=True)
     classes = tuple(sorted({each.class_name for each in found["train"]}))
     works = list(_works(found, classes, to, wish, shard_bytes))
     state = works[0].state
@@ -146,15 +148,6 @@ def prepare(
     index = _write_index(works, parts, classes, to, wish)
     to.remove(state)
     return index
-
-
-def _check_pillow() -> None:
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "pictures are prepared with Pillow, which is not installed here: pip install pillow"
-        ) from None
 
 
 def _works(

@@ -1,0 +1,148 @@
+"""Pictures as torchvision's ImageFolder has them, ``<class>/*.jpg`` without train/ and val/: a
+tenth of each class is held out, the same everywhere; what else there is is named, or refused."""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from PIL import Image
+
+from contract.errors import InputError
+from tests.training.local_runs import launcher
+from tests.training.sample_pictures import as_jpeg
+from training.data.pictures import layout, library
+from training.data.pictures.destination import Destination
+from training.data.pictures.layout import Item
+from training.data.pictures.prepare import Wish, prepare
+
+#: As a camera calls them; ImageFolder's own suffixes, upper and lower case.
+SUFFIXES = ("jpg", "JPG", "jpeg", "png")
+
+
+def pictures(folder: Path, **classes: int) -> Path:
+    for label, (name, num) in enumerate(classes.items()):
+        (folder / name).mkdir(parents=True)
+        for number in range(num):
+            suffix = SUFFIXES[number % len(SUFFIXES)]
+            color = (255 * label, 10 * number % 256, 80)
+            content = as_jpeg(Image.new("RGB", (64, 48), color))
+            (folder / name / f"IMG_{number:04d}.{suffix}").write_bytes(content)
+    return folder
+
+
+def splits(source: str) -> tuple[list[str], list[str], str]:
+    """The names of both splits of an opened set, and its fingerprint."""
+    found = library.open_set(source)
+    return [each.name for each in found.train], [each.name for each in found.val], found.fingerprint
+
+
+def test_a_tenth_of_each_class_is_held_out_by_its_name(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "pics", cats=60, dogs=25, owls=2)
+    found = library.open_set(str(source))
+    assert found.notes == ("held out 9 of 87 pictures for evaluation, of cats, dogs, owls",)
+    train, val, _ = splits(str(source))
+    assert [sum(each.startswith(name) for each in val) for name in found.classes] == [6, 2, 1]
+    assert len({*train, *val}) == len(train) + len(val) == 87
+    # Not the first ones, which a camera took on the first day: as many of each half, about.
+    halves = [int(name[9:13]) < 30 for name in val if name.startswith("cats")]
+    assert 0 < sum(halves) < 6
+    # Of names only: neither the order of a listing nor the place matters.
+    items = [*layout.files(source)]
+    turned = layout.arrange(reversed(items), "elsewhere", content=lambda _: b"").pictures
+    assert [f"{each.class_name}/{each.name}" for each in turned["val"]] == val
+    # A run that resumes where a picture was added is refused, and most others stay where they were.
+    (source / "cats" / "new.jpg").write_bytes(b"")
+    assert len({*val} & {*splits(str(source))[1]}) >= 8
+
+
+@pytest.mark.slow
+def test_all_ways_to_the_same_pictures_hold_out_the_same(
+    tmp_path: Path, cache: Path, s3_endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del cache, s3_endpoint  # the environment points at them
+    source = pictures(tmp_path / "pics", cats=22, dogs=11)
+    expected = splits(str(source))
+    with tarfile.open(tmp_path / "pics.tar", "w") as archive:
+        archive.add(source, "pics")
+    client: Any = boto3.client("s3")
+    client.create_bucket(Bucket="folders")
+    for path in source.rglob("*.*"):
+        client.upload_file(str(path), "folders", f"data/{path.relative_to(tmp_path).as_posix()}")
+    client.put_object(Bucket="folders", Key="data/pics/cats/", Body=b"")  # the console's mark
+    (tmp_path / "in_train").mkdir()
+    (tmp_path / "in_train" / "train").symlink_to(source)
+    ways = ["s3://folders/data/pics/", str(tmp_path / "in_train")]
+    for number, place in enumerate(("pics", "pics.tar", "in_train")):
+        to = Destination(uri=str(tmp_path / str(number)))
+        prepare(tmp_path / place, to, Wish(size=32), processes=1)
+        ways.append(to.uri)
+        assert (
+            "held out 3 of 33 pictures for evaluation, of cats, dogs\n" in capsys.readouterr().err
+        )
+    assert [splits(each) for each in ways] == [expected] * 5
+
+
+def test_what_is_not_used_is_named_and_what_is_nested_is_used(tmp_path: Path) -> None:
+    source = pictures(tmp_path, cats=3, dogs=3, owls=1)
+    nested = source / "cats" / "2026" / "may"
+    nested.mkdir(parents=True)
+    for name in ("a.jpg", "IMG_0000.jpg"):  # one of the name is elsewhere in the class
+        (nested / name).write_bytes(b"")
+    for name in ("cover.png", "cats/notes.txt", "dogs/IMG_7.HEIC", ".DS_Store", "dogs/._a.jpg"):
+        (source / name).write_bytes(b"")
+    (source / "cows").mkdir()
+    found = library.open_set(str(source))
+    assert found.classes == ("cats", "dogs", "owls")
+    assert found.notes == (
+        "held out 2 of 9 pictures for evaluation, of cats, dogs; trained but not evaluated, with "
+        "one picture: owls",
+        "not used: 1 outside of the class folders (cover.png)",
+        "not used: 3 other than .jpg, .jpeg, .png, .webp, .bmp, .gif (cats/notes.txt, cows/, "
+        "dogs/IMG_7.HEIC)",
+    )
+    names = {each.name for split in (found.train, found.val) for each in split}
+    assert {"cats/2026/may/a.jpg", "cats/2026/may/IMG_0000.jpg", "cats/IMG_0000.jpg"} <= names
+    assert all((source / each.file).exists() for each in found.train)
+
+
+def test_pictures_of_imagenets_test_folder_are_named() -> None:
+    paths = ("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "test/1.jpg", "test/2.jpg")
+    items = [Item(tuple(path.split("/")), path) for path in paths]
+    found = layout.arrange(items, "it", content=lambda _: b"")
+    assert [len(each) for each in found.pictures.values()] == [2, 1]
+    assert found.notes == ("not used: 2 outside of the class folders (test/1.jpg, test/2.jpg)",)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["1.jpg", "2.jpg"],
+        ["cats/1.jpg", "cats/2.jpg"],
+        ["train/cat.1.jpg", "train/dog.1.jpg", "test/1.jpg"],
+        ["val/a/1.jpg", "val/b/1.jpg"],
+        ["dogs/1.heic", "cats/1.heic"],
+    ],
+    ids=["flat", "one class", "flat train", "no train", "other formats"],
+)
+def test_pictures_without_classes_are_refused(tmp_path: Path, paths: list[str]) -> None:
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"")
+    with pytest.raises(InputError, match=r"pictures of two classes or more: there must be <class>"):
+        library.open_set(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_twelve_pictures_train_on_two_workers_by_the_command(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "pics", cats=6, dogs=6)
+    words = ["--data", str(data), "--workers", "2", "--decoders", "1", "--epochs", "1", "--json"]
+    words += ["--image-size", "32", "--first-size", "0", "--model", "efficientnet-b0"]
+    with launcher(tmp_path, "imagenet") as start:
+        code, out, err = start("trial", *words).end()
+    assert code == 0, err
+    assert "held out 2 of 12 pictures for evaluation, of cats, dogs\n" in err
+    assert "1 step of 10 images" in err
+    assert json.loads(out)["accuracy"] in (0, 0.5, 1)
