@@ -44,7 +44,7 @@ pytestmark = [
 NUM_PICTURES = 64
 #: Small pictures, on one thread in each process: all nodes share this machine's processors.
 QUICK = (
-    *("--preset", "synthetic", "--model", "efficientnet-b0", "--ema", "0", "--decoders", "1"),
+    *("--preset", "small", "--model", "efficientnet-b0", "--ema", "0", "--decoders", "1"),
     *("--report-every", "1", "--env", "OMP_NUM_THREADS=1"),
 )
 

@@ -234,7 +234,7 @@ def test_the_command_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_p
     for path in broken:
         path.write_bytes(path.read_bytes()[:100])
     with launcher(tmp_path, "imagenet") as start:
-        words = ["--data", str(data), "--preset", "synthetic", "--model", "efficientnet-b0"]
+        words = ["--data", str(data), "--preset", "small", "--model", "efficientnet-b0"]
         words += ["--workers", "2", "--epochs", "2", "--decoders", "1", "--lr", "0.1", "--json"]
         command = start("tree", *words)
         code, out, err = command.end()
