@@ -218,8 +218,6 @@ class Job:
 
     def _until_end(self) -> int:
         code = self._until_up()
-        if code is None:
-            code = self._pass_gate()
         if code is not None:
             return code
         spec = self._config.spec
@@ -252,23 +250,6 @@ class Job:
                 return exits.RAY_FAILED
             self._clock.sleep(_POLL_S)
         return None
-
-    def _pass_gate(self) -> int | None:
-        """Run the check before the job's command, if any; return its exit code if it fails."""
-        words = self._config.spec.before
-        if not words:
-            return None
-        say(f"before the job's command: {' '.join(words)}")
-        given = dict(self._config.spec.variables)
-        # For its workers too: which network NCCL uses may be among them.
-        code = self._wait(self._start(words, None, {**given, **user_code.for_ray(given)}))
-        if code == exits.OK:
-            return None
-        say(
-            f"the job's command is not started: the check before it ended with exit code "
-            f"{code}; see above"
-        )
-        return code
 
     def _start(
         self, words: tuple[str, ...], folder: Path | None, variables: Mapping[str, str]
