@@ -57,7 +57,6 @@ def test_what_is_uploaded_is_counted_file_by_file(
         return {}
 
     monkeypatch.setattr(S3FileSystem, "_call_s3", call)
-    monkeypatch.setattr(storage, "remove_folder", lambda _: None)
     begun = storage.Written.total
     for name in ("a", "b", "last"):
         (tmp_path / name).write_bytes(b"12345")
@@ -85,9 +84,12 @@ def exercise(root: str) -> None:
     assert storage.list_folders(f"{root}/a") == ["whole"]
     staged = storage.staging_folder(f"{root}/a/whole")
     (staged / "new").write_bytes(b"n")
+    (staged / "last").write_bytes(b"L")
     storage.publish_folder(staged, f"{root}/a/whole")
-    assert storage.read_bytes(f"{root}/a/whole/sub/x") is None
+    assert storage.read_bytes(f"{root}/a/whole/sub/x") == b"x", "only what is new is replaced"
     assert storage.read_bytes(f"{root}/a/whole/new") == b"n"
+    assert storage.read_bytes(f"{root}/a/whole/last") == b"L"
+    assert not staged.exists()
 
     storage.rename_folder(f"{root}/a/whole", f"{root}/a/moved")
     assert storage.list_folders(f"{root}/a") == ["moved"]

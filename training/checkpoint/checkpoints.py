@@ -172,7 +172,7 @@ def begin(uri: str) -> str:
     if storage.is_s3(uri):
         return uri
     place = Path(uri)
-    for hidden in place.parent.glob(".*.part"):  # of saves that were not completed
+    for hidden in place.parent.glob(".step-*.part"):  # of saves that were not completed
         if _lease_of(hidden.stem[1:]) <= _lease_of(place.name):
             storage.remove_folder(str(hidden))
     hidden = place.with_name(f".{place.name}.part")
@@ -272,7 +272,7 @@ def _is_whole(run_uri: str, name: str) -> bool:
 def _damaged(run_uri: str) -> list[str]:
     """Names of the checkpoints that were set aside, oldest first."""
     names = storage.list_folders(RunPaths(run_uri).checkpoints)
-    return [name for name in names if name.startswith(_DAMAGED)]
+    return [name for name in names if name.startswith(f"{_DAMAGED}step-")]
 
 
 def pass_over(

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
+#: Name of a folder that ``publish_folder`` moves; ``mkdtemp`` appends eight characters.
+_STAGING: Final = ".staging-"
 #: Errors of the system, and what s3fs makes of S3's, that do not pass by themselves.
 _FINAL: Final = (
     errno.ENOENT,
@@ -320,26 +323,28 @@ def _below(uri: str, *, folders: bool) -> dict[str, int]:
 
 
 def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
-    """Move a finished folder from ``staging_folder`` to ``uri`` as one step, replacing what is
-    there.
+    """Move a finished folder from ``staging_folder`` to ``uri``. What has the name of one of its
+    files there is replaced; everything else stays: a user may have put it there.
 
-    A folder on disk appears by a rename. S3 has none: there the file called ``last`` is uploaded
-    after all others, and a reader that misses it knows that the rest is incomplete.
+    A new folder on disk appears by a rename. S3 has none: there the file called ``last`` is
+    uploaded after all others, and a reader that misses it knows that the rest is incomplete.
     """
     if is_s3(uri):
-        remove_folder(uri)
         files = sorted(path for path in local.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
             upload(path, join(uri, path.relative_to(local).as_posix()))
         shutil.rmtree(local, ignore_errors=True)
         return
     target = Path(uri)
-    old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
     _sync_folder(local)
-    with contextlib.suppress(FileNotFoundError):
-        target.rename(old)
-    local.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        local.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        for path in local.iterdir():
+            path.replace(target / path.name)
+        local.rmdir()
 
 
 def show_folder(hidden: str, uri: str, *, check: Callable[[], None]) -> None:
@@ -398,7 +403,7 @@ def staging_folder(uri: str) -> Path:
         return Path(tempfile.mkdtemp(prefix="training-"))
     parent = Path(uri).parent
     parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=parent))
     folder.chmod(0o755)
     return folder
 
@@ -456,21 +461,27 @@ def remove_folder(uri: str) -> None:
     shutil.rmtree(uri, ignore_errors=True)
 
 
-def clear_folder(uri: str, *, keep: str) -> None:
-    """Remove all that is in a folder but the folder called ``keep``."""
-    for name in list_files(uri):
-        remove_file(join(uri, name))
-    for name in list_folders(uri):
-        if name != keep:
-            remove_folder(join(uri, name))
+def remove_run(uri: str) -> None:
+    """Remove what a run has written to its folder, but its leases; what others put there stays."""
+    for folder, patterns in runs.RECORD.items():
+        place = join(uri, folder) if folder else uri
+        for name in _matching(sizes(place), patterns):
+            remove_file(join(place, name))
+        for name in _matching(_below(place, folders=True), patterns):
+            remove_folder(join(place, name))
+        if folder and not is_s3(uri):
+            with contextlib.suppress(OSError):  # not there, or a user's files are in it
+                Path(place).rmdir()
     remove_leftovers(uri)
 
 
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
+
+
 def remove_leftovers(uri: str) -> None:
-    """Remove hidden folders below a folder on disk: such are their names until they are whole. S3
-    has none."""
+    """Remove what ``staging_folder`` made in a folder on disk and a killed process has left."""
     if is_s3(uri):
         return
-    for path in Path(uri).glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+    for path in Path(uri).glob(f"{_STAGING}????????"):
+        shutil.rmtree(path, ignore_errors=True)
