@@ -16,7 +16,7 @@ import typer
 from contract import exits
 from trainctl import output
 from trainctl.aws.errors import explained
-from trainctl.commands import cluster, data, local
+from trainctl.commands import cluster, data, local, runs
 from trainctl.commands.checkpoints import checkpoints
 from trainctl.commands.compare import compare
 from trainctl.commands.cost import cost
@@ -29,14 +29,13 @@ from trainctl.commands.notebook import notebook
 from trainctl.commands.open import open_
 from trainctl.commands.plan import plan
 from trainctl.commands.report import report
-from trainctl.commands.runs import runs
 from trainctl.commands.settings import settings
 from trainctl.commands.shell import shell
 from trainctl.commands.show import show
 from trainctl.commands.stop import stop
 from trainctl.commands.submit import submit
 from trainctl.commands.wait import wait
-from trainctl.help import WIDTH, Command, Group, RecipeCommand
+from trainctl.help import WIDTH, Command, Group, ListingGroup, RecipeCommand
 from trainctl.options import flattened
 
 _EPILOG = (
@@ -67,7 +66,7 @@ _takes_recipe(flattened(submit))
 _takes_recipe(flattened(plan))
 for panel, commands in (
     (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
-    (_JOBS, (runs, compare, checkpoints, report, download, export)),
+    (_JOBS, (compare, checkpoints, report, download, export)),
     (_OTHER, (open_, notebook, shell, doctor)),
 ):
     for command in commands:
@@ -75,8 +74,14 @@ for panel, commands in (
         app.command(name, cls=Command, rich_help_panel=panel)(flattened(command))
 
 
-def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:
-    group = typer.Typer(cls=Group, no_args_is_help=True, help=about)
+def _add_group(
+    name: str,
+    about: str,
+    *commands: Callable[..., None],
+    panel: str,
+    cls: type[Group] = Group,
+) -> None:
+    group = typer.Typer(cls=cls, no_args_is_help=cls is Group, help=about)
     for each in commands:
         group.command(cls=Command)(flattened(each))
     app.add_typer(group, name=name, rich_help_panel=panel)
@@ -91,8 +96,15 @@ _add_group(
 _add_group(
     "data",
     "Data sets in the bucket, which jobs train on by name: --data NAME.",
-    *(data.put, data.ls, data.prepare),
+    *(data.put, data.ls, data.rm, data.prepare),
     panel=_JOBS,
+)
+_add_group(
+    "runs",
+    "The runs in the bucket; without a command, it lists them.",
+    *(runs.ls, runs.rm),
+    panel=_JOBS,
+    cls=ListingGroup,
 )
 _add_group(
     "local",

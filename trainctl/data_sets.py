@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Final, Self
 
 from contract.errors import InputError
 from contract.nodes import is_shared
+from contract.text import byte_size, counted
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from training import recipes
@@ -52,6 +53,8 @@ class StoredSet:
     """Files by name, relative to the set's folder."""
     uploaded: str
     """When, in UTC: ``2026-01-31 12:00``."""
+    by: str = ""
+    """User or role session of AWS that uploaded it; empty where that is not known."""
 
     @property
     def size(self) -> int:
@@ -67,7 +70,8 @@ class StoredSet:
         try:
             values = json.loads(text)
             files = {name: StoredFile(**each) for name, each in values["files"].items()}
-            return cls(name=values["name"], files=files, uploaded=values["uploaded"])
+            by = str(values.get("by", ""))
+            return cls(name=values["name"], files=files, uploaded=values["uploaded"], by=by)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -90,7 +94,7 @@ def check_name(name: str) -> str:
 
 def find(bucket: Bucket, name: str) -> StoredSet | None:
     """The complete data set of that name in the bucket."""
-    content = bucket.read(_list_key(name))
+    content = bucket.read(list_key(name))
     return None if content is None else StoredSet.from_json(content)
 
 
@@ -104,11 +108,22 @@ def stored(bucket: Bucket) -> tuple[list[StoredSet], list[str]]:
     return complete, [each for each in folders if each not in known]
 
 
-def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report) -> StoredSet:
+def put(
+    bucket: Bucket,
+    name: str,
+    files: Mapping[str, Path],
+    *,
+    by: str,
+    report: Report,
+    ask: Callable[[str], None],
+) -> StoredSet:
     """Upload files as a data set, which replaces the one of that name.
 
     Args:
         files: relative name -> file here.
+        by: user or role session of AWS.
+        ask: called before other files of that name are replaced or removed, with words for them;
+            what it raises prevents that.
 
     Raises:
         UsageError: a file has changed in the meantime.
@@ -121,9 +136,17 @@ def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report)
     there = find(bucket, name)
     if there is not None and dict(there.files) == wanted:
         return there
-    bucket.remove([_list_key(name)])
     folder = f"{PREFIX}{name}/"
     sizes = bucket.sizes(folder)
+    if there is not None:
+        who = f" by {there.by}" if there.by else ""
+        ask(f"{_amount(there.files, there.size)}, uploaded {there.uploaded} UTC{who}")
+    else:
+        # An upload that is continued has some of the files, and no other ones.
+        kept = {f"{folder}{each}": file.size for each, file in wanted.items()}.items()
+        if others := dict(sizes.items() - kept):
+            ask(f"{_amount(others, sum(others.values()))}, of an upload that is not complete")
+    bucket.remove([list_key(name)])
     done, total = 0, sum(each.size for each in wanted.values())
     for each, path in files.items():
         key = f"{folder}{each}"
@@ -139,11 +162,14 @@ def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report)
         done += wanted[each].size
         report(done, total)
     bucket.remove([key for key in sizes if key.removeprefix(folder) not in wanted])
-    new = StoredSet(
-        name=name, files=wanted, uploaded=time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    )
-    bucket.write(_list_key(name), new.to_json().encode())
+    now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    new = StoredSet(name=name, files=wanted, uploaded=now, by=by)
+    bucket.write(list_key(name), new.to_json().encode())
     return new
+
+
+def _amount(files: Sized, size: int) -> str:
+    return f"{counted(len(files), 'file')}, {byte_size(size)}"
 
 
 def _report_file(report: Report, before: int, total: int, size: int) -> None:
@@ -292,7 +318,8 @@ def _text_bytes(data: str, bucket: Bucket) -> int | None:
     return there.size
 
 
-def _list_key(name: str) -> str:
+def list_key(name: str) -> str:
+    """Key of the list that makes files a data set."""
     return f"{PREFIX}{name}.json"
 
 

@@ -22,7 +22,8 @@ WIDTH = 100
 MEANT: Final = {
     **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
     **dict.fromkeys(("status", "describe", "job"), "show JOB"),
-    **dict.fromkeys(("cancel", "kill", "rm", "delete", "abort"), "stop JOB"),
+    **dict.fromkeys(("cancel", "kill", "abort"), "stop JOB"),
+    **dict.fromkeys(("rm", "delete"), "stop JOB, trainctl runs rm RUN, trainctl data rm NAME"),
     **dict.fromkeys(("run", "launch", "start", "train"), "submit"),
     **dict.fromkeys(("up", "down"), "cluster up, trainctl cluster down"),
     **dict.fromkeys(("exec", "ssh"), "shell"),
@@ -53,6 +54,17 @@ class Group(TyperGroup):
         for heading, rows in sections.items():
             with formatter.section(typer.style(heading, bold=True)):
                 formatter.write_dl(rows)
+
+
+class ListingGroup(Group):
+    """A group that lists where no command of it is given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take options for those of ``ls``."""
+        known = {*self.commands, *ctx.help_option_names}
+        if not ctx.resilient_parsing and known.isdisjoint(args[:1]):
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
 
 
 class Command(TyperCommand):
