@@ -12,8 +12,10 @@ from tests.trainctl.conftest import Cli
 
 RUN = ("runs/a/config.json", "runs/a/jobs/a-1.json", "runs/a/checkpoints/step-00000001/state.pt")
 SET = ("data/a.json", "data/a/one.txt", "data/a/more/two.txt")
-OTHERS = ("runs/ab/config.json", "runs/a.b/x", "runs/a", "data/ab.json", "data/ab/one.txt")
-OTHERS += ("data/a.json.json", "data/a.json/one.txt", "data/a-", "exports/a/x", "other/runs/a/x")
+OTHERS = (
+    *("runs/ab/config.json", "runs/a.b/x", "runs/a", "data/ab.json", "data/ab/one.txt"),
+    *("data/a.json.json", "data/a.json/one.txt", "data/a-", "exports/a/x", "other/runs/a/x"),
+)
 KINDS = [("runs", "run 'a'", RUN), ("data", "data set 'a'", SET)]
 
 
