@@ -35,7 +35,7 @@ from trainctl.commands.show import show
 from trainctl.commands.stop import stop
 from trainctl.commands.submit import submit
 from trainctl.commands.wait import wait
-from trainctl.help import WIDTH, Command, Group, ListingGroup, RecipeCommand
+from trainctl.help import WIDTH, Command, Group, RecipeCommand
 from trainctl.options import flattened
 
 _EPILOG = (
@@ -74,14 +74,8 @@ for panel, commands in (
         app.command(name, cls=Command, rich_help_panel=panel)(flattened(command))
 
 
-def _add_group(
-    name: str,
-    about: str,
-    *commands: Callable[..., None],
-    panel: str,
-    cls: type[Group] = Group,
-) -> None:
-    group = typer.Typer(cls=cls, no_args_is_help=cls is Group, help=about)
+def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:
+    group = typer.Typer(cls=Group, no_args_is_help=True, help=about)
     for each in commands:
         group.command(cls=Command)(flattened(each))
     app.add_typer(group, name=name, rich_help_panel=panel)
@@ -104,7 +98,6 @@ _add_group(
     "The runs in the bucket; without a command, it lists them.",
     *(runs.ls, runs.rm),
     panel=_JOBS,
-    cls=ListingGroup,
 )
 _add_group(
     "local",

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -138,14 +138,12 @@ def put(
         return there
     folder = f"{PREFIX}{name}/"
     sizes = bucket.sizes(folder)
-    if there is not None:
-        who = f" by {there.by}" if there.by else ""
-        ask(f"{_amount(there.files, there.size)}, uploaded {there.uploaded} UTC{who}")
-    else:
-        # An upload that is continued has some of the files, and no other ones.
-        kept = {f"{folder}{each}": file.size for each, file in wanted.items()}.items()
-        if others := dict(sizes.items() - kept):
-            ask(f"{_amount(others, sum(others.values()))}, of an upload that is not complete")
+    # An upload that is continued has some of these files, and no other ones.
+    same = {f"{folder}{each}": file.size for each, file in wanted.items()}
+    if there is not None or sizes.items() - same.items():
+        when = f"uploaded {there.uploaded} UTC" if there else "not complete"
+        by = f" by {there.by}" if there and there.by else ""
+        ask(f"{counted(len(sizes), 'file')}, {byte_size(sum(sizes.values()))}, {when}{by}")
     bucket.remove([list_key(name)])
     done, total = 0, sum(each.size for each in wanted.values())
     for each, path in files.items():
@@ -166,10 +164,6 @@ def put(
     new = StoredSet(name=name, files=wanted, uploaded=now, by=by)
     bucket.write(list_key(name), new.to_json().encode())
     return new
-
-
-def _amount(files: Sized, size: int) -> str:
-    return f"{counted(len(files), 'file')}, {byte_size(size)}"
 
 
 def _report_file(report: Report, before: int, total: int, size: int) -> None:

@@ -36,6 +36,11 @@ class Wanted:
     file: SavedFile | None = None
     """Its entry in the node's list; None for what Ray or a recipe saved."""
 
+    @property
+    def folder(self) -> Path:
+        """The source's folder here."""
+        return self.target.parents[self.name.count("/")]
+
 
 def find(
     bucket: Bucket,
@@ -134,7 +139,7 @@ def _of_node(content: FileList, number: int, to: Path) -> list[Wanted]:
 
 def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
     target = wanted.target
-    folder = target.parents[wanted.name.count("/")]
+    folder = wanted.folder
     if not folder.exists():  # what was there may be the user's own
         folder.mkdir(parents=True)
         (folder / DOWNLOADED).touch()
@@ -171,14 +176,14 @@ def download(
     report: Callable[[str], None] = lambda _text: None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> list[Wanted]:
-    """Find and fetch files; return what was fetched. What lies there already is replaced.
+    """Find and fetch files; return what was fetched. What an earlier download left is replaced.
 
     Args:
         report: called with the progress, in words.
         note: as for ``find``.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or one of the user's own is in its place.
         CliError: a file differs from its node's list: its job is running, and has changed it.
         InputError: a name in the bucket leads out of ``to``, or a file cannot be written.
     """
@@ -189,6 +194,12 @@ def download(
     if not is_usable:
         raise InputError(f"{to} is not a folder: give another one")
     wanted = find(bucket, run, to, pattern=pattern, node=node, note=note)
+    for each in wanted:
+        if each.target.is_file() and not (each.folder / DOWNLOADED).exists():
+            raise UsageError(
+                f"{each.target} is there, and trainctl download did not make its folder: give --to "
+                "another folder"
+            )
     total = sum(each.size for each in wanted)
 
     def say(files: int, size: int) -> None:

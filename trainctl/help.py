@@ -34,6 +34,13 @@ MEANT: Final = {
 class Group(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """``trainctl runs``, without a command of the group, lists them."""
+        known = {*self.commands, *ctx.help_option_names}
+        if ctx.info_name == "runs" and not ctx.resilient_parsing and known.isdisjoint(args[:1]):
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant by the first word. Raises UsageError with another name of it
         where people know it by this one from elsewhere."""
@@ -54,17 +61,6 @@ class Group(TyperGroup):
         for heading, rows in sections.items():
             with formatter.section(typer.style(heading, bold=True)):
                 formatter.write_dl(rows)
-
-
-class ListingGroup(Group):
-    """A group that lists where no command of it is given."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take options for those of ``ls``."""
-        known = {*self.commands, *ctx.help_option_names}
-        if not ctx.resilient_parsing and known.isdisjoint(args[:1]):
-            args = ["ls", *args]
-        return super().parse_args(ctx, args)
 
 
 class Command(TyperCommand):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from contract import exits
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 
@@ -94,21 +93,6 @@ def test_jobs_of_other_runs_and_data_sets_do_not_matter(full: Account, cli: Cli)
     full.change_order("other", command=["x", "--data", "s3://bucket/data/a.json/", "runs/a", "a"])
     for kind in ("runs", "data"):
         cli(kind, "rm", "a", "--yes")
-
-
-@pytest.mark.parametrize(
-    ("content", "minutes", "code"),
-    [(b"{}", 1, exits.BAD_INPUT), (b"{}", 3, exits.OK), (b'{"released": true}', 1, exits.OK)],
-    ids=["held", "expired", "released"],
-)
-def test_a_run_that_the_standing_cluster_trains_is_not_removed(
-    content: bytes, minutes: int, code: int, full: Account, cli: Cli
-) -> None:
-    full.objects |= {"runs/a/leases/00000001.json": b"{}", "runs/a/leases/00000002.json": content}
-    full.modified["runs/a/leases/00000001.json"] = full.now - timedelta(hours=1)
-    full.modified["runs/a/leases/00000002.json"] = full.now - timedelta(minutes=minutes)
-    said = cli("runs", "rm", "a", "--yes", code=code).err
-    assert ("run 'a' is being trained" in said) == (code == exits.BAD_INPUT)
 
 
 @pytest.mark.parametrize("kind", ["runs", "data"])

@@ -75,19 +75,21 @@ def exercise(root: str) -> None:
     assert storage.read_bytes(f"{root}/a/file") == b"22"
     assert storage.exists(f"{root}/a/file")
 
-    staged = storage.staging_folder(f"{root}/a/whole")
-    (staged / "sub").mkdir()
-    (staged / "sub" / "x").write_bytes(b"x")
-    (staged / "last").write_bytes(b"l")
-    storage.publish_folder(staged, f"{root}/a/whole", last="last")
+    with storage.staged_folder(f"{root}/a/whole", last="last") as staged:
+        (staged / "sub").mkdir()
+        (staged / "sub" / "x").write_bytes(b"x")
+        (staged / "last").write_bytes(b"l")
     assert not staged.exists()
     assert storage.list_folders(f"{root}/a") == ["whole"]
-    staged = storage.staging_folder(f"{root}/a/whole")
-    (staged / "new").write_bytes(b"n")
-    (staged / "last").write_bytes(b"L")
-    storage.publish_folder(staged, f"{root}/a/whole")
+    with storage.staged_folder(f"{root}/a/whole") as staged:
+        (staged / "new").write_bytes(b"n")
+        (staged / "last").write_bytes(b"L")
     assert storage.read_bytes(f"{root}/a/whole/sub/x") == b"x", "only what is new is replaced"
     assert storage.read_bytes(f"{root}/a/whole/new") == b"n"
+    assert storage.read_bytes(f"{root}/a/whole/last") == b"L"
+    assert not staged.exists()
+    with pytest.raises(FileNotFoundError), storage.staged_folder(f"{root}/a/whole") as staged:
+        (staged / "no folder" / "last").write_bytes(b"torn")
     assert storage.read_bytes(f"{root}/a/whole/last") == b"L"
     assert not staged.exists()
 

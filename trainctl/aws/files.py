@@ -137,10 +137,8 @@ class Bucket:
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there count as removed."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for _ in pool.map(
-                lambda key: self._clients.s3.delete_object(Bucket=self.name, Key=key), keys
-            ):
-                pass
+            delete = self._clients.s3.delete_object
+            list(pool.map(lambda key: delete(Bucket=self.name, Key=key), keys))
 
     def download(self, key: str, file: Path) -> None:
         """Fetch an object."""

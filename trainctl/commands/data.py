@@ -141,8 +141,7 @@ def rm(
         where.find(),
         f"data set {name!r}",
         f"{data_sets.PREFIX}{name}/",
-        first=data_sets.list_key(name),
-        hint="trainctl data ls",
+        beside=data_sets.list_key(name),
         yes=yes,
         as_json=as_json,
     )

@@ -62,7 +62,6 @@ def rm(
         where.find(),
         f"run {run!r}",
         run_prefix(run),
-        hint="trainctl runs",
         yes=yes,
         as_json=as_json,
     )

@@ -17,7 +17,6 @@ others get the state from it, so all agree on what was chosen.
 import contextlib
 import hashlib
 import pickle
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -401,12 +400,8 @@ def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
     storage.remove_leftovers(run_uri)  # of one that was killed while it did this
     uri = RunPaths(run_uri).model
     best = replace(snapshot, model=snapshot.average or snapshot.model)
-    folder = storage.staging_folder(uri)
-    try:
+    with storage.staged_folder(uri) as folder:
         write_model(best, folder)
-        storage.publish_folder(folder, uri)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return uri
 
 

@@ -8,9 +8,7 @@ fetched again when its ETag has changed.
 """
 
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -120,24 +118,19 @@ def discard(source: str, names: Sequence[str]) -> None:
 
 def _fetch(url: str, target: Path) -> None:
     """Download ``url`` beside ``target`` and move it into place once it is complete."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    part = Path(name)
     try:
-        if url.startswith("s3://"):
-            with storage.given(url):
-                storage.filesystem(url).get_file(url, str(part))
-        else:
-            download.download(url, part, resumes=False)
-        part.replace(target)
+        with storage.whole_file(target) as part:
+            if url.startswith("s3://"):
+                with storage.given(url):
+                    storage.filesystem(url).get_file(url, str(part))
+            else:
+                download.download(url, part, resumes=False)
     except ConnectionError as error:
         raise UnreachableError(f"{url} could not be fetched: {error}") from None
     except OSError as error:
         if is_full(error):
             raise download.not_writable(target.parent, error) from None
         raise
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _etag(url: str) -> bytes:

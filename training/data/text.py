@@ -9,8 +9,6 @@ are learned beside it (``training.data.conversations``). Use ``training.data.ima
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -238,12 +236,8 @@ def _fetch_store(folder: Path, shared: str | None) -> bool:
     uri = storage.join(shared, "tokens", folder.name)
     if not storage.exists(storage.join(uri, STORE_FILE)):
         return False
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with storage.staged_folder(str(folder)) as part:
         storage.fetch_folder(uri, part)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return True
 
 
@@ -276,8 +270,7 @@ def build(
     encode = _chats(ChatWriter(words)) if is_chat else _texts(words)
     number = num_left_out = 0
     stops: set[int] = set()
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with storage.staged_folder(str(folder)) as part:
         with ExitStack() as stack:
             train, held_out = (
                 _Output(part / name, dtype, stack, is_chat=is_chat)
@@ -313,9 +306,6 @@ def build(
             stops=tuple(sorted(stops)),
         )
         (part / STORE_FILE).write_text(json.dumps(asdict(info), indent=1), encoding="utf-8")
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 class _Output:

@@ -99,7 +99,7 @@ def named(log: str) -> str:
 
 
 def transport(backend: str, *, num_hosts: int) -> str:
-    """Words for what carries the messages of this process. Removes NCCL's log.
+    """Words for what carries the messages of this process.
 
     Args:
         backend: of the process group, ``gloo`` or ``nccl``.
@@ -109,11 +109,7 @@ def transport(backend: str, *, num_hosts: int) -> str:
         return f"{backend} over TCP"
     if num_hosts == 1:
         return "NCCL within the host"
-    log = _log(os.environ)
-    name = _read(log)
-    if log is not None:
-        log.unlink(missing_ok=True)
-    return f"NCCL over {name or _UNKNOWN}"
+    return f"NCCL over {_read(_log(os.environ)) or _UNKNOWN}"
 
 
 def check_efa(environment: Mapping[str, str], *, backend: str, num_hosts: int) -> None:

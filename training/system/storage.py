@@ -232,20 +232,26 @@ def write_bytes(uri: str, content: bytes, *, quick: bool = False) -> None:
         # S3 shows an object only once it is whole.
         filesystem(uri, quick=quick).pipe_file(uri, content)
         return
-    target = Path(uri)
+    with whole_file(Path(uri)) as part, part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # or a loss of power may leave an empty file under the name
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A new file to fill, beside ``target``, whose name it then has: a reader sees the old content
+    or the new, never a part. Where filling it fails, the old one stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
     part = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)  # or a loss of power may leave an empty file under the name
+        yield part
         part.chmod(0o644)  # mkstemp's 0600 would hide the record from a colleague
         part.replace(target)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
 def create_bytes(uri: str, content: bytes) -> bool:
@@ -323,7 +329,7 @@ def _below(uri: str, *, folders: bool) -> dict[str, int]:
 
 
 def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
-    """Move a finished folder from ``staging_folder`` to ``uri``. What has the name of one of its
+    """Move a finished folder from ``staged_folder`` to ``uri``. What has the name of one of its
     files there is replaced; everything else stays: a user may have put it there.
 
     A new folder on disk appears by a rename. S3 has none: there the file called ``last`` is
@@ -333,7 +339,6 @@ def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
         files = sorted(path for path in local.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
             upload(path, join(uri, path.relative_to(local).as_posix()))
-        shutil.rmtree(local, ignore_errors=True)
         return
     target = Path(uri)
     _sync_folder(local)
@@ -344,7 +349,6 @@ def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
             raise
         for path in local.iterdir():
             path.replace(target / path.name)
-        local.rmdir()
 
 
 def show_folder(hidden: str, uri: str, *, check: Callable[[], None]) -> None:
@@ -396,14 +400,22 @@ def _counting() -> Any:
     return Counting()
 
 
-def staging_folder(uri: str) -> Path:
-    """A new local folder to fill before ``publish_folder``; beside ``uri`` when that is on disk,
-    so that publishing is a rename and not a copy."""
-    if is_s3(uri):
-        return Path(tempfile.mkdtemp(prefix="training-"))
-    parent = Path(uri).parent
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=parent))
+@contextlib.contextmanager
+def staged_folder(uri: str, *, last: str | None = None) -> Iterator[Path]:
+    """A new local folder to fill, which is then published as ``publish_folder`` does; beside
+    ``uri`` when that is on disk, so that publishing is a rename and not a copy. Where filling it
+    fails, nothing is published."""
+    folder = Path(tempfile.mkdtemp(prefix="training-")) if is_s3(uri) else _beside(Path(uri))
+    try:
+        yield folder
+        publish_folder(folder, uri, last=last)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=target.parent))
     folder.chmod(0o755)
     return folder
 
@@ -465,22 +477,19 @@ def remove_run(uri: str) -> None:
     """Remove what a run has written to its folder, but its leases; what others put there stays."""
     for folder, patterns in runs.RECORD.items():
         place = join(uri, folder) if folder else uri
-        for name in _matching(sizes(place), patterns):
-            remove_file(join(place, name))
-        for name in _matching(_below(place, folders=True), patterns):
-            remove_folder(join(place, name))
+        files, folders = sizes(place), _below(place, folders=True)
+        for name in [*files, *folders]:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                remove = remove_file if name in files else remove_folder
+                remove(join(place, name))
         if folder and not is_s3(uri):
             with contextlib.suppress(OSError):  # not there, or a user's files are in it
                 Path(place).rmdir()
     remove_leftovers(uri)
 
 
-def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
-
-
 def remove_leftovers(uri: str) -> None:
-    """Remove what ``staging_folder`` made in a folder on disk and a killed process has left."""
+    """Remove what ``staged_folder`` made in a folder on disk and a killed process has left."""
     if is_s3(uri):
         return
     for path in Path(uri).glob(f"{_STAGING}????????"):
