@@ -251,24 +251,6 @@ class Job:
             self._clock.sleep(_POLL_S)
         return None
 
-    def _start(
-        self, words: tuple[str, ...], folder: Path | None, variables: Mapping[str, str]
-    ) -> Program:
-        """
-        Raises:
-            InputError: there is no such program.
-        """
-        own = {
-            ENV_RUN: self._config.spec.run,
-            "RAY_ADDRESS": f"{self._ray.address}:{GCS_PORT}",
-        }
-        try:
-            return self._spawn(
-                words, folder=folder, environment={**self._environment, **variables, **own}
-            )
-        except OSError as error:
-            raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
-
     def _run_in(self, folder: Path) -> int:
         spec = self._config.spec
         work = folder / WORK
@@ -300,7 +282,12 @@ class Job:
                     mirror.start()
                     self._mirror = mirror
                 say(f"running {' '.join(words)}")
-            command = self._start(words, place, variables)
+            variables = {**self._environment, **variables, ENV_RUN: spec.run}
+            variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
+            try:
+                command = self._spawn(words, folder=place, environment=variables)
+            except OSError as error:
+                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
         except Stopped:
             return self._ending or exits.FAILED
         except InputError as error:

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 #: What removes or replaces, of the standard library, boto3, fsspec and of this project.
 NAMES: Final = {
     *("rmtree", "unlink", "rmdir", "removedirs", "renames", "rm_file", "copytree"),
-    *("staged_folder", "whole_file", "rename_folder", "publish_folder", "show_folder"),
+    *("staged_folder", "whole_file", "rename_folder", "show_folder"),
 }
 #: The same where they are called: in other places these words mean something else.
 CALLED: Final = {"remove", "rename", "replace", "move", "rm", "truncate", "delete"}
@@ -95,7 +95,7 @@ GUARDS: Final = {
     "training/data/pictures/destination.py:Destination.remove": (
         "delete_object rmdir unlink",
         OURS,
-        ".prepare-DIGEST",
+        "a file, and its folder once it is empty",
     ),
     "training/data/pictures/destination.py:Destination.write": (
         "replace",
@@ -103,11 +103,11 @@ GUARDS: Final = {
         "a preparation refuses a place with shards of something else",
     ),
     "training/data/pictures/mirror.py:fetch.fetch_one": ("replace unlink", OURS, "the cache"),
-    "training/data/pictures/prepare.py:prepare": ("remove", OURS, ".prepare-DIGEST"),
+    "training/data/pictures/prepare.py:prepare": ("remove", OURS, ".prepare-DIGEST/NAME"),
     "training/data/sources.py:_fetch": ("whole_file", OURS, "a file of the cache"),
     "training/data/sources.py:_fetched": ("unlink", OURS, ".NAME.etag of the cache"),
     "training/data/sources.py:discard": ("unlink", OURS, "fetched files of the cache"),
-    "training/data/text.py:_fetch_store": ("staged_folder", OURS, "a store of the cache"),
+    "training/data/text.py:_is_there": ("staged_folder", OURS, "a store of the cache"),
     "training/data/text.py:build": ("staged_folder", OURS, "a store of the cache"),
     "training/export.py:export": ("staged_folder", OURS, "refuses a target that holds anything"),
     "training/export.py:export_adapters": (
@@ -128,7 +128,7 @@ GUARDS: Final = {
     "training/runtime/local.py:LocalWorkers.close": ("rmtree", OURS, "its temporary folder"),
     "training/system/storage.py:check_writable": ("rm_file", OURS, ".probe-UUID"),
     "training/system/storage.py:create_bytes": ("unlink", OURS, "its temporary file"),
-    "training/system/storage.py:publish_folder": ("rename replace", OURS, "files of those names"),
+    "training/system/storage.py:_move": ("rename replace", OURS, "files of those names"),
     "training/system/storage.py:remove_file": ("rm_file", OURS, "names of its callers"),
     "training/system/storage.py:remove_folder": ("rm rmtree", OURS, "names of its callers"),
     "training/system/storage.py:remove_leftovers": ("rmtree", OURS, ".staging-XXXXXXXX"),
@@ -144,7 +144,7 @@ GUARDS: Final = {
     ),
     "training/system/storage.py:show_folder": ("rename", OURS, "fails where one is"),
     "training/system/storage.py:staged_folder": (
-        "publish_folder rmtree",
+        "rmtree",
         OURS,
         "its temporary folder",
     ),

@@ -358,6 +358,16 @@ def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) 
     assert "did not finish" in checkout.make()
 
 
+def test_a_folder_that_make_has_not_made_is_kept(checkout: Checkout) -> None:
+    of_conda = checkout.folder / ".venv" / "conda-meta" / "history"
+    of_conda.parent.mkdir(parents=True)
+    of_conda.touch()
+    said = checkout.make(code=1)
+    assert "make did not make .venv" in said
+    assert "remove .venv, or give it Python" in said
+    assert of_conda.exists()
+
+
 def test_an_environment_made_by_hand_is_installed_into_and_never_removed(
     checkout: Checkout,
 ) -> None:

@@ -23,6 +23,7 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from training import recipes
 from training.data import catalog, mixture
+from training.data.pictures.index import StoredFile
 from training.recipe import Recipe
 from training.settings import RunConfig
 
@@ -36,15 +37,6 @@ Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFile:
-    """A file of a data set."""
-
-    size: int
-    """Bytes."""
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSet:
     """A data set whose files are all in the bucket."""
 
@@ -53,8 +45,8 @@ class StoredSet:
     """Files by name, relative to the set's folder."""
     uploaded: str
     """When, in UTC: ``2026-01-31 12:00``."""
-    by: str = ""
-    """User or role session of AWS that uploaded it; empty where that is not known."""
+    by: str = "an unknown user"
+    """User or role session of AWS that uploaded it."""
 
     @property
     def size(self) -> int:
@@ -70,8 +62,8 @@ class StoredSet:
         try:
             values = json.loads(text)
             files = {name: StoredFile(**each) for name, each in values["files"].items()}
-            by = str(values.get("by", ""))
-            return cls(name=values["name"], files=files, uploaded=values["uploaded"], by=by)
+            known = {each: str(values[each]) for each in ("uploaded", "by") if each in values}
+            return cls(name=values["name"], files=files, **known)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -141,9 +133,8 @@ def put(
     # An upload that is continued has some of these files, and no other ones.
     same = {f"{folder}{each}": file.size for each, file in wanted.items()}
     if there is not None or sizes.items() - same.items():
-        when = f"uploaded {there.uploaded} UTC" if there else "not complete"
-        by = f" by {there.by}" if there and there.by else ""
-        ask(f"{counted(len(sizes), 'file')}, {byte_size(sum(sizes.values()))}, {when}{by}")
+        when = f"uploaded {there.uploaded} UTC by {there.by}" if there else "not complete"
+        ask(f"{counted(len(sizes), 'file')}, {byte_size(sum(sizes.values()))}, {when}")
     bucket.remove([list_key(name)])
     done, total = 0, sum(each.size for each in wanted.values())
     for each, path in files.items():

@@ -36,11 +36,6 @@ class Wanted:
     file: SavedFile | None = None
     """Its entry in the node's list; None for what Ray or a recipe saved."""
 
-    @property
-    def folder(self) -> Path:
-        """The source's folder here."""
-        return self.target.parents[self.name.count("/")]
-
 
 def find(
     bucket: Bucket,
@@ -139,7 +134,7 @@ def _of_node(content: FileList, number: int, to: Path) -> list[Wanted]:
 
 def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
     target = wanted.target
-    folder = wanted.folder
+    folder = target.parents[wanted.name.count("/")]
     if not folder.exists():  # what was there may be the user's own
         folder.mkdir(parents=True)
         (folder / DOWNLOADED).touch()
@@ -195,7 +190,8 @@ def download(
         raise InputError(f"{to} is not a folder: give another one")
     wanted = find(bucket, run, to, pattern=pattern, node=node, note=note)
     for each in wanted:
-        if each.target.is_file() and not (each.folder / DOWNLOADED).exists():
+        mark = each.target.parents[each.name.count("/")] / DOWNLOADED
+        if each.target.is_file() and not mark.exists():
             raise UsageError(
                 f"{each.target} is there, and trainctl download did not make its folder: give --to "
                 "another folder"

@@ -125,7 +125,7 @@ def test_files_of_another_upload_that_is_not_complete_are_not_removed_without_a_
     account.objects["data/cats/theirs.txt"] = b"theirs"
     account.objects["data/cats/one.txt"] = b"oneone"
     said = cli.refuses("data", "put", str(folder))
-    assert "(2 files, 12 B, of an upload that is not complete)?" in said
+    assert "Replace data set cats (2 files, 12 B, not complete)?" in said
     assert account.changes == []
     cli("data", "put", str(folder), "--yes")
     assert "data/cats/theirs.txt" not in account.objects
@@ -139,7 +139,9 @@ def test_a_data_set_that_was_uploaded_by_an_earlier_version_has_no_owner(
     del there["by"]
     account.objects["data/cats.json"] = json.dumps(there).encode()
     (folder / "one.txt").unlink()
-    assert f"uploaded {there['uploaded']} UTC)?" in cli.refuses("data", "put", str(folder))
+    assert f"uploaded {there['uploaded']} UTC by an unknown user)?" in cli.refuses(
+        "data", "put", str(folder)
+    )
 
 
 def test_a_published_data_set_is_fetched_verified_and_uploaded(

@@ -46,22 +46,22 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         storage.check_writable(str(tmp_path / "file" / "runs"))
 
 
-def test_what_is_uploaded_is_counted_file_by_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_uploaded_is_counted_file_by_file(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
+    names: list[str] = []
 
-    async def call(_self: S3FileSystem, method: str, **_: Any) -> dict[str, Any]:
+    async def call(_self: S3FileSystem, method: str, **given: Any) -> dict[str, Any]:
         assert method == "put_object"
+        names.append(given["Key"].rpartition("/")[2])
         counted.append(storage.Written.total - begun)
         return {}
 
     monkeypatch.setattr(S3FileSystem, "_call_s3", call)
     begun = storage.Written.total
-    for name in ("a", "b", "last"):
-        (tmp_path / name).write_bytes(b"12345")
-    storage.publish_folder(tmp_path, "s3://b/runs/r/model", last="last")
-    assert counted == [0, 5, 10]
+    with storage.staged_folder("s3://b/runs/r/model", last="first") as staged:
+        for name in ("a", "first", "z"):
+            (staged / name).write_bytes(b"12345")
+    assert (names, counted) == (["a", "z", "first"], [0, 5, 10])
     assert storage.Written.total == begun + 15
 
 

@@ -201,7 +201,7 @@ def store_for(
     key = _key_of(files, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
     folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
-        if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
+        if not _is_there(folder, shared):
             build(
                 contents if first is None else chain([first], contents),
                 words,
@@ -220,9 +220,7 @@ def open_store(key: str, *, shared: str | None) -> TokenStore | None:
     """The store of a key, from the node's cache or from where the nodes share them; or None."""
     folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
-        if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
-            return None
-    return TokenStore.open(folder)
+        return TokenStore.open(folder) if _is_there(folder, shared) else None
 
 
 def _place_of(key: str) -> Path:
@@ -230,9 +228,10 @@ def _place_of(key: str) -> Path:
     return sources.cache_dir() / "tokens" / key
 
 
-def _fetch_store(folder: Path, shared: str | None) -> bool:
-    if shared is None:
-        return False
+def _is_there(folder: Path, shared: str | None) -> bool:
+    """True if a store is on this node, or could be fetched from where the nodes share them."""
+    if shared is None or (folder / STORE_FILE).exists():
+        return (folder / STORE_FILE).exists()
     uri = storage.join(shared, "tokens", folder.name)
     if not storage.exists(storage.join(uri, STORE_FILE)):
         return False

@@ -28,7 +28,7 @@ from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
-#: Name of a folder that ``publish_folder`` moves; ``mkdtemp`` appends eight characters.
+#: Name of a ``staged_folder``; ``mkdtemp`` appends eight characters.
 _STAGING: Final = ".staging-"
 #: Errors of the system, and what s3fs makes of S3's, that do not pass by themselves.
 _FINAL: Final = (
@@ -328,29 +328,6 @@ def _below(uri: str, *, folders: bool) -> dict[str, int]:
     }
 
 
-def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
-    """Move a finished folder from ``staged_folder`` to ``uri``. What has the name of one of its
-    files there is replaced; everything else stays: a user may have put it there.
-
-    A new folder on disk appears by a rename. S3 has none: there the file called ``last`` is
-    uploaded after all others, and a reader that misses it knows that the rest is incomplete.
-    """
-    if is_s3(uri):
-        files = sorted(path for path in local.rglob("*") if path.is_file())
-        for path in sorted(files, key=lambda path: path.name == last):
-            upload(path, join(uri, path.relative_to(local).as_posix()))
-        return
-    target = Path(uri)
-    _sync_folder(local)
-    try:
-        local.rename(target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        for path in local.iterdir():
-            path.replace(target / path.name)
-
-
 def show_folder(hidden: str, uri: str, *, check: Callable[[], None]) -> None:
     """Give a hidden folder on disk its name, once all of it would survive a loss of power.
 
@@ -402,22 +379,39 @@ def _counting() -> Any:
 
 @contextlib.contextmanager
 def staged_folder(uri: str, *, last: str | None = None) -> Iterator[Path]:
-    """A new local folder to fill, which is then published as ``publish_folder`` does; beside
-    ``uri`` when that is on disk, so that publishing is a rename and not a copy. Where filling it
-    fails, nothing is published."""
-    folder = Path(tempfile.mkdtemp(prefix="training-")) if is_s3(uri) else _beside(Path(uri))
+    """A new local folder to fill, whose files are then published at ``uri``. Files of the same
+    names are replaced there; everything else stays: a user may have put it there. Where filling it
+    fails, nothing is published.
+
+    A new folder on disk appears by a rename. S3 has none: there the file called ``last`` is
+    uploaded after all others, and a reader that misses it knows that the rest is incomplete.
+    """
+    parent = None if is_s3(uri) else Path(uri).parent
+    if parent:
+        parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=parent))
+    folder.chmod(0o755)
     try:
         yield folder
-        publish_folder(folder, uri, last=last)
+        if parent:
+            _move(folder, Path(uri))
+            return
+        files = (path for path in folder.rglob("*") if path.is_file())
+        for path in sorted(files, key=lambda path: (path.name == last, path)):
+            upload(path, join(uri, path.relative_to(folder).as_posix()))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _beside(target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=target.parent))
-    folder.chmod(0o755)
-    return folder
+def _move(folder: Path, target: Path) -> None:
+    _sync_folder(folder)
+    try:
+        folder.rename(target)
+    except OSError:  # it is there
+        if not target.is_dir():
+            raise
+        for path in folder.iterdir():
+            path.replace(target / path.name)
 
 
 def fetch_folder(uri: str, into: Path) -> Path:

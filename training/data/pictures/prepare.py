@@ -81,10 +81,6 @@ class Wish:
         return self.size if self.form == PACKED else 0
 
 
-#: In the state's folder: what lies beside it is this preparation's.
-_BEGUN: Final = "begun"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """What one process does at a time."""
@@ -145,15 +141,15 @@ def prepare(
                 "another place, or remove that one"
             )
         return there
-    first = f"{works[0].name}.tar"
-    if to.read(f"{state}/{_BEGUN}") is None:
-        if to.read(first) is not None:
-            raise InputError(f"{to.uri} holds {first} of something else: give --to another place")
-        to.write(f"{state}/{_BEGUN}", b"")
+    begun, first = f"{state}/begun", f"{works[0].name}.tar"
+    if to.read(begun) is None and to.read(first) is not None:
+        raise InputError(f"{to.uri} holds {first} of something else: give --to another place")
+    to.write(begun, b"")  # from now on, the shards here are this preparation's
     total = sum(len(each) for each in found.values())
     parts = _run(works, processes or os.cpu_count() or 1, lambda num: tell("packing", num, total))
     index = _write_index(works, parts, classes, to, wish)
-    to.remove(state)
+    for name in [*(f"{state}/{work.name}.json" for work in works), begun]:
+        to.remove(name)
     return index
 
 
