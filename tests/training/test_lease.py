@@ -198,9 +198,7 @@ def test_in_s3_too(s3_endpoint: str) -> None:
     lease.release()
     assert Lease.take(run).number == 3
     storage.write_bytes("s3://lease-test/data/pictures/train/x.jpg", b"x")
-    with pytest.raises(
-        InputError, match=r"data/pictures holds other things \(train"
-    ):
+    with pytest.raises(InputError, match=r"data/pictures holds other things \(train"):
         launch._check_free("s3://lease-test/data/pictures")
     launch._check_free("s3://lease-test/data/pic")
 
