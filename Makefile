@@ -129,7 +129,7 @@ format: venv-dev ## rewrite the sources as `check` wants them
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-pictures: venv ## redraw docs/images from today's code, on an idle machine
+pictures: venv-dev ## redraw docs/images from today's code, on an idle machine
 	@$(PYTHON) .ci/pictures.py
 
 docs: venv-docs ## the documentation as a site with search, in build/site

@@ -2,6 +2,7 @@
 
 ``demo.svg`` shows what ``make demo`` prints and ``report.svg`` the figures of its report: draw them
 on an idle machine. A test compares those of ``DRAWN`` with the settings of the default preset.
+``dashboard.svg`` is what CloudWatch would draw of made-up metrics; ``make pictures`` needs no AWS.
 Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``:
 ``job.svg`` is that of a ``trainctl submit --follow`` on the local AWS.
 """
@@ -31,6 +32,8 @@ IMAGES: Final = ROOT / "docs" / "images"
 #: Pictures with prices and sizes that follow from the settings: what one types, and what is wired.
 DRAWN: Final = ("architecture", "deployment")
 RUN: Final = ROOT / "runs" / "demo"
+#: Of the lines of a graph on the dashboard.
+LINES: Final = ("blue", "orange", "sky", "umber")
 #: Left, top, width and height of the report's figures in its picture.
 PLACES: Final = ((20, 50, 980, 320), (20, 420, 468, 280), (532, 420, 468, 280))
 
@@ -70,16 +73,51 @@ def report(run: Path) -> str:
             + plot.svg.removeprefix("<svg ")
             for plot, (x, y, width, height) in zip((*drawn[:2], drawn[-1]), PLACES, strict=True)
         ]
+    return themed("".join(placed), "0 0 1020 720")
+
+
+def themed(body: str, box: str) -> str:
+    """A picture of a page's shapes: light or dark as the reader's system is."""
     light, dark = (
         "".join(f"--{name}:{pair[theme]};" for name, pair in plots.COLORS.items())
         for theme in (0, 1)
     )
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="0 0 1020 720"><style>svg{{{light}font:600 15px sans-serif;fill:var(--ink)}}'
+        f'viewBox="{box}"><style>svg{{{light}font:600 15px sans-serif;fill:var(--ink)}}'
         f"@media (prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
-        f'<rect width="100%" height="100%" fill="var(--surface)"/>{"".join(placed)}</svg>\n'
+        f'<rect width="100%" height="100%" fill="var(--surface)"/>{body}</svg>\n'
     )
+
+
+def dashboard() -> str:
+    """The GPU graphs of preset fsdp on made-up metrics of two hosts, in shapes instead of fonts."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # The CDK takes seconds to load, and no other picture needs it.
+    from stacks.host_setup import agent_config
+    from tests.stacks import cloudwatch
+    from tests.stacks.conftest import synthesized
+
+    body = cloudwatch.dashboard(synthesized((("preset", "fsdp"),)), cloudwatch.HOSTS[0])
+    metrics = cloudwatch.training_hour(agent_config(has_gpus=True))
+    with plots.drawing(), matplotlib.rc_context({"svg.fonttype": "path", "font.size": 10}):
+        figure = Figure(figsize=(1000 / 72, 860 / 72), dpi=72, layout="constrained")
+        figure.suptitle("Made-up metrics: two hosts with four GPUs train for an hour")
+        for widget, axes in zip(body["widgets"], figure.subplots(3, 2).flat, strict=False):
+            shown = widget["properties"]
+            scale = shown["yAxis"]["left"]
+            axes.set_prop_cycle(color=[plots.light(color) for color in LINES])
+            for asked in shown["metrics"]:
+                for label, samples in cloudwatch.lines(asked, metrics).items():
+                    minutes = [second / 60 for second in samples]
+                    axes.plot(minutes, [*samples.values()], label=label)
+            axes.set(title=shown["title"], ylabel=scale["label"], xlim=(0, 60))
+            axes.set_ylim(0, scale.get("max"))
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+        titles = "; ".join(each.get_title() for each in figure.axes)
+        return plots.svg("dashboard", f"CloudWatch dashboard, made-up metrics: {titles}", figure)
 
 
 def terminal(name: str, command: list[str]) -> None:
@@ -110,6 +148,7 @@ def main(arguments: list[str]) -> None:
         return
     for name in DRAWN:
         IMAGES.joinpath(f"{name}.svg").write_text(of_the_settings(name))
+    IMAGES.joinpath("dashboard.svg").write_text(themed(dashboard(), "0 0 1000 860"))
     terminal("demo", ["make", "demo"])
     IMAGES.joinpath("report.svg").write_text(report(RUN))
 

@@ -8,6 +8,7 @@ of workers never joins, the command gets SIGTERM and time to save before Ray sto
 """
 
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -281,7 +282,7 @@ class Job:
                     mirror.restore(should_stop=self._must_end)
                     mirror.start()
                     self._mirror = mirror
-                say(f"running {' '.join(words)}")
+                say(f"running {shlex.join(words)}")
             variables = {**self._environment, **variables, ENV_RUN: spec.run}
             variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
             try:

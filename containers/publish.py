@@ -113,7 +113,8 @@ def build(
 
     Args:
         build_arguments: as ``NAME=VALUE``, those of the Dockerfile.
-        options: more options of ``docker build``, such as where its cache is.
+        options: more options of ``docker build``, such as where its cache is; ``{target}`` in them
+            is the target.
         platform: such as ``linux/amd64``; empty: this machine's.
     """
     given = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
@@ -125,7 +126,7 @@ def build(
             *("--file", DOCKERFILE, "--target", target, "--tag", image),
             *[part for each in given for part in ("--build-arg", each)],
             *[part for each in _versions() for part in ("--label", each)],
-            *options,
+            *[option.replace("{target}", target) for option in options],
             *(["--platform", platform] if platform else []),
             ".",
         )
@@ -205,6 +206,7 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     """
     try:
         import boto3
+        from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         raise InputError(
@@ -212,11 +214,12 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
             "or name them with --head and --worker"
         ) from None
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
+    once = Config(connect_timeout=1.2, retries={"total_max_attempts": 1})  # as trainctl's first
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
-    where = {nodes.HEAD: outputs.HEAD_REPOSITORY, nodes.WORKER: outputs.WORKER_REPOSITORY}
     try:
-        stack = session.client("cloudformation").describe_stacks(StackName=outputs.CORE_STACK)
+        client = session.client("cloudformation", config=once)
+        stack = client.describe_stacks(StackName=outputs.CORE_STACK)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
         data = session.client("ecr").get_authorization_token()["authorizationData"][0]
     except ClientError as error:
@@ -227,9 +230,11 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
             "name the repositories with --head and --worker"
         ) from None
     except BotoCoreError as error:
-        raise PublishError(f"AWS does not answer: {error}") from None
+        raise PublishError(
+            f"AWS does not answer: {error}; without an account: aws configure, or aws sso login"
+        ) from None
     password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
-    return {node: found[output] for node, output in where.items()}, password
+    return {node: found[output] for node, output in outputs.REPOSITORIES.items()}, password
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -267,10 +272,14 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OPTION",
-        help="another option of docker buildx build: --cache-from=type=gha; may be repeated",
+        help="another option of docker buildx build: --cache-from=type=gha,scope={target}, where "
+        "{target} is head or worker; may be repeated",
     )
     parser.add_argument(
         "--no-build", action="store_true", help="push what an earlier call has built and tried out"
+    )
+    parser.add_argument(
+        "--no-try-out", action="store_true", help="build what an earlier call has tried out"
     )
     parser.add_argument("--no-push", action="store_true", help="build and try out, push nothing")
     parser.add_argument("--print-tag", action="store_true", help="print the tag, and do no more")
@@ -337,7 +346,7 @@ def _publish(
             options=options.build_option,
             platform=PLATFORM,
         )
-        for image in missing.values():
+        for image in () if options.no_try_out else missing.values():
             try_out(docker, image)
             print(f"publish: {image}: two steps of each recipe succeeded", file=sys.stderr)
     if not options.no_push:

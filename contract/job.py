@@ -363,6 +363,7 @@ def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
         "job": job,
         "run": spec.run,
         **json.loads(outcome.to_json()),
+        "recipe": spec.recipe,
         "command": [*spec.command],
         "nodes": str(spec.nodes),
         "prices": spec.prices and spec.prices.to_json(),

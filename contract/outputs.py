@@ -2,18 +2,22 @@
 
 from typing import Final
 
+from contract import nodes
+
 CORE_STACK: Final = "CoreStack"
 TRAINING_STACK: Final = "TrainingStack"
 
-# Outputs of the stacks. The command line reads them; renaming one breaks it.
+# For those who call `aws` themselves: trainctl reads neither.
+VPC: Final = "VpcId"
+NAMESPACE: Final = "NamespaceName"  # in Cloud Map
+# The command line reads these; renaming one breaks it.
 BUCKET: Final = "BucketName"
 CLUSTER: Final = "ClusterName"
 HEAD_SERVICE: Final = "HeadServiceName"
 WORKER_SERVICE: Final = "WorkerServiceName"
 HEAD_TASK: Final = "HeadTaskDefinition"
 WORKER_TASK: Final = "WorkerTaskDefinition"
-HEAD_REPOSITORY: Final = "HeadRepositoryUri"
-WORKER_REPOSITORY: Final = "WorkerRepositoryUri"
+REPOSITORIES: Final = {nodes.HEAD: "HeadRepositoryUri", nodes.WORKER: "WorkerRepositoryUri"}
 LOG_GROUP: Final = "LogGroupName"
 SUBNET: Final = "TrainingSubnetId"
 WORKER_PROVIDER: Final = "WorkerCapacityProvider"
@@ -23,5 +27,6 @@ TASK_EVENTS: Final = "TaskEventsLogGroupName"
 DASHBOARD: Final = "DashboardName"
 RAY_TOKEN: Final = "RayTokenSecretArn"  # what Ray's dashboard and its clients must show
 PUSH_ROLE: Final = "ImagePushRoleArn"
+PUSH_FROM: Final = "GitHubRepository"  # whose workflow may assume that role
 SHARED: Final = "SharedFileSystemId"  # where hosts mount one
 SHAPE: Final = "ClusterShape"  # JSON: preset, hosts, counts, limits, image tag, order

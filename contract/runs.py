@@ -61,6 +61,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: ``--dtype`` of an export -> the name of the type in torch, which this package does not import.
 EXPORT_DTYPES: Final[Mapping[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEFAULT_EXPORT_DTYPE: Final = "fp32"
+#: Tokens that ``training.generate`` adds to a prompt.
+DEFAULT_NEW_TOKENS: Final = 60
 
 
 def check_run_name(name: str) -> str:
@@ -72,7 +74,7 @@ def check_run_name(name: str) -> str:
     if not _RUN_NAME.fullmatch(name):
         raise InputError(
             f"run name {name!r} is not usable: use 1 to 63 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit (no slash: --storage says where runs are kept)"
+            "beginning with a letter or digit (no slash: it is no folder)"
         )
     return name
 

@@ -46,6 +46,15 @@ def compact(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def dollars(usd: float | None) -> str:
+    """``$1.23``, and ``$0.045`` of less than ten cents; ``unknown`` where it is not known."""
+    if usd is None:
+        return "unknown"
+    if not usd:
+        return "$0"
+    return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:.3f}"
+
+
 def counted(number: int, noun: str) -> str:
     """``1 worker`` or ``3,450 workers``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -10,6 +10,8 @@ from rehearsal.local_aws import ACCOUNT, REGION, ROOT
 from rehearsal.processes import CommandError
 
 COMMAND: Final = ROOT / "node_modules" / ".bin" / "cdk"
+#: It waits less between its looks at a stack: a deploy takes 3 seconds instead of 13.
+POLLS: Final = ROOT / "rehearsal" / "cdk_polls.cjs"
 TIMEOUT_S: Final = 240
 
 
@@ -24,11 +26,12 @@ class Cdk:
         self.templates = folder / "cdk.out"
         """The cloud assembly of the last synth."""
         self._log = log
-        self._environment = {
+        self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),  # it remembers accounts in ~/.cdk
             "TMPDIR": str(folder),
             "CDK_DISABLE_CLI_TELEMETRY": "true",
+            "NODE_OPTIONS": f'--require "{POLLS}"',
             "NODE_NO_WARNINGS": "1",  # its AWS client's, about a Node that will be too old
             "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
             **environment,
@@ -48,7 +51,7 @@ class Cdk:
         output = ("--app", place) if again else ("--output", place)
         return processes.run(
             [*before, str(COMMAND), *arguments, *output],
-            environment=self._environment,
+            environment=self.environment,
             folder=ROOT,
             log=self._log,
             timeout_s=TIMEOUT_S,

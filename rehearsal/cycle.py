@@ -173,6 +173,7 @@ class Rehearsal:
         # Processes started from here are found by it, should this one be killed.
         os.environ[processes.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
+        steps.say(f"in detail: tail -f {self.log}")
         with steps.step("check the Docker Engine and what must be installed"):
             check_installed()
             check_space(self.engine, needed_gb=RUN_GB, what="the containers need")
@@ -245,11 +246,7 @@ class Rehearsal:
 
     def _repository(self, node: str) -> str:
         """URI of a node's image repository, as the stacks name it."""
-        output = {
-            HEAD: stack_outputs.HEAD_REPOSITORY,
-            WORKER: stack_outputs.WORKER_REPOSITORY,
-        }[node]
-        return self.outputs(stack_outputs.CORE_STACK)[output]
+        return self.outputs(stack_outputs.CORE_STACK)[stack_outputs.REPOSITORIES[node]]
 
     def outputs(self, stack: str) -> dict[str, str]:
         """Outputs of a deployed stack."""
@@ -414,12 +411,14 @@ def build_images() -> dict[str, str]:
     in the engine by node."""
     rehearsal = Rehearsal.here()
     rehearsal.folder.mkdir(exist_ok=True)  # for the log
-    with interruptible():
+    steps = Steps(1)
+    steps.say(f"in detail: tail -f {rehearsal.log}")
+    with interruptible(), steps.step("build the images of head and worker"):
         return images.build(
             rehearsal.engine,
             rehearsal.docker(),
             image_tag=content_tag(ROOT),
-            say=lambda text: print(text, file=sys.stderr),
+            say=steps.say,
         )
 
 

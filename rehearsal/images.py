@@ -256,7 +256,7 @@ def wheels(
         other = [] if own == python else ["--python-version", python, "--only-binary", ":all:"]
         processes.run(
             [
-                *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(downloads)),
+                *(sys.executable, "-m", "pip", "download", "--dest", str(downloads)),
                 *(*other, "--constraint", str(constraints), "--requirement", str(files[1])),
                 *("pip", "setuptools"),
             ],

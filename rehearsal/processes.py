@@ -7,24 +7,65 @@ one. Linux only, as the rehearsal in containers is.
 """
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import IO, Final
 
 from contract import text
 
 #: What an interrupted program gets to clean up after itself, before it is killed.
 PATIENCE_S: Final = 20
+#: Longest silence of ``Steps``; on a terminal its line moves ten times in that time.
+QUIET_S = 10.0
 
 
 class CommandError(RuntimeError):
     """A program failed; the message has the end of what it printed."""
+
+
+#: A step of a build, as Docker prints it: ``#9 [worker 4/17] RUN pip``, ``Step 4/17 : RUN pip``.
+_BUILD_STEP: Final = re.compile(r"(?:#\d+ \[(?:\S+ )?|Step )(\d+)/(\d+)(?:\] | : )(.*)")
+#: For ``Steps``: what the program that runs now has printed last.
+heard: Final = [""]
+
+
+def hear(line: str) -> None:
+    """Note a line of a program; of an image's build, only the steps."""
+    if step := _BUILD_STEP.match(line):
+        heard[0] = f"{step[1]} of {step[2]}: {step[3]}"
+    elif line.strip() and not line.startswith("#"):
+        heard[0] = line.strip()
+
+
+def open_group(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    stderr: int = subprocess.STDOUT,
+) -> subprocess.Popen[str]:
+    """Start a program whose output is read. It leads a process group of its own: Ctrl-C reaches
+    only this process, which ends the group (``end_group``)."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
 
 
 def run(
@@ -38,43 +79,49 @@ def run(
 ) -> str:
     """Run a program to its end and return what it prints on stdout.
 
-    It leads a process group of its own: Ctrl-C reaches only this process, which then ends the
-    whole group.
-
     Args:
-        log: receives the command and all that it prints.
+        log: receives the command, and each line that it prints at once.
         streams_together: return what it prints on stderr, too, in the order of printing.
 
     Raises:
         CommandError: it failed, or took longer than ``timeout_s``.
     """
-    process = subprocess.Popen(
-        command,
-        env=dict(environment),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if streams_together else subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    stderr = subprocess.STDOUT if streams_together else subprocess.PIPE
+    process = open_group(command, environment=environment, folder=folder, stderr=stderr)
     name = " ".join([Path(command[0]).name, *command[1:4]])
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        end_group(process)
-        raise CommandError(f"{name} took longer than {timeout_s:.0f} s") from None
-    except BaseException:
-        end_group(process)
-        raise
-    if log is not None:
-        with log.open("a", encoding="utf-8") as file:
-            file.write(f"$ {' '.join(command)}\n{errors or ''}{output}\n")
+    output: list[str] = []
+    errors: list[str] = []
+    with (log or Path(os.devnull)).open("a", encoding="utf-8", buffering=1) as file:
+        file.write(f"$ {' '.join(command)}\n")
+
+        def read(stream: IO[str], lines: list[str]) -> None:
+            with stream:
+                for line in stream:
+                    lines.append(line)
+                    file.write(line)
+                    hear(line)
+
+        readers = [
+            threading.Thread(target=read, args=(stream, lines), daemon=True)
+            for stream, lines in ((process.stdout, output), (process.stderr, errors))
+            if stream
+        ]
+        deadline = time.monotonic() + (timeout_s or threading.TIMEOUT_MAX)
+        try:
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join(max(0, deadline - time.monotonic()))
+            process.wait(max(0, deadline - time.monotonic()))
+        except BaseException as error:
+            end_group(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise CommandError(f"{name} took longer than {timeout_s:.0f} s") from None
     if process.returncode:
-        said = ((errors or "").strip() or output.strip())[-4000:]
+        said = ("".join(errors).strip() or "".join(output).strip())[-4000:]
         raise CommandError(f"{name} failed with exit code {process.returncode}:\n{said}")
-    return output
+    return "".join(output)
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
@@ -85,42 +132,55 @@ def end_group(process: subprocess.Popen[str]) -> None:
         process.wait(timeout=PATIENCE_S)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
 
 
 class Steps:
-    """Says what is being done, and how long it took, on stderr."""
+    """Shows on stderr what is being done, and for how long: a moving line on a terminal, elsewhere
+    a line whenever ``QUIET_S`` have passed."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._number = 0
-        self._is_line_open = False
+        self._shown = ""
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         self._number += 1
-        began = time.monotonic()
-        self._print(f"[{self._number:2}/{self._total}] {what} ... ", end="")
-        self._is_line_open = True
-        yield
-        self.seconds[what] = time.monotonic() - began
-        if not self._is_line_open:
-            self._print("        ", end="")
-        self._print(text.duration(round(self.seconds[what])))
-        self._is_line_open = False
+        self._shown = f"[{self._number:2}/{self._total}] {what}"
+        heard[0] = ""
+        began, over = time.monotonic(), threading.Event()
+        watch = threading.Thread(target=self._watch, args=(began, over), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+            self.seconds[what] = time.monotonic() - began
+            self._print(f"{self._shown} ... {text.duration(round(self.seconds[what]))}")
+
+    def _watch(self, began: float, over: threading.Event) -> None:
+        """Show the step until it is over."""
+        is_terminal = sys.stderr.isatty()
+        while not over.wait(QUIET_S / 10 if is_terminal else QUIET_S):
+            at = f": {heard[0]}" if heard[0] else ""
+            after = f", {time.monotonic() - began:.0f} s"
+            room = shutil.get_terminal_size().columns - len(self._shown) - len(after) - 1
+            line = f"{self._shown}{at[: max(room, 0)]}{after}"
+            self._print(line, end="" if is_terminal else "\n")
 
     def say(self, lines: str) -> None:
         """A line about the step that is going on."""
-        if self._is_line_open:
-            self._print("")
-            self._is_line_open = False
         for line in lines.splitlines():
             self._print(f"        {line}")
 
     @staticmethod
     def _print(line: str, end: str = "\n") -> None:
-        print(line, end=end, file=sys.stderr, flush=True)
+        # Over what moves there.
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{clear}{line}", end=end, file=sys.stderr, flush=True)
 
 
 @contextmanager

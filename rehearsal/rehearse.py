@@ -92,7 +92,8 @@ def first_lines() -> Mapping[str, str]:
     published = catalog.find(DATA)
     assert published is not None
     try:
-        download.published(published)
+        with Steps(1).step(f"download {DATA}"):
+            download.published(published)
     except InputError as error:
         print(f"{error}\nscikit-learn's digits take the place of {DATA}", file=sys.stderr)
     else:
@@ -130,7 +131,8 @@ def run_lines(
             with steps.step(line):
                 words = _words(line, added)
                 if line.endswith(FOLLOW):
-                    following[line] = process = _start(words, folder, shell)
+                    process = processes.open_group(words, environment=shell, folder=folder)
+                    following[line] = process
                     at_the_end.callback(_end, process)
                     shown[line] = _read_until_it_trains(line, process)
                     continue
@@ -162,25 +164,12 @@ def _words(line: str, added: str) -> list[str]:
     return [sys.executable, "-m", "trainctl", *words]
 
 
-def _start(words: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
-    )
-
-
 def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     printed = ""
     for text in process.stdout:
         printed += text
+        processes.hear(text)
         if "training: " in text:
             return printed
     raise RehearsalError(f"{line} ended before it trained:\n{printed}")
@@ -189,3 +178,4 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         processes.end_group(process)
+        process.communicate()

@@ -62,12 +62,15 @@ class CoreStack(cdk.Stack):
         )
         outputs = {
             stack_outputs.BUCKET: self.bucket.bucket_name,
+            stack_outputs.VPC: self.vpc.vpc_id,
+            stack_outputs.NAMESPACE: self.namespace.namespace_name,
             stack_outputs.SUBNET: self.training_subnets.subnet_ids[0],
-            stack_outputs.HEAD_REPOSITORY: self.repositories[nodes.HEAD].repository_uri,
-            stack_outputs.WORKER_REPOSITORY: self.repositories[nodes.WORKER].repository_uri,
         }
+        for node, name in stack_outputs.REPOSITORIES.items():
+            outputs[name] = self.repositories[node].repository_uri
         if settings.github_repository:
             outputs[stack_outputs.PUSH_ROLE] = self._image_push_role(settings).role_arn
+            outputs[stack_outputs.PUSH_FROM] = settings.github_repository
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
         contain_custom_resources(self, settings=settings)
@@ -121,23 +124,13 @@ class CoreStack(cdk.Stack):
 
     def _limit_s3_endpoint(self) -> None:
         """Nodes read from any bucket, as images and packages need, and write into their own."""
-        anyone = [iam.AnyPrincipal()]
-        self._s3_endpoint.add_to_policy(
-            iam.PolicyStatement(
-                sid="Read",
-                principals=anyone,
-                actions=["s3:Get*", "s3:List*"],
-                resources=["*"],
-            )
-        )
-        self._s3_endpoint.add_to_policy(
-            iam.PolicyStatement(
-                sid="OwnBucket",
-                principals=anyone,
-                actions=["s3:*"],
-                resources=[self.bucket.bucket_arn, self.bucket.arn_for_objects("*")],
-            )
-        )
+        own = [self.bucket.bucket_arn, self.bucket.arn_for_objects("*")]
+        for statement in (
+            rights.allow("Read", "s3:Get*", "s3:List*", on=["*"]),
+            rights.allow("OwnBucket", "s3:*", on=own),
+        ):
+            statement.add_any_principal()
+            self._s3_endpoint.add_to_policy(statement)
 
     def _interface_endpoints(self, vpc: ec2.Vpc, settings: Settings) -> None:
         group = ec2.SecurityGroup(

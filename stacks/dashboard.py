@@ -1,9 +1,11 @@
 """The CloudWatch dashboard of the GPU hosts, and the alarms.
 
-Every graph is a search, never a list of instances: hosts come and go with each job, and the
-dashboard is right for any number of them without another deploy.
+Every graph is a search or a query, never a list of instances: hosts come and go with each job, and
+the dashboard is right for any number of them without another deploy. Hosts are compared first, a
+line each; below are the GPUs of one host, which is chosen at the top of the page.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from aws_cdk import Duration, RemovalPolicy
@@ -22,8 +24,17 @@ from stacks.settings import Settings
 
 # The dimensions under which the CloudWatch agent reports a GPU.
 GPU_DIMENSIONS: Final = ("InstanceId", "arch", "index", "name")
-GPU_LABEL: Final = "${PROP('Dim.InstanceId')} GPU ${PROP('Dim.index')}"
-HOST_LABEL: Final = "${PROP('Dim.InstanceId')}"
+UTILIZATION: Final = "nvidia_smi_utilization_gpu"
+MEMORY_USED: Final = "nvidia_smi_memory_used"
+#: The console puts the id of the chosen host in its place, in titles and searches.
+CHOSEN_HOST: Final = "the-chosen-host"
+#: Graphs of the chosen host's GPUs: metric -> title, unit and upper limit.
+GPU_GRAPHS: Final[Mapping[str, tuple[str, str, float | None]]] = {
+    UTILIZATION: ("utilization", "%", 100),
+    MEMORY_USED: ("memory used", "MiB", None),
+    "nvidia_smi_power_draw": ("power", "W", None),
+    "nvidia_smi_temperature_gpu": ("temperature", "°C", None),
+}
 
 NOT_BREACHING: Final = cloudwatch.TreatMissingData.NOT_BREACHING
 IDLE_PERCENT: Final = 5
@@ -32,7 +43,7 @@ WIDTH, HEIGHT = 12, 7
 
 
 class Dashboard(Construct):
-    """Graphs by GPU and by host; alarms on idle GPUs, on what failed, and on a missing clean-up."""
+    """Graphs by host and by GPU; alarms on idle GPUs, on what failed, and on a missing clean-up."""
 
     dashboard: cloudwatch.Dashboard
     alarms: list[cloudwatch.AlarmBase]
@@ -42,11 +53,13 @@ class Dashboard(Construct):
         scope: Construct,
         id_: str,
         *,
+        name: str,
         settings: Settings,
         cluster: GpuCluster,
         jobs: JobRunner,
         failed_tasks: cloudwatch.Metric,
     ) -> None:
+        """``name``: of the dashboard, unique in the account: a dashboard belongs to no region."""
         super().__init__(scope, id_)
         has_gpus = settings.worker.num_gpus > 0
         self.alarms = [
@@ -80,23 +93,18 @@ class Dashboard(Construct):
         self.dashboard = cloudwatch.Dashboard(
             self,
             "Dashboard",
-            default_interval=Duration.hours(3),
-            period_override=cloudwatch.PeriodOverride.AUTO,
+            dashboard_name=name,
+            default_interval=Duration.hours(1),
+            variables=[_chosen_host()] if has_gpus else [],
         )
-        if has_gpus:
-            self.dashboard.add_widgets(
-                _gpu_graph("GPU utilisation", "nvidia_smi_utilization_gpu", "%", top=100),
-                _gpu_graph("GPU memory used", "nvidia_smi_memory_used", "MiB"),
-            )
-            self.dashboard.add_widgets(
-                _gpu_graph("GPU power", "nvidia_smi_power_draw", "W"),
-                _gpu_graph("GPU temperature", "nvidia_smi_temperature_gpu", "°C"),
-            )
-        memory = _search(f"{nodes.METRICS_NAMESPACE},InstanceId", "mem_used_percent", HOST_LABEL)
-        self.dashboard.add_widgets(
-            _graph("Host memory used", "%", memory, top=100), _network_graph(cluster)
+        memory = _search(
+            f"{nodes.METRICS_NAMESPACE},InstanceId", "mem_used_percent", "${PROP('Dim.InstanceId')}"
         )
+        # They wrap: two in each row.
         self.dashboard.add_widgets(
+            *(_gpu_graphs() if has_gpus else ()),
+            _graph("Host memory used", "%", memory, top=100),
+            _network_graph(cluster),
             _hosts_graph(cluster),
             cloudwatch.AlarmStatusWidget(
                 title="Alarms", alarms=self.alarms, width=WIDTH, height=HEIGHT
@@ -153,22 +161,17 @@ class Dashboard(Construct):
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
         # evaluates, so a host counts by its busiest moment in five minutes, and the least busy
         # host is what is compared. Without hosts there is no value, and no alarm.
-        # Quoted: some of the names are words of the query language.
-        dimensions = ", ".join(f'"{name}"' for name in GPU_DIMENSIONS)
-        query = (
-            f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{nodes.METRICS_NAMESPACE}", '
-            f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1"
-        )
         return self._alarm(
             "GpuIdle",
             f"All GPUs of a host have been idle for {minutes} minutes, and it is still billed. "
             "`trainctl ls` lists the jobs, `trainctl stop JOB` ends one; `trainctl cluster down` "
             "ends a standing cluster.",
-            cloudwatch.MathExpression(
-                expression=query,
-                using_metrics={},
-                label="least busy GPU host",
-                period=Duration.minutes(5),
+            _by_host(
+                "MAX",
+                UTILIZATION,
+                "least busy GPU host",
+                order=" ORDER BY MAX() ASC LIMIT 1",
+                minutes=5,
             ),
             below=IDLE_PERCENT,
             periods=minutes // 5,
@@ -203,11 +206,37 @@ def _graph(
     )
 
 
-def _gpu_graph(
-    title: str, metric: str, unit: str, *, top: float | None = None
-) -> cloudwatch.GraphWidget:
+def _gpu_graphs() -> Iterator[cloudwatch.GraphWidget]:
+    average = _by_host("AVG", UTILIZATION, "average")
+    yield _graph("GPU utilization by host, average of its GPUs", "%", average, top=100)
+    yield _graph(
+        "GPU memory by host, its fullest GPU",
+        "MiB",
+        _by_host("MAX", MEMORY_USED, "used"),
+        _by_host("MIN", "nvidia_smi_memory_free", "free"),
+    )
     schema = ",".join((nodes.METRICS_NAMESPACE, *GPU_DIMENSIONS))
-    return _graph(title, unit, _search(schema, metric, GPU_LABEL), top=top)
+    for metric, (title, unit, top) in GPU_GRAPHS.items():
+        which = f'InstanceId="{CHOSEN_HOST}" '
+        gpus = _search(schema, metric, "GPU ${PROP('Dim.index')}", which=which)
+        yield _graph(f"GPU {title} of {CHOSEN_HOST}", unit, gpus, top=top)
+
+
+def _chosen_host() -> cloudwatch.DashboardVariable:
+    return cloudwatch.DashboardVariable(
+        id="host",
+        label="Host",
+        type=cloudwatch.VariableType.PATTERN,
+        value=CHOSEN_HOST,
+        input_type=cloudwatch.VariableInputType.SELECT,
+        values=cloudwatch.Values.from_search_components(
+            namespace=nodes.METRICS_NAMESPACE,
+            dimensions=[*GPU_DIMENSIONS],
+            metric_name=UTILIZATION,
+            populate_from="InstanceId",
+        ),
+        default_value=cloudwatch.DefaultValue.FIRST,
+    )
 
 
 def _network_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
@@ -258,4 +287,19 @@ def _search(schema: str, metric: str, label: str, *, which: str = "") -> cloudwa
         using_metrics={},
         label=label,
         period=Duration.minutes(1),
+    )
+
+
+def _by_host(
+    function: str, metric: str, label: str, *, order: str = "", minutes: int = 1
+) -> cloudwatch.MathExpression:
+    """A line for each host: ``function`` of its GPUs, named by ``label`` and the host's id."""
+    # Quoted: some of the names are words of the query language.
+    dimensions = ", ".join(f'"{name}"' for name in GPU_DIMENSIONS)
+    return cloudwatch.MathExpression(
+        expression=f'SELECT {function}({metric}) FROM SCHEMA("{nodes.METRICS_NAMESPACE}", '
+        f"{dimensions}) GROUP BY InstanceId{order}",
+        using_metrics={},
+        label=label,
+        period=Duration.minutes(minutes),
     )

@@ -16,7 +16,7 @@ from contract import nodes, times
 from contract.instance_types import InstanceType
 from stacks.shared_storage import Mount
 
-METRICS_INTERVAL_S: Final = 30
+METRICS_INTERVAL_S: Final = 10
 
 _SCRIPT: Final = """\
 set -u
@@ -212,6 +212,7 @@ def agent_config(*, has_gpus: bool) -> dict[str, object]:
                 "utilization_gpu",
                 "utilization_memory",
                 "memory_used",
+                "memory_free",
                 "memory_total",
                 "temperature_gpu",
                 "power_draw",

@@ -8,7 +8,7 @@ comes, the execution is aborted), the function stops what is left, says why, and
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import ArnFormat, Duration, Stack
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
@@ -65,12 +65,7 @@ class JobRunner(Construct):
         self._keeper_name = f"{Stack.of(self).stack_name}-keeper"
         self.task = self._head_task()
         name = f"{Stack.of(self).stack_name}-jobs"
-        arn = Stack.of(self).format_arn(
-            service="states",
-            resource="stateMachine",
-            resource_name=name,
-            arn_format=ArnFormat.COLON_RESOURCE_NAME,
-        )
+        arn = rights.arn(self, "states", f"stateMachine:{name}")
         self.keeper = self._keeper(arn)
         self.state_machine = self._state_machine(name)
         # On destroy, tasks are ended first: a machine is only gone when its executions are.
@@ -88,12 +83,7 @@ class JobRunner(Construct):
         role = nodes.task_role(
             self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
         )
-        keeper_arn = Stack.of(self).format_arn(
-            service="lambda",
-            resource="function",
-            resource_name=self._keeper_name,
-            arn_format=ArnFormat.COLON_RESOURCE_NAME,
-        )
+        keeper_arn = rights.arn(self, "lambda", f"function:{self._keeper_name}")
         rights.of_job_head(
             self, cluster=cluster.cluster, worker=nodes.worker.task, keeper_arn=keeper_arn
         ).grant(role)

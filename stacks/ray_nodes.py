@@ -24,8 +24,6 @@ from stacks.log_groups import log_group
 from stacks.settings import Settings
 from stacks.shared_storage import PLACEMENT
 
-CACHE = "cache"  # names of volumes
-SHARED = "shared"
 #: What Docker leaves to a container's root and nothing here needs. The rest is for a shell by ECS
 #: Exec, whose root reads the files of user 1000.
 DROPPED = (
@@ -223,12 +221,12 @@ class RayNodes(Construct):
             ),
         )
         # Models, data and packages outlive the task: the host's next one has them at once.
-        task.add_volume(name=CACHE, host=ecs.Host(source_path=nodes.CACHE_DIR))
-        container.add_mount_points(
-            ecs.MountPoint(source_volume=CACHE, container_path=nodes.CACHE_DIR, read_only=False)
-        )
+        _mount(task, container, "cache", nodes.CACHE_DIR)
         if self._cluster.storage:
-            _mount_shared(task, container)
+            _mount(task, container, "shared", nodes.SHARED_DIR)
+            # On no host that has not mounted it.
+            task.add_placement_constraint(ecs.PlacementConstraint.member_of(PLACEMENT))
+            container.add_environment(nodes.ENV_SHARED, nodes.SHARED_DIR)
         container.add_ulimits(
             ecs.Ulimit(name=ecs.UlimitName.NOFILE, soft_limit=OPEN_FILES, hard_limit=OPEN_FILES),
             # RDMA pins what it sends; -1 is no limit.
@@ -295,11 +293,11 @@ class RayNodes(Construct):
         return service
 
 
-def _mount_shared(task: ecs.TaskDefinition, container: ecs.ContainerDefinition) -> None:
-    """Give a container the file system that its host has mounted, and no host that has not."""
-    task.add_placement_constraint(ecs.PlacementConstraint.member_of(PLACEMENT))
-    task.add_volume(name=SHARED, host=ecs.Host(source_path=nodes.SHARED_DIR))
+def _mount(
+    task: ecs.TaskDefinition, container: ecs.ContainerDefinition, volume: str, folder: str
+) -> None:
+    """Give a container a folder of its host, at the same place."""
+    task.add_volume(name=volume, host=ecs.Host(source_path=folder))
     container.add_mount_points(
-        ecs.MountPoint(source_volume=SHARED, container_path=nodes.SHARED_DIR, read_only=False)
+        ecs.MountPoint(source_volume=volume, container_path=folder, read_only=False)
     )
-    container.add_environment(nodes.ENV_SHARED, nodes.SHARED_DIR)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from aws_cdk import ArnFormat, Stack
+from aws_cdk import Stack
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
@@ -48,6 +48,12 @@ def allow(
 ) -> iam.PolicyStatement:
     """A statement that allows actions on resources, under conditions."""
     return iam.PolicyStatement(sid=sid, actions=[*actions], resources=[*on], conditions=where)
+
+
+def arn(scope: IConstruct, service: str, resource: str) -> str:
+    """ARN of something in the stack's account and region."""
+    stack = Stack.of(scope)
+    return f"arn:{stack.partition}:{service}:{stack.region}:{stack.account}:{resource}"
 
 
 def of_this_account(scope: IConstruct, service: str) -> iam.ServicePrincipal:
@@ -171,12 +177,7 @@ def of_job_head(
 ) -> Rights:
     """The head of a job, beyond what all training code may: its workers, users' secrets, and to
     ask for its hosts' end."""
-    secrets = Stack.of(scope).format_arn(
-        service="secretsmanager",
-        resource="secret",
-        resource_name=f"{SECRETS_PREFIX}*",
-        arn_format=ArnFormat.COLON_RESOURCE_NAME,
-    )
+    secrets = arn(scope, "secretsmanager", f"secret:{SECRETS_PREFIX}*")
     own = Rights(
         statements=(
             allow("Secrets", "secretsmanager:GetSecretValue", on=[secrets]),
@@ -256,14 +257,10 @@ def of_state_machine(
     scope: IConstruct, *, cluster: ecs.Cluster, head: ecs.TaskDefinition, keeper_arn: str
 ) -> Rights:
     """The state machine: a head task, and the function that cleans up after it."""
-    tasks = in_cluster(cluster, "task")
     # Step Functions learns by this rule of its own that a task has ended.
-    rule = Stack.of(scope).format_arn(
-        service="events", resource="rule", resource_name="StepFunctionsGetEventsForECSTaskRule"
-    )
+    rule = arn(scope, "events", "rule/StepFunctionsGetEventsForECSTaskRule")
     own = Rights(
         statements=(
-            allow("EndHead", "ecs:DescribeTasks", "ecs:StopTask", on=[tasks]),
             allow(
                 "HearOfTasks",
                 "events:DescribeRule",
@@ -273,9 +270,8 @@ def of_state_machine(
             ),
             allow("CleanUp", "lambda:InvokeFunction", on=[keeper_arn]),
         ),
-        reasons={wildcard(scope, tasks): "Tasks have random names; they are this cluster's."},
     )
-    return starting_tasks(cluster, head) + own
+    return starting_tasks(cluster, head) + own + ending_known_tasks(scope, cluster)
 
 
 def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str]) -> Rights:
@@ -339,9 +335,7 @@ def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) 
 # --- what roles share -----------------------------------------------------------------------------
 def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
     """Starting tasks of one family of definitions in the cluster."""
-    revisions = Stack.of(cluster).format_arn(
-        service="ecs", resource="task-definition", resource_name=f"{task.family}:*"
-    )
+    revisions = arn(cluster, "ecs", f"task-definition/{task.family}:*")
     return Rights(
         statements=(
             # All revisions: a job that runs while the stack is updated keeps its own.
@@ -368,16 +362,19 @@ def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
 
 def ending_tasks(scope: IConstruct, cluster: ecs.Cluster) -> Rights:
     """Finding and ending the tasks of the cluster."""
+    finding = Rights(
+        statements=(allow("FindTasks", "ecs:ListTasks", on=["*"], where=_only(cluster)),),
+        reasons={wildcard(scope): "Listing tasks has no resource; it is limited to this cluster."},
+    )
+    return finding + ending_known_tasks(scope, cluster)
+
+
+def ending_known_tasks(scope: IConstruct, cluster: ecs.Cluster) -> Rights:
+    """Ending tasks of the cluster whose ARNs are known."""
     tasks = in_cluster(cluster, "task")
     return Rights(
-        statements=(
-            allow("FindTasks", "ecs:ListTasks", on=["*"], where=_only(cluster)),
-            allow("EndTasks", "ecs:DescribeTasks", "ecs:StopTask", on=[tasks]),
-        ),
-        reasons={
-            wildcard(scope): "Listing tasks has no resource; it is limited to this cluster.",
-            wildcard(scope, tasks): "Tasks have random names; they are this cluster's.",
-        },
+        statements=(allow("EndTasks", "ecs:DescribeTasks", "ecs:StopTask", on=[tasks]),),
+        reasons={wildcard(scope, tasks): "Tasks have random names; they are this cluster's."},
     )
 
 
@@ -403,30 +400,23 @@ def ending_hosts(
     scope: IConstruct, groups: Sequence[str], *, action: str, sid: str = "EndHosts"
 ) -> Rights:
     """One action on groups of hosts, by their names."""
-    stack = Stack.of(scope)
     arns = [
-        stack.format_arn(
-            service="autoscaling",
-            resource="autoScalingGroup",
-            resource_name=f"*:autoScalingGroupName/{name}",
-            arn_format=ArnFormat.COLON_RESOURCE_NAME,
-        )
+        arn(scope, "autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name}")
         for name in groups
     ]
     return Rights(
         statements=(allow(sid, action, on=arns),),
         reasons={
-            wildcard(scope, arn): "A group's ARN holds a random id beside its name, which is given."
-            for arn in arns
+            wildcard(scope, each): "A group's ARN holds a random id beside its name, which is "
+            "given."
+            for each in arns
         },
     )
 
 
 def in_cluster(cluster: ecs.Cluster, resource: str) -> str:
     """ARN of all tasks or container instances of the cluster."""
-    return Stack.of(cluster).format_arn(
-        service="ecs", resource=resource, resource_name=f"{cluster.cluster_name}/*"
-    )
+    return arn(cluster, "ecs", f"{resource}/{cluster.cluster_name}/*")
 
 
 def _only(cluster: ecs.Cluster) -> dict[str, Any]:

@@ -17,6 +17,8 @@ PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100
 _LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 #: Texts: pattern of all of it, and what it must be in words.
 TEXTS: Final[Mapping[str, tuple[str, str]]] = {
+    # Part of a dashboard's name.
+    "preset": ("[A-Za-z0-9_-]{1,64}", "letters, digits, - and _: rename it in cdk.json"),
     "region": (r"|[a-z]{2}(-[a-z]+)+-\d", "a region such as eu-west-1, or empty"),
     "availability_zone": (r"|[a-z]{2}(-[a-z]+)+-\d[a-z]", "a zone such as eu-west-1a, or empty"),
     "capacity_reservation_id": (

@@ -172,7 +172,7 @@ class SharedStorage(Construct):
 
 def rights_of_export(scope: Construct, *, file_system: str, association: str) -> rights.Rights:
     """The function that has FSx write files into the bucket before their file system is deleted."""
-    tasks = Stack.of(scope).format_arn(service="fsx", resource="task", resource_name="*")
+    tasks = rights.arn(scope, "fsx", "task/*")
     return rights.Rights(
         statements=(
             rights.allow("Export", "fsx:CreateDataRepositoryTask", on=[file_system, tasks]),

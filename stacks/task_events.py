@@ -3,7 +3,7 @@
 The failed ones are counted, for the alarm.
 """
 
-from aws_cdk import ArnFormat, Duration, Stack
+from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_events as events
@@ -13,6 +13,7 @@ from constructs import Construct
 
 from contract import nodes
 from stacks.log_groups import log_group
+from stacks.rights import arn
 from stacks.settings import Settings
 
 FAILED_TASKS = "failed_tasks"
@@ -36,6 +37,8 @@ class TaskEvents(Construct):
     ) -> None:
         super().__init__(scope, id_)
         self.log_group = log_group(self, "Logs", settings=settings)
+        # With the ``:*`` of CloudFormation's attribute no event arrives.
+        target = arn(self, "logs", f"log-group:{self.log_group.log_group_name}")
         rule = events.CfnRule(
             self,
             "Rule",
@@ -46,7 +49,7 @@ class TaskEvents(Construct):
                 "detail": {"clusterArn": [cluster.cluster_arn], "lastStatus": ["STOPPED"]},
             },
             # The L2 target brings a function along, only to write the policy below.
-            targets=[events.CfnRule.TargetProperty(arn=self._target(), id="Logs")],
+            targets=[events.CfnRule.TargetProperty(arn=target, id="Logs")],
         )
         # Two statements: EventBridge names its rule where it writes, not where it makes a stream.
         for sid, action, conditions in (
@@ -76,13 +79,3 @@ class TaskEvents(Construct):
             default_value=0,
         )
         self.failed_tasks = failed.metric(statistic="Sum", period=Duration.minutes(1))
-
-    def _target(self) -> str:
-        """ARN of the log group as a target: with the ``:*`` of CloudFormation's attribute no event
-        arrives."""
-        return Stack.of(self).format_arn(
-            service="logs",
-            resource="log-group",
-            resource_name=self.log_group.log_group_name,
-            arn_format=ArnFormat.COLON_RESOURCE_NAME,
-        )

@@ -44,6 +44,7 @@ class TrainingStack(cdk.Stack):
         dashboard = Dashboard(
             self,
             "Dashboard",
+            name=f"training-{settings.preset}-{self.region}",
             settings=settings,
             cluster=self.cluster,
             jobs=self.jobs,

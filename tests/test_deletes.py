@@ -73,6 +73,7 @@ GUARDS: Final = {
         OURS,
         "in folders that it has marked; another file there is refused",
     ),
+    "trainctl/programs.py:Program.__init__": ("remove", MEMORY, "a list"),
     "trainctl/removal.py:remove": ("remove", ASKS, "and refuses what a job uses"),
     "training/checkpoint/checkpoints.py:begin": ("remove_folder", OURS, ".step-*.part"),
     "training/checkpoint/checkpoints.py:complete": ("show_folder", OURS, "fails where one is"),

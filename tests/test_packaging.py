@@ -218,7 +218,7 @@ def test_the_installed_command_line_works_without_a_checkout(installed: Installe
 @pytest.mark.parametrize(
     ("command", "exit_code", "words"),
     [
-        (["trainctl", "ls"], exits.BAD_INPUT, "no AWS credentials were found"),
+        (["trainctl", "ls"], exits.BAD_INPUT, "No AWS account is set up here"),
         (["trainctl", "local", "up"], exits.FAILED, "in a checkout"),
         (
             ["python", "-m", "training.launch", "ddp"],

@@ -15,7 +15,7 @@ import typer
 
 from contract import exits
 from trainctl import output
-from trainctl.aws.errors import explained
+from trainctl.aws.errors import CliError, explained
 from trainctl.commands import cluster, data, local, runs
 from trainctl.commands.checkpoints import checkpoints
 from trainctl.commands.compare import compare
@@ -23,6 +23,7 @@ from trainctl.commands.cost import cost
 from trainctl.commands.doctor import doctor
 from trainctl.commands.download import download
 from trainctl.commands.export import export
+from trainctl.commands.generate import generate
 from trainctl.commands.logs import logs
 from trainctl.commands.ls import ls
 from trainctl.commands.notebook import notebook
@@ -66,7 +67,7 @@ _takes_recipe(flattened(submit))
 _takes_recipe(flattened(plan))
 for panel, commands in (
     (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
-    (_JOBS, (compare, checkpoints, report, download, export)),
+    (_JOBS, (compare, checkpoints, report, download, export, generate)),
     (_OTHER, (open_, notebook, shell, doctor)),
 ):
     for command in commands:
@@ -145,11 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
             return exits.CLOSED_PIPE
         return end.code if isinstance(end.code, int) else exits.OK
-    except OSError as error:  # of this machine, such as a folder that is read-only
-        output.say(f"error: {error}")
-        return exits.FAILED
     except Exception as error:
         known = explained(error)
+        if known is None and isinstance(error, OSError):
+            known = CliError(str(error))  # of this machine, such as a folder that is read-only
         if known is None:
             raise
         output.say(f"error: {known}")

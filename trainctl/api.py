@@ -141,7 +141,7 @@ class Job:
             node: only what its command printed on this node, of a command that runs on all nodes.
         """
         found = self._look()
-        log = JobLog(self._deployment.logs, Wanted(node=node))
+        log = JobLog(self._deployment.logs, Wanted(node=node, routine=True))
         return [
             job_log.text(line) for line in log.new(found, self._deployment.jobs.all_nodes(found))
         ]

@@ -5,6 +5,7 @@ The same for a deployment that is there and for one that is only planned: ``of_h
 needs to go on: that is checked where it is needed, and refused there.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,8 @@ from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
-from trainctl.images import repositories
+from trainctl.checkout_settings import Planned
+from trainctl.images import check_image, repositories
 
 ROLES: Final = {
     "AWSServiceRoleForECS": "ecs.amazonaws.com",
@@ -62,7 +64,7 @@ class Finding(NamedTuple):
     not be checked; ``skipped`` where there is nothing to check."""
     found: str
     fix: str = ""
-    """The command that fixes it; empty where nothing needs it, or no single command does."""
+    """The command that fixes it, or several, a line each; empty where nothing needs one."""
 
 
 class Check(NamedTuple):
@@ -86,11 +88,6 @@ def ok(found: str) -> Finding:
 
 def bad(found: str, fix: str = "") -> Finding:
     return Finding("bad", found, fix)
-
-
-def enough(is_enough: bool, found: str, fix: str) -> Finding:
-    """A finding with the same words either way, such as how much of a quota is in use."""
-    return ok(found) if is_enough else bad(found, fix)
 
 
 def run(checks: Checks) -> Iterator[Check]:
@@ -117,10 +114,13 @@ class Place:
     prefix: str = ""
     """Variables in front of ``make``."""
 
+    def with_profile(self, command: str) -> str:
+        """A command of the AWS CLI or of the CDK's."""
+        return f"{command} --profile {self.profile}" if self.profile else command
+
     def aws(self, command: str) -> str:
         """A command of the AWS CLI."""
-        profile = f" --profile {self.profile}" if self.profile else ""
-        return f"aws {command} --region {self.region}{profile}"
+        return self.with_profile(f"aws {command} --region {self.region}")
 
     def make(self, target: str, context: Mapping[str, str] | None = None) -> str:
         """A target of make, with settings of the deployment."""
@@ -175,11 +175,9 @@ def of_hosts(
 
 def of_a_deploy(
     place: Place,
-    shape: Shape,
+    plan: Planned,
     *,
     missing: Collection[str],
-    qualifier: str,
-    makes_github_provider: bool,
     context: Mapping[str, str],
     there: FileSystem | None,
 ) -> Checks:
@@ -187,20 +185,18 @@ def of_a_deploy(
 
     Args:
         missing: stacks that are not there yet.
-        qualifier: of the CDK's bootstrap; empty: the default one.
-        makes_github_provider: whether the settings have the deploy make one.
         context: settings of the deployment that were given by ``-c``.
         there: the file system of the stacks that are there already, which would be changed.
     """
-    checks: Checks = {"CDK bootstrap": partial(bootstrap, place, qualifier)}
+    checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
     if stack_outputs.CORE_STACK in missing:
         checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
         checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
-        if makes_github_provider:
+        if plan.makes_github_provider:
             checks["GitHub provider"] = partial(github_provider, place, context)
     if stack_outputs.TRAINING_STACK in missing:
         checks["policies of logs"] = partial(log_policies, place)
-    if (wanted := shape.shared) is not None:
+    if (wanted := plan.shape.shared) is not None:
         grows = there is not None and there.deployment == wanted.deployment
         more = wanted.capacity_gib - (there.capacity_gib if there and grows else 0)
         if more > 0:
@@ -211,7 +207,7 @@ def of_a_deploy(
 def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
     """Checks of existing stacks for a job."""
     checks: Checks = {
-        f"image of the {node}": partial(image, place, repository, deployment.shape.image_tag)
+        f"image of the {node}": partial(image, place, deployment, repository)
         for node, repository in repositories(deployment).items()
     }
     if deployment.shape.shared is not None:
@@ -220,13 +216,35 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
 
 
 # --- checks ---------------------------------------------------------------------------------------
-def image(place: Place, repository: str, tag: str) -> Finding:
-    if place.account.has_image(repository, tag):
-        return ok(f"{repository}:{tag}")
-    return bad(
-        f"{repository} has no image with the tag {tag!r}, which is deployed: build and push "
-        "it with the sources that were deployed, or deploy a tag that is there (-c image_tag=...)",
-        place.make("images"),
+def image(place: Place, deployment: Deployment, repository: str) -> Finding:
+    try:
+        return ok(check_image(deployment, repository))
+    except CliError as error:
+        return bad(str(error), place.make("images"))
+
+
+def pipeline(place: Place, deployment: Deployment) -> Finding:
+    """The commands that let the workflow of the repository on GitHub push images."""
+    found = deployment.outputs.get(stack_outputs.PUSH_FROM)
+    if not found:
+        said = "pushes no images; to change that, set github_repository in cdk.json and make deploy"
+        return Finding("skipped", said)
+    repository = re.sub(r"@\d+", "", found)  # gh takes names, and not GitHub's ids
+    variables = {
+        "AWS_REGION": place.region,
+        "AWS_PUSH_ROLE": deployment.output(stack_outputs.PUSH_ROLE),
+        **{
+            f"{node.upper()}_REPOSITORY": deployment.output(output)
+            for node, output in stack_outputs.REPOSITORIES.items()
+        },
+    }
+    return Finding(
+        "next",
+        f"{repository} may push images; its workflow does once it has these variables",
+        "\n".join(
+            f"gh variable set {name} --repo {repository} --body {value}"
+            for name, value in variables.items()
+        ),
     )
 
 
@@ -291,31 +309,29 @@ def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
     return needed
 
 
+def within(place: Place, quota: tuple[str, str], needed: int, said: str) -> Finding:
+    """Check that a quota suffices; its value takes the place of ``{quota}`` in what is said."""
+    value = place.account.quota(*quota)
+    found = said.format(quota=round(value))
+    return ok(found) if needed <= value else bad(found, place.increase(*quota, needed))
+
+
 def vcpu_quota(place: Place, code: str, vcpus: int, *, with_surplus: bool) -> Finding:
-    value = place.account.quota("ec2", code)
     surplus = ", with the second head host that ECS starts from zero" if with_surplus else ""
-    return enough(
-        value >= vcpus,
-        f"{value:.0f} vCPUs, a job with all worker nodes takes {vcpus}{surplus}",
-        place.increase("ec2", code, vcpus),
-    )
+    said = f"{{quota}} vCPUs, a job with all worker nodes takes {vcpus}{surplus}"
+    return within(place, ("ec2", code), vcpus, said)
 
 
 def one_more(place: Place, quota: tuple[str, str], count: Callable[[Account], int]) -> Finding:
     """Check that the region has room for one more of something."""
-    used, value = count(place.account), place.account.quota(*quota)
-    return enough(
-        used < value,
-        f"{used} of {value:.0f} in use, the deployment takes one",
-        place.increase(*quota, used + 1),
-    )
+    used = count(place.account)
+    return within(place, quota, used + 1, f"{used} of {{quota}} in use, the deployment takes one")
 
 
 def log_policies(place: Place) -> Finding:
     used = place.account.num_log_policies()
     if used < MOST_LOG_POLICIES:
-        found = f"{used} of {MOST_LOG_POLICIES} in use, the deployment takes one"
-        return ok(found)
+        return ok(f"{used} of {MOST_LOG_POLICIES} in use, the deployment takes one")
     return bad(
         f"all {used} resource policies of CloudWatch Logs are in use, and the deployment "
         "takes one: delete one that is not needed (aws logs delete-resource-policy --policy-name "
@@ -338,14 +354,11 @@ def github_provider(place: Place, context: Mapping[str, str]) -> Finding:
 def bootstrap(place: Place, qualifier: str) -> Finding:
     found = place.account.parameter(f"/cdk-bootstrap/{qualifier or QUALIFIER}/version")
     own = f" --qualifier {qualifier}" if qualifier else ""
-    profile = f" --profile {place.profile}" if place.profile else ""
-    fix = f"npx cdk bootstrap aws://{place.account.id}/{place.region}{own}{profile}"
+    fix = place.with_profile(f"npx cdk bootstrap aws://{place.account.id}/{place.region}{own}")
     if found is None:
-        said = f"not done in {place.region}; once per account and region"
-        return bad(said, fix)
+        return bad(f"not done in {place.region}; once per account and region", fix)
     if int(found) < MIN_BOOTSTRAP:
-        said = f"version {found}, and the stacks need {MIN_BOOTSTRAP}"
-        return bad(said, fix)
+        return bad(f"version {found}, and the stacks need {MIN_BOOTSTRAP}", fix)
     return ok(f"version {found}")
 
 
@@ -392,13 +405,11 @@ def efa(place: Place, machine: InstanceType, zone: Zone) -> Finding:
 
 def storage_quota(place: Place, deployment: str, more: int) -> Finding:
     kind, code = LUSTRE[deployment]
-    used, value = place.account.lustre_gib(kind), place.account.quota("fsx", code)
-    return enough(
-        used + more <= value,
-        f"{used} of {value:.0f} GiB of {deployment} storage in use, the deployment takes "
-        f"{more} more",
-        place.increase("fsx", code, used + more),
+    used = place.account.lustre_gib(kind)
+    said = (
+        f"{used} of {{quota}} GiB of {deployment} storage in use, the deployment takes {more} more"
     )
+    return within(place, ("fsx", code), used + more, said)
 
 
 def file_system(place: Place, deployment: Deployment) -> Finding:

@@ -1,13 +1,12 @@
 """``--code DIR``: checks and packing of the user's own code."""
 
-import ast
 import difflib
 import hashlib
 import os
 import re
+import shlex
 import stat
 import subprocess
-import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,6 @@ from trainctl.aws.errors import UsageError
 
 #: Largest code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
-_MENTIONS_RAY: Final = re.compile(rb"\bray\b")
-#: For files in another Python's syntax; what stands in a text counts too, which ``--on`` overrides.
-_IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)\b[^#\n]*\bray\b", re.MULTILINE)
 #: Files of variables, which hold passwords; not the examples of them.
 _VARIABLES: Final = re.compile(r"\.env(\.(?!example|sample|template|dist)[\w.-]+)?")
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
@@ -31,8 +27,8 @@ _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipy
 DOWNLOADED: Final = ".trainctl-download"
 #: Programs whose first ``.py`` or ``.sh`` is the file that they run.
 _LAUNCHERS: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|bash|sh")
-#: After one of these, what runs is no file of the code.
-_NO_FILE: Final = {"-c", "-m", "--module", "--no-python", "--no_python"}
+#: After one of these, what runs is no file of the code; after the first two, a module.
+_NO_FILE: Final = ("-m", "--module", "-c", "--no-python", "--no_python")
 #: Date of every file in an archive, the earliest that zip knows: equal files give equal hashes.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -84,31 +80,6 @@ def _listed_by_git(folder: Path) -> set[str] | None:
     raise UsageError(f"--code {folder}: git cannot list its files: {said}")
 
 
-def importer_of_ray(folder: Path) -> str:
-    """The first file of a code folder that imports Ray; "" where none does."""
-    for path in files_of(folder):
-        # A link may lead to a folder.
-        if path.suffix == ".py" and path.is_file() and _imports_ray(path.read_bytes()):
-            return str(path.relative_to(folder))
-    return ""
-
-
-def _imports_ray(source: bytes) -> bool:
-    """True if Python code imports Ray, at any depth."""
-    if not _MENTIONS_RAY.search(source):
-        return False
-    try:
-        with warnings.catch_warnings(action="ignore"):  # the user's code: they are not about this
-            nodes = [*ast.walk(ast.parse(source))]
-    except (SyntaxError, ValueError, RecursionError):
-        return bool(_IMPORTS_RAY.search(source))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [
-        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
-    ]
-    return any(name.partition(".")[0] == "ray" for name in names)
-
-
 def look_at(folder: Path) -> str:
     """Describe what would be uploaded. Raises UsageError where that cannot be."""
     if not folder.is_dir():
@@ -150,6 +121,21 @@ def is_command(words: Sequence[str]) -> bool:
     return bool(_LAUNCHERS.fullmatch(words[0])) or words[0].endswith(".py")
 
 
+def program_of(words: Sequence[str]) -> str:
+    """The file that a command runs, or ``-m MODULE``; "" where neither is certain."""
+    first, rest = words[0], [*words[1:]]
+    if not _LAUNCHERS.fullmatch(first):
+        rest = [first]
+    elif rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
+        del rest[:2]  # torchrun, as it was called before
+    for word, after in zip(rest, [*rest[1:], ""], strict=True):
+        if word in _NO_FILE:
+            return f"-m {after}" if word in _NO_FILE[:2] else ""
+        if word.endswith((".py", ".sh")):
+            return word
+    return ""
+
+
 def check_command(folder: Path, words: Sequence[str]) -> None:
     """Refuse a command whose file is not uploaded, before hosts start and find it missing.
 
@@ -159,16 +145,8 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
     Raises:
         UsageError: the file is not in the code folder, or is given as a command and is none.
     """
-    first, rest = words[0], [*words[1:]]
-    if not _LAUNCHERS.fullmatch(first):
-        rest = [first]
-    elif rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
-        del rest[:2]  # torchrun, as it was called before
-    places = [place for place, word in enumerate(rest) if word.endswith((".py", ".sh"))]
-    if not places or _NO_FILE & {*rest[: places[0]]}:
-        return
-    program = rest[places[0]]
-    if os.path.isabs(program):
+    first, program = words[0], program_of(words)
+    if not program or program.startswith("-m ") or os.path.isabs(program):
         return
     files, path = files_of(folder), folder / os.path.normpath(program)
     if path.resolve() not in {each.resolve() for each in files}:
@@ -180,7 +158,7 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
         raise UsageError(f"--code {folder}: {program}, which the command runs, {why}")
     if program == first and not ("/" in first and os.access(path, os.X_OK)):
         shell = "python" if first.endswith(".py") else "bash"
-        raise UsageError(f"{first} is not a command: give {shell} {' '.join(words)}")
+        raise UsageError(f"{first} is not a command: give {shell} {shlex.join(words)}")
 
 
 def _check_name(name: str, folder: Path) -> None:

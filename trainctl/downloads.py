@@ -138,6 +138,7 @@ def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
     if not folder.exists():  # what was there may be the user's own
         folder.mkdir(parents=True)
         (folder / DOWNLOADED).touch()
+        (folder / ".gitignore").write_text("*\n")
     target.parent.mkdir(parents=True, exist_ok=True)
     # Again: what lies here may have become a link since the names were checked.
     safe_join(target.parent, target.name)

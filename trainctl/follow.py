@@ -12,7 +12,7 @@ import typer
 from contract import exits, nodes
 from contract.job import JobStatus
 from contract.runs import PROGRESS_FILE
-from contract.text import counted, duration
+from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
@@ -23,7 +23,7 @@ from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.polling import Polling
-from trainctl.pricing import cost_of, dollars, usd_so_far
+from trainctl.pricing import cost_of, usd_so_far
 from training.record.progress import Progress
 
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
@@ -173,7 +173,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     jobs, status = deployment.jobs, heads[-1].status if heads else ""
     if not heads and (place := jobs.queue(deployment.shape.limits).get(job.id)):
         return Waits(f"queued: {place.words}")
-    if status in ("", "DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
+    if not heads or not (heads[-1].is_starting or status == "RUNNING"):
         if pause := jobs.pause(job):
             reason, until = pause
             return Waits(f"{reason.removeprefix('failed: ')}; trying again", until)
@@ -189,7 +189,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
         return Waits(f"waiting for {to_come} x {hosts.worker.type}")
-    if pulling := [task for task in present if task.status != "RUNNING"]:
+    if pulling := [task for task in present if task.is_starting]:
         workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
         return Waits(f"waiting for {workers_left} to pull the image and start")
     return Waits()

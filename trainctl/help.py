@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from trainctl import job_file
 from trainctl.aws.errors import UsageError
 from training import recipes
+from training.command import NOT_FOR_JOBS, UnknownOptionError
 
 #: No wider than this on any terminal: longer lines are hard to read.
 WIDTH = 100
@@ -82,6 +83,16 @@ class RecipeCommand(Command):
         """The command's own options, and those of the recipe."""
         (words,) = (each for each in self.params if each.name == "words")
         return [*super().shell_complete(ctx, incomplete), *words.shell_complete(ctx, incomplete)]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; what is no option of a recipe may be meant for one of the command."""
+        try:
+            return super().invoke(ctx)
+        except UnknownOptionError as error:
+            own = [option for each in self.params for option in each.opts]
+            known = [*own, *(each for each in error.known if each not in NOT_FOR_JOBS)]
+            see = f": see {ctx.command_path} --help"
+            raise UnknownOptionError(error.option, known, otherwise=see) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse to show the help of this command to someone who asks for that of a recipe, and

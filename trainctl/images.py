@@ -1,15 +1,10 @@
 """Images of a deployment's nodes: their addresses, and a check that they exist."""
 
 from contract import nodes
-from contract import outputs as stack_outputs
+from contract.outputs import REPOSITORIES
 from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
-
-_OUTPUTS = {
-    nodes.HEAD: stack_outputs.HEAD_REPOSITORY,
-    nodes.WORKER: stack_outputs.WORKER_REPOSITORY,
-}
 
 
 def repositories(deployment: Deployment) -> dict[str, str]:
@@ -18,20 +13,30 @@ def repositories(deployment: Deployment) -> dict[str, str]:
     A head that trains runs the workers' image.
     """
     which = (nodes.WORKER,) if deployment.shape.head_trains else NODES
-    return {node: deployment.output(_OUTPUTS[node]).partition("/")[2] for node in which}
+    return {node: deployment.output(REPOSITORIES[node]).partition("/")[2] for node in which}
+
+
+def check_image(deployment: Deployment, repository: str) -> str:
+    """The address of the image in a repository that is deployed.
+
+    Raises:
+        CliError: the repository has none with its tag.
+    """
+    tag = deployment.shape.image_tag
+    if not deployment.account.has_image(repository, tag):
+        raise CliError(
+            f"{repository} has no image with the tag {tag!r}, which is deployed: build and push it "
+            "with the sources that were deployed (make images), or deploy a tag that is there "
+            '(make deploy ARGS="-c image_tag=...")'
+        )
+    return f"{repository}:{tag}"
 
 
 def check_images(deployment: Deployment) -> None:
     """Called before hosts are started, which would only find that they cannot pull.
 
     Raises:
-        CliError: a repository has no image with the tag that is deployed.
+        CliError: an image is missing.
     """
-    tag = deployment.shape.image_tag
-    for node, repository in repositories(deployment).items():
-        if not deployment.account.has_image(repository, tag):
-            raise CliError(
-                f"the {node}s' image is missing: {repository} has none with the tag {tag!r}. Build "
-                "and push it with the sources that were deployed (make images), or deploy a tag "
-                'that is there (make deploy ARGS="-c image_tag=...")'
-            )
+    for repository in repositories(deployment).values():
+        check_image(deployment, repository)

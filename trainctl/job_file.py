@@ -19,7 +19,7 @@ _SETTINGS: Final = "settings"
 _VARIABLES: Final = ("env", "secret")
 _OWN: Final = ("recipe", "command", _SETTINGS)
 #: Options that only ``submit`` has: ``plan`` takes the same files and has no use for them.
-_OF_SUBMIT: Final = ("follow", "yes")
+OF_SUBMIT: Final = ("follow", "yes")
 
 
 def expanded(path: Path, args: Sequence[str], given: Sequence[str], options: Any) -> list[str]:
@@ -42,7 +42,7 @@ def expanded(path: Path, args: Sequence[str], given: Sequence[str], options: Any
         raise UsageError(f"--file {path} is not TOML: {error}") from None
     values = {key.replace("-", "_"): value for key, value in read.items()}
     of_key = {max(each.opts, key=len)[2:].replace("-", "_"): each for each in options}
-    allowed = list(dict.fromkeys([*_OWN, *of_key, *_OF_SUBMIT]))
+    allowed = list(dict.fromkeys([*_OWN, *of_key, *OF_SUBMIT]))
     for key in values:
         if key not in allowed:
             close = difflib.get_close_matches(key, allowed, n=1)

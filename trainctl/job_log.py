@@ -22,8 +22,11 @@ _LATE_MS: Final = 30_000
 #: Clocks of this machine and of AWS may differ by as much as this. The end of a log is looked for
 #: in this time before now, and then in ten times as much.
 _SKEW_MS: Final = 600_000
-#: States of a task in which it cannot have written yet.
-_NOT_STARTED: Final = ("PROVISIONING", "PENDING", "ACTIVATING")
+#: What every node of every job writes in the ordinary course of things.
+_ROUTINE: Final = re.compile(
+    r"node: (the head has ended: this node ends too|stopped on request|code: [\d,]+ files?"
+    r"|cluster: .*|job \S+: head on .*|(head|worker) on \S+ \(.*|[\d,]+ workers? stopped)"
+)
 #: Patterns that mean the same to CloudWatch, between %, as to Python.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_#=@/;,:-]+")
 _STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_green")
@@ -39,8 +42,12 @@ class Wanted:
     """Only lines in which it is found."""
     since: datetime | None = None
     """Only what was written from then on."""
+    routine: bool = False
+    """Also what every node writes about itself."""
 
     def has(self, line: LogLine) -> bool:
+        if not (self.routine or self.pattern) and _ROUTINE.fullmatch(line.text):
+            return False
         if self.node is not None and nodes.labelled_node(line.text) != self.node:
             return False
         return self.pattern is None or self.pattern.search(line.text) is not None
@@ -103,7 +110,7 @@ class JobLog:
 
     def _started(self, tasks: Sequence[Task]) -> list[Task]:
         """The nodes that can have written something."""
-        return [task for task in tasks if task.status not in _NOT_STARTED]
+        return [task for task in tasks if not task.is_starting]
 
     def _lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
         return self._logs.lines(tasks, since=since, pattern=self._wanted.filter)
@@ -137,10 +144,10 @@ def text(line: LogLine) -> str:
 
 
 class Printer:
-    """Prints lines on stdout, on a terminal with a color for each node."""
+    """Prints lines, on a terminal with a color for each node."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
-        self._as_json = as_json
+    def __init__(self, *, as_json: bool = False, on_stderr: bool = False) -> None:
+        self._as_json, self._on_stderr = as_json, on_stderr
         self._styles: dict[str, str] = {}
 
     def print(self, lines: Sequence[LogLine]) -> None:
@@ -148,7 +155,7 @@ class Printer:
             if self._as_json:
                 print(json.dumps(values(line)), flush=True)
             else:
-                output.print_line(self._styled(line))
+                output.print_line(self._styled(line), on_stderr=self._on_stderr)
 
     def _styled(self, line: LogLine) -> "Text":
         from rich.text import Text

@@ -77,8 +77,8 @@ class JobOptions:
         typer.Option(
             "--on",
             help="Where the command of --code runs: once on the head, with Ray beside it; or on "
-            "all nodes, as torchrun and other launchers need. auto: the head if a file of the code "
-            "imports ray, else the nodes.",
+            "all nodes, as torchrun and other launchers need. auto: the head for programs that "
+            "import ray, else the nodes.",
         ),
     ] = On.AUTO
     max_hours: Annotated[

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 import secrets as random
+import shlex
 import tempfile
 import textwrap
 import time
@@ -21,11 +22,13 @@ from contract import runs
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
-from contract.text import duration
+from contract.text import dollars, duration
 from trainctl import (
     code_folder,
     data_sets,
     launchers,
+    output,
+    programs,
     published_models,
     variables,
 )
@@ -34,10 +37,17 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
+from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On
-from trainctl.pricing import NOT_INCLUDED, at_list_prices, dollars, usd_at_most
+from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
 from training import recipes
-from training.command import Command, Recorded, parse_job, read_command
+from training.command import (
+    Command,
+    Recorded,
+    UnknownOptionError,
+    parse_job,
+    read_command,
+)
 from training.plan import Expected
 from training.plan import expected as expected_of
 from training.record import trackers
@@ -47,8 +57,6 @@ from training.settings import RunConfig
 RUNNING_LOOKED_AT: Final = 50
 #: A deadline that --max-cost may give a job: starting the hosts takes minutes.
 _LEAST_S: Final = 900
-#: Deadline of a job that only works on a run's files.
-_HEAD_ONLY_S: Final = 2 * 3600
 #: A step of any recipe is faster, on few hosts and without a GPU too.
 _SLOWEST_STEP_S: Final = 120
 #: Ratio of a deadline to the computed time of a training.
@@ -77,6 +85,8 @@ class JobPlan:
     """Expected training time; None where that cannot be computed."""
     place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
+    warnings: Sequence[str] = ()
+    """What is probably wrong with the command of ``--code``."""
 
     @property
     def prices(self) -> Prices:
@@ -113,46 +123,42 @@ class JobPlan:
 
     def text(self) -> str:
         spec, shape = self.spec, self.shape
-        head = f"{shape.head.name}{', trains too' if shape.head_trains else ''}"
-        spot = " (spot)" if shape.spot else ""
-        hosts = f"head on {head}; {spec.nodes.words} x {shape.worker.name}{spot}"
         per = "GPU" if shape.worker.num_gpus else "node"
+        wait = f"{spec.capacity_wait_s / 60:g} min of waiting for hosts included"
         rows = {
             "run": spec.run,
-            "command": " ".join(spec.command),
+            "command": shlex.join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
-            "hosts": hosts,
-            "workers": f"{self.workers}, one per {per}" if self.workers else "",
+            "machines": machines(shape, spec.nodes),
+            "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "queue": self.place.words if self.place else "",
-            "deadline": f"{duration(spec.max_seconds)} after admission{self.why_deadline}; waits "
-            f"up to {spec.capacity_wait_s / 60:g} min for hosts",
-            **self._money(),
+            "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
+            f"({wait}){self.why_deadline}",
+            "price": an_hour(self.prices, spec.nodes.high),
+            "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
+            "expected": self._expected() if spec.recipe else "",
         }
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
 
-    def _money(self) -> dict[str, str]:
-        """Rows of ``text``."""
-        if self.usd_at_most is None:
-            return {"price": f"unknown: {self.prices.why_unknown}", "at most": "unknown"}
-        rows = {
-            "price": f"{dollars(self.usd_per_hour)} an hour with disks and {self.prices.standing}, "
-            f"{at_list_prices(self.prices)}",
-            "at most": f"{dollars(self.usd_at_most)} until its hosts are gone, without "
-            f"{NOT_INCLUDED}",
-        }
-        if self.expected is not None and not self.expected.fits:
-            rows["warning"] = "does not fit these GPUs by the arithmetic of training.plan"
-        elif self.expected is not None:
-            hours = duration(round(self.expected.hours * 3600))
-            rows["expected"] = (
-                f"{dollars(self.usd_expected)} for {hours} of training: computed, not measured, "
-                "and without the start of hosts and the evaluations"
+    def _expected(self) -> str:
+        """Row of ``text``; recipes have one."""
+        found = self.expected
+        if found is None:
+            return (
+                "not estimated: only recipe fsdp's speed is modeled, on GPUs, for models and data "
+                "of known size"
             )
-        return rows
+        if not found.fits:
+            return "warning: does not fit these GPUs, by the arithmetic of training.plan"
+        return (
+            f"{duration(round(found.hours * 3600))} of steps, {found.tokens:,.0f} tokens, cost "
+            f"{dollars(self.usd_expected)}: computed, not measured, without start-up, evaluations "
+            "and checkpoints"
+        )
 
     def values(self) -> dict[str, object]:
         """For ``--json``."""
@@ -200,10 +206,9 @@ def check_given(given: JobOptions) -> None:
     given.check()
     if words and words[0].startswith("-"):  # else it would be taken for the command
         option = words[0].partition("=")[0]
-        meant = "--nodes" if option in ("--workers", "-w") else "trainctl submit --help"
-        raise UsageError(
-            f"there is no option {option} here: see {meant}; what is to run comes after the options"
-        )
+        if option in ("--workers", "-w"):
+            raise UsageError(f"there is no option {option} here: see --nodes")
+        raise UnknownOptionError(option, ())
     env = variables.variables(given.env or [])
     # The recipe is checked before the name that begins with it: its error is the better one.
     if given.code is None:
@@ -217,7 +222,7 @@ def check_given(given: JobOptions) -> None:
                 "brings its workers to all nodes; leave --on out"
             )
     elif not words:
-        raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
+        raise UsageError("give the command after -- : --code DIR -- python ...")
     elif words[0] in recipes.NAMES:
         raise UsageError(
             f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
@@ -251,7 +256,10 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     """
     shape, words = deployment.shape, given.words or []
     given.check_fit(shape)
-    nodes = given.num_nodes(shape)
+    program = programs.Program(given.code, words) if given.code else None
+    is_alone = program is not None and program.is_alone
+    by_default = "1" if is_alone and given.on == On.AUTO else None
+    nodes = dataclasses.replace(given, nodes=given.nodes or by_default).num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
     run = (
@@ -259,8 +267,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         if given.run is None
         else given.run
     )
-    training_s, expected = None, None
-    if given.code is None:
+    training_s, expected, warnings = None, None, list[str]()
+    if program is None:
         command, config = _recipe_command(
             words, run=run, workers=workers, deployment=deployment, is_new=given.run is None
         )
@@ -273,10 +281,20 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         training_s = _training_s(config, expected)
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
+        assert given.code is not None
         command, recipe, code = [*words], "", code_folder.look_at(given.code)
-        on, why = placement(given, command)
+        on, why = placement(given, program, nodes, shape)
+        own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
+        warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
+            if is_alone and nodes.high > 1:
+                warnings.append(
+                    f"{program.entries[0].name} is one process that knows of no others: each of "
+                    f"{nodes.words} nodes runs the same; give --nodes 1, or start it with torchrun"
+                )
+            elif is_alone:
+                why += f"; {program.entries[0].name} is one process, so 1 node by default"
     from_here = variables.variables(given.env or [])
     from_secrets = variables.secrets(given.secret or [])
     if both := from_here.keys() & from_secrets.keys():
@@ -305,6 +323,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
+        warnings=warnings,
     )
 
 
@@ -340,28 +359,31 @@ def _deadline(
         return seconds, why
     within = math.floor(seconds - (usd - limit) / hourly * 3600)
     if given.max_hours is not None or within < _LEAST_S:
-        can = ""
+        can = "fewer --nodes, " if wanted.high > max(1, shape.min_nodes) else ""
         if within >= _LEAST_S:
-            can = f", or --max-hours {math.floor(within / 36) / 100:.2f}"  # rounded down
+            can += f"--max-hours {math.floor(within / 36) / 100:.2f}, "  # rounded down
         raise UsageError(
             f"--max-cost is {limit:g}, and this job can cost up to {dollars(usd)} within "
-            f"{duration(seconds)}: give fewer --nodes{can}, or a higher --max-cost"
+            f"{duration(seconds)}: give {can}{'or ' if can else ''}a higher --max-cost"
         )
     return within, f", to stay within --max-cost {limit:g}"
 
 
-def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str]:
-    """Nodes for the command of ``--code``, and the reason in words."""
-    assert given.code is not None
+def placement(
+    given: JobOptions, program: programs.Program, nodes: Range, shape: Shape
+) -> tuple[Placement, str]:
+    """Nodes for the command of ``--code``, and the choice in words."""
+    head = "once, on the head"
+    each = f"each of the {nodes.words} worker nodes" if nodes.high > 1 else "the worker node"
+    if shape.head_trains:
+        each = f"the head and {each}" if nodes.high else "the head"
     if given.on == On.HEAD:
-        return Placement.HEAD, "the head, by --on"
+        return Placement.HEAD, f"{head}, by --on"
     if given.on == On.NODES:
-        return Placement.NODES, "every node, by --on"
-    of_ray = any(word == "ray" or word.startswith("ray.") for word in command[:3])
-    file = "its command" if of_ray else code_folder.importer_of_ray(given.code)
-    if file:
-        return Placement.HEAD, f"the head, because {file} uses Ray (--on nodes: every node)"
-    return Placement.NODES, "every node, because no file imports ray (--on head: the head only)"
+        return Placement.NODES, f"{each}, by --on"
+    if program.of_ray:
+        return Placement.HEAD, f"{head}, because {program.of_ray} uses Ray (--on nodes: on {each})"
+    return Placement.NODES, f"{each} (--on head: {head})"
 
 
 def check(deployment: Deployment, plan: JobPlan) -> None:
@@ -405,8 +427,8 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
         if other.run == run:
             raise UsageError(
                 f"run {run!r} is being trained already, by job {other.id}: two would overwrite "
-                f"each other's checkpoints. trainctl stop {other.id} ends it; or choose another "
-                "--run"
+                f"each other's checkpoints. trainctl stop {other.id} ends it"
+                f"{'; or choose another --run' if spec.nodes.high else ''}"
             )
 
 
@@ -422,7 +444,7 @@ def _check_recipe(words: Sequence[str]) -> Command:
     if code_folder.is_command(words):
         raise UsageError(
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
-            + " ".join(words)
+            + shlex.join(words)
         )
     return parse_job(words)
 
@@ -453,18 +475,10 @@ def _recipe_command(
     return [*launch, "--workers", str(workers), *words[1:]], config
 
 
-def head_only(deployment: Deployment, *, run: str, command: Sequence[str]) -> JobPlan:
-    """A job of a head by itself, for commands that work on a run's files and train nothing."""
-    shape = deployment.shape
-    spec = JobSpec(
-        run=run,
-        command=tuple(command),
-        nodes=Range(0, 0),
-        max_seconds=min(_HEAD_ONLY_S, shape.max_job_hours * 3600),
-        prices=shape.prices(deployment.region),
-        submitter=deployment.user,
-    )
-    return JobPlan(spec=spec, shape=shape, workers=None)
+def ask(plan: JobPlan, *, yes: bool) -> None:
+    """Show a plan, and end the command unless its user wants it."""
+    output.say("\n".join([plan.text(), *(f"warning: {each}" for each in plan.warnings)]))
+    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
 
 
 def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> str:

@@ -42,6 +42,14 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
         )
 
 
+def starts_on_nodes(text: str) -> bool:
+    """True if a command, or a line of a shell script, launches one program on all nodes."""
+    names = "torchrun|accelerate launch|deepspeed|fabric run|composer"
+    modules = r"torch\.distributed\.\w+|accelerate\.commands\.launch"
+    parts = text.replace("\n", " ; ").split()
+    return _starts(rf"(?:{names}|python[\d.]* (?:-\w+ )*-m (?:{modules}))", parts)
+
+
 def _starts(launcher: str, parts: Sequence[str]) -> bool:
     """True if a command, or one of those of ``sh -c``, starts its program with this launcher.
 

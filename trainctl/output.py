@@ -65,9 +65,9 @@ def print_text(text: str) -> None:
     _console(stderr=False).print(visible(text), markup=False)
 
 
-def print_line(line: "Text") -> None:
+def print_line(line: "Text", *, on_stderr: bool = False) -> None:
     """A line for people, whose parts may have colors."""
-    _console(stderr=False).print(line)
+    _console(stderr=on_stderr).print(line)
 
 
 def print_table(
@@ -137,7 +137,8 @@ def confirm(question: str, *, yes: bool, default: bool = True) -> None:
 
 
 class Progress:
-    """A moving line on a terminal; elsewhere a line whenever the text changes."""
+    """A moving line on a terminal; elsewhere a line whenever the text changes, and each minute of a
+    wait."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         """``clock``: Unix time in seconds."""
@@ -154,7 +155,7 @@ class Progress:
         )
         self._live = line if notes.is_terminal else None
         self._clock = clock
-        self._text, self._since = "", 0.0
+        self._text, self._since, self._said = "", 0.0, 0.0
         self._line: Callable[[float], str] | None = None
 
     def __enter__(self) -> Self:
@@ -179,10 +180,12 @@ class Progress:
             line: what a terminal shows at a moment, in Unix time; by default the text, and for how
                 long it has been shown.
         """
-        if text != self._text:
-            self._since = self._clock()
-            if not self._live:
-                say(f"{text} ...")
+        now, is_new = self._clock(), text != self._text
+        if is_new:
+            self._since = now
+        if not self._live and (is_new or (line is None and now - self._said >= 60)):
+            say(f"{text} ..." if is_new else f"{text}, {duration(int(now - self._since))} ...")
+            self._said = now
         self._text, self._line = text, line
 
     def __rich__(self) -> "Text":

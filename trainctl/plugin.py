@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
@@ -44,6 +45,7 @@ def tunnel(
         CliError: it does not open; the message has what the plug-in prints.
     """
     plugin = require_plugin()
+    output.say("opening a tunnel to the head ...")
     session = deployment.sessions.tunnel(head, port=port, local_port=local_port)
     process = subprocess.Popen(
         [plugin, *session],

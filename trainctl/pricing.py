@@ -11,13 +11,15 @@ from typing import Final
 from contract import nodes, times
 from contract.instance_types import Prices
 from contract.job import JobStatus
+from contract.nodes import Range
+from contract.text import dollars
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 
 #: Costs that no figure here includes.
-NOT_INCLUDED: Final = "data through the NAT gateway ($0.045 a GB), S3 and CloudWatch"
+NOT_INCLUDED: Final = "S3, CloudWatch and data through the NAT gateway"
 
 
 def usd_at_most(prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> float | None:
@@ -125,13 +127,20 @@ def _seconds(tasks: Sequence[Task], *, now: datetime) -> dict[str, float] | None
     return seconds
 
 
-def dollars(usd: float | None) -> str:
-    """``$1.23``, with as many digits as matter; ``unknown`` where it is not known."""
+def an_hour(prices: Prices, num_nodes: int) -> str:
+    """Price of an hour of a head and its worker nodes in words, or why it is not known."""
+    usd = prices.usd_per_hour(num_nodes)
     if usd is None:
-        return "unknown"
-    if not usd:
-        return "$0"
-    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.3f}"
+        return f"unknown: {prices.why_unknown}"
+    return f"{dollars(usd)} an hour with disks and {prices.standing}, {at_list_prices(prices)}"
+
+
+def machines(shape: Shape, nodes: Range) -> str:
+    """``1 head (m5.large) + 2 workers (m5.large)``."""
+    head = f"1 head ({shape.head.name}{', trains too' if shape.head_trains else ''})"
+    kind = f"{shape.worker.name}{', spot' if shape.spot else ''}"
+    plural = "s" if nodes.high > 1 else ""
+    return f"{head} + {nodes.words} worker{plural} ({kind})" if nodes.high else head
 
 
 def at_list_prices(prices: Prices) -> str:

@@ -47,7 +47,7 @@ def remove(
     bucket = deployment.bucket
     found = [each for each in bucket.stored(beside or prefix) if each.key == beside]
     found += bucket.stored(prefix)
-    if not found:
+    if not found or prefix.count("/") > 2:  # a part of a data set is none
         group = prefix.partition("/")[0]
         raise UsageError(f"there is no {what} in {bucket.uri}: trainctl {group} ls lists them")
     if jobs := users(deployment, prefix):

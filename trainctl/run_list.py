@@ -4,7 +4,7 @@ Jobs are remembered by AWS for 90 days; a run is in the bucket for as long as it
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,8 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from contract import runs
-from contract.errors import InputError
-from contract.job import Outcome
+from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket, Stored, json_object
 from training import recipes
 from training.record.events import described
@@ -44,7 +43,8 @@ class Run:
 
     name: str
     recipe: str
-    """Empty for a program of the user's own."""
+    """By its settings, or else by the order of its last job; empty for a program of the user's
+    own."""
     state: str
     """``running``, or how its last job ended, in words; empty where that is not known."""
     step: int | None
@@ -57,13 +57,13 @@ class Run:
     """Size of all its files, in bytes."""
 
 
-def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]:
+def newest(bucket: Bucket, *, limit: int, running: Mapping[str, str]) -> list[Run]:
     """The runs whose files changed last, newest first.
 
     Args:
         bucket: of the deployment.
         limit: how many.
-        running: names of the runs that are being trained.
+        running: runs of the jobs that have not ended, and their recipes, by the orders.
     """
     _files, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -87,7 +87,7 @@ def _changed(bucket: Bucket, name: str) -> datetime | None:
     return max((each.modified for each in files if not each.key.startswith(leases)), default=None)
 
 
-def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
+def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
     files = bucket.stored(prefix)
     config = json_object(bucket.read(f"{prefix}{runs.CONFIG_FILE}"))
@@ -95,10 +95,12 @@ def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
     steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]
     progress = json_object(bucket.read(f"{prefix}{runs.PROGRESS_FILE}"))
     done = [progress.get("step"), result.get("steps")]
+    record = _record(bucket, prefix, files)
+    end = "reason" if record else "status"
     return Run(
         name=name,
-        recipe=str(config.get("recipe", "")),
-        state=RUNNING if name in running else _ended(bucket, prefix, files, result),
+        recipe=str(config.get("recipe") or running.get(name) or record.get("recipe", "")),
+        state=RUNNING if name in running else str((record or result).get(end, "")),
         step=max([*steps, *(each for each in done if isinstance(each, int))], default=None),
         measure=next(iter(measures(result)), ""),
         updated=max(each.modified for each in files),
@@ -106,19 +108,13 @@ def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
     )
 
 
-def _ended(
-    bucket: Bucket, prefix: str, files: Sequence[Stored], result: Mapping[str, object]
-) -> str:
-    """End of the run's last job; the run's result where no job trained it."""
+def _record(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> dict[str, object]:
+    """How the run's last job ended; empty where no job trained it."""
     folder = f"{prefix}{runs.JOBS_DIR}/"
     records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
-    if records:
-        last = max(records, key=lambda each: each.modified)
-        try:
-            return Outcome.from_json((bucket.read(last.key) or b"").decode()).reason
-        except (InputError, UnicodeDecodeError):
-            return ""
-    return str(result.get("status", ""))
+    if not records:
+        return {}
+    return json_object(bucket.read(max(records, key=lambda each: each.modified).key))
 
 
 def measures(result: Mapping[str, object]) -> list[str]:
@@ -131,15 +127,18 @@ def measures(result: Mapping[str, object]) -> list[str]:
     return [described(name, declared).phrase(found[name]) for name in names if name in found]
 
 
-def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint] | None:
-    """The checkpoints of a recipe's run, newest first; None where there is no such run.
+def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint]:
+    """The checkpoints of a recipe's run, newest first.
 
     Raises:
         InputError: no run can have that name.
+        UsageError: there is no such run.
     """
     prefix = runs.run_prefix(run)
     files = bucket.stored(prefix)
-    return _checkpoints(bucket, prefix, files) if files else None
+    if not files:
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")
+    return _checkpoints(bucket, prefix, files)
 
 
 def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[Checkpoint]:

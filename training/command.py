@@ -56,6 +56,20 @@ class OptionError(InputError):
     """Words that are no valid command line; ``--help`` shows what is."""
 
 
+class UnknownOptionError(OptionError):
+    """There is no such option."""
+
+    def __init__(self, option: str, known: Sequence[str], *, otherwise: str = "") -> None:
+        """
+        Args:
+            known: the options that there are; the message names one that is alike.
+            otherwise: end of the message where none is.
+        """
+        guess = _guess(option.partition("=")[0], known) or otherwise
+        super().__init__(f"unknown option {option}{guess}")
+        self.option, self.known = option, known
+
+
 class RunCompleteError(InputError):
     """The run has nothing left to train."""
 
@@ -342,8 +356,8 @@ class _Parser(argparse.ArgumentParser):
         words = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized arguments: ") and words:
             known = [option for action in self._actions for option in action.option_strings]
-            message = f"unknown option {words[0]}{_guess(words[0].split('=')[0], known)}"
-        elif found := re.fullmatch(r"argument (--[\w-]+)\S*: (expected|ignored).*", message):
+            raise UnknownOptionError(words[0], known)
+        if found := re.fullmatch(r"argument (--[\w-]+)\S*: (expected|ignored).*", message):
             message = f"{found[1]} {'needs a' if found[2] == 'expected' else 'takes no'} value"
         elif found := re.fullmatch(
             r"argument (--[\w-]+): invalid (int|float) value: (.*)", message

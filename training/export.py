@@ -242,8 +242,11 @@ def _known_runs(root: str, *, like: str) -> str:
     return f"; {root} has {', '.join(names[:8])}{more}" if names else f"; {root} has none"
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """The options that name a run and where it is kept."""
+def run_parser(prog: str, about: str | None) -> argparse.ArgumentParser:
+    """Parser of a command line that names a run and where it is kept."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -256,15 +259,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         help="where runs are kept (default: the cluster's bucket on a node, else runs)",
     )
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_run(parser)
+    parser = run_parser("python -m training.export", __doc__)
     parser.add_argument("--to", required=True, metavar="PLACE", help="new folder or s3:// address")
     parser.add_argument(
         "--dtype",
@@ -286,9 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = export_adapters(found, to, dtype=_TYPES[options.dtype])
         else:
             place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exits.BAD_INPUT
+    except Exception as error:
+        return storage.reported(error)
     except KeyboardInterrupt:
         print("interrupted; nothing was left behind", file=sys.stderr)
         return exits.INTERRUPTED

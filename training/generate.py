@@ -7,7 +7,6 @@ Reads the newest checkpoint of a sharded run into the memory of this machine, so
 that fit there; export larger ones (``training.export``) and serve them with what is made for it.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import torch
 
 from contract import exits
 from contract.errors import InputError
+from contract.runs import DEFAULT_NEW_TOKENS
 from contract.text import counted
 from training import export
 from training.checkpoint import sharded_checkpoints
@@ -27,6 +27,7 @@ from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE, Vocabulary
 from training.models import language_models, pretrained, serving
 from training.models.language_models import WithLoss
 from training.models.pretrained import CONFIG_FILE
+from training.system import storage
 
 
 def continuations(
@@ -97,14 +98,14 @@ def _vocabulary(found: sharded_checkpoints.Found) -> Vocabulary:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.generate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    export.add_run(parser)
+    parser = export.run_parser("python -m training.generate", __doc__)
     parser.add_argument("prompt", metavar="PROMPT", help="text to be continued")
-    parser.add_argument("--tokens", type=int, default=60, help="tokens to add (default: 60)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=DEFAULT_NEW_TOKENS,
+        help="most tokens to add (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
     parser.add_argument(
         "--chat", action="store_true", help="the prompt is a user's message in the chat template"
@@ -113,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--greedy", action="store_true", help="take the likeliest tokens instead of drawing them"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--to", metavar="PLACE", help="write it to this file or s3:// address too")
     options = parser.parse_args(arguments)
     try:
         if options.tokens < 1:
@@ -126,12 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chat=options.chat,
             greedy=options.greedy,
         )
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exits.BAD_INPUT
-    step = found.position.step
-    if options.json:
+        step = found.position.step
         result = {"prompt": options.prompt, "before": before, "after": after, "step": step}
+        if options.to:
+            storage.write_bytes(options.to, json.dumps(result).encode())
+    except Exception as error:
+        return storage.reported(error)
+    if options.json:
         print(json.dumps(result, indent=1))
     else:
         print(f"before training:\n{options.prompt}{before}\n")

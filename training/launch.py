@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from contract import exits, nodes, runs
-from contract.errors import InputError, exit_code
+from contract.errors import InputError
 from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
 from training import command as commands
@@ -52,13 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return exits.BAD_INPUT
     except Exception as error:
-        # A head that ends so is started again: its storage may answer then.
-        is_trouble = storage.is_trouble(error)
-        code = exits.STORAGE if is_trouble else exit_code(error)
-        if code == exits.FAILED:
-            raise
-        then = "; check the address, or try again later" if is_trouble else ""
-        print(f"error: {error}{then}", file=sys.stderr)
+        # A head that ends with exits.STORAGE is started again: its storage may answer then.
+        code = storage.reported(error)
         if isinstance(error, OptionError):
             print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)
         return code

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,9 @@ from contract import exits, nodes
 from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from contract.nodes import Range
-from contract.text import duration
+from contract.text import dollars, duration
 from training import command, recipes
+from training.data import catalog
 from training.models.estimates import (
     GIB,
     RECOMPUTE,
@@ -36,17 +37,20 @@ from training.models.model_shapes import SHAPES, ModelShape, UnknownShapeError, 
 from training.settings import RunConfig
 
 
-def cheapest(shape: ModelShape, wanted: Setup, *, tokens: float) -> Plan | None:
-    """The set-up that fits and costs least for ``tokens``, over all machines with a price."""
-    best: Plan | None = None
-    best_usd = 0.0
-    for candidate in _candidates(shape, wanted):
-        _, usd = cost(candidate, tokens)
-        if not candidate.fits or usd is None:
-            continue
-        if best is None or usd < best_usd:
-            best, best_usd = candidate, usd
-    return best
+def cheapest(shape: ModelShape, wanted: Setup, *, per_token: bool) -> Plan | None:
+    """The set-up that fits and costs least, over all machines with a price.
+
+    Args:
+        per_token: for each token. Otherwise for each hour, on one host if any has room: several
+            small ones are cheaper only because they wait for the network between them.
+    """
+
+    def usd(plan: Plan) -> tuple[float, ...]:
+        hourly, speed = plan.setup.usd_per_hour or math.inf, plan.tokens_per_s
+        return (hourly / speed,) if per_token else (plan.setup.num_hosts > 1, hourly, -speed)
+
+    fitting = (each for each in _candidates(shape, wanted) if each.fits)
+    return min(fitting, key=usd, default=None)
 
 
 def _candidates(shape: ModelShape, wanted: Setup) -> Iterator[Plan]:
@@ -130,6 +134,29 @@ class Expected:
 _BYTES_PER_TOKEN: Final = 4
 
 
+def trained_tokens(values: Mapping[str, Any], *, num_bytes: int | None = None) -> int:
+    """Tokens of the steps of a run; 0: not known.
+
+    An epoch of text has whole steps only (``training.data.feed``).
+
+    Args:
+        values: settings of the run.
+        num_bytes: size of its text; None: that of published data.
+    """
+    step = int(values["global_batch"] * values["seq_len"])
+    if steps := int(values["max_steps"]):
+        return step * steps
+    text = catalog.find(values["data"])
+    every = values["held_out_every"]
+    tokens = (num_bytes or (text.num_bytes if text else 0)) * (1 - 1 / every)
+    if not values["model"].startswith("new:") or values["tokenizer"]:
+        # Counted with documents of their true sizes held out, which is no exact twentieth.
+        tokens /= _BYTES_PER_TOKEN
+        if text and text.num_train_tokens and every == 20:
+            tokens = text.num_train_tokens
+    return int(values["epochs"] * max(0, (tokens - 1) // step) * step)
+
+
 def expected(
     config: RunConfig, machine: InstanceType, *, num_bytes: int | None, efa: bool = False
 ) -> Expected | None:
@@ -156,12 +183,7 @@ def expected(
     except InputError:
         return None
     plan = make(shape, Setup.of(values, machine, num_workers=config.num_workers, efa=efa))
-    tokens = values["max_steps"] * values["global_batch"] * values["seq_len"]
-    if not tokens and num_bytes:
-        of_bytes = values["model"].startswith("new:") and not values["tokenizer"]
-        text = num_bytes * (1 - 1 / values["held_out_every"])
-        tokens = values["epochs"] * text / (1 if of_bytes else _BYTES_PER_TOKEN)
-    if not tokens:
+    if not (tokens := trained_tokens(values, num_bytes=num_bytes)):
         return None
     hours, _ = cost(plan, tokens)
     return Expected(hours=hours, tokens=tokens, fits=plan.fits)
@@ -177,15 +199,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--instance", default="g5.12xlarge", help="(default: g5.12xlarge)")
-    parser.add_argument("--tokens", type=float, default=1e6, help="to train on (default: 1e6)")
+    parser.add_argument(
+        "--tokens",
+        type=float,
+        help="to train on (default: those of --max-steps or of published --data, else 1e6)",
+    )
     parser.add_argument("--efa", action="store_true", help="hosts reach each other by EFA")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, words = parser.parse_known_args(arguments)
     try:
-        if not 0 < options.tokens < math.inf:
-            raise InputError(f"--tokens is {options.tokens:g}: it must be a positive number")
+        tokens = options.tokens
+        if tokens is not None and not 0 < tokens < math.inf:
+            raise InputError(f"--tokens is {tokens:g}: it must be a positive number")
         machine = instance_type(options.instance)
-        config = _config(words, machine)
+        preset, config = _config(words, machine)
         if options.efa and not machine.efa_interfaces:
             raise InputError(
                 f"--efa: {machine.name} has no EFA; leave it out, or choose another type"
@@ -197,30 +224,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return exits.BAD_INPUT
-    best = cheapest(shape, plan.setup, tokens=options.tokens)
+    tokens = tokens or trained_tokens(values) or 1e6
+    best = {
+        f"cheapest_per_{unit}": cheapest(shape, setup, per_token=unit == "token")
+        for unit in ("hour", "token")
+    }
     if options.json:
         result = {
-            **summary(plan, options.tokens),
+            **summary(plan, tokens),
+            "preset": preset,
             "parameters": shape.parameters,
-            "cheapest": summary(best, options.tokens) if best else None,
+            **{name: each and summary(each, tokens) for name, each in best.items()},
         }
         print(json.dumps(result, indent=1))
         return exits.OK
-    print(f"{values['model']}: {shape.parameters:,} parameters")
-    print(text(plan, options.tokens))
+    trained = f"adapters of rank {setup.lora_rank}" if setup.lora_rank else "all"
+    print(
+        f"{values['model']}: {shape.parameters:,} parameters, {trained} trained; preset {preset}: "
+        f"{setup.global_batch} sequences of {setup.seq_len:,} tokens a step"
+    )
+    print(text(plan, tokens))
     if not plan.fits:
-        remedies = smaller(shape, plan.setup)
-        print(
-            "fits here with: " + (differences(plan.setup, remedies[0]) if remedies else "nothing")
-        )
-    if best and best.setup != plan.setup:
-        print(f"\ncheapest that fits: {differences(plan.setup, best.setup)}")
-        print(text(best, options.tokens))
+        remedies = smaller(shape, setup)
+        print("fits here with: " + (differences(setup, remedies[0]) if remedies else "nothing"))
+    for name, each in best.items():
+        if each and each.setup != setup:
+            print(f"\n{name.replace('_', ' ')}: {differences(setup, each.setup)}")
+            print(text(each, tokens))
     return exits.OK
 
 
-def _config(words: Sequence[str], machine: InstanceType) -> RunConfig:
-    """The settings of a run, by default with all GPUs of a host.
+def _config(words: Sequence[str], machine: InstanceType) -> tuple[str, RunConfig]:
+    """The preset and the settings of a run, by default with all GPUs of a host.
 
     Raises:
         InputError: the run would refuse them, or its recipe is not planned.
@@ -230,7 +265,9 @@ def _config(words: Sequence[str], machine: InstanceType) -> RunConfig:
         planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
         raise InputError(f"recipe {given.recipe.name} is not planned: choose {', '.join(planned)}")
     workers = given.workers or Range(max(1, machine.num_gpus), max(1, machine.num_gpus))
-    return command.configure(given, run="plan", storage="/", workers=workers, gpus=nodes.ONE_EACH)
+    return given.preset, command.configure(
+        given, run="plan", storage="/", workers=workers, gpus=nodes.ONE_EACH
+    )
 
 
 def cost(plan: Plan, tokens: float) -> tuple[float, float | None]:
@@ -244,6 +281,7 @@ def summary(plan: Plan, tokens: float) -> dict[str, object]:
     """A plan as plain values: bytes, tokens per second, hours, US dollars. What does not fit has no
     speed and no cost: null."""
     hours, usd = cost(plan, tokens)
+    setup = plan.setup
     speed = {
         "tokens_per_s": plan.tokens_per_s,
         "mfu": plan.mfu,
@@ -252,45 +290,45 @@ def summary(plan: Plan, tokens: float) -> dict[str, object]:
         "usd": usd,
     }
     return {
-        "instance": plan.setup.machine.name,
-        "workers": plan.setup.num_workers,
-        "hosts": plan.setup.num_hosts,
-        "recompute": plan.setup.recompute,
-        "microbatch": plan.setup.microbatch,
-        "optimizer": plan.setup.optimizer,
-        "lora_rank": plan.setup.lora_rank,
-        "lora_targets": plan.setup.lora_targets,
-        "lora_bits": plan.setup.lora_bits,
+        **dataclasses.asdict(setup),
+        "machine": setup.machine.name,
+        "hosts": setup.num_hosts,
         "fits": plan.fits,
-        "memory_bytes": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
+        "memory_bytes": {**plan.memory.parts, "total": plan.memory.total},
+        "memory_at": plan.memory.moment,
         "available_bytes": plan.available,
-        "usd_per_hour": plan.setup.usd_per_hour,
+        "usd_per_hour": setup.usd_per_hour,
         **(speed if plan.fits else dict.fromkeys(speed)),
     }
 
 
 def text(plan: Plan, tokens: float) -> str:
     """A plan for people; computed, not measured."""
-    setup = plan.setup
+    setup, memory = plan.setup, plan.memory
+    machine, passes = setup.machine, setup.num_microbatches
     hours, usd = cost(plan, tokens)
-    gpu = setup.machine.gpu
-    assert gpu is not None
+    assert machine.gpu is not None
+    # Next to nothing is left out.
     parts = ", ".join(
-        f"{name} {size / GIB:.1f}" for name, size in dataclasses.asdict(plan.memory).items()
+        f"{name} {size / GIB:.1f}" for name, size in memory.parts.items() if size > GIB / 20
     )
-    price = "no list price" if usd is None else f"${usd:,.2f}"
+    rows = -(-setup.global_batch // (setup.num_workers * passes))
     found = (
-        f"{setup.num_workers} x {gpu.name} on {setup.num_hosts} x {setup.machine.name}, "
-        f"recompute {setup.recompute}, microbatch {setup.microbatch}, {setup.optimizer}\n"
-        f"  memory per GPU: {plan.memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
-        f"{'fits' if plan.fits else 'DOES NOT FIT'} ({parts})"
+        f"{setup.num_workers} x {machine.gpu.name} on {setup.num_hosts} x {machine.name}: "
+        f"{dollars(setup.usd_per_hour)} an hour, quota of {setup.num_hosts * machine.vcpus} vCPUs "
+        f"of {machine.name[0].upper()} instances\n"
+        f"  passes per step: {passes}, of at most {rows} sequences per GPU; recompute "
+        f"{setup.recompute}, {setup.optimizer}\n"
+        f"  memory per GPU: {memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
+        f"{'fits' if plan.fits else 'DOES NOT FIT'} (most at {memory.moment}: {parts})"
     )
     if not plan.fits:
         return found
     return (
         f"{found}\n"
         f"  expected: {plan.tokens_per_s:,.0f} tokens/s, MFU {plan.mfu:.0%}, bound by "
-        f"{plan.bound_by}; {tokens:,.0f} tokens in {duration(hours * 3600)}, {price} (computed)"
+        f"{plan.bound_by}; {tokens:,.0f} tokens in {duration(hours * 3600)}, {dollars(usd)}: "
+        "computed, without start-up"
     )
 
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -361,7 +362,7 @@ class Group:
         """
         self._start += 1
         self._is_surprised, self._failed_at = False, 0.0
-        say(f"running {' '.join(self._order.command)} on {counted(len(self._seats), 'node')}")
+        say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
         if self._told.storage:
             bucket = Bucket(f"{self._told.storage}/{runs.output_prefix(self._order.run)}")

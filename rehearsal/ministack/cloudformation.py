@@ -4,7 +4,9 @@ It assigns to MiniStack's table of handlers, whose shape is that of one version.
 """
 
 import json
+import re
 import string
+from collections.abc import Iterator
 from typing import Any
 
 from rehearsal.ministack import resource_types
@@ -19,6 +21,7 @@ from rehearsal.ministack.internals import (
     secretsmanager,
 )
 from rehearsal.ministack.resource_types import Properties, Result, call, checked
+from rehearsal.models import faults, request_shape
 
 TYPES = {
     **resource_types.EC2_TYPES,
@@ -38,6 +41,7 @@ def install() -> None:
     fix_container_definitions()
     fix_service()
     fix_secret()
+    fix_alarm()
     fix_function_delete()
     fix_bucket()
     fix_custom_resources()
@@ -122,6 +126,62 @@ def fix_secret() -> None:
         "update": update,
         "delete": lambda arn, properties: stock["delete"](name_of(arn), properties),
     }
+
+
+#: What an alarm on ``Metrics`` has in their members instead.
+OF_ONE_METRIC = frozenset(
+    ["MetricName", "Namespace", "Dimensions", "Period", "Statistic", "ExtendedStatistic", "Unit"]
+)
+
+
+def fix_alarm() -> None:
+    """An alarm may watch a query or metric math, which stock refuses, and which it never evaluates.
+
+    As for an alarm on one metric, an update keeps the state.
+    """
+    stock = provisioners._cw_metric_alarm_record
+
+    def record(name: str, properties: Properties) -> dict[str, Any]:
+        metrics = properties.get("Metrics")
+        if metrics is None:
+            found: dict[str, Any] = stock(name, properties)
+            return found
+        if refused := [*refused_in_alarm(name, properties)]:
+            raise ValueError(f"alarm {name}: {'; '.join(refused)}")
+        without = {"Metrics": None, "MetricName": "-", "Namespace": "-"}
+        found = stock(name, properties | without)
+        return {key: found[key] for key in found if key not in OF_ONE_METRIC} | {"Metrics": metrics}
+
+    provisioners._cw_metric_alarm_record = record
+
+
+def refused_in_alarm(name: str, properties: Properties) -> Iterator[str]:
+    """What CloudWatch refuses in an alarm on ``Metrics``: its model of the request, and what the
+    references of PutMetricAlarm and MetricDataQuery add to it."""
+    metrics = properties["Metrics"]
+    if found := faults(
+        request_shape("cloudwatch", "PutMetricAlarm"), {"AlarmName": name, **properties}
+    ):
+        yield from found
+        return
+    for mixed in sorted(OF_ONE_METRIC & properties.keys()):
+        yield f"{mixed} is given beside Metrics"
+    ids = [each["Id"] for each in metrics]
+    if len({*ids}) < len(ids) or not all(re.fullmatch(r"[a-z]\w*", each) for each in ids):
+        yield f"not different ids that begin with a small letter: {', '.join(ids)}"
+    if [each.get("ReturnData", True) for each in metrics].count(True) != 1:
+        yield "not exactly one member of Metrics has ReturnData"
+    for each in metrics:
+        expression = each.get("Expression", "")
+        if ("Expression" in each) == ("MetricStat" in each):
+            yield f"{each['Id']} needs either Expression or MetricStat"
+        if "SEARCH(" in expression:
+            yield f"{each['Id']} is a search, which no alarm takes"
+        period = each.get("Period") or each.get("MetricStat", {}).get("Period")
+        if period is None and expression.startswith("SELECT"):
+            yield f"{each['Id']} is a query without a Period"
+        elif period not in (None, 10, 20, 30) and period % 60:
+            yield f"{each['Id']} has the Period {period}: 10, 20, 30 or a multiple of 60"
 
 
 def fix_function_delete() -> None:

@@ -1,12 +1,17 @@
 """The table of the posts' figures shows what the files hold, and takes what was measured."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import on_gpu, posts
 from tests.conftest import ROOT
+from trainctl.__main__ import main as trainctl
+from training import plan
 
 
 def test_the_page_has_the_table_that_the_program_prints() -> None:
@@ -14,6 +19,57 @@ def test_the_page_has_the_table_that_the_program_prints() -> None:
     _, _, rest = page.partition("test_posts.py -->\n")
     assert rest.partition("<!-- end of posts -->")[0] == posts.table()
     assert {*posts.STEPS} < {step.name for step in on_gpu.STEPS}
+
+
+def test_the_second_posts_figures_are_those_that_the_commands_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def printed(command: Callable[[list[str]], int], words: str) -> Any:
+        assert command([*words.split(), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    job = "plan fsdp --preset dolly --data tiny-shakespeare -c preset=fsdp"
+    planned = printed(trainctl, job)
+    an_hour = planned["usd_per_hour"]
+    steps_s = 3600 * planned["usd_expected"] / an_hour
+    per_s = printed(plan.main, "fsdp --preset dolly --workers 8")["tokens_per_s"]
+
+    pages = {
+        name: " ".join((ROOT / name).read_text().split())
+        for name in ("README.md", "docs/tutorials/fine-tune.md", "docs/fsdp.md")
+    }
+    _, _, arithmetic = pages["docs/fsdp.md"].partition("lower limits:")
+    parts, _, _ = arithmetic.partition("**with the steps**")
+    others_s, gateway_usd = sum(map(int, re.findall(r"\| (\d+) s", parts))), 0.62
+    assert f"${gateway_usd} for the gateway" in parts
+
+    def both(tokens_s: float) -> tuple[str, str]:
+        """The steps, and a first run, in seconds and dollars."""
+        whole_s = tokens_s + others_s
+        whole_usd = an_hour * whole_s / 3600 + gateway_usd
+        return (
+            f"{tokens_s:.0f} s and ${an_hour * tokens_s / 3600:.2f}",
+            f"{whole_s:.0f} s, ${whole_usd:.2f}",
+        )
+
+    # All that the recipe packs.
+    steps, first = both(steps_s)
+    assert f"{steps}, steps only" in pages["docs/fsdp.md"]
+    assert f"**{first}**" in pages["docs/fsdp.md"]
+    in_words = first.replace(" s,", " seconds and")
+    assert in_words in pages["README.md"]
+    assert in_words in pages["docs/tutorials/fine-tune.md"]
+    assert f"{steps_s:.0f} seconds of them in steps" in pages["README.md"]
+
+    # As much as the post's job learns.
+    steps, first = both(posts.TOKENS / per_s)
+    figures = json.loads((posts.FIGURES / "hosts-of-the-posts.json").read_text())["figures"]
+    seconds, usd = figures["dolly_epoch_s"], figures["dolly_usd"]
+    assert steps == f"{seconds['value']} s and ${usd['value']}"
+    assert first == f"{seconds['note'].split()[2]} s, ${usd['note'].split()[2]}"
+    assert f"learns {posts.TOKENS:,} tokens, {steps}" in pages["docs/fsdp.md"]
+    assert figures["dolly_tokens_per_s"]["value"] == round(per_s)
+    assert f"**{per_s:,.0f} tokens/s" in pages["docs/fsdp.md"]
 
 
 def test_what_has_been_measured_is_written_and_kept_where_a_later_step_fails(

@@ -4,7 +4,9 @@ The docker command here is a script that answers as the real one does; the real 
 of ``test_in_containers``.
 """
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -255,3 +257,57 @@ def test_processes_are_found_by_their_mark_and_ended_even_if_they_do_not_want_to
     assert processes.end(name, timeout_s=0.5) == 2
     assert processes.find(name) == []
     assert processes.end(name, timeout_s=0.5) == 0
+
+
+# --- long steps -----------------------------------------------------------------------------------
+def test_what_a_program_prints_is_in_the_log_while_it_runs(tmp_path: Path) -> None:
+    log, seen = tmp_path / "log", tmp_path / "seen"
+    script = (
+        "import os, time\nprint('first', flush=True)\n"
+        f"while not os.path.exists({str(seen)!r}): time.sleep(0.01)\nprint('last')\n"
+    )
+
+    def look() -> None:
+        while not log.exists() or "first\n" not in log.read_text():
+            time.sleep(0.01)
+        seen.touch()
+
+    threading.Thread(target=look, daemon=True).start()
+    assert run(script, log=log, timeout_s=30) == "first\nlast\n"
+
+
+BUILDKIT = "#14 [worker 4/17] RUN pip install torch"
+LEGACY = "Step 4/17 : RUN pip install torch"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ([BUILDKIT, "#14 12.3 Collecting torch"], "4 of 17: RUN pip install torch"),
+        ([LEGACY], "4 of 17: RUN pip install torch"),
+        (["", "CoreStack | 3/40 | CREATE_COMPLETE", ""], "CoreStack | 3/40 | CREATE_COMPLETE"),
+    ],
+    ids=["buildkit", "legacy", "cdk"],
+)
+def test_a_long_step_shows_what_it_is_at_and_for_how_long(
+    printed: list[str], shown: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "QUIET_S", 0.05)
+    reader, writer = os.openpty() if is_terminal else os.pipe()
+    steps = processes.Steps(7)
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with steps.step("build the images"):
+            run(f"import time; print({chr(10).join(printed)!r}, flush=True); time.sleep(0.4)")
+        monkeypatch.undo()
+    with os.fdopen(reader, "rb", buffering=0) as shown_there, contextlib.suppress(OSError):
+        said = b""
+        while part := shown_there.read(4096):  # of a terminal that is closed: an error at the end
+            said += part
+    text = said.decode().replace("\r\n", "\n")
+    start = r"\r\x1b\[K" if is_terminal else ""
+    end = "" if is_terminal else "\n"
+    line = rf"{start}\[ 1/7\] build the images: {re.escape(shown)}, \d s{end}"
+    assert len(re.findall(line, text)) > 1  # it moves
+    assert re.search(rf"{start}\[ 1/7\] build the images \.\.\. \d s\n$", text)

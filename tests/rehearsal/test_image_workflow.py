@@ -1,27 +1,26 @@
 """The workflow that builds and pushes the images does so: each of its commands, in order. By night.
 
-GitHub's actions are left out, and its artifact is a folder that both jobs see. The builder is
-replaced: it needs GitHub's cache and Docker Hub, so the images are those of these tests.
+GitHub's actions are left out, and the builder is replaced: it needs GitHub's cache and Docker Hub,
+so the images are those of these tests.
 """
 
 import json
-import os
 import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # PyYAML, which Ray brings along
 
 from rehearsal.cycle import Rehearsal
-from tests.conftest import ROOT
+from tests.image_workflow import run_workflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.night]
 
-#: ``docker``, but for its builder.
+#: ``docker``, but for its builder: what the cache of GitHub Actions keeps are images of the tests.
 DOCKER = """#!/bin/sh
 if [ "$1" != buildx ]; then exec {docker} "$@"; fi
+if [ "$2" = create ]; then exit 0; fi
 target='' name=''
 while [ $# -gt 0 ]; do
     case $1 in --target) target=$2 ;; --tag) name=$2 ;; esac
@@ -29,79 +28,59 @@ while [ $# -gt 0 ]; do
 done
 exec {docker} tag "ecs-train-$target:{tag}" "$name"
 """
-
-
-def program(folder: Path, name: str, text: str) -> None:
-    """Write a program that takes the place of one of the runner's."""
-    (folder / name).write_text(text)
-    (folder / name).chmod(0o755)
+#: ``aws``, which asks the registry that stands for ECR.
+AWS = """#!/bin/sh
+if [ "$2" != batch-get-image ]; then echo password; exit; fi
+docker manifest inspect --insecure "{registry}/$4:${{6#imageTag=}}" >/dev/null 2>&1 ||
+    echo ImageNotFound
+"""
 
 
 @pytest.mark.timeout(900)
-def test_the_images_are_tried_out_saved_loaded_and_pushed(
+def test_the_images_are_tried_out_and_pushed_and_then_not_built_again(
     deployment: Rehearsal, tmp_path: Path
 ) -> None:
     state = deployment.state()
     registry = state["registry"]
     if not registry:
         pytest.skip("no registry: install docker-registry")
-    programs = tmp_path / "bin"
-    programs.mkdir()
     docker = subprocess.check_output(["which", "docker"], text=True).strip()
-    program(programs, "docker", DOCKER.format(docker=docker, tag=state["image_tag"]))
-    program(programs, "sudo", "#!/bin/sh\n")  # it makes room on GitHub's disk
-    program(programs, "aws", "#!/bin/sh\necho password\n")
     variables = {
-        "vars.HEAD_REPOSITORY": f"{registry}/workflow/head",
-        "vars.WORKER_REPOSITORY": f"{registry}/workflow/worker",
-        "vars.AWS_REGION": "us-east-1",
-        "vars.TORCH_CPU_INDEX": "",
+        "HEAD_REPOSITORY": f"{registry}/workflow/head",
+        "WORKER_REPOSITORY": f"{registry}/workflow/worker",
+        "TORCH_CPU_INDEX": "",
     }
-    environment = {
-        **os.environ,
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "DOCKER_CONFIG": str(tmp_path / "docker"),
-        "RUNNER_TEMP": str(tmp_path),
-        "GITHUB_OUTPUT": str(tmp_path / "output"),
-        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+    programs = {
+        "docker": DOCKER.format(docker=docker, tag=state["image_tag"]),
+        "aws": AWS.format(registry=registry),
+        "sudo": "#!/bin/sh\n",  # it makes room on GitHub's disk
     }
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "images.yml").read_text())
-    ran, tag = [], ""
-    for job in workflow["jobs"].values():
-        for step in job["steps"]:
-            if "run" not in step:
-                continue
-            given = {**job["env"], **step.get("env", {})}
-            done = subprocess.run(
-                ["bash", "-eo", "pipefail", "-c", step["run"]],
-                cwd=ROOT,
-                env={**environment, **{k: filled(v, variables) for k, v in given.items()}},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, f"{step['name']}: {done.stdout}{done.stderr}"
-            ran.append(step["name"])
-            if step.get("id") == "tag":
-                _, _, tag = (tmp_path / "output").read_text().strip().partition("=")
-                variables |= {"steps.tag.outputs.tag": tag, "needs.build.outputs.tag": tag}
-        # Nothing but the artifact reaches the next job.
-        for kind in ("HEAD", "WORKER"):
-            image = f"{variables[f'vars.{kind}_REPOSITORY']}:{tag}"
-            subprocess.run(["docker", "image", "rm", image], capture_output=True, check=True)
-    assert len(ran) == 7
-    pushed = json.loads((tmp_path / "summary").read_text())
+
+    def forget(_job: str) -> None:
+        """Nothing but the cache reaches the next job."""
+        found = ["docker", "image", "ls", "--quiet", f"{registry}/workflow/*"]
+        for image in {*subprocess.check_output(found, text=True).split()}:
+            names = ["docker", "image", "inspect", "--format", "{{json .RepoTags}}", image]
+            for name in json.loads(subprocess.check_output(names, text=True)):
+                if name.startswith(f"{registry}/workflow/"):
+                    subprocess.run(["docker", "image", "rm", name], check=True)
+
+    first = tmp_path / "first"
+    first.mkdir()
+    outcome = run_workflow(first, variables=variables, programs=programs, after_job=forget)
+    assert outcome.jobs == dict.fromkeys(("look", "build", "push"), "success"), outcome.said
+    assert len(outcome.steps) == 6
+    pushed = json.loads(outcome.summary)
     for kind in ("head", "worker"):
-        digest = manifest_digest(registry, f"workflow/{kind}", tag)
-        assert pushed[kind] == {"image": f"{registry}/workflow/{kind}:{tag}", "digest": digest}
+        digest = manifest_digest(registry, f"workflow/{kind}", pushed["tag"])
+        image = f"{registry}/workflow/{kind}:{pushed['tag']}"
+        assert pushed[kind] == {"image": image, "digest": digest}
 
-
-def filled(value: str, variables: dict[str, str]) -> str:
-    """A value of the workflow, with what GitHub puts in the place of its expressions."""
-    for name, known in variables.items():
-        value = value.replace(f"${{{{ {name} }}}}", known)
-    assert "${{" not in value
-    return value
+    second = tmp_path / "second"
+    second.mkdir()
+    outcome = run_workflow(second, variables=variables, programs=programs)
+    assert outcome.jobs == {"look": "success", "build": "skipped", "push": "skipped"}
+    assert "nothing is built" in outcome.summary
 
 
 def manifest_digest(registry: str, repository: str, tag: str) -> Any:

@@ -1,5 +1,6 @@
 """The local AWS starts, says what is missing, and leaves no process, however it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,10 +8,12 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
 
-from rehearsal.local_aws import LocalAws, LocalAwsError, is_healthy, local_aws
+from rehearsal.local_aws import ACCOUNT, REGION, LocalAws, LocalAwsError, is_healthy, local_aws
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -125,3 +128,103 @@ def test_command_prints_what_to_export_and_ends_on_interrupt(aws: LocalAws) -> N
     assert f"answers at {endpoint}" in messages
     assert command.returncode == 0
     assert not is_healthy(endpoint)
+
+
+# --- alarms on queries and metric math ------------------------------------------------------------
+QUERY = {"Id": "q", "Expression": "SELECT MAX(a) FROM b GROUP BY c", "Period": 300}
+ERRORS = {"Namespace": "AWS/Lambda", "MetricName": "Errors"}
+RATE = [
+    {"Id": "rate", "Expression": "errors / 60", "ReturnData": True},
+    {
+        "Id": "errors",
+        "MetricStat": {"Metric": ERRORS, "Period": 60, "Stat": "Sum"},
+        "ReturnData": False,
+    },
+]
+
+
+class Stacks:
+    """A stack of one alarm and one dashboard, until it is as wanted or refused."""
+
+    def __init__(self, aws: LocalAws) -> None:
+        session = boto3.Session(ACCOUNT, "test", region_name=REGION)
+        self.stacks = session.client("cloudformation", endpoint_url=aws.endpoint)
+        self.watch = session.client("cloudwatch", endpoint_url=aws.endpoint)
+
+    def apply(self, alarm: dict[str, Any], *, dashboard: str, update: bool = False) -> str:
+        """Its status in the end, and why it is no other."""
+        common = {"EvaluationPeriods": 1, "Threshold": 1, "ComparisonOperator": "LessThanThreshold"}
+        resources = {
+            "Alarm": {"Type": "AWS::CloudWatch::Alarm", "Properties": common | alarm},
+            "Board": {
+                "Type": "AWS::CloudWatch::Dashboard",
+                "Properties": {"DashboardName": dashboard, "DashboardBody": "{}"},
+            },
+        }
+        apply = self.stacks.update_stack if update else self.stacks.create_stack
+        apply(StackName="watch", TemplateBody=json.dumps({"Resources": resources}))
+        status = self.wait()
+        events = self.stacks.describe_stack_events(StackName="watch")["StackEvents"]
+        return f"{status}: {' '.join(each.get('ResourceStatusReason', '') for each in events)}"
+
+    def wait(self) -> str:
+        status = "IN_PROGRESS"
+        while status.endswith("IN_PROGRESS"):
+            time.sleep(0.05)
+            found = self.stacks.list_stacks()["StackSummaries"]
+            (status, *_) = [each["StackStatus"] for each in found if each["StackName"] == "watch"]
+        return status
+
+    def delete(self) -> None:
+        self.stacks.delete_stack(StackName="watch")
+        assert self.wait() == "DELETE_COMPLETE"
+
+    def alarms(self) -> list[Any]:
+        found: list[Any] = self.watch.describe_alarms()["MetricAlarms"]
+        return found
+
+    def dashboards(self) -> list[str]:
+        return [each["DashboardName"] for each in self.watch.list_dashboards()["DashboardEntries"]]
+
+
+def test_an_alarm_on_a_query_is_made_changed_and_removed(aws: LocalAws) -> None:
+    stacks = Stacks(aws)
+    assert stacks.apply({"Metrics": [QUERY]}, dashboard="a").startswith("CREATE_COMPLETE")
+    (made,) = stacks.alarms()
+    assert made["Metrics"] == [QUERY]
+    assert "MetricName" not in made
+    stacks.watch.set_alarm_state(AlarmName=made["AlarmName"], StateValue="ALARM", StateReason="set")
+    changed = stacks.apply({"Metrics": RATE}, dashboard="b", update=True)
+    assert changed.startswith("UPDATE_COMPLETE")
+    (now,) = stacks.alarms()
+    assert (now["AlarmName"], now["Metrics"]) == (made["AlarmName"], RATE)
+    assert now["StateValue"] == "ALARM", "an update keeps the state"
+    assert stacks.dashboards() == ["b"], "another name is another dashboard, and the old one goes"
+    stacks.delete()
+    assert not stacks.alarms()
+    assert not stacks.dashboards()
+
+
+@pytest.mark.parametrize(
+    ("alarm", "why"),
+    [
+        ({"Metrics": [QUERY], **ERRORS}, "MetricName is given beside Metrics"),
+        ({"Metrics": [QUERY, QUERY]}, "not different ids"),
+        ({"Metrics": [QUERY | {"Id": "Q"}]}, "not different ids that begin with a small letter: Q"),
+        ({"Metrics": []}, "not exactly one member of Metrics has ReturnData"),
+        ({"Metrics": [QUERY, {**QUERY, "Id": "r"}]}, "not exactly one member"),
+        ({"Metrics": [QUERY | {"ReturnData": False}]}, "not exactly one member"),
+        ({"Metrics": [{"Id": "q"}]}, "q needs either Expression or MetricStat"),
+        ({"Metrics": [QUERY | {"Expression": "SEARCH('{a,b} c', 'Sum')"}]}, "q is a search"),
+        ({"Metrics": [{**QUERY, "Period": 90}]}, "q has the Period 90"),
+        ({"Metrics": [{"Id": "q", "Expression": QUERY["Expression"]}]}, "q is a query without"),
+        ({"Metrics": [QUERY | {"Query": "x"}]}, 'Unknown parameter in Metrics[0]: "Query"'),
+    ],
+)
+def test_an_alarm_that_cloudwatch_would_refuse_is_refused(
+    aws: LocalAws, alarm: dict[str, Any], why: str
+) -> None:
+    stacks = Stacks(aws)
+    assert why in stacks.apply(alarm, dashboard="refused")
+    assert not stacks.alarms(), "rolled back"
+    stacks.delete()

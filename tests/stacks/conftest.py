@@ -90,7 +90,8 @@ OTHERS = {
 
 
 @functools.cache
-def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
+def synthesized(settings: tuple[tuple[str, str], ...]) -> Templates:
+    """The templates of these settings, sorted."""
     import aws_cdk as cdk
 
     # CDK's own checks take longer than all the rest; test_rules and test_deploy have them.
@@ -113,7 +114,7 @@ def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
 def synth() -> Synth:
     """``synth(preset="fsdp", spot="true")`` -> the templates; not to be modified."""
     default = context()["preset"]
-    return lambda **settings: _synth(tuple(sorted({"preset": default, **settings}.items())))
+    return lambda **settings: synthesized(tuple(sorted({"preset": default, **settings}.items())))
 
 
 def text(value: Any) -> str:

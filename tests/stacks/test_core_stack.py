@@ -155,7 +155,7 @@ def test_repositories_are_immutable_scanned_and_go_with_the_stack(synth: Synth) 
 def test_nobody_may_push_images_unless_a_repository_is_named(synth: Synth) -> None:
     templates = synth()
     assert templates.of_type("AWS::IAM::OIDCProvider") == {}
-    assert "ImagePushRoleArn" not in templates.core["Outputs"]
+    assert not {"ImagePushRoleArn", "GitHubRepository"} & templates.core["Outputs"].keys()
 
 
 def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Synth) -> None:
@@ -177,7 +177,9 @@ def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Sy
             ]
         },
     }
-    assert templates.core["Outputs"]["ImagePushRoleArn"]["Value"] == {"Fn::GetAtt": [name, "Arn"]}
+    outputs = templates.core["Outputs"]
+    assert outputs["ImagePushRoleArn"]["Value"] == {"Fn::GetAtt": [name, "Arn"]}
+    assert outputs["GitHubRepository"]["Value"] == "acme/train"
 
 
 def test_a_repository_with_its_ids_is_trusted_and_no_other_of_its_name(synth: Synth) -> None:

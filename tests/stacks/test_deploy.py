@@ -1,8 +1,8 @@
-"""The real CDK command line: synth without a network, and a deployment's life on the local AWS.
+"""The real CDK command line: synth without a network, and deployments' lives on the local AWS.
 
-One deployment, on CPUs, which keeps its bucket. ``test_lives`` plays what happens to its jobs, and
-``test_rules`` checks the templates of every preset. The limits of an
-emulator are in docs/limits.md.
+A deployment on CPUs has jobs and changes; each other kind of hosts is deployed and destroyed. All
+keep their buckets. ``test_lives`` plays what happens to jobs, and ``test_rules`` checks the
+templates of every preset. The limits of an emulator are in docs/limits.md.
 """
 
 import json
@@ -46,6 +46,15 @@ def test_synth_needs_no_network_no_account_and_warns_of_nothing(tmp_path: Path) 
     }
 
 
+def test_the_command_line_looks_at_a_stack_without_delay(tmp_path: Path) -> None:
+    passed = "const t = Date.now(); setTimeout(() => console.log(Date.now() - t), 5000)"
+    environment = Cdk(tmp_path, {}).environment
+    shown = subprocess.run(
+        ["node", "-e", passed], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert 250 <= int(shown) < 2500, "milliseconds of a wait for five seconds"
+
+
 # --- a deployment's life --------------------------------------------------------------------------
 class Account:
     """A bootstrapped account of its own: its inventory shows no other resources."""
@@ -54,11 +63,15 @@ class Account:
         self.aws = aws
         self._command = Cdk(folder, aws.environment())
         self._command.bootstrap()
-        self._before = inventory(aws.endpoint)
+        self.set_out()
 
     def cdk(self, command: str, *arguments: str, app: Templates) -> str:
         """Run the command line on templates that are there, which saves it their synth."""
         return self._command(command, *arguments, "--app", app.folder)
+
+    def set_out(self) -> None:
+        """What is there from now on and was not before is what ``left`` shows."""
+        self._before = inventory(self.aws.endpoint)
 
     def deploy(self, app: Templates) -> None:
         unasked = ("--require-approval", "never", "--progress", "events")
@@ -68,7 +81,7 @@ class Account:
         self.cdk("destroy", "--all", "--force", app=app)
 
     def left(self) -> Any:
-        """What is there now and was not before the first deploy."""
+        """What is there now and was not there at the start."""
         return difference(self._before, inventory(self.aws.endpoint))
 
 
@@ -114,13 +127,18 @@ class Deployed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def deployed(synth: Synth, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    with account_in(tmp_path_factory.mktemp("account")) as account:
+        yield account
+
+
+@pytest.fixture(scope="module")
+def deployed(synth: Synth, account: Account) -> Deployed:
     given = settings(preset="cpu")
-    with account_in(tmp_path_factory.mktemp("cpu")) as account:
-        account.deploy(synth(**given))
-        core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
-        stage = Stage(account.aws.log.parent, core, training)
-        yield Deployed(account, given, core, training, stage)
+    account.deploy(synth(**given))
+    core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
+    stage = Stage(account.aws.log.parent, core, training)
+    return Deployed(account, given, core, training, stage)
 
 
 def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
@@ -266,3 +284,43 @@ def start_hosts_and_tasks(deployed: Deployed) -> None:
         cluster=training[stack_outputs.CLUSTER], taskDefinition=training[stack_outputs.HEAD_TASK]
     )
     stage.eventually("both heads show", lambda: len(stage.alive()) == 2)
+
+
+# --- the other kinds of hosts ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param({"preset": "ddp"}, id="ddp"),
+        pytest.param({"preset": "fsdp"}, id="fsdp"),
+        pytest.param({"preset": "ddp", "worker_instance_type": "p4d.24xlarge"}, id="efa"),
+    ],
+)
+def test_hosts_with_gpus_are_deployed_watched_and_destroyed(
+    account: Account, synth: Synth, hosts: dict[str, str]
+) -> None:
+    account.set_out()
+    app = synth(**settings(**hosts))
+    account.deploy(app)
+    training = outputs(stack_outputs.TRAINING_STACK)
+    core = outputs(stack_outputs.CORE_STACK)
+    assert json.loads(training[stack_outputs.SHAPE])["efa"] == ("worker_instance_type" in hosts)
+    left = account.left()
+    assert [core[stack_outputs.VPC]] == left["VPC"]
+    # The one in the outputs, and by its name.
+    assert left["dashboard"] == [f"training-{hosts['preset']}-{REGION}"]
+    assert left["dashboard"] == [training[stack_outputs.DASHBOARD]]
+    cloudwatch = boto3.client("cloudwatch")
+    body = cloudwatch.get_dashboard(DashboardName=left["dashboard"][0])["DashboardBody"]
+    assert training[stack_outputs.CLUSTER] in body, "no reference is left in it"
+    (idle,) = [
+        each
+        for each in cloudwatch.describe_alarms()["MetricAlarms"]
+        if each["AlarmName"] in left["alarm"] and "Metrics" in each
+    ]
+    template = app.of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
+    assert len(left["alarm"]) == len(app.of_type("AWS::CloudWatch::Alarm"))
+    assert idle["Metrics"] == template["Metrics"]
+    assert idle["EvaluationPeriods"] == template["EvaluationPeriods"]
+    account.destroy(app)
+    assert [*account.left()] == ["bucket"]
+    assert len(account.left()["bucket"]) == 1

@@ -271,6 +271,13 @@ def test_a_misspelt_setting_in_a_preset_is_found() -> None:
         deployment.load(given)
 
 
+def test_a_preset_whose_name_cannot_name_a_dashboard_is_refused() -> None:
+    given: dict[str, Any] = json.loads(json.dumps(context(preset="my ddp")))
+    given["presets"]["my ddp"] = given["presets"]["ddp"]
+    with pytest.raises(InputError, match="preset is 'my ddp': it must be letters, digits"):
+        deployment.load(given)
+
+
 def test_a_value_of_another_type_in_cdk_json_is_refused() -> None:
     with pytest.raises(InputError, match="text"):
         deployment.load(context() | {"image_tag": 3})

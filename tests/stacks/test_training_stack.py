@@ -4,7 +4,7 @@ Every trap of real AWS that the code steps round has a test here, because no emu
 """
 
 import json
-import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,18 @@ from contract import outputs as stack_outputs
 from contract.images import content_tag
 from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
+from contract.outputs import REPOSITORIES
 from stacks.host_setup import agent_config
 from tests.conftest import ROOT
+from tests.stacks.cloudwatch import (
+    GPU_VALUES,
+    HOSTS,
+    Metric,
+    Samples,
+    dashboard,
+    lines,
+    training_hour,
+)
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text, variables
 from tests.stacks.test_teardown import needs
 
@@ -424,73 +434,168 @@ def test_the_head_alone_has_a_name_that_is_soon_forgotten(synth: Synth) -> None:
 
 
 # --- what watches them ---------------------------------------------------------------------------
-def dashboard(templates: Templates) -> str:
-    return text(templates.only("AWS::CloudWatch::Dashboard")["DashboardBody"])
+def of_aws(templates: Templates) -> list[Metric]:
+    """What Container Insights and EC2 Auto Scaling report, by AWS's lists of their metrics."""
+    groups = [f"<{name}>" for name in templates.of_type("AWS::AutoScaling::AutoScalingGroup")]
+    (cluster,) = templates.of_type("AWS::ECS::Cluster")
+    families = ({"ClusterName": f"<{cluster}>", "TaskDefinitionFamily": each} for each in "ab")
+    reported = {
+        ("ECS/ContainerInsights", ("NetworkRxBytes", "NetworkTxBytes")): families,
+        ("AWS/AutoScaling", ("GroupDesiredCapacity", "GroupInServiceInstances")): (
+            {"AutoScalingGroupName": each} for each in groups
+        ),
+    }
+    return [
+        Metric(namespace=namespace, name=name, dimensions=own, samples={0: 1.0})
+        for (namespace, names), dimensions in reported.items()
+        for own in dimensions
+        for name in names
+    ]
+
+
+def graphs(templates: Templates, config: Any) -> dict[str, dict[str, Samples]]:
+    """Title of each graph -> what it draws of an hour in which two hosts train."""
+    metrics = [*training_hour(config), *of_aws(templates)]
+    drawn = {}
+    for widget in dashboard(templates, HOSTS[0])["widgets"]:
+        asked = [lines(each, metrics) for each in widget["properties"].get("metrics", [])]
+        if widget["type"] == "metric":
+            assert all(asked), f"{widget['properties']['title']}: a line of it finds nothing"
+            drawn[widget["properties"]["title"]] = {
+                label: samples for each in asked for label, samples in each.items()
+            }
+    return drawn
 
 
 def test_what_the_dashboard_and_alarms_ask_for_is_reported_under_just_these_dimensions(
     synth: Synth,
 ) -> None:
     """A search finds nothing, and says nothing, where one dimension is missing or too many."""
-    config: Any = agent_config(has_gpus=True)
-    # Other settings add dimensions, the host's name among them.
-    assert config["agent"]["omit_hostname"] is True
-    assert config["metrics"]["append_dimensions"] == {"InstanceId": "${aws:InstanceId}"}
-    collected, ours = config["metrics"]["metrics_collected"], config["metrics"]["namespace"]
-    gpu = collected["nvidia_gpu"]["measurement"]
-    reported = {
-        # CloudWatch agent: arch, index and name come with each GPU.
-        (ours, "InstanceId,arch,index,name"): {f"nvidia_smi_{metric}" for metric in gpu},
-        (ours, "InstanceId"): {*collected["mem"]["measurement"]},
-        # Container Insights, EC2 Auto Scaling: AWS's lists of their metrics and dimensions.
-        ("ECS/ContainerInsights", "ClusterName,TaskDefinitionFamily"): {
-            "NetworkRxBytes",
-            "NetworkTxBytes",
+    templates, config = synth(**OPTIONS), agent_config(has_gpus=True)
+    drawn = graphs(templates, config)
+    first, second = HOSTS
+    gpus = [f"GPU {index}" for index in range(4)]
+    assert {title: [*found] for title, found in drawn.items()} == {
+        "GPU utilization by host, average of its GPUs": [f"average {first}", f"average {second}"],
+        "GPU memory by host, its fullest GPU": [
+            f"{what} {host}" for what in ("used", "free") for host in HOSTS
+        ],
+        **{
+            f"GPU {what} of {first}": gpus
+            for what in ("utilization", "memory used", "power", "temperature")
         },
-        ("AWS/AutoScaling", "AutoScalingGroupName"): {
-            "GroupDesiredCapacity",
-            "GroupInServiceInstances",
-        },
+        "Host memory used": [first, second],
+        "Network by kind of node, average": [
+            f"{what} {family}" for what in ("sent", "received") for family in "ab"
+        ],
+        "Hosts": [
+            f"{node} {what}" for node in ("heads", "workers") for what in ("wanted", "running")
+        ],
     }
-    templates = synth(**OPTIONS)
-    widgets = json.loads(dashboard(templates))["widgets"]
-    asked = set()
-    for metric in [each for widget in widgets for each in widget["properties"].get("metrics", [])]:
-        if isinstance(metric[0], dict):
-            search = metric[0]["expression"]
-            found = re.fullmatch(
-                r"""SEARCH\('\{([^,]+),([^}]+)\} .*MetricName="(\w+)"', 'Average', 60\)""", search
+    # An hour of minutes, and what is drawn is what was measured.
+    used = drawn["GPU memory by host, its fullest GPU"]
+    assert [*used[f"used {first}"]] == [*range(0, 3600, 60)]
+    fullest = used[f"used {first}"][1800], used[f"free {first}"][1800]
+    assert fullest == (GPU_VALUES["memory_used"][1], GPU_VALUES["memory_free"][1])
+    busy = drawn[f"GPU utilization of {first}"]
+    assert busy["GPU 3"][0] == 0 < 90 < busy["GPU 3"][600] <= 100
+
+
+def test_the_picture_in_the_docs_has_todays_graphs_and_needs_no_font(synth: Synth) -> None:
+    picture = (ROOT / "docs/images/dashboard.svg").read_text()
+    for widget in dashboard(synth(preset="fsdp"), HOSTS[0])["widgets"][:6]:
+        assert widget["properties"]["title"] in picture, "run `make pictures`"
+    assert "<text" not in picture
+
+
+@pytest.mark.parametrize("changed", ["namespace", "dimension", "metric"])
+def test_a_graph_that_asks_for_what_is_not_reported_is_found(synth: Synth, changed: str) -> None:
+    config: Any = agent_config(has_gpus=True)
+    match changed:
+        case "namespace":
+            config["metrics"]["namespace"] = "CWAgent"
+        case "dimension":
+            config["agent"]["omit_hostname"] = False
+        case "metric":
+            config["metrics"]["metrics_collected"]["nvidia_gpu"]["measurement"].remove(
+                "memory_free"
             )
-            assert found, search
-            asked.add(found.groups())
-        else:
-            namespace, name, dimension, _ = metric[:4]
-            asked.add((namespace, dimension, name))
-    alarm = templates.of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
-    query = re.match(
-        r'SELECT MAX\((\w+)\) FROM SCHEMA\("(\w+)", ([^)]+)\)', alarm["Metrics"][0]["Expression"]
+    with pytest.raises(AssertionError, match="a line of it finds nothing"):
+        graphs(synth(**OPTIONS), config)
+
+
+def test_the_dashboard_has_a_name_of_its_own_and_shows_the_last_hour(synth: Synth) -> None:
+    templates = synth(preset="fsdp")
+    found = templates.only("AWS::CloudWatch::Dashboard")
+    # In all regions of an account there is one dashboard of a name.
+    assert text(found["DashboardName"]) == "training-fsdp-<AWS::Region>"
+    body = dashboard(templates)
+    assert body["start"] == "-PT1H"
+    (variable,) = body["variables"]
+    assert (variable["populateFrom"], variable["defaultValue"]) == ("InstanceId", "__FIRST")
+    assert body["widgets"][2]["properties"]["title"].endswith(variable["pattern"])
+    listed = lines(
+        [
+            {
+                "label": "",
+                "period": 60,
+                "expression": f"SEARCH('{variable['search']}', 'Average', 60)",
+            }
+        ],
+        training_hour(agent_config(has_gpus=True)),
     )
-    assert query
-    asked.add((query[2], query[3].replace('"', "").replace(" ", ""), query[1]))
-    assert len(asked) == 9
-    for namespace, dimensions, name in asked:
-        assert name in reported[namespace, dimensions]
+    assert listed, "no host to choose"
 
 
 def test_without_gpus_nothing_asks_for_them(synth: Synth) -> None:
     templates = synth(preset="cpu")
-    assert "nvidia" not in dashboard(templates)
+    body = dashboard(templates)
+    assert "nvidia" not in json.dumps(body)
+    assert not body.get("variables")
     assert "DashboardGpuIdle05AF16A4" not in templates.of_type("AWS::CloudWatch::Alarm")
 
 
-def test_an_alarm_tells_of_a_host_whose_gpus_idle(synth: Synth) -> None:
-    alarms = synth(**OPTIONS).of_type("AWS::CloudWatch::Alarm")
-    alarm = alarms["DashboardGpuIdle05AF16A4"]
+@pytest.mark.parametrize(
+    ("idle_s", "gpus", "percent", "alarms"),
+    [
+        pytest.param(0, "0123", 0, False, id="busy, with pauses to save"),
+        pytest.param(1500, "0123", 0, False, id="idle for less than the 30 minutes"),
+        pytest.param(1800, "012", 0, False, id="one works"),
+        pytest.param(1800, "0123", 6, False, id="slow"),
+        pytest.param(1800, "0123", 4, True, id="idle"),
+    ],
+)
+def test_a_host_whose_gpus_idle_raises_an_alarm(
+    synth: Synth, idle_s: int, gpus: str, percent: float, alarms: bool
+) -> None:
+    alarm = synth().of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
     (query,) = alarm["Metrics"]
     assert "SEARCH" not in query["Expression"], "no alarm takes a search"
-    assert "GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1" in query["Expression"]
-    assert query["Period"] * alarm["EvaluationPeriods"] == 10 * 60
+    looked_at = query["Period"] * alarm["EvaluationPeriods"]
+    assert looked_at == 30 * 60
+    until = 3300  # the job's end
+    metrics = []
+    for each in training_hour(agent_config(has_gpus=True)):
+        idles = (
+            each.dimensions["InstanceId"] == HOSTS[1] and each.dimensions.get("index", "-") in gpus
+        )
+        samples = {
+            second: percent if idles and second >= until - idle_s else value
+            for second, value in each.samples.items()
+            if until - looked_at <= second < until
+        }
+        metrics.append(replace(each, samples=samples))
+    options = {
+        "label": query["Label"],
+        "expression": query["Expression"],
+        "period": query["Period"],
+    }
+    (points,) = lines([options], metrics).values()
+    assert alarm["ComparisonOperator"] == "LessThanThreshold"
+    assert len(points) == alarm["EvaluationPeriods"]
+    assert all(value < alarm["Threshold"] for value in points.values()) == alarms
     assert alarm["TreatMissingData"] == "notBreaching"
+    assert lines([options], []) == {}, "without hosts there is no value"
 
 
 def test_stopped_tasks_are_recorded_and_failed_ones_raise_an_alarm(synth: Synth) -> None:
@@ -583,7 +688,8 @@ def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
 def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
     templates = synth(**OPTIONS)
     outputs = {*templates.core["Outputs"], *templates.training["Outputs"]}
-    names = {value for name, value in vars(stack_outputs).items() if name.isupper()}
+    values = [value for name, value in vars(stack_outputs).items() if name.isupper()]
+    names = {each for each in values if isinstance(each, str)} | {*REPOSITORIES.values()}
     # There is a file system only where the settings ask for one (test_shared_storage).
     wanted = names - {stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK, stack_outputs.SHARED}
     assert len(wanted) > 15

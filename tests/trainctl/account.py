@@ -47,8 +47,7 @@ OUTPUTS = {
     stack_outputs.CORE_STACK: {
         stack_outputs.BUCKET: "bucket",
         stack_outputs.SUBNET: "subnet-1",
-        stack_outputs.HEAD_REPOSITORY: "1.dkr.ecr/head",
-        stack_outputs.WORKER_REPOSITORY: "1.dkr.ecr/worker",
+        **{output: f"1.dkr.ecr/{node}" for node, output in stack_outputs.REPOSITORIES.items()},
     },
     stack_outputs.TRAINING_STACK: {
         stack_outputs.CLUSTER: "cluster",
@@ -94,6 +93,8 @@ class Account:
         self.stack_status = "CREATE_COMPLETE"
         self.account_id = "123456789012"
         self.region: str | None = "us-east-1"
+        self.credentials: object = "keys"
+        """None: the configuration has none."""
         self.fails: dict[str, Exception] = {}
         """By the name of the operation."""
         self.calls: list[tuple[str, dict[str, Any]]] = []

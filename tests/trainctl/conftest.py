@@ -1,6 +1,7 @@
 """Fixtures of the command line: the account that the commands find, and the commands."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +9,16 @@ from typing import Any, NamedTuple
 
 import boto3
 import pytest
+import typer
 from botocore.exceptions import ProfileNotFound
 
 from contract import exits
 from tests.conftest import ROOT
 from tests.trainctl.account import Account
-from trainctl import follow, laptop, polling
-from trainctl.__main__ import main
+from trainctl import follow, laptop, polling, reference
+from trainctl.__main__ import app, main
+from training import recipes
+from training.command import NOT_FOR_JOBS, parser
 
 
 @pytest.fixture
@@ -22,11 +26,15 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     """An account with both stacks, whose clients every command gets."""
     found = Account()
 
-    def session(profile_name: str | None, region_name: str | None) -> Any:
+    def session(profile_name: str | None, region_name: str | None, **_: Any) -> Any:
         if profile_name == "unknown":
             raise ProfileNotFound(profile="unknown")
         region = region_name or found.region
-        return SimpleNamespace(region_name=region, client=lambda _service, **_options: found)
+        return SimpleNamespace(
+            region_name=region,
+            client=lambda _service, **_options: found,
+            get_credentials=lambda: found.credentials,
+        )
 
     monkeypatch.setattr(boto3, "Session", session)
     for name in ("SHORTEST_S", "LONGEST_S"):
@@ -54,6 +62,35 @@ class Said(NamedTuple):
     err: str
 
 
+def commands() -> dict[str, Any]:
+    """The commands of ``trainctl`` by their words."""
+    return dict(reference.walk(typer.main.get_command(app), ()))
+
+
+def foreign_options(words: list[str], said: str) -> set[str]:
+    """Options that an error names and that the command does not have.
+
+    Not those of other commands that it names: ``trainctl wait JOB --x``, ``aws``, ``make``.
+    """
+    if "error: " not in said:
+        return set()
+    known = {*re.findall(r"--[a-z][\w-]*", " ".join(words))}
+    for name, command in commands().items():
+        if words[: len(name.split())] == name.split():
+            known |= {option for each in command.params for option in each.opts}
+            known |= {option for each in command.params for option in each.secondary_opts}
+    if words[:1] in (["submit"], ["plan"]):
+        for recipe in recipes.ALL:
+            known |= {*parser(recipe)._option_string_actions} - {*NOT_FOR_JOBS}
+        # Of torchrun, in its command.
+        known |= {"--nproc-per-node"}
+    other = (
+        r"(trainctl|aws|make|python\S*|npx cdk) ([^;:.()\n]|\.(?! [A-Z]))*|-- .*|unknown option \S*"
+    )
+    named = re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(other, "", said.partition("error: ")[2]))
+    return {*named} - known
+
+
 class Cli:
     """The command line."""
 
@@ -65,6 +102,7 @@ class Cli:
         found = main([*words])
         said = Said(*self._capsys.readouterr())
         assert found == code, said.err
+        assert foreign_options([*words], said.err) == set()
         return said
 
     def refuses(self, *words: str, code: int = exits.BAD_INPUT) -> str:

@@ -66,7 +66,7 @@ def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
     captured = cli("cluster", "up", "--nodes", "2", "--yes")
     assert account.counts == ["head-service=1", "worker-service=2"]
     # m5.xlarge 0.192, two g5.xlarge at 1.006, the NAT gateway and its address 0.05.
-    assert "cost: $2.363 an hour" in captured.err
+    assert "cost: $2.36 an hour" in captured.err
     assert "Up: 3 nodes, 8 CPUs, 2 GPUs" in captured.out
     for told in ("trainctl shell", "trainctl cluster down", "trainctl open"):
         assert told in captured.out

@@ -11,6 +11,7 @@ import pytest
 from containers.program.code import unpack
 from trainctl import code_folder
 from trainctl.aws.errors import UsageError
+from trainctl.programs import Program
 
 
 def project(folder: Path) -> Path:
@@ -108,7 +109,7 @@ def test_a_link_to_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
     (code / "pkg").mkdir()
     (code / "pkg" / "loop.py").write_text("import ray\n")
     (code / "pkg.py").symlink_to("pkg")
-    assert code_folder.importer_of_ray(code) == "pkg/loop.py"
+    assert Program(code, ["python", "-m", "pkg.loop"]).of_ray == "pkg/loop.py"
     assert "files of" in code_folder.look_at(code)
 
 

@@ -13,11 +13,12 @@ import typer
 
 from contract import exits, times
 from contract.instance_types import HostPrice, Prices, instance_type
+from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
-from trainctl.pricing import dollars, usd_at_most
+from trainctl.pricing import usd_at_most
 
 SUBMIT = ["submit", "ddp", "--yes"]
 
@@ -115,8 +116,9 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
     said = cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60").err
     (spec,) = account.orders
     assert 4 * 3600 < spec.max_seconds < 5 * 3600
-    assert re.search(r"deadline  4 h \d+ min after admission, to stay within --max-cost 60;", said)
-    found = re.search(r"at most   \$([\d.]+)", said)
+    until = r"deadline  ends after at most 4 h \d+ min .*included\), to stay within --max-cost 60\n"
+    assert re.search(until, re.sub("\n  +", " ", said))
+    found = re.search(r"maximum   \$([\d.]+)", said)
     assert found is not None
     assert 59.9 < float(found[1]) <= 60
     assert usd_with(account, spec.max_seconds) <= 60 < usd_with(account, spec.max_seconds + 1)
@@ -195,7 +197,7 @@ def test_in_a_region_without_known_prices_nothing_has_a_price(account: Account, 
     said = " ".join(cli("plan", "ddp").out.split())
     assert (
         "price unknown: list prices are known for us-east-1 and us-west-2 only, not for "
-        "eu-west-1 (AWS's price pages have those of g5.12xlarge and m5.xlarge) at most unknown"
+        "eu-west-1 (AWS's price pages have those of g5.12xlarge and m5.xlarge) maximum unknown"
         in said
     )
     assert "$" not in said
@@ -232,6 +234,10 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
     assert (found["usd_expected"] is not None) == is_known
     if is_known:
         assert 0 < found["usd_expected"] < found["usd_at_most"]
+    said = " ".join(cli("plan", "fsdp", *data, *settings).out.split())
+    has_words = re.search(r"expected \S+( min \S+)? \w+ of steps, [\d,]+ tokens, cost \$\d", said)
+    assert (has_words is not None) == is_known
+    assert is_known or re.search("expected (not estimated|warning: does not fit)", said)
 
 
 # --- after it -------------------------------------------------------------------------------------
@@ -326,7 +332,10 @@ def test_a_job_that_never_had_a_node_has_cost_nothing(account: Account, cli: Cli
 # --- the parts ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("usd", "words"),
-    [(None, "unknown"), (0.0, "$0"), (0.5, "$0.500"), (1.234, "$1.23"), (1234.5, "$1,234.50")],
+    [
+        *((None, "unknown"), (0.0, "$0"), (0.0091, "$0.009"), (0.045, "$0.045")),
+        *((0.378, "$0.38"), (0.5, "$0.50"), (1.0, "$1.00"), (1234.5, "$1,234.50")),
+    ],
 )
 def test_dollars_have_as_many_digits_as_matter(usd: float | None, words: str) -> None:
     assert dollars(usd) == words

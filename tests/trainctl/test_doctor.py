@@ -1,13 +1,22 @@
 """``trainctl doctor``: its checks before and after a deploy, and the commands that fix what they
 find."""
 
+import re
 import sys
 
 import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
-from contract.outputs import CORE_STACK, SUBNET, TRAINING_STACK
+from contract.outputs import (
+    CORE_STACK,
+    PUSH_FROM,
+    PUSH_ROLE,
+    REPOSITORIES,
+    SUBNET,
+    TRAINING_STACK,
+)
+from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
 from tests.trainctl.conftest import Cli, Found, Looked
 from trainctl import checks, laptop
@@ -24,6 +33,7 @@ def bad(found: Found) -> set[str]:
 def test_doctor_finds_nothing_where_all_is_well(account: Account, looked: Looked) -> None:
     code, found = looked()
     assert code == 0
+    assert found.pop("CI")["state"] == "skipped"
     assert {each["state"] for each in found.values()} <= {"ok", "next"}
     assert found["quota G, on demand"]["found"].endswith("takes 192")
     assert found["quota standard, on demand"]["found"].endswith("takes 4")
@@ -79,6 +89,49 @@ def test_what_the_stacks_lack_is_one_check_and_the_others_are_made(
     assert found["key of disks"]["state"] == "ok"
 
 
+#: As ECR and IAM name them.
+ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+ROLE = "arn:aws:iam::123456789012:role/CoreStack-ImagePushRole0A1B2C3D-abc"
+
+
+@pytest.mark.parametrize("named", ["acme/train-2", "acme@12/train-2@345"])
+def test_what_lets_ci_push_images_is_ready_to_be_pasted(
+    account: Account, looked: Looked, cli: Cli, named: str
+) -> None:
+    account.outputs[CORE_STACK] |= {
+        PUSH_FROM: named,
+        PUSH_ROLE: ROLE,
+        **{output: f"{ECR}/corestack-{node}-x1" for node, output in REPOSITORIES.items()},
+    }
+    code, found = looked()
+    assert (code, found["CI"]["state"]) == (0, "next")
+    assert found["CI"]["fix"].splitlines() == [
+        "gh variable set AWS_REGION --repo acme/train-2 --body us-east-1",
+        f"gh variable set AWS_PUSH_ROLE --repo acme/train-2 --body {ROLE}",
+        f"gh variable set HEAD_REPOSITORY --repo acme/train-2 --body {ECR}/corestack-head-x1",
+        f"gh variable set WORKER_REPOSITORY --repo acme/train-2 --body {ECR}/corestack-worker-x1",
+    ]
+    printed = cli("doctor").out.splitlines()
+    for command in found["CI"]["fix"].splitlines():
+        assert f"  {command}" in printed
+    workflows = ROOT / ".github" / "workflows"
+    asked = "".join((workflows / name).read_text() for name in ("check.yml", "images.yml"))
+    names = set(re.findall(r"\bvars\.(\w+)", asked)) - {"TORCH_CPU_INDEX"}  # which has a default
+    assert names == set(re.findall(r"variable set (\w+)", found["CI"]["fix"]))
+
+
+def test_without_a_repository_on_github_one_line_says_how_to_have_one(
+    account: Account, looked: Looked, cli: Cli
+) -> None:
+    code, found = looked()
+    assert (code, found["CI"]["state"], found["CI"]["fix"]) == (0, "skipped", "")
+    said = "set github_repository in cdk.json and make deploy"
+    assert [said in line for line in cli("doctor").out.splitlines()].count(True) == 1
+    account.account_id = LOCAL_ACCOUNT
+    _, found = looked()
+    assert "CI" not in found
+
+
 def test_on_a_local_aws_what_it_has_not_is_skipped(account: Account, looked: Looked) -> None:
     account.account_id = LOCAL_ACCOUNT
     refused_there = ("get_role", "get_service_quota", "describe_instance_type_offerings")
@@ -101,6 +154,8 @@ def test_a_quota_that_is_too_small_comes_with_the_request_for_more(
         "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
         f"{checks.QUOTAS['g', False]} --desired-value 192 --region us-east-1 --profile work"
     )
+    account.quota = 192.0
+    assert looked()[0] == 0, "just enough"
     # A quota that was never changed is AWS's default.
     account.default_quotas[checks.QUOTAS["g", False]] = 500.0
     _, found = looked()
@@ -361,7 +416,7 @@ def test_node_js(monkeypatch: pytest.MonkeyPatch, version: str, state: str, said
 @pytest.mark.parametrize(
     ("error", "said", "fix"),
     [
-        (NoCredentialsError(), "no AWS credentials", "aws configure"),
+        (NoCredentialsError(), "No AWS account is set up here", "make local"),
         (refused("ExpiredToken"), "the AWS login has expired", "aws sso login"),
     ],
 )

@@ -27,7 +27,7 @@ def below(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != DOWNLOADED
+        if path.is_file() and path.name not in (DOWNLOADED, ".gitignore")
     }
 
 
@@ -173,3 +173,12 @@ def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, c
     said = " ".join(cli("download", "r1", "*.pt", "--to", str(tmp_path)).err.split())
     assert "2 links left out, the first is node-0/work/last.pt -> 5.pt" in said
     assert below(tmp_path) == {"node-0/work/5.pt": b"weights"}
+
+
+@pytest.mark.usefixtures("saved")
+def test_git_ignores_what_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["download", "r1"]) == 0
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""

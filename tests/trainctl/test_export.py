@@ -2,14 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from contract.nodes import Range
+from contract.runs import DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
+from tests.trainctl.test_runs import checkpoint
 from trainctl.__main__ import main
+from trainctl.commands.export import Dtype
+
+
+def test_the_types_are_those_of_the_program_that_exports() -> None:
+    assert get_args(Dtype) == (*EXPORT_DTYPES,)
+    assert get_args(Dtype)[0] == DEFAULT_EXPORT_DTYPE
 
 
 @pytest.mark.parametrize(
@@ -17,8 +25,12 @@ from trainctl.__main__ import main
     [
         (["export", "none", "--to", "DIR"], "there is no run 'none' in s3://bucket"),
         (["export", "r1", "--to", "CODE"], "exists already: give a new folder"),
-        (["export", "r1", "--to", "s3://b/x", "--dtype", "int8"], "it must be fp32, bf16 or fp16"),
+        (
+            ["export", "r1", "--to", "s3://b/x", "--dtype", "int8"],
+            "'int8' is not one of 'fp32', 'bf16', 'fp16'",
+        ),
         (["export", "../r1", "--to", "DIR"], "run name '../r1' is not usable"),
+        (["export", "new", "--to", "DIR"], "run 'new' has no complete checkpoint of a recipe yet"),
         (
             ["export", "r1", "--to", "DIR"],
             "model is whole already: it is in s3://bucket/runs/r1/model; trainctl download r1",
@@ -33,6 +45,8 @@ def test_a_run_that_cannot_be_exported_starts_nothing(
     words: str,
 ) -> None:
     account.objects["runs/r1/config.json"] = b'{"recipe": "ddp"}'
+    account.objects["runs/new/config.json"] = b'{"recipe": "fsdp"}'
+    checkpoint(account, "new", 10, hours_ago=1, lost="manifest.json")
     given = [word.replace("CODE", str(code)) for word in arguments]
     assert words in cli.refuses(*given)
     assert account.changes == []
@@ -43,20 +57,26 @@ def ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
     *,
     names: tuple[str, ...] = ("sub/model",),
+    content: bytes = b"weights",
     **ending: Any,
 ) -> None:
-    """Every job that is started has ended at the first look, and left these objects."""
+    """Every job that is started has ended at the first look, and left a line in its log and these
+    objects."""
 
     def start(own: Account, *, name: str, input: str, **_: Any) -> Any:
         own.add(name)
         own.executions[name] |= {"input": input, "stopDate": own.now, **ending}
-        place = json.loads(input)["command"][json.loads(input)["command"].index("--to") + 1]
+        own.add_head(name, "head")
+        own.logs["job/ray/head"] = ["a line of the log"]
+        words = json.loads(input)["command"]
+        place = words[words.index("--to") + 1].removeprefix("s3://bucket/")
         for name in names:
-            own.objects[f"{place.removeprefix('s3://bucket/')}/{name}"] = b"weights"
+            own.objects[f"{place}/{name}" if name != "." else place] = content
         return {}
 
     monkeypatch.setattr(Account, "on_start_execution", start)
     account.objects["runs/r1/config.json"] = b'{"recipe": "fsdp"}'
+    checkpoint(account, "r1", 10, hours_ago=1)
 
 
 def test_an_export_is_made_by_a_head_alone_and_fetched(
@@ -74,7 +94,8 @@ def test_an_export_is_made_by_a_head_alone_and_fetched(
     assert spec.command[-2:] == ("--dtype", "bf16")
     assert spec.nodes == Range(0, 0)
     assert (place / "sub" / "model").read_bytes() == b"weights"
-    assert said.out.splitlines()[-1] == str(place)
+    assert said.out == f"{place}\n"
+    assert "a line of the log" in said.err
     assert main(["export", "r1", "--to", "s3://other/place", "--yes"]) == 0
     assert not account.sent("download_file")[1:], "what is to stay in S3 is not fetched"
 

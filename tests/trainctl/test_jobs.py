@@ -332,3 +332,44 @@ def test_a_job_that_has_just_been_submitted_is_waited_for_and_a_run_is_not(
     with pytest.raises(UsageError):
         jobs.find("bert-tadan-fidob")
     assert CONSISTENT_S <= sum(slept) < CONSISTENT_S + 1
+
+
+def test_what_tells_nothing_of_a_node_that_has_done_its_work_is_not_shown(
+    account: Account, cli: Cli
+) -> None:
+    """Reasons as ECS words them."""
+    account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "reason": "succeeded"}')
+    began = account.executions["job"]["startDate"]
+    reasons = {
+        "head": ("Essential container exited", 0, ""),
+        "w1": ("Ray's autoscaler: not needed any more", 0, ""),
+        "w2": ("Host EC2 (instance i-1) terminated.", 0, "Host EC2 (instance i-1) terminated."),
+        "w3": ("Essential container exited", 1, "Essential container exited"),
+    }
+    for name, (reason, exit_code, _) in reasons.items():
+        more: dict[str, Any] = {
+            "stoppedReason": reason,
+            "containers": [{"exitCode": exit_code}],
+            "startedAt": began + timedelta(seconds=80),
+        }
+        if name == "head":
+            account.add_head("job", name, **{**more, "lastStatus": "STOPPED"})
+        else:
+            account.add_worker(name, "STOPPED", **more)
+    account.change_order("job", command=["python", "train.py", "--name", "two words"])
+    shown = cli("show", "job").out
+    rows = {line.split()[1]: line for line in shown.splitlines() if " STOPPED" in line}
+    assert {name: line.split("STOPPED")[1].strip() for name, line in rows.items()} == {
+        name: said for name, (_, _, said) in reasons.items()
+    }
+    assert "lasted    10 min 0 s, 1 min 20 s of it before its head ran\n" in shown
+    assert "command   python train.py --name 'two words'\n" in shown
+
+
+def test_a_running_program_is_shown_with_the_last_line_of_its_log(
+    account: Account, cli: Cli
+) -> None:
+    account.add("job")
+    account.add_head("job", "head")
+    account.logs["job/ray/head"] = ["epoch 1", "epoch 2: loss 0.5"]
+    assert "progress  epoch 2: loss 0.5\n" in cli("show", "job").out

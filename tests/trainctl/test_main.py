@@ -181,7 +181,8 @@ STATUS = ["cluster", "status"]
         (["submit", "ddp", "--wait-minutes", "inf"], {}, 2, "'--wait-minutes': Input should be"),
         (["submit", "ddp", "--grace", "181"], {}, 2, "should be less than or equal to 180"),
         ([*STATUS, "--profile", "unknown"], {}, 2, "aws configure list-profiles"),
-        (STATUS, {"region": None}, 2, "give --region, or set AWS_REGION"),
+        (STATUS, {"region": None}, 2, "no region is set: set AWS_REGION, or run aws configure"),
+        (STATUS, {"region": None, "credentials": None}, 2, "without an account: make local"),
         (STATUS, {"fails": {IDENTITY: NoCredentialsError()}}, 2, "aws sso login"),
         (
             STATUS,
@@ -340,3 +341,21 @@ def test_a_download_that_breaks_off_is_explained() -> None:
     known = explained(RetriesExceededError(Boto3Error("timed out")))
     assert "the transfer was interrupted" in str(known)
     assert str(known).endswith("Run the command again")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("notebook", "the standing cluster is down: trainctl cluster up"),
+        ("open", "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"),
+    ],
+)
+@pytest.mark.usefixtures("account")
+def test_a_shared_message_offers_what_its_command_takes(cli: Cli, words: str, said: str) -> None:
+    assert cli.refuses(words, code=exits.FAILED) == f"error: {said}\n"
+
+
+@pytest.mark.parametrize("words", ["report", "download", "export --to x", "checkpoints"])
+@pytest.mark.usefixtures("account")
+def test_a_folder_is_no_run_and_no_option_says_otherwise(cli: Cli, words: str) -> None:
+    assert "(no slash: it is no folder)\n" in cli.refuses(*words.split(), "runs/demo")

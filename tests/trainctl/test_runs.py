@@ -168,3 +168,18 @@ def test_a_run_without_checkpoints_is_a_sentence(
 def test_an_empty_bucket_is_a_sentence(account: Account, cli: Cli) -> None:
     assert account.objects == {}
     assert "No runs in s3://bucket" in cli("runs").out
+
+
+def test_a_recipe_that_never_left_the_queue_is_listed_by_its_name(
+    account: Account, cli: Cli
+) -> None:
+    for name, recipe in (("queued", "ddp"), ("stopped", "fsdp"), ("mine", "")):
+        spec = JobSpec(run=name, command=("x",), nodes=Range(1, 1), recipe=recipe)
+        put(account, f"{name}/jobs/{name}-a.reason", "")
+        if name == "queued":
+            account.add("queued-a", run=name, input=spec.to_json())
+        else:
+            outcome = Outcome(status=JobStatus.STOPPED, reason="stopped by user")
+            put(account, f"{name}/jobs/{name}-a.json", record_json("a", spec, outcome))
+    rows = [line.split() for line in cli("runs").out.splitlines()[1:]]
+    assert {row[0]: row[1] for row in rows} == {"queued": "ddp", "stopped": "fsdp", "mine": "own"}

@@ -77,13 +77,23 @@ REFUSED: list[tuple[list[str], str]] = [
     (["submit", "--code", "CODE", "--workers", "1:2", "--", "true"], "here: see --nodes"),
     (
         ["submit", "--code", "CODE", "--max-hour", "2", "--", "true"],
-        "there is no option --max-hour",
+        "unknown option --max-hour: did you mean --max-hours?",
     ),
     ([*SUBMIT, "--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4"),
     ([*SUBMIT, "--nodes", "5"], "-c max_workers=5"),
     ([*SUBMIT, "--nodes", "4:2"], "MIN must not be above MAX"),
     ([*SUBMIT, "--max-cost", "1"], "--max-cost is 1, and this job can cost up to $559"),
-    ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, or --max-hours 0."),
+    (
+        [*SUBMIT, "--max-cost", "0.01", "--nodes", "1"],
+        "within 24 h 0 min: give a higher --max-cost",
+    ),
+    # Options of the command are guessed too, and those that the job sets itself are not.
+    (["plan", "ddp", "--node", "2"], "unknown option --node: did you mean --nodes?"),
+    ([*SUBMIT, "--folow"], "unknown option --folow: did you mean --follow?"),
+    (["plan", "ddp", "--contxt", "a=b"], "unknown option --contxt: did you mean --context?"),
+    (["plan", "--nod", "2", "ddp"], "unknown option --nod: did you mean --nodes?"),
+    ([*SUBMIT, "--storag", "x"], "unknown option --storag: see trainctl submit --help"),
+    ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
     ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
     ([*SUBMIT, "--env", "1A=b"], "--env is '1A': it must be a name of letters"),
@@ -140,7 +150,7 @@ WITHOUT_AWS = (
     *("settings ddp shows", "--on nodes is for", "run name 'a/b'"),
     *(
         "the job sets it itself; give",
-        "no option --max-hour",
+        "unknown option --max-hour",
         "MIN must not be above",
     ),
     *("--env is '1A'", "looks like a secret"),
@@ -180,7 +190,7 @@ def test_nothing_is_started_without_the_image_that_is_deployed(
 ) -> None:
     account.without_images = {"worker"}
     said = cli.refuses(*command, code=exits.FAILED)
-    assert "the workers' image is missing: worker has none with the tag 'abc123'" in said
+    assert "worker has no image with the tag 'abc123', which is deployed" in said
     assert "(make images)" in said
     assert account.changes == []
 
@@ -227,7 +237,7 @@ def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
     monkeypatch.delenv("AWS_REGION", raising=False)
     asked = ["--data", "s3://mine/images", "--secret", "KEY=training/key"]
     said = cli("plan", "ddp", "-c", "preset=ddp", "--nodes", "2", *asked).out
-    assert "head on m5.xlarge; 2 x g5.xlarge" in said
+    assert "1 head (m5.xlarge) + 2 workers (g5.xlarge)" in said
     assert "price     $2.36 an hour" in said
     assert main(["plan", "ddp", "-c", "preset=ddp", "--nodes", "3"]) == exits.BAD_INPUT
     assert "setting preset is 'dpd'" in cli.refuses("plan", "ddp", "-c", "preset=dpd")
@@ -496,5 +506,43 @@ def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
     said = cli(*given)
     (spec,) = account.orders
     assert spec.on == on
-    where = "every node" if on == Placement.NODES else "the head"
-    assert f"runs on   {where}, " in said.err
+    # A program of one process, which knows of no others, gets one node.
+    each = "the worker node" if spec.nodes.high == 1 else "each of the 4 worker nodes"
+    where = each if on == Placement.NODES else "once, on the head"
+    assert (spec.nodes.high == 1) == (where == "the worker node")
+    assert f"runs on   {where}" in said.err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "head_trains", "nodes_said", "machines"),
+    [
+        ("1", False, "the worker node", "1 head (m5.xlarge) + 1 worker (g5.xlarge, spot)"),
+        (
+            *("1:3", False, "each of the 1 to 3 worker nodes"),
+            "1 head (m5.xlarge) + 1 to 3 workers (g5.xlarge, spot)",
+        ),
+        (
+            *("2", True, "the head and each of the 2 worker nodes"),
+            "1 head (g5.xlarge, trains too) + 2 workers (g5.xlarge, spot)",
+        ),
+        ("0", True, "the head", "1 head (g5.xlarge, trains too)"),
+    ],
+)
+def test_a_plan_names_its_machines_and_where_its_command_runs(
+    account: Account,
+    code: Path,
+    cli: Cli,
+    nodes: str,
+    head_trains: bool,
+    nodes_said: str,
+    machines: str,
+) -> None:
+    account.shape |= {"head_trains": head_trains, "spot": True, "worker_instance_type": "g5.xlarge"}
+    if head_trains:
+        account.shape["head_instance_type"] = "g5.xlarge"
+    words = ["plan", "--code", str(code), "--nodes", nodes, "--", "torchrun", "mine.py"]
+    said = cli(*words).out
+    assert f"runs on   {nodes_said} (--on head: once, on the head)\n" in said
+    assert f"machines  {machines}\n" in said
+    assert "deadline  ends after at most 24 h (30 min of waiting for hosts included)\n" in said
+    assert "expected" not in said, "a program's speed is not known"

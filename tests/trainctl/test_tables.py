@@ -73,7 +73,7 @@ def test_twenty_jobs_are_twenty_one_lines(
         each for each, job in zip(STATES, ids, strict=False) if f" {each} " not in found[job]
     ] == []
     assert heading.split() == ["job", "state", "nodes", "done", "age", "cost", "who"]
-    assert found[ids[7]].split()[1:] == ["running", "1", "16%", "10", "h", "$0.109", "bernhard"]
+    assert found[ids[7]].split()[1:] == ["running", "1", "16%", "10", "h", "$0.11", "bernhard"]
 
 
 def plain(capsys: pytest.CaptureFixture[str]) -> str:

@@ -13,7 +13,7 @@ from contract import exits
 from contract.errors import UnreachableError
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.test_checkpoint_faults import one_rank, save, snapshot
-from training import launch
+from training import export, generate, launch
 from training.checkpoint import checkpoints
 from training.system import storage
 
@@ -49,6 +49,28 @@ def test_a_start_is_tried_again(
     assert said.endswith("; check the address, or try again later")
     end()
     assert launch.main(words) == exits.OK
+
+
+@pytest.mark.parametrize(
+    ("command", "more"), [(export.main, ["--to", "s3://bucket/x"]), (generate.main, ["To be"])]
+)
+@pytest.mark.parametrize("error", TROUBLE)
+def test_a_model_that_cannot_be_read_now_ends_its_command_with_a_line(
+    command: Callable[[list[str]], int],
+    more: list[str],
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bucket = install(monkeypatch)
+    words = ["r", *more, "--storage", "s3://bucket"]
+    end = failing(bucket, "exists", error)
+    assert command(words) == exits.STORAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == f"error: {error}; check the address, or try again later"
+    end()
+    assert command(words) == exits.BAD_INPUT
+    assert "there is no run at s3://bucket/r" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", TROUBLE)

@@ -233,7 +233,9 @@ def test_the_commands_export_and_generate_say_what_they_did(
     assert "there is no run at" in said
     assert "whole" in said
     assert not Path("other").exists()
-    assert generate.main(["whole", "The ", "--tokens", "6", "--json"]) == exits.OK
+    given = ["--tokens", "6", "--json", "--to", "said.json", "--", "whole", "The "]
+    assert generate.main(given) == exits.OK
     words = json.loads(capsys.readouterr().out)
+    assert json.loads(Path("said.json").read_text()) == words
     assert words["step"] == 20
     assert words["before"] != words["after"]

@@ -23,7 +23,9 @@ from transformers.activations import ACT2FN
 from contract.errors import InputError
 from contract.instance_types import instance_type
 from training import plan
-from training.data import hub
+from training.data import catalog, download, hub
+from training.data.feed import feed_of
+from training.data.text import store_for
 from training.fsdp import estimate
 from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop import optimizers
@@ -205,6 +207,32 @@ def test_before_a_job_is_submitted_a_model_is_refused_as_its_run_would(tmp_path:
             plan.expected(config(**{**settings, **refused}), machine, num_bytes=None)
 
 
+def test_an_epoch_is_planned_with_the_tokens_that_the_recipe_packs(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path))
+    (text,) = [each for each in catalog.ALL if each.kind == catalog.TEXT]
+    (file,) = text.files
+    # Dolly's tokenizer is this one and three tokens that no text of before 2023 has.
+    tokenizer = data_dir / "gpt-neox-tokenizer" / "tokenizer.json"
+    store = store_for(str(data_dir / text.name / file), tokenizer)
+    assert store.info.num_train_tokens == text.num_train_tokens
+    dolly: dict[str, Any] = {**PRESETS["dolly"], "data": text.name, "epochs": 2}
+    sizes = {"seq_len": dolly["seq_len"], "global_batch": dolly["global_batch"]}
+    steps = 2 * feed_of(store, **sizes, seed=0).steps_per_epoch
+    num_tokens = steps * sizes["seq_len"] * sizes["global_batch"]
+    machine = instance_type("g5.12xlarge")
+    found = plan.expected(config(**dolly), machine, num_bytes=text.num_bytes)
+    assert found is not None
+    assert found.tokens == num_tokens == 18 * 32_768
+    # Any other split, and any other text, by the bytes.
+    for changes, per_step in (({"held_out_every": 2}, 4), ({"data": "s3://bucket/data/own"}, 8)):
+        other = plan.expected(config(**{**dolly, **changes}), machine, num_bytes=text.num_bytes)
+        assert other is not None
+        assert other.tokens == 2 * per_step * 32_768
+    assert plan.expected(config(**dolly, held_out_every=2), machine, num_bytes=9) is None
+
+
 def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
     """Peak bytes of a rank by torch's tracker, which follows tensors that have no memory."""
     rest = {key: value for key, value in values.items() if key != "model_type"}
@@ -336,9 +364,15 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     assert estimated(first).fits
     assert "--microbatch" in estimates.differences(wanted, first)
     assert (first.optimizer, first.lora_rank) == ("adamw", 0)
-    best = plan.cheapest(shape("6.9b"), wanted, tokens=1e6)
+    hourly, best = (plan.cheapest(shape("6.9b"), wanted, per_token=each) for each in (False, True))
+    assert hourly is not None
     assert best is not None
+    assert hourly.fits
     assert best.fits
+    assert hourly.setup.num_hosts == 1
+    # A faster machine costs more an hour, and less in all.
+    slow, fast = (plan.summary(each, 1e6) for each in (hourly, best))
+    assert [slow[name] < fast[name] for name in ("usd_per_hour", "usd")] == [True, False]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -400,18 +434,26 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
     assert found["hosts"] == 2
     assert plan.main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "8 x NVIDIA A10G on 2 x g5.12xlarge" in shown
+    assert "all trained; preset dolly: 64 sequences of 512 tokens a step\n" in shown
+    assert "8 x NVIDIA A10G on 2 x g5.12xlarge: $11.34 an hour, quota of 96 vCPUs of G" in shown
+    assert "passes per step: 1, of at most 8 sequences per GPU" in shown
     assert "tokens/s" in shown
+    # The moment has a name, and what there is none of then is not a zero.
+    assert "most at the end of the backward pass: weights 3.2" in shown
+    assert not re.search(r"[a-z] 0\.0\b", shown)
+    assert plan.main(["fsdp", "--model", "new:6.9b"]) == 0
+    assert "preset tiny: 16 sequences of 128 tokens" in capsys.readouterr().out
     # What does not fit has no speed and no price.
     too_large = ["fsdp", "--model", "new:6.9b", "--workers", "1"]
     assert plan.main(too_large) == 0
-    wanted, _, _ = capsys.readouterr().out.partition("cheapest that fits")
+    wanted, _, _ = capsys.readouterr().out.partition("cheapest per hour")
     assert "DOES NOT FIT" in wanted
-    assert not re.search(r"tokens/s|MFU|\$", wanted)
+    assert not re.search(r"tokens/s|MFU|\$(?!\S+ an hour)", wanted)
     assert plan.main([*too_large, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [found[name] for name in ("fits", "tokens_per_s", "usd")] == [False, None, None]
-    assert found["cheapest"]["usd"] > 0
+    assert found["cheapest_per_token"]["usd"] > 0
+    assert found["cheapest_per_hour"]["hosts"] == 1
     for wrong, words in (
         (["--tokens", "nan"], "--tokens is nan: it must be a positive number"),
         (["--tokens", "-5"], "--tokens is -5: it must be a positive number"),

@@ -19,7 +19,7 @@ class Account:
     @cached_property
     def id(self) -> str:
         """Its twelve digits. With bad credentials, botocore's errors."""
-        return self._clients.sts.get_caller_identity()["Account"]
+        return self._clients.caller["Account"]
 
     def has_image(self, repository: str, tag: str) -> bool:
         """Check that a repository of ECR has an image with this tag."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mypy_boto3_ssm import SSMClient
     from mypy_boto3_stepfunctions import SFNClient
     from mypy_boto3_sts import STSClient
+    from mypy_boto3_sts.type_defs import GetCallerIdentityResponseTypeDef
 
 #: Services that boto3 calls by another name.
 _SERVICES: Final = {
@@ -58,6 +60,16 @@ class Clients:
             connect_timeout=10,
             read_timeout=30,
         )
+
+    @cached_property
+    def caller(self) -> "GetCallerIdentityResponseTypeDef":
+        """Account and user of the credentials, asked for once and at once (``open_session``)."""
+        from botocore.exceptions import ClientError
+
+        try:
+            return self._session.client("sts").get_caller_identity()
+        except ClientError:
+            return self.sts.get_caller_identity()  # AWS is reached, and may be busy
 
     def __getattr__(self, name: str) -> Any:
         """Make the client of a service when it is first used."""

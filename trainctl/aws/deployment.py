@@ -14,7 +14,7 @@ from contract import outputs as stack_outputs
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.cluster import StandingCluster
-from trainctl.aws.errors import CliError, UsageError
+from trainctl.aws.errors import CliError
 from trainctl.aws.files import Bucket, EmptyBucket
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.logs import NodeLogs
@@ -52,16 +52,28 @@ def open_session(*, profile: str | None, region: str | None) -> "Session":
     """A session of boto3 with a profile and region, as the AWS CLI takes them.
 
     Raises:
-        UsageError: no region is set.
         botocore's errors, which ``trainctl.aws.errors`` explains.
     """
     import boto3
+    from botocore.config import Config
+    from botocore.configprovider import ConstantProvider
+    from botocore.exceptions import NoCredentialsError, NoRegionError
+    from botocore.session import get_session
 
+    own = get_session()
+    # A laptop without an account or a network reports that within two seconds. This counts for the
+    # request that comes first (Clients.caller), and for those that fetch or renew credentials.
+    once = Config(connect_timeout=1.2, read_timeout=10, retries={"total_max_attempts": 1})
+    own.set_default_client_config(once)
+    if "AWS_METADATA_SERVICE_TIMEOUT" not in os.environ:
+        # Outside EC2 nothing may answer at the address of its credentials, which is asked twice.
+        store = own.get_component("config_store")
+        store.set_config_provider("metadata_service_timeout", ConstantProvider(0.5))
     # boto3 reads only AWS_DEFAULT_REGION; the AWS CLI and the CDK read this one first.
     region = region or os.environ.get("AWS_REGION")
-    session = boto3.Session(profile_name=profile, region_name=region)
+    session = boto3.Session(profile_name=profile, region_name=region, botocore_session=own)
     if not session.region_name:
-        raise UsageError("no region is set: give --region, or set AWS_REGION")
+        raise NoRegionError if session.get_credentials() else NoCredentialsError
     return session
 
 
@@ -72,7 +84,7 @@ class Deployment:
         self._clients, self._profile = Clients(session), profile
         self.region: str = session.region_name
         # Before anything else: it tells bad credentials from stacks that are not there.
-        caller = self._clients.sts.get_caller_identity()
+        caller = self._clients.caller
         self.account_id: str = caller["Account"]
         self.user: str = caller["Arn"].rpartition("/")[2].rpartition(":")[2]
         """Name of the user or role session whose credentials these are."""

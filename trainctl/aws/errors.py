@@ -1,5 +1,7 @@
 """Errors that end a command: what a user can act on, and AWS's errors in a user's words."""
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contract.errors import InputError
@@ -10,11 +12,19 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 
+def place_of_make(message: str) -> str:
+    """Where the target of make that a message names is given, unless it can be given here."""
+    is_checkout = Path("stacks").is_dir() or Path(__file__).parents[2].joinpath("stacks").is_dir()
+    is_named = re.search(r"\bmake (deploy|images|local|venv)\b", message)
+    is_known = is_checkout or "checkout" in message
+    return " (make: in a checkout of the project)" if is_named and not is_known else ""
+
+
 class CliError(Exception):
     """Error with what happened, why, and what to do next; printed without a traceback."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
-        super().__init__(message)
+        super().__init__(message + place_of_make(message))
         self.exit_code = exit_code
 
 
@@ -43,18 +53,18 @@ def explained(error: Exception) -> CliError | None:
     match error:
         case aws.ProfileNotFound():
             return UsageError(f"{error}. List the existing profiles: aws configure list-profiles")
-        case aws.NoCredentialsError() | aws.PartialCredentialsError():
+        case aws.NoCredentialsError():
             return UsageError(
-                "no AWS credentials were found: log in (aws sso login, aws configure), name a "
-                "profile with --profile, or use a local deployment (trainctl local up)"
+                "No AWS account is set up here: run aws configure (region and keys) or aws sso "
+                "login; without an account: make local"
             )
         case aws.TokenRetrievalError() | aws.SSOError() | aws.LoginError():
             return CliError("the AWS login has expired: aws sso login")
         case aws.NoRegionError():
-            return UsageError("no region is set: give --region, or set AWS_REGION")
+            return UsageError("no region is set: set AWS_REGION, or run aws configure")
         case aws.ConnectionError() | aws.HTTPClientError():
             return CliError(
-                f"AWS does not answer: {error} Check the network and the region; for a local "
+                f"AWS does not answer: {error}. Check the network and the region; for a local "
                 "deployment, trainctl local status shows whether it is still up"
             )
         case aws.ClientError():
@@ -85,8 +95,8 @@ def _of_the_service(error: "ClientError") -> CliError:
         return CliError(f"this machine's clock is wrong: {said}. Set it, and try again")
     if code in _UNKNOWN_KEY:
         return CliError(
-            f"AWS does not know these credentials ({code}): check --profile, and --region, which "
-            "the account may have to enable"
+            f"AWS does not know these credentials ({code}): check the profile, and the region, "
+            "which the account may have to enable"
         )
     if code in _DENIED:
         return CliError(

@@ -69,6 +69,11 @@ class Task:
         )
 
     @property
+    def is_starting(self) -> bool:
+        """True before it runs; not while it ends."""
+        return self.status in ("PROVISIONING", "PENDING", "ACTIVATING")
+
+    @property
     def has_stopped(self) -> bool:
         return self.status == "STOPPED"
 

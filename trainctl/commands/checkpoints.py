@@ -4,7 +4,6 @@ from dataclasses import asdict
 
 from contract.text import byte_size, utc
 from trainctl import output, run_list
-from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, RunName, Where
 
 
@@ -18,10 +17,7 @@ def checkpoints(
 
     A run resumes from the newest complete one. What your own program saves: trainctl download.
     """
-    bucket = where.find().bucket
-    found = run_list.checkpoints(bucket, run)
-    if found is None:
-        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")
+    found = run_list.checkpoints(where.find().bucket, run)
     first = next((each for each in found if each.is_complete), None)
     if as_json:
         output.print_json(

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from contract.instance_types import HostPrice, instance_type
 from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
-from contract.text import counted, duration
+from contract.text import counted, dollars, duration
 from trainctl import output
 from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.deployment import Deployment
@@ -27,7 +27,7 @@ from trainctl.images import check_images
 from trainctl.job_options import check_nodes
 from trainctl.options import AsJson, Wait, Where, Yes
 from trainctl.polling import Polling
-from trainctl.pricing import at_list_prices, dollars
+from trainctl.pricing import an_hour, machines
 
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3
@@ -79,7 +79,8 @@ def up(
         output.say(f"Already requested: a head, {counted(num_nodes, 'worker node')}.")
     else:
         check_images(deployment)
-        output.say(f"{_described(shape, num_nodes)}\n{_price(deployment, num_nodes)}")
+        hosts = machines(shape, Range(num_nodes, num_nodes))
+        output.say(f"{hosts}; images: {shape.image_tag}\n{_price(deployment, num_nodes)}")
         output.confirm("Start it?" if not any(now.values()) else "Change it?", yes=yes)
     began = datetime.now(tz=UTC)
     for node in NODES:
@@ -159,7 +160,7 @@ def waiting_for(
         hosts = {shape.head.name, shape.worker.name}
         missing = counted(expected.num_nodes - started, "host")
         return f"waiting for {missing} ({', '.join(sorted(hosts))})"
-    if pulling := [task for task in tasks if task.status != "RUNNING"]:
+    if pulling := [task for task in tasks if task.is_starting]:
         num_nodes = counted(len(tasks), "node")
         return f"waiting for {len(pulling)} of {num_nodes} to pull the image and start"
     if size is None:
@@ -378,21 +379,7 @@ def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | No
 def _price(deployment: Deployment, num_nodes: int) -> str:
     """Hourly cost of a cluster, as one sentence."""
     prices = deployment.shape.prices(deployment.region)
-    total = prices.usd_per_hour(num_nodes)
-    if total is None:
-        return f"cost: unknown, because {prices.why_unknown}"
-    return (
-        f"cost: ${total:.3f} an hour with disks and {prices.standing}, {at_list_prices(prices)}, "
-        "until trainctl cluster down"
-    )
-
-
-def _described(shape: Shape, num_nodes: int) -> str:
-    """The hosts of a cluster and its images."""
-    hosts = [f"head on {shape.head.name}{', trains too' if shape.head_trains else ''}"]
-    if num_nodes:
-        hosts.append(f"{counted(num_nodes, 'worker node')} on {shape.worker.name}")
-    return f"{'; '.join(hosts)}; images: {shape.image_tag}"
+    return f"cost: {an_hour(prices, num_nodes)}, until trainctl cluster down"
 
 
 def _sized(size: ClusterSize | None) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from contract.runs import CONFIG_FILE, METRICS_FILE, RESULT_FILE, check_run_name
 from trainctl import completion, output
-from trainctl.aws.errors import UsageError
+from trainctl.aws.errors import UsageError, place_of_make
 from trainctl.aws.files import Bucket, json_object
 from trainctl.options import AsJson, Where
 from training import recipes
@@ -66,7 +66,8 @@ def compare(
 
             write_comparison(Path(to), folders, figures=figures, settings=settings)
         except ImportError as error:
-            output.say(f"no page with curves: it needs {error.name}, which make venv installs")
+            said = f"no page with curves: it needs {error.name}, which make venv installs"
+            output.say(f"{said}{place_of_make(said)}")
             return
         except OSError as error:
             raise UsageError(f"cannot write {to}: {error}. Give another --output") from None

@@ -3,9 +3,10 @@
 from dataclasses import asdict
 
 from contract.nodes import HEAD, WORKER
+from contract.text import dollars
 from trainctl import output
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of, dollars
+from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of
 
 
 def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
@@ -47,11 +48,9 @@ def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     if prices is None or found.usd is None:
         output.print_text(f"unknown{so_far}: {found.why_unknown}")
         return
-    shared = f"The shared file system: {dollars(found.shared_usd)}. "
+    shared = f", shared file system {dollars(found.shared_usd)} more" if found.shared_usd else ""
     output.print_text(
-        f"{dollars(found.usd)}{so_far} {at_list_prices(prices)}, disks included, from the pull of "
-        f"the image to the end of each node. The NAT gateway meanwhile: {dollars(found.nat_usd)}. "
-        f"{'' if found.shared_usd == 0 else shared}"
-        "A host's own start and end, and hosts that managed scaling started too many, add "
-        f"minutes. Not included: {NOT_INCLUDED}."
+        f"{dollars(found.usd)}{so_far} {at_list_prices(prices)}, with disks; NAT gateway "
+        f"{dollars(found.nat_usd)} more{shared}. AWS also bills some minutes of each host's start "
+        f"and end, and {NOT_INCLUDED}."
     )

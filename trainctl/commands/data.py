@@ -9,6 +9,8 @@ import typer
 from contract import exits
 from contract.text import byte_size, counted
 from trainctl import data_sets, output, removal
+from trainctl.aws.clients import Clients
+from trainctl.aws.deployment import open_session
 from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, Where, Yes
 from training.data import catalog, download
@@ -136,7 +138,6 @@ def rm(
     where: Where,
 ) -> None:
     """Remove a data set from the bucket, unless a job trains on it."""
-    data_sets.check_name(name)
     removal.remove(
         where.find(),
         f"data set {name!r}",
@@ -203,6 +204,8 @@ def prepare(
         )
     wish = preparation.Wish(form=form, size=size, encoding=encoding)
     target = Destination(uri=to.rstrip("/"), profile=where.profile, region=where.region)
+    if target.in_s3:  # before the pictures are read
+        _ = Clients(open_session(profile=where.profile, region=where.region)).caller
     with output.Progress() as progress:
 
         def show(what: str, done: int, total: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from functools import partial
+from textwrap import indent
 
 import typer
 
@@ -43,7 +44,7 @@ def doctor(
         output.print_table(["state", "what", "found"], rows, prose=["found"])
         for check in found:
             if check.fix:
-                output.print_text(f"\n{check.what}: {check.found}\n  {check.fix}")
+                output.print_text(f"\n{check.what}: {check.found}\n{indent(check.fix, '  ')}")
     bad = sum(check.state == "bad" for check in found)
     unknown = sum(check.state == "unknown" for check in found)
     said = [f"{counted(bad, 'check')} failed." if bad else "All checks passed."]
@@ -112,12 +113,14 @@ def look(
     def zone() -> str:
         return account.zone(deployment.output(stack_outputs.SUBNET))
 
-    context = {"preset": shape.preset}
     yield from checks.run(
         {
             "plug-in": laptop.plugin,
             **own,
-            **checks.of_hosts(place, shape, zone, context=context, is_deployed=True),
+            "CI": partial(checks.pipeline, place, deployment),
+            **checks.of_hosts(
+                place, shape, zone, context={"preset": shape.preset}, is_deployed=True
+            ),
         }
     )
 
@@ -159,10 +162,8 @@ def _before(
             "Node.js": laptop.node,
             **checks.of_a_deploy(
                 place,
-                shape,
+                plan,
                 missing=missing,
-                qualifier=plan.qualifier,
-                makes_github_provider=plan.makes_github_provider,
                 context=given,
                 there=there,
             ),

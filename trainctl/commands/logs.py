@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from contract.job import Placement
-from trainctl import follow
+from trainctl import follow, output
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Job
 from trainctl.job_log import JobLog, Printer, Wanted
@@ -45,6 +45,7 @@ def logs(
             metavar="N",
         ),
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Routine lines of nodes too.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each line.")
     ] = False,
@@ -62,13 +63,16 @@ def logs(
     job = deployment.jobs.find(name)
     if node is not None:
         _check_node(job, node)
-    wanted = Wanted(node=node, pattern=pattern, since=began)
+    wanted = Wanted(node=node, pattern=pattern, since=began, routine=everything or as_json)
     printer = Printer(as_json=as_json)
     if following:
         code = follow.follow(deployment, job.id, wanted=wanted, tail=tail, printer=printer)
         raise typer.Exit(code)
     log, nodes = JobLog(deployment.logs, wanted), deployment.jobs.all_nodes(job)
-    printer.print(log.new(job, nodes) if tail is None else log.last(job, nodes, tail))
+    lines = log.new(job, nodes) if tail is None else log.last(job, nodes, tail)
+    printer.print(lines)
+    if not lines:
+        output.say("There are no such lines so far.")
 
 
 def _pattern(text: str) -> re.Pattern[str]:

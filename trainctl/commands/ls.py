@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from contract.job import JobStatus
-from contract.text import age
+from contract.text import age, dollars
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job, Place
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, Where
-from trainctl.pricing import cost_of, dollars
+from trainctl.pricing import cost_of
 
 
 def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequence[Task]) -> str:

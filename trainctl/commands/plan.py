@@ -25,6 +25,8 @@ def plan(
         found = job_plan.priced(deployment, given)
     else:
         found = job_plan.plan_of(where.find(to_start=True), given)
+    for each in found.warnings:
+        output.say(f"warning: {each}")
     if as_json:
         output.print_json(found.values())
     else:

@@ -23,9 +23,8 @@ def ls(
     """List the runs in the bucket, those of other people and of old jobs too."""
     deployment = where.find()
     being_trained = deployment.jobs.newest(limit=job_plan.RUNNING_LOOKED_AT, running=True)
-    found = run_list.newest(
-        deployment.bucket, limit=limit, running={job.run for job in being_trained}
-    )
+    orders = {job.run: job.spec.recipe if job.spec else "" for job in being_trained}
+    found = run_list.newest(deployment.bucket, limit=limit, running=orders)
     if as_json:
         output.print_json([{**asdict(run), "updated": run.updated.isoformat()} for run in found])
     elif not found:

@@ -77,8 +77,9 @@ def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:
     if not found:
         raise CliError(f"no {node} runs: trainctl cluster up starts the standing cluster")
     if found[0].status != "RUNNING":
+        how = "not running yet" if found[0].is_starting else "ending"
         raise CliError(
-            f"the {found[0].node} is not running yet ({found[0].status}): trainctl cluster up waits"
+            f"the {found[0].node} is {how} ({found[0].status}): trainctl cluster up waits for one"
         )
     return found[0]
 

@@ -1,18 +1,24 @@
 """``trainctl show``: one job, its nodes and what its run has reached."""
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Final
 
 from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
-from contract.text import significant, utc
-from trainctl import follow, output, run_list
+from contract.text import dollars, duration, significant, utc
+from trainctl import follow, job_log, output, run_list
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
+from trainctl.job_log import JobLog
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import cost_of, dollars
+from trainctl.pricing import cost_of
+
+#: Reasons of AWS, and of a job's autoscaler, that tell nothing of a node that has done its work.
+_ROUTINE: Final = ("Essential container exited", "Ray's autoscaler: not needed any more")
 
 
 def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
@@ -47,6 +53,12 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
             }
         )
         return
+    said, queued = "", ""
+    if tasks and not job.is_over and not reached:  # a program of the user's own
+        said = "".join(map(job_log.text, JobLog(deployment.logs).last(job, tasks, 1)))
+    if began := min((task.since for task in tasks if task.since), default=None):
+        waited_s = round((began - job.began).total_seconds())
+        queued = f", {duration(waited_s)} of it before its head ran" if waited_s > 0 else ""
     notes = []
     if skipped := result.get("skipped_steps"):
         notes.append(f"skipped steps: {skipped}, whose loss or gradient was not a number")
@@ -57,11 +69,11 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         "job": job.id,
         "run": job.run,
         "state": f"queued: {place.words}" if place else f"{job.reason}{waits and f': {waits}'}",
-        "progress": reached.line() if reached else "",
+        "progress": reached.line() if reached else said,
         "submitted": utc(job.began) + (f" by {by_whom}" if by_whom else ""),
-        "lasted" if job.is_over else "for": follow.lasted(job),
+        "lasted" if job.is_over else "for": f"{follow.lasted(job)}{queued}",
         "deadline": utc(deadline) if deadline else "",
-        "command": " ".join(job.spec.command) if job.spec else "",
+        "command": shlex.join(job.spec.command) if job.spec else "",
         "nodes": _nodes(job, tasks),
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
         "record": f"{record}/" if record else "",
@@ -99,4 +111,5 @@ def _reached(result: Mapping[str, object]) -> list[str]:
 
 def _row(task: Task) -> list[str]:
     node = "head" if task.node == JOB else task.node
-    return [node, task.id, task.status, task.address, task.stopped_reason]
+    reason = "" if task.exit_code == 0 and task.stopped_reason in _ROUTINE else task.stopped_reason
+    return [node, task.id, task.status, task.address, reason]

@@ -1,19 +1,13 @@
 """``trainctl stop``: end a job early."""
 
-from typing import Annotated
-
-import typer
-
 from trainctl import follow, output
-from trainctl.options import JobName, Where, Yes
+from trainctl.options import JobName, Wait, Where, Yes
 
 
 def stop(
     *,
     name: JobName,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until it has stopped.")
-    ] = True,
+    wait: Wait = True,
     yes: Yes = False,
     where: Where,
 ) -> None:

@@ -32,9 +32,10 @@ def submit(
     job_plan.check_given(given)
     deployment = where.find(to_start=True)
     plan = job_plan.plan_of(deployment, given)
-    output.say(plan.text())
-    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
-    job = job_plan.start(deployment, plan, given.code)
+    job_plan.ask(plan, yes=yes)
+    with output.Progress() as progress:
+        progress.update("starting the job")
+        job = job_plan.start(deployment, plan, given.code)
     if as_json:
         place = plan.place and plan.place.to_json()
         output.print_json({"job": job, "run": plan.spec.run, "queue": place})

@@ -44,6 +44,9 @@ class DataSet:
     """Name of each file -> SHA-256 of its content, decompressed where it ends in ``.gz``."""
     num_bytes: int
     """To download, about."""
+    num_train_tokens: int = 0
+    """Of a text: tokens to train on, by GPT-NeoX's tokenizer, with the documents' ends and without
+    the twentieth that is held out; 0: not counted."""
     class_names: tuple[str, ...] = ()
     """Of images, in the order of their labels."""
 
@@ -110,6 +113,7 @@ ALL: Final = (
             "input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         },
         num_bytes=1_115_394,
+        num_train_tokens=318_344,  # 14,675 are held out
     ),
 )
 _BY_NAME: Final = {each.name: each for each in ALL}

@@ -115,6 +115,8 @@ class Setup:
 class Memory:
     """Bytes that a GPU holds at a moment of a step."""
 
+    moment: str
+    """Name of the moment."""
     weights: float
     gradients: float
     """Gradients of earlier passes; at the end of a step, all."""
@@ -125,8 +127,15 @@ class Memory:
     logits: float = 0.0
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by what they are for."""
+        found = dataclasses.asdict(self)
+        del found["moment"]
+        return found
+
+    @property
     def total(self) -> float:
-        return float(sum(getattr(self, field.name) for field in dataclasses.fields(self)))
+        return float(sum(self.parts.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +240,7 @@ def _alone(
     earlier = 4 * trained if setup.num_microbatches > 1 else 0.0
     always = {"weights": weights, "moments": MOMENTS[setup.optimizer] * trained}
     at_loss = Memory(
+        moment="the loss",
         **always,
         gradients=earlier,
         gathered=2.0 * learned + copies,
@@ -238,6 +248,7 @@ def _alone(
         logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
     )
     at_last_block = Memory(
+        moment="the backward pass of the last block",
         **always,
         # The two gradients of a tied embedding are added at the end.
         gradients=earlier + (4.0 * learned if shape.is_tied or not earlier else 0.0),
@@ -281,6 +292,7 @@ def _shared(
     # The output embedding's gradient is accumulated in fp32 while there are logits. What was
     # gathered last exists twice until the next gather: FSDP2 keeps the buffer it came in.
     at_loss = Memory(
+        moment="the loss",
         **always,
         gradients=earlier,
         gathered=2.0 * embedding + (whole if shape.is_tied else 2.0 * embedding),
@@ -291,18 +303,21 @@ def _shared(
     computing = staying + (2.0 * learned if shape.is_tied else 0.0) + whole + unpacked
     # Until a gradient is reduced it is whole, in its own type and in that of the reduction.
     at_last_block = Memory(
+        moment="the backward pass of the last block",
         **always,
         gradients=earlier,
         gathered=computing + whole + sent * early,
         activations=(kept + per_token.within) * tokens,
     )
     before_last_block = Memory(
+        moment="the backward pass of the last block but one",
         **always,
         gradients=earlier,
         gathered=computing + sent * learned_block + (whole if shape.layers > 2 else 0.0),
         activations=(kept - per_token.kept + per_token.within) * tokens,
     )
     at_end = Memory(
+        moment="the end of the backward pass",
         **always,
         gradients=sharded,  # all but the last were reduced before
         gathered=staying + (2.0 + sent) * learned + whole + sent * learned_block,

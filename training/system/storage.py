@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -17,8 +18,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from contract import runs
-from contract.errors import InputError, UnreachableError, is_full
+from contract import exits, runs
+from contract.errors import InputError, UnreachableError, exit_code, is_full
 from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
 from contract.times import S3_QUICK_S, S3_TIMEOUT_S
@@ -160,6 +161,21 @@ def is_trouble(error: BaseException) -> bool:
         return not _is_of_user(error)
     # One without a number is a library's own: of a picture that cannot be decoded, say.
     return isinstance(error, OSError) and error.errno not in (None, *_FINAL)
+
+
+def reported(error: Exception) -> int:
+    """Print an error that its user can act on; return the command's exit code.
+
+    Raises:
+        Exception: the error itself, if it is a fault of the program.
+    """
+    has_trouble = is_trouble(error)
+    code = exits.STORAGE if has_trouble else exit_code(error)
+    if code == exits.FAILED:
+        raise error
+    then = "; check the address, or try again later" if has_trouble else ""
+    print(f"error: {error}{then}", file=sys.stderr)
+    return code
 
 
 def first_line(error: Exception) -> str:

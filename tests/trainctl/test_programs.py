@@ -1,0 +1,204 @@
+"""What a laptop reads of the command of ``--code``: where it runs, and what is probably wrong.
+
+The folders have the shape of what people have: a repository with Ray in its tests, a package
+that is started with ``-m``, a launcher inside a shell script, a script with optional imports.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contract.job import Placement
+from contract.nodes import Range
+from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
+from trainctl.programs import Program
+
+DIST = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+#: A repository such as axolotl, torchtune or one with a single test for Ray.
+FILES = {
+    "train.py": DIST,
+    "alone.py": "import argparse\nimport pandas\n",
+    "tests/test_ray.py": "import ray\n",
+    "recipes/dev/grpo.py": "import ray\n",
+    "src/pkg/__init__.py": "",
+    "src/pkg/cli/__init__.py": "",
+    "src/pkg/cli/train.py": "from ..trainer import fit\n",
+    "src/pkg/trainer.py": "from .backends import pool\n",
+    "src/pkg/backends/__init__.py": "",
+    "src/pkg/backends/pool.py": "def make():\n    import ray\n",
+    "main.py": "import logic\n",
+    "logic.py": "from helpers.deep import x\n",
+    "helpers/deep.py": "try:\n    import ray\nexcept ImportError:\n    ray = None\n",
+    "run.sh": "# python main.py\ncd .\nexport X=1\ntorchrun --nnodes 2 main.py\n",
+    "ray.sh": "set -e\npython main.py --x\n",
+    "pyproject.toml": "[project]\nname = 'pkg'\n",
+}
+Made = Callable[[dict[str, str]], Path]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """A code folder with these files."""
+
+    def make(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / "code" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "code"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        # Ray elsewhere in the folder.
+        ("python train.py", ""),
+        ("python alone.py", ""),
+        # The launcher decides, whatever the program imports.
+        ("torchrun main.py", ""),
+        ("torchrun -m pkg.cli.train config.yml", ""),
+        ("accelerate launch -m pkg.cli.train config.yml", ""),
+        ("accelerate launch --num_processes 4 main.py", ""),
+        ("python -u -m torch.distributed.run main.py", ""),
+        ("python3 -m torch.distributed.launch --use-env main.py", ""),
+        ("deepspeed --no_ssh --hostfile hosts main.py", ""),
+        ("uv run torchrun main.py", ""),
+        ("bash run.sh", ""),
+        ("sh -c cd src && torchrun -m pkg.cli.train", ""),
+        # The program uses Ray, itself or by a module of the folder.
+        ("python main.py", "helpers/deep.py"),
+        ("python -u ./main.py tests/test_ray.py", "helpers/deep.py"),
+        ("python -m pkg.cli.train", "src/pkg/backends/pool.py"),
+        ("python recipes/dev/grpo.py", "recipes/dev/grpo.py"),
+        ("uv run main.py", "helpers/deep.py"),
+        ("bash ray.sh", "helpers/deep.py"),
+        ("sh -c cd recipes/dev && exec python grpo.py", "recipes/dev/grpo.py"),
+        ("ray job submit -- x", "its command"),
+    ],
+)
+def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
+    made: Made, words: str, what: str
+) -> None:
+    first, _, rest = words.partition(" -c ")
+    given = [first, "-c", rest] if rest else words.split()
+    assert Program(made(FILES), given).of_ray == what
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "option", "nodes"),
+    [
+        # One process: of the four nodes that are deployed, one.
+        ("import pandas\n", "python mine.py data.csv", [], 1),
+        ("import torch\n", "python mine.py", [], 1),
+        ("import pandas\n", "python mine.py", ["--nodes", "2"], 2),
+        ("import pandas\n", "python mine.py", ["--on", "nodes"], 4),
+        # Whatever may share the work, or look which part is its own.
+        (DIST, "python mine.py", [], 4),
+        ("from transformers import Trainer\n", "python mine.py", [], 4),
+        ("from lightning import pytorch\n", "python mine.py", [], 4),
+        ("import os\nos.environ['NODE_RANK']\n", "python mine.py", [], 4),
+        ("import pandas\n", "torchrun mine.py", [], 4),
+        ("import pandas\n", "sh -c ./mine", [], 4),
+    ],
+)
+def test_a_script_of_one_process_gets_one_node_or_a_warning(
+    account: Account,
+    code: Path,
+    cli: Cli,
+    text: str,
+    words: str,
+    option: list[str],
+    nodes: int,
+) -> None:
+    (code / "mine.py").write_text(text)
+    said = cli("submit", "--code", str(code), *option, "--yes", "--", *words.split())
+    (spec,) = account.orders
+    assert (spec.nodes, spec.on) == (Range(nodes, nodes), Placement.NODES)
+    is_warned = "warning: mine.py is one process that knows of no others" in said.err
+    assert is_warned == bool(option)
+
+
+OPTIONAL = """\
+import os, json
+import numpy as np
+import sklearn.datasets
+import torch, PIL.Image, yaml
+from helpers import thing
+from . import sibling
+try:
+    import apex
+except ImportError:
+    apex = None
+def log():
+    import comet_ml
+if os.environ.get("X"):
+    import neptune
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "packages", "missing"),
+    [
+        (OPTIONAL, {}, []),
+        (
+            "import torchvision\nfrom lightning.pytorch import Trainer\n",
+            {},
+            ["torchvision", "light"],
+        ),
+        ("import torchvision\nimport cv2\n", {"requirements.txt": "torchvision==0.28\n"}, ["cv2"]),
+        ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, []),
+        ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[extra]>2\n"}, []),
+        ("import einops\n", {"requirements.txt": "-r base.txt\n", "base.txt": "einops\n"}, []),
+        ("import einops\n", {"requirements.txt": "git+https://host/einops\n"}, []),
+        (
+            "import einops, timm\n",
+            {"pyproject.toml": "[project]\nname='x'\ndependencies=['timm']\n"},
+            ["einops"],
+        ),
+    ],
+)
+def test_a_package_that_no_node_will_have_is_named_before_hosts_start(
+    made: Made, cli: Cli, account: Account, text: str, packages: dict[str, str], missing: list[str]
+) -> None:
+    del account
+    folder = made({"train.py": text, "sub/helpers.py": "", **packages})
+    said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
+    (line, *more) = [each for each in said.splitlines() if each.startswith("warning: ")] or [""]
+    assert more == []
+    file = next(iter(packages), "requirements.txt")
+    assert (f"neither in the images nor in {file}" in line) == bool(missing)
+    assert all(name in line for name in missing)
+    installs = ["sh", "-c", "pip install einops && python train.py"]
+    assert Program(folder, installs).missing == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "option"),
+    [
+        (DIST, "torchrun train.py --epochs 90 --follow", "--follow"),
+        (DIST, "python -u train.py --max-hours=3", "--max-hours"),
+        (DIST, "accelerate launch --env x train.py a --spot", "--spot"),
+        (DIST, "torchrun -m train --nodes 2", "--nodes"),
+        # The program's own, by argparse or by the field of a dataclass.
+        (DIST + "parser.add_argument('--follow')\n", "torchrun train.py --follow", ""),
+        ("class A:\n    max_hours: int\n", "torchrun train.py --max-hours 3", ""),
+        (DIST + "from settings import A\n", "torchrun train.py --max-hours 3", ""),
+        (DIST, "torchrun --nodes 1 train.py --epochs 90", ""),
+        (DIST, "some-program --follow", ""),
+    ],
+)
+def test_an_option_of_submit_behind_the_dashes_is_a_warning(
+    made: Made, cli: Cli, account: Account, text: str, words: str, option: str
+) -> None:
+    folder = made({"train.py": text, "settings.py": "class A:\n    max_hours: int\n"})
+    said = cli("submit", "--code", str(folder), "--nodes", "2", "--yes", "--", *words.split()).err
+    warned = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert warned == [
+        f"warning: {option} is passed to the program, which does not mention it: an option of the "
+        "job comes before the --"
+    ] * bool(option)
+    assert [*account.orders[0].command] == words.split()

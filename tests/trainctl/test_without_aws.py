@@ -1,0 +1,121 @@
+"""A laptop without an account or a network reports that in one sentence, within two seconds.
+
+botocore's own defaults wait for over a minute where packets vanish. Nothing waits here: the time
+limits of all connections that a command tries, and its pauses between them, are added up.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+from urllib3.util import connection
+
+from contract import exits
+from tests.trainctl.conftest import Cli
+from trainctl.aws import errors
+from trainctl.aws.errors import explained
+
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+REGION = {"AWS_REGION": "us-east-1"}
+ROLE = "[default]\nrole_arn = arn:aws:iam::123456789012:role/x\ncredential_source = Environment\n"
+NO_ACCOUNT = (
+    "No AWS account is set up here: run aws configure (region and keys) or aws sso login; without "
+    "an account: make local"
+)
+COMMANDS = (
+    *("ls", "cost mine", "show mine", "runs", "data ls", "cluster status", "open", "doctor"),
+    *("plan ddp", "submit ddp --yes", "logs mine --follow", "stop mine --yes", "download mine"),
+    "data prepare imagenet . --to s3://bucket/pictures",
+)
+#: Of two seconds; the rest is the start of Python.
+MOST_S = 1.5
+
+
+class Nowhere:
+    """Network in which nothing answers, and a clock that nobody waits for."""
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+
+    def connect(self, _address: Any, timeout: float | None = None, *_: Any, **__: Any) -> Any:
+        assert timeout is not None
+        self.waited_s += timeout
+        raise TimeoutError
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nowhere:
+    """No configuration of AWS, and no network."""
+    found = Nowhere()
+    for name in (*KEYS, "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setattr(connection, "create_connection", found.connect)
+
+    def sleep(seconds: float) -> None:
+        found.waited_s += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    return found
+
+
+@pytest.mark.parametrize("variables", [{}, REGION], ids=["nothing", "region"])
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize("words", COMMANDS)
+def test_without_an_account_every_command_names_the_way_out(
+    nowhere: Nowhere,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    variables: dict[str, str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    is_doctor = words == "doctor"
+    said = cli(*words.split(), code=exits.FAILED if is_doctor else exits.BAD_INPUT)
+    text = " ".join((said.out + said.err).split())
+    assert text.count(NO_ACCOUNT) == 1
+    assert is_doctor or text.startswith("error: ")
+    assert 0 < nowhere.waited_s <= MOST_S  # EC2's own credentials are looked for
+
+
+@pytest.mark.parametrize("is_role", [False, True], ids=["keys", "role"])
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize("words", COMMANDS)
+def test_without_a_network_every_command_fails_at_its_first_request(
+    nowhere: Nowhere,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    is_role: bool,
+) -> None:
+    for name, value in {**KEYS, **REGION}.items():
+        monkeypatch.setenv(name, value)
+    if is_role:  # whose own request comes before the first
+        (tmp_path / "config").write_text(ROLE)
+        monkeypatch.setenv("AWS_PROFILE", "default")
+    said = cli(*words.split(), code=exits.FAILED)
+    assert "AWS does not answer: Connect timeout" in said.out + said.err
+    assert "Check the network and the region" in said.out + said.err
+    assert 0 < nowhere.waited_s <= MOST_S
+
+
+@pytest.mark.parametrize("is_checkout", [False, True])
+def test_a_target_of_make_is_named_with_its_place_where_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checkout: bool
+) -> None:
+    """As after ``pipx install``, which has no Makefile."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "site" / "trainctl" / "aws" / "x.py"))
+    if is_checkout:
+        (tmp_path / "stacks").mkdir()
+    place = " (make: in a checkout of the project)"
+    said = str(explained(NoCredentialsError()))
+    assert said == NO_ACCOUNT + ("" if is_checkout else place)
+    for other in ("it cannot make another", "run make local in a checkout"):
+        assert str(errors.CliError(other)) == other

@@ -1,0 +1,218 @@
+"""What the command of ``--code`` runs, as far as a laptop can read it: nothing is executed.
+
+The files that it names and the modules of the folder that they import, by Python's own parser.
+Where that is not clear, such as for a module that is installed, nothing is concluded.
+"""
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contract import requirements
+from contract.text import listed
+from trainctl import code_folder, launchers
+
+#: Import name and name of the package, where they differ.
+_PACKAGES: Final = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "functorch": "torch",
+    "git": "gitpython",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "mpl_toolkits": "matplotlib",
+    "opentelemetry": "opentelemetry-api",
+    "pkg_resources": "setuptools",
+    "pylab": "matplotlib",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "torchgen": "torch",
+    "yaml": "pyyaml",
+}
+#: Lines of a requirements.txt that name no package: other files, folders, addresses.
+_NO_NAME: Final = re.compile(r"(?m)^\s*(-r|-e|--requirement|--editable|\.|/|[\w+]+:)")
+#: Signs of a program whose processes share their work, or that asks which of them it is.
+_SHARES: Final = re.compile(
+    r"torch\.distributed|import distributed|init_process_group|accelerate|lightning|\bray\b"
+    r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|NUM_NODES|MASTER_ADDR"
+)
+
+
+class Import(NamedTuple):
+    """An imported module."""
+
+    file: Path
+    """The file that imports it."""
+    module: str
+    """With dots; of ``from a import b``, ``a.b``."""
+    level: int
+    """Leading dots of a relative import."""
+    is_certain: bool
+    """True if every start of the file gets to it: neither in a function nor in a ``try``."""
+
+
+class Program:
+    """A command and the files of a code folder that it starts."""
+
+    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+        self._folder, self._words = folder, words
+        files = [path for path in code_folder.files_of(folder) if path.is_file()]
+        self._files = {path.relative_to(folder).as_posix(): path for path in files}
+        self.text = " ".join(words)
+        """The command, and the shell scripts that it starts."""
+        self.entries: list[Path] = []
+        """The Python files that it starts."""
+        # The first file, or module, is the program of a launcher; what follows are its arguments.
+        todo = [code_folder.program_of(words) or self.text]
+        while todo:
+            for path in self._named(todo.pop()):
+                if path.suffix == ".py":
+                    self.entries.append(path)
+                else:
+                    todo.append(re.sub(r"(?m)^\s*#.*", "", path.read_text(errors="replace")))
+                    self.text += f"\n{todo[-1]}"
+                    files.remove(path)  # it may start itself
+        self._read: set[Path] = set()
+        """Those, and the modules of the folder that they lead to."""
+        self.imports = self._imports()
+
+    def _named(self, text: str) -> list[Path]:
+        """The files that a text names, and those of modules after ``-m``."""
+        found = []
+        for module, name in re.findall(r"-m\s+([\w.]+)|([\w./-]+\.(?:py|sh))\b", text):
+            base = module.replace(".", "/")
+            ends = (f"/{base}.py", f"/{base}/__main__.py") if module else f"/{Path(name)}"
+            matching = [path for each, path in self._files.items() if f"/{each}".endswith(ends)]
+            # A shell may be in another folder by then.
+            found += sorted(matching, key=lambda path: len(path.parts))[:1]
+        return found
+
+    def _imports(self) -> list[Import]:
+        """Imports of the entries, and of the modules of the folder that they lead to."""
+        found: list[Import] = []
+        todo = [*self.entries]
+        roots = [self._folder / root for root in requirements.source_folders(self._folder)]
+        roots += [entry.parent for entry in self.entries]
+        while todo:
+            path = todo.pop()
+            if path in self._read or not path.is_file():
+                continue
+            self._read.add(path)
+            for each in _imports_of(path):
+                found.append(each)
+                for place in [*path.parents][each.level - 1 : each.level] if each.level else roots:
+                    base = place
+                    for part in each.module.split("."):  # packages run before their modules
+                        base /= part
+                        todo += [base.with_suffix(".py"), base / "__init__.py"]
+        return found
+
+    @property
+    def of_ray(self) -> str:
+        """What of it uses Ray, in words; "" where nothing does, or another launcher starts it."""
+        if launchers.starts_on_nodes(self.text):
+            return ""
+        if re.search(r"^ray |-m ray\b", self.text):
+            return "its command"
+        for each in self.imports:
+            if not each.level and each.module.partition(".")[0] == "ray":
+                return str(each.file.relative_to(self._folder))
+        return ""
+
+    @property
+    def is_alone(self) -> bool:
+        """True for one process of which each node would run the same: ``python FILE`` in a folder
+        that never mentions other processes."""
+        if not self.entries or not re.fullmatch(r"python[\d.]*", self._words[0]):
+            return False
+        sources = [path for path in self._files.values() if path.suffix in (".py", ".sh")]
+        texts = [self.text, *(path.read_text(errors="replace") for path in sources)]
+        return not any(map(_SHARES.search, texts))
+
+    def warnings(self, options: Sequence[str]) -> list[str]:
+        """What is probably wrong with it.
+
+        Args:
+            options: names of those of the command that submits it.
+        """
+        program = code_folder.program_of(self._words).removeprefix("-m ")
+        after = " ".join(self._words).partition(f"{program} ")[2] if self.entries else ""
+        text = _plain("".join(path.read_text(errors="replace") for path in self._read))
+        # A program that has an option mentions it, as one or as a field.
+        found = [
+            f"--{name} is passed to the program, which does not mention it: an option of the job "
+            "comes before the --"
+            for name in options
+            if re.search(rf"(^| )--{name}(=| |$)", after) and _plain(name) not in text
+        ]
+        if self.missing:
+            file = requirements.file_of(self._folder) or requirements.REQUIREMENTS_TXT
+            found.append(
+                f"{self.entries[0].name} imports {listed(self.missing)}: neither in the images nor "
+                f"in {file}"
+            )
+        return found
+
+    @property
+    def missing(self) -> list[str]:
+        """Modules that the entry files import in any case, and that no node will have.
+
+        Empty where that is not known: this is no checkout, which has the list of the images'
+        packages; the command installs some itself; the folder's list refers to other places.
+        """
+        lock = Path(__file__).parents[1] / "requirements.lock"
+        name = requirements.file_of(self._folder)
+        text = (self._folder / name).read_text(errors="replace") if name else ""
+        is_txt = name == requirements.REQUIREMENTS_TXT
+        if not lock.exists() or "install" in self.text or (is_txt and _NO_NAME.search(text)):
+            return []
+        images = re.findall(r"(?m)^[\w.-]+", _plain(lock.read_text()))
+        own = {part for file in self._files for part in file.removesuffix(".py").split("/")}
+        known = own | sys.stdlib_module_names | {"contract", "containers", "training"}
+        packages = {
+            module: _plain(_PACKAGES.get(module, module))
+            for each in self.imports
+            if each.is_certain and each.file in self.entries and not each.level
+            for module in each.module.split(".")[:1]
+        }
+        # A list has variants too: opencv-python-headless.
+        return [
+            module
+            for module, package in packages.items()
+            if not (module in known or package in images or package in _plain(text))
+        ]
+
+
+def _plain(names: str) -> str:
+    return names.lower().replace("-", "_")
+
+
+def _imports_of(path: Path) -> Iterator[Import]:
+    """The imports of a Python file at any depth; of one in another Python's syntax, those that
+    stand at the beginning of a line."""
+    source = path.read_bytes()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the user's code: they are not about this
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        lines = re.findall(rb"(?m)^[ \t]*(?:import|from)\b([^#\n]*)", source)
+        for name in re.findall(r"[\w.]+", b" ".join(lines).decode(errors="replace")):
+            yield Import(path, name, 0, is_certain=False)
+        return
+    always = {*map(id, tree.body)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            base, level = getattr(node, "module", None), getattr(node, "level", 0)
+            for alias in node.names:
+                # What is imported from a package may be a module of it.
+                module = f"{base}.{alias.name}" if base else alias.name
+                yield Import(path, module, level, is_certain=id(node) in always)
