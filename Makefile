@@ -149,11 +149,14 @@ lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest
 	@$(LOCKED) .uv/requirements.lock > requirements.lock
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .rehearsal
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis cdk.out .rehearsal \
+		build/site build/night.md ecs_train.egg-info
 	find contract training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove the environments too
-	rm -rf .uv .venv .venv-aws .venv-docs .venv-audit node_modules
+distclean: clean ## remove the environments that make has made, too
+	rm -rf .uv node_modules
+	@for dir in .venv .venv-aws .venv-docs .venv-audit; do \
+		if [ -f $$dir/install.log ] && [ ! -f $$dir/adopted ]; then rm -rf $$dir; fi; done
 
 venv: ## .venv with what training needs (other targets do this by themselves)
 	@$(VENV) $(NODE)

@@ -219,8 +219,6 @@ class Job:
 
     def _until_end(self) -> int:
         code = self._until_up()
-        if code is None:
-            code = self._pass_gate()
         if code is not None:
             return code
         spec = self._config.spec
@@ -254,41 +252,6 @@ class Job:
             self._clock.sleep(_POLL_S)
         return None
 
-    def _pass_gate(self) -> int | None:
-        """Run the check before the job's command, if any; return its exit code if it fails."""
-        words = self._config.spec.before
-        if not words:
-            return None
-        say(f"before the job's command: {shlex.join(words)}")
-        given = dict(self._config.spec.variables)
-        # For its workers too: which network NCCL uses may be among them.
-        code = self._wait(self._start(words, None, {**given, **user_code.for_ray(given)}))
-        if code == exits.OK:
-            return None
-        say(
-            f"the job's command is not started: the check before it ended with exit code "
-            f"{code}; see above"
-        )
-        return code
-
-    def _start(
-        self, words: tuple[str, ...], folder: Path | None, variables: Mapping[str, str]
-    ) -> Program:
-        """
-        Raises:
-            InputError: there is no such program.
-        """
-        own = {
-            ENV_RUN: self._config.spec.run,
-            "RAY_ADDRESS": f"{self._ray.address}:{GCS_PORT}",
-        }
-        try:
-            return self._spawn(
-                words, folder=folder, environment={**self._environment, **variables, **own}
-            )
-        except OSError as error:
-            raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
-
     def _run_in(self, folder: Path) -> int:
         spec = self._config.spec
         work = folder / WORK
@@ -320,7 +283,12 @@ class Job:
                     mirror.start()
                     self._mirror = mirror
                 say(f"running {shlex.join(words)}")
-            command = self._start(words, place, variables)
+            variables = {**self._environment, **variables, ENV_RUN: spec.run}
+            variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
+            try:
+                command = self._spawn(words, folder=place, environment=variables)
+            except OSError as error:
+                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
         except Stopped:
             return self._ending or exits.FAILED
         except InputError as error:

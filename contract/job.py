@@ -29,7 +29,7 @@ JOB_TAG: Final = "job"  # key of the tag that shows a task's job in the console
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 8
+ORDER_VERSION: Final = 9
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -89,8 +89,6 @@ class JobSpec:
     command do not tell: a user's script may have any name."""
     on: Placement = Placement.HEAD
     """Nodes on which the command runs."""
-    before: tuple[str, ...] = ()
-    """Words of a command that must succeed on the head before the other one starts; empty: none."""
     code: str = ""
     """``s3://`` address of an archive with the user's code; empty: the image's own."""
     code_sha256: str = ""
@@ -146,11 +144,10 @@ class JobSpec:
         for name, allowed in _TEXTS.items():
             if not isinstance(value := getattr(self, name), str):
                 raise _wrong(name, value, allowed)
-        for name in ("command", "before"):
-            words = getattr(self, name)
-            if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
-                raise _wrong(name, words, "a list of words")
-            object.__setattr__(self, name, tuple(words))
+        words: object = self.command
+        if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
+            raise _wrong("command", words, "a list of words")
+        object.__setattr__(self, "command", tuple(words))
         for name in ("variables", "secrets"):
             if not isinstance(value := getattr(self, name), Mapping):
                 raise _wrong(name, value, "an object of strings")

@@ -23,6 +23,26 @@ CHECKPOINTS_DIR: Final = "checkpoints"
 LEASES_DIR: Final = "leases"  # who trains it, and who did: a numbered file each
 MANIFEST_FILE: Final = "manifest.json"  # of a checkpoint: lists its files; written last
 
+#: All that a recipe writes to its run's folder, but the leases: folder there -> patterns of names.
+#: ``--overwrite`` removes these and nothing else.
+RECORD: Final[Mapping[str, tuple[str, ...]]] = {
+    "": (
+        CONFIG_FILE,
+        ENVIRONMENT_FILE,
+        METRICS_FILE,
+        EVALUATION_FILE,
+        RESULT_FILE,
+        PROGRESS_FILE,
+        REPORT_FILE,
+        OVERWRITTEN_FILE,
+        STACKS_DIR,
+        *("tensorboard", "wandb"),
+        "checkpoint_manager_snapshot.json",  # by Ray Train
+    ),
+    CHECKPOINTS_DIR: ("step-*", "damaged-step-*", ".step-*.part"),
+    MODEL_DIR: ("model.safetensors", CONFIG_FILE),
+}
+
 # Bare buckets keep their runs under this prefix, as local runs do under ./runs.
 RUNS_PREFIX: Final = "runs"
 

@@ -121,6 +121,31 @@ def test_node_modules_are_made_once_and_again_with_another_lock(tmp_path: Path) 
     assert (tmp_path / "calls").read_text().splitlines() == [call, call]
 
 
+def test_cleaning_removes_what_make_has_made(tmp_path: Path) -> None:
+    ours = ["cdk.out/a", "build/site/a", ".venv-docs/install.log", "node_modules/a", ".uv/a"]
+    ours += ["training/data/__pycache__/a", "ecs_train.egg-info/a", ".venv-aws/install.log"]
+    users = [".venv/pyvenv.cfg", ".venv-aws/adopted", "build/results.csv", "dist/mine.whl"]
+    users += ["runs/mine/config.json", "data/a", "own.egg-info/a", "mine/__pycache__/a"]
+    users += [".venv-audit/pyvenv.cfg", "env/pyvenv.cfg"]
+    for name in (
+        "contract",
+        "trainctl",
+        "stacks",
+        "containers",
+        "benchmarks",
+        "rehearsal",
+        "tests",
+    ):
+        (tmp_path / name).mkdir()
+    for name in (*ours, *users, "Makefile"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    done = run("make", "distclean", cwd=tmp_path)
+    left = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
+    assert left == {*users, "Makefile", ".venv-aws/install.log"}, done.stderr
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -347,6 +372,16 @@ def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) 
     assert "  | no such package\n" in failed
     assert ".venv/install.log" in failed
     assert "did not finish" in checkout.make()
+
+
+def test_a_folder_that_make_has_not_made_is_kept(checkout: Checkout) -> None:
+    of_conda = checkout.folder / ".venv" / "conda-meta" / "history"
+    of_conda.parent.mkdir(parents=True)
+    of_conda.touch()
+    said = checkout.make(code=1)
+    assert "make did not make .venv" in said
+    assert "remove .venv, or give it Python" in said
+    assert of_conda.exists()
 
 
 def test_an_environment_made_by_hand_is_installed_into_and_never_removed(

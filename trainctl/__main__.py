@@ -16,7 +16,7 @@ import typer
 from contract import exits
 from trainctl import output
 from trainctl.aws.errors import CliError, explained
-from trainctl.commands import cluster, data, local
+from trainctl.commands import cluster, data, local, runs
 from trainctl.commands.checkpoints import checkpoints
 from trainctl.commands.compare import compare
 from trainctl.commands.cost import cost
@@ -30,7 +30,6 @@ from trainctl.commands.notebook import notebook
 from trainctl.commands.open import open_
 from trainctl.commands.plan import plan
 from trainctl.commands.report import report
-from trainctl.commands.runs import runs
 from trainctl.commands.settings import settings
 from trainctl.commands.shell import shell
 from trainctl.commands.show import show
@@ -68,7 +67,7 @@ _takes_recipe(flattened(submit))
 _takes_recipe(flattened(plan))
 for panel, commands in (
     (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
-    (_JOBS, (runs, compare, checkpoints, report, download, export, generate)),
+    (_JOBS, (compare, checkpoints, report, download, export, generate)),
     (_OTHER, (open_, notebook, shell, doctor)),
 ):
     for command in commands:
@@ -92,7 +91,13 @@ _add_group(
 _add_group(
     "data",
     "Data sets in the bucket, which jobs train on by name: --data NAME.",
-    *(data.put, data.ls, data.prepare),
+    *(data.put, data.ls, data.rm, data.prepare),
+    panel=_JOBS,
+)
+_add_group(
+    "runs",
+    "The runs in the bucket; without a command, it lists them.",
+    *(runs.ls, runs.rm),
     panel=_JOBS,
 )
 _add_group(

@@ -215,8 +215,6 @@ class Options(TypedDict, total=False):
     """Deadline, in hours after the admission, waiting for hosts included."""
     max_cost: float
     """US dollars that the maximum cost may reach; without ``max_hours`` the deadline follows."""
-    before: Literal["bandwidth"]
-    """Check that must pass before the command starts: the network between the nodes is measured."""
     wait_minutes: float
     """Minutes to wait for hosts."""
     grace: int

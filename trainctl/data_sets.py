@@ -18,10 +18,12 @@ from typing import Final, Self
 
 from contract.errors import InputError
 from contract.nodes import is_shared
+from contract.text import byte_size, counted
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from training import recipes
 from training.data import catalog, mixture
+from training.data.pictures.index import StoredFile
 from training.recipe import Recipe
 from training.settings import RunConfig
 
@@ -35,15 +37,6 @@ Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFile:
-    """A file of a data set."""
-
-    size: int
-    """Bytes."""
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSet:
     """A data set whose files are all in the bucket."""
 
@@ -52,6 +45,8 @@ class StoredSet:
     """Files by name, relative to the set's folder."""
     uploaded: str
     """When, in UTC: ``2026-01-31 12:00``."""
+    by: str = "an unknown user"
+    """User or role session of AWS that uploaded it."""
 
     @property
     def size(self) -> int:
@@ -67,7 +62,8 @@ class StoredSet:
         try:
             values = json.loads(text)
             files = {name: StoredFile(**each) for name, each in values["files"].items()}
-            return cls(name=values["name"], files=files, uploaded=values["uploaded"])
+            known = {each: str(values[each]) for each in ("uploaded", "by") if each in values}
+            return cls(name=values["name"], files=files, **known)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -90,7 +86,7 @@ def check_name(name: str) -> str:
 
 def find(bucket: Bucket, name: str) -> StoredSet | None:
     """The complete data set of that name in the bucket."""
-    content = bucket.read(_list_key(name))
+    content = bucket.read(list_key(name))
     return None if content is None else StoredSet.from_json(content)
 
 
@@ -104,11 +100,22 @@ def stored(bucket: Bucket) -> tuple[list[StoredSet], list[str]]:
     return complete, [each for each in folders if each not in known]
 
 
-def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report) -> StoredSet:
+def put(
+    bucket: Bucket,
+    name: str,
+    files: Mapping[str, Path],
+    *,
+    by: str,
+    report: Report,
+    ask: Callable[[str], None],
+) -> StoredSet:
     """Upload files as a data set, which replaces the one of that name.
 
     Args:
         files: relative name -> file here.
+        by: user or role session of AWS.
+        ask: called before other files of that name are replaced or removed, with words for them;
+            what it raises prevents that.
 
     Raises:
         UsageError: a file has changed in the meantime.
@@ -121,9 +128,14 @@ def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report)
     there = find(bucket, name)
     if there is not None and dict(there.files) == wanted:
         return there
-    bucket.remove([_list_key(name)])
     folder = f"{PREFIX}{name}/"
     sizes = bucket.sizes(folder)
+    # An upload that is continued has some of these files, and no other ones.
+    same = {f"{folder}{each}": file.size for each, file in wanted.items()}
+    if there is not None or sizes.items() - same.items():
+        when = f"uploaded {there.uploaded} UTC by {there.by}" if there else "not complete"
+        ask(f"{counted(len(sizes), 'file')}, {byte_size(sum(sizes.values()))}, {when}")
+    bucket.remove([list_key(name)])
     done, total = 0, sum(each.size for each in wanted.values())
     for each, path in files.items():
         key = f"{folder}{each}"
@@ -139,10 +151,9 @@ def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report)
         done += wanted[each].size
         report(done, total)
     bucket.remove([key for key in sizes if key.removeprefix(folder) not in wanted])
-    new = StoredSet(
-        name=name, files=wanted, uploaded=time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    )
-    bucket.write(_list_key(name), new.to_json().encode())
+    now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    new = StoredSet(name=name, files=wanted, uploaded=now, by=by)
+    bucket.write(list_key(name), new.to_json().encode())
     return new
 
 
@@ -292,7 +303,8 @@ def _text_bytes(data: str, bucket: Bucket) -> int | None:
     return there.size
 
 
-def _list_key(name: str) -> str:
+def list_key(name: str) -> str:
+    """Key of the list that makes files a data set."""
     return f"{PREFIX}{name}.json"
 
 

@@ -172,14 +172,14 @@ def download(
     report: Callable[[str], None] = lambda _text: None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> list[Wanted]:
-    """Find and fetch files; return what was fetched. What lies there already is replaced.
+    """Find and fetch files; return what was fetched. What an earlier download left is replaced.
 
     Args:
         report: called with the progress, in words.
         note: as for ``find``.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or one of the user's own is in its place.
         CliError: a file differs from its node's list: its job is running, and has changed it.
         InputError: a name in the bucket leads out of ``to``, or a file cannot be written.
     """
@@ -190,6 +190,13 @@ def download(
     if not is_usable:
         raise InputError(f"{to} is not a folder: give another one")
     wanted = find(bucket, run, to, pattern=pattern, node=node, note=note)
+    for each in wanted:
+        mark = each.target.parents[each.name.count("/")] / DOWNLOADED
+        if each.target.is_file() and not mark.exists():
+            raise UsageError(
+                f"{each.target} is there, and trainctl download did not make its folder: give --to "
+                "another folder"
+            )
     total = sum(each.size for each in wanted)
 
     def say(files: int, size: int) -> None:

@@ -23,7 +23,8 @@ WIDTH = 100
 MEANT: Final = {
     **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
     **dict.fromkeys(("status", "describe", "job"), "show JOB"),
-    **dict.fromkeys(("cancel", "kill", "rm", "delete", "abort"), "stop JOB"),
+    **dict.fromkeys(("cancel", "kill", "abort"), "stop JOB"),
+    **dict.fromkeys(("rm", "delete"), "stop JOB, trainctl runs rm RUN, trainctl data rm NAME"),
     **dict.fromkeys(("run", "launch", "start", "train"), "submit"),
     **dict.fromkeys(("up", "down"), "cluster up, trainctl cluster down"),
     **dict.fromkeys(("exec", "ssh"), "shell"),
@@ -33,6 +34,13 @@ MEANT: Final = {
 
 class Group(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """``trainctl runs``, without a command of the group, lists them."""
+        known = {*self.commands, *ctx.help_option_names}
+        if ctx.info_name == "runs" and not ctx.resilient_parsing and known.isdisjoint(args[:1]):
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is meant by the first word. Raises UsageError with another name of it

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 from typer.exceptions import TyperException
@@ -18,7 +18,7 @@ from contract.job import (
 )
 from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
-from trainctl import bandwidth_gate, completion
+from trainctl import completion
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
 from trainctl.options import flattened
@@ -102,16 +102,6 @@ class JobOptions:
             metavar="DOLLARS",
             help="Refuse a job whose maximum cost is above this; without --max-hours, give it the "
             "longest deadline that stays within it.",
-            show_default=False,
-        ),
-    ] = None
-    before: Annotated[
-        Literal["bandwidth"] | None,
-        typer.Option(
-            "--before",
-            metavar=bandwidth_gate.BANDWIDTH,
-            help="First measure the network between the nodes; where it is much slower than it "
-            "should be, name the slow node and end the job.",
             show_default=False,
         ),
     ] = None

@@ -24,7 +24,6 @@ from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration
 from trainctl import (
-    bandwidth_gate,
     code_folder,
     data_sets,
     launchers,
@@ -131,9 +130,6 @@ class JobPlan:
             "command": shlex.join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
-            "before": f"{bandwidth_gate.BANDWIDTH}, at least {spec.before[-1]} GB/s"
-            if spec.before
-            else "",
             "machines": machines(shape, spec.nodes),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
@@ -318,9 +314,6 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         secrets=from_secrets,
         prices=prices,
         submitter=deployment.user,
-        before=bandwidth_gate.command(run=run, nodes=nodes, shape=shape, variables=from_here)
-        if given.before is not None
-        else (),
     )
     return JobPlan(
         spec=spec,

@@ -131,7 +131,7 @@ def confirm(question: str, *, yes: bool, default: bool = True) -> None:
     if yes:
         return
     if not (sys.stdin and sys.stdin.isatty()):  # None if the command was started without one (<&-)
-        raise UsageError("stdin is not a terminal: pass --yes to skip the prompt")
+        raise UsageError(f"{question} stdin is not a terminal: pass --yes to skip the prompt")
     if not typer.confirm(question, default=default, err=True):
         raise typer.Exit(exits.OK)
 
@@ -166,6 +166,12 @@ class Progress:
     def __exit__(self, *_exception: object) -> None:
         if self._live:
             self._live.stop()
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask without the line; Enter means no. As ``confirm``."""
+        self.__exit__()
+        confirm(question, yes=yes, default=False)
+        self.__enter__()
 
     def update(self, text: str, *, line: Callable[[float], str] | None = None) -> None:
         """Show what happens.

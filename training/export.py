@@ -10,7 +10,6 @@ import argparse
 import difflib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,8 +62,8 @@ def export(
     kind = language_models.build_on_meta(pretrained.config_of(config))
     known = adapters.weights() if adapters else found.weights()
     parts = _parts(known, model_weights.groups(kind, known), dtype, file_bytes)
-    folder = storage.staging_folder(to)
-    try:
+    last = SAFETENSORS_INDEX if len(parts) > 1 else SAFETENSORS
+    with storage.staged_folder(to, last=last) as folder:
         index: dict[str, str] = {}
         total = 0
         for number, (names, size) in enumerate(parts, start=1):
@@ -84,14 +83,9 @@ def export(
         (folder / pretrained.CONFIG_FILE).write_text(json.dumps(config, indent=1), "utf-8")
         for name, own in _served(found).items():
             (folder / name).write_bytes(own)
-        last = SAFETENSORS
         if len(parts) > 1:
-            last = SAFETENSORS_INDEX
             content = {"metadata": {"total_size": total}, "weight_map": index}
             (folder / last).write_text(json.dumps(content, indent=1), "utf-8")
-        storage.publish_folder(folder, to, last=last)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return to
 
 
@@ -127,13 +121,9 @@ def export_adapters(
         kind=json.loads(found.read(pretrained.CONFIG_FILE) or b"{}").get("model_type", ""),
     )
     contents |= _served(found)
-    folder = storage.staging_folder(to)
-    try:
+    with storage.staged_folder(to, last=lora.CONFIG_FILE) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
-        storage.publish_folder(folder, to, last=lora.CONFIG_FILE)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return to
 
 

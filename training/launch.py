@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from contract import exits, nodes, runs
 from contract.errors import InputError
@@ -23,7 +24,10 @@ from training.data import catalog, mixture
 from training.record import trackers
 from training.settings import RunConfig
 from training.system import storage
-from training.system.lease import Lease
+from training.system.lease import Lease, newest_number
+
+#: Folders that a run may have before it has begun to train: of its jobs, and another process.
+_BESIDE: Final = {runs.JOBS_DIR, runs.OUTPUT_DIR, runs.RAY_DIR, runs.LEASES_DIR}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,20 +134,33 @@ def _configured(command: Command, workers: Range) -> RunConfig:
     paths = RunPaths.of(root, run)
     if _has_overwritten(paths):
         command = dataclasses.replace(command, overwrite=False)
-    recorded = None
-    if not command.overwrite:
-        recorded = Recorded.of(
-            storage.read_bytes(paths.file(runs.CONFIG_FILE)),
-            storage.read_bytes(paths.file(runs.RESULT_FILE)),
+    recorded = Recorded.of(
+        storage.read_bytes(paths.file(runs.CONFIG_FILE)),
+        storage.read_bytes(paths.file(runs.RESULT_FILE)),
+    )
+    if recorded is None or "recipe" not in (recorded.settings or {}):
+        _check_free(paths.uri)
+    return commands.resume(config, None if command.overwrite else recorded, command)
+
+
+def _check_free(uri: str) -> None:
+    """
+    Raises:
+        InputError: the folder of a run holds other things, and no run.
+    """
+    others = {*storage.list_files(uri), *storage.list_folders(uri)} - _BESIDE
+    if others and not newest_number(uri):
+        raise InputError(
+            f"{uri} holds other things ({', '.join(sorted(others)[:3])}) and no run: give --run "
+            "another name, or --storage another place"
         )
-    return commands.resume(config, recorded, command)
 
 
 def overwrite(paths: RunPaths, command: Command) -> None:
     """Remove an earlier run of the name where that was asked for, all but the leases."""
     if not command.overwrite or _has_overwritten(paths):
         return
-    storage.clear_folder(paths.uri, keep=runs.LEASES_DIR)
+    storage.remove_run(paths.uri)
     if job := os.environ.get(nodes.ENV_JOB):
         storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
 

@@ -78,7 +78,7 @@ def prepare(
     return variables
 
 
-def for_ray(variables: Mapping[str, str], folder: Path | None = None) -> dict[str, str]:
+def for_ray(variables: Mapping[str, str], folder: Path | None) -> dict[str, str]:
     """Variable with which Ray passes on variables and the code's folder to what it starts."""
     runtime: dict[str, Any] = {"working_dir": str(folder)} if folder else {}
     if variables:

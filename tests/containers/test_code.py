@@ -76,7 +76,7 @@ CODE = replace(RECIPE, code="s3://bucket/runs/r/jobs/j.zip")
 
 def test_a_recipe_brings_nothing_and_ray_is_told_nothing(tmp_path: Path) -> None:
     assert prepare(RECIPE, tmp_path / "code", client()) == {}
-    assert code.for_ray({}) == {}
+    assert code.for_ray({}, None) == {}
 
 
 def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path) -> None:

@@ -351,21 +351,6 @@ def test_what_runs_programs_on_nodes_reports_their_end_with_the_systems_own_code
     assert life.ray.done == ["ended"], "no demand is watched"
 
 
-def test_what_must_succeed_before_the_command_ends_the_job_where_it_fails(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert Life(before=("check", "all"), codes=(0, 5)).run() == 5
-    assert "before the job's command: check all" in capsys.readouterr().err
-    failed = Life(before=("check", "all"), codes=(1, 5), variables={"NCCL_DEBUG": "INFO"})
-    assert failed.run() == 1
-    assert "the job's command is not started" in capsys.readouterr().err
-    (gate,) = failed.commands
-    assert gate.environment[nodes.ENV_RUN] == "r1"
-    assert gate.environment["RAY_ADDRESS"] == "10.0.0.5:6379"
-    runtime = json.loads(gate.environment[RAY_VARIABLE])["runtime_env"]
-    assert runtime == {"env_vars": {"NCCL_DEBUG": "INFO"}}
-
-
 def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

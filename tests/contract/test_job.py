@@ -48,7 +48,6 @@ def values(spec: JobSpec) -> dict[str, Any]:
             variables={"A": "", "B": "{}"},
             secrets={"KEY": "training/key"},
             prices=PRICES,
-            before=("python", "-m", "training.launch", "bandwidth"),
         ),
         replace(SPEC, recipe="ddp"),
     ],

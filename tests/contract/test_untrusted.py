@@ -18,7 +18,6 @@ SPEC = JobSpec(
     code_sha256="0" * 64,
     variables={"A": "one"},
     secrets={"KEY": "training/key"},
-    before=("make",),
     prices=Prices(region="us-east-1", spot=False, nat_usd_per_hour=0.045, head=HOST, worker=HOST),
 )
 OBJECT = "objects/000001-0/1/" + "0" * 64

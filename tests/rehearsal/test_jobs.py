@@ -350,7 +350,7 @@ PROBED = "arn:aws:s3:::$extremelyunlikelytoexist$"
 #: Whose calls together need every other right of the roles.
 CALLERS = {
     "test_the_first_hour_as_it_stands_on_the_page",
-    "test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast",
+    "test_a_program_of_ones_own_trains_on_two_nodes",
     "test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket",
     "test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped",
 }

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_a_data_set_is_replaced_as_a_whole(account: Account, folder: Path) -> No
     (folder / "more" / "two.txt").write_text("two TWO")
     (folder / "one.txt").unlink()
     account.calls.clear()
-    assert put(str(folder), "--as", "pets") == exits.OK
+    assert put(str(folder), "--as", "pets", "--yes") == exits.OK
     assert account.changes == ["delete_object", "upload_file", "delete_object", "put_object"]
     assert account.sent("delete_object")[0]["Key"] == "data/pets.json"
     assert {*account.objects} == {"data/pets/more/two.txt", "data/pets.json"}
@@ -92,6 +93,55 @@ def test_a_data_set_is_replaced_as_a_whole(account: Account, folder: Path) -> No
     account.calls.clear()
     assert put(str(folder), "--as", "pets") == exits.OK
     assert account.changes == []  # it is there already
+
+
+def test_another_data_set_of_the_name_is_not_replaced_without_a_word(
+    account: Account, folder: Path, cli: Cli
+) -> None:
+    cli("data", "put", str(folder))
+    account.add("queued", run="r1")
+    account.change_order("queued", command=["train", "--data=s3://bucket/data/cats/=0.5,digits"])
+    account.add("other", run="r2")
+    account.change_order("other", command=["train", "--data", "s3://bucket/data/cats-and-dogs/"])
+    there = {**account.objects}
+    (folder / "one.txt").write_text("ONE")
+    account.calls.clear()
+    said = cli.refuses("data", "put", str(folder))
+    when = data_sets.StoredSet.from_json(there["data/cats.json"])
+    assert when is not None
+    assert (
+        f"Replace data set cats (2 files, 10 B, uploaded {when.uploaded} UTC by anna@example.com; "
+        "queued may train on it)? stdin is not a terminal: pass --yes"
+    ) in said
+    assert account.changes == []
+    assert account.objects == there
+    cli("data", "put", str(folder), "--yes")
+    assert account.objects["data/cats/one.txt"] == b"ONE"
+
+
+def test_files_of_another_upload_that_is_not_complete_are_not_removed_without_a_word(
+    account: Account, folder: Path, cli: Cli
+) -> None:
+    account.objects["data/cats/theirs.txt"] = b"theirs"
+    account.objects["data/cats/one.txt"] = b"oneone"
+    said = cli.refuses("data", "put", str(folder))
+    assert "Replace data set cats (2 files, 12 B, not complete)?" in said
+    assert account.changes == []
+    cli("data", "put", str(folder), "--yes")
+    assert "data/cats/theirs.txt" not in account.objects
+
+
+def test_a_data_set_that_was_uploaded_by_an_earlier_version_has_no_owner(
+    account: Account, folder: Path, cli: Cli
+) -> None:
+    cli("data", "put", str(folder))
+    there = json.loads(account.objects["data/cats.json"])
+    del there["by"]
+    account.objects["data/cats.json"] = json.dumps(there).encode()
+    (folder / "one.txt").unlink()
+    assert f"uploaded {there['uploaded']} UTC by an unknown user)?" in cli.refuses(
+        "data", "put", str(folder)
+    )
 
 
 def test_a_published_data_set_is_fetched_verified_and_uploaded(
@@ -201,10 +251,12 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     storage.filesystem("s3://").mkdir("s3://data-sets")
     bucket = Bucket(Clients(boto3.Session(region_name="us-east-1")), name="data-sets")
     seen: list[tuple[int, int]] = []
+    asked: list[str] = []
 
     def put_now(files: dict[str, Path]) -> None:
         seen.clear()
-        data_sets.put(bucket, "cats", files, report=lambda *each: seen.append(each))
+        report = lambda *each: seen.append(each)  # noqa: E731
+        data_sets.put(bucket, "cats", files, by="", report=report, ask=asked.append)
 
     put_now(data_sets.files_of(folder))
     assert seen[-1] == (10, 10)
@@ -221,7 +273,9 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     (folder / "one.txt").write_text("one")
     # A set that is called like a file is a folder all the same.
     file = folder / "one.txt"
-    data_sets.put(bucket, "one.txt", data_sets.files_of(file), report=lambda *_each: None)
+    found = data_sets.files_of(file)
+    data_sets.put(bucket, "one.txt", found, by="", report=lambda *_: None, ask=asked.append)
+    assert len(asked) == 1
     (_, address) = data_sets.resolve(["--data", "one.txt"], recipes.by_name("fsdp"), bucket)
     (text,) = documents.text_files(address)
     assert text.read_text() == "one"

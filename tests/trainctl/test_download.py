@@ -146,6 +146,23 @@ def test_what_is_in_the_way_of_a_file_is_named(tmp_path: Path, cli: Cli) -> None
     assert below(tmp_path) == {}, "no part of a file is left"
 
 
+@pytest.mark.usefixtures("saved")
+def test_a_file_of_the_user_is_not_replaced_and_one_of_an_earlier_download_is(
+    tmp_path: Path, cli: Cli
+) -> None:
+    mine = tmp_path / "ray/train/checkpoint_0/model.pt"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"a year of work")
+    said = cli.refuses("download", "r1", "--to", str(tmp_path))
+    assert f"{mine} is there, and trainctl download did not make its folder: give --to" in said
+    assert below(tmp_path) == {"ray/train/checkpoint_0/model.pt": b"a year of work"}
+    for _ in range(2):
+        cli("download", "r1", "last.pt", "--to", str(tmp_path))
+        (tmp_path / "node-0/work/last.pt").write_bytes(b"older")
+    cli("download", "r1", "last.pt", "--to", str(tmp_path))
+    assert (tmp_path / "node-0/work/last.pt").read_bytes() == b"weights"
+
+
 def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, cli: Cli) -> None:
     links = (
         SavedFile(name="work/last.pt", link="5.pt"),

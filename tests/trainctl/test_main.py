@@ -180,7 +180,6 @@ STATUS = ["cluster", "status"]
         (["submit", "ddp", "--max-cost", "inf"], {}, 2, "'--max-cost': Input should be less"),
         (["submit", "ddp", "--wait-minutes", "inf"], {}, 2, "'--wait-minutes': Input should be"),
         (["submit", "ddp", "--grace", "181"], {}, 2, "should be less than or equal to 180"),
-        (["submit", "ddp", "--before", "speed"], {}, 2, "'speed' is not one of 'bandwidth'"),
         ([*STATUS, "--profile", "unknown"], {}, 2, "aws configure list-profiles"),
         (STATUS, {"region": None}, 2, "no region is set: set AWS_REGION, or run aws configure"),
         (STATUS, {"region": None, "credentials": None}, 2, "without an account: make local"),

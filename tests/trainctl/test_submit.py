@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from contract import exits
-from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
-from training import command
 
 SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
@@ -65,7 +63,6 @@ REFUSED: list[tuple[list[str], str]] = [
     (["plan", "ddp", "-h"], "and trainctl plan --help the other options"),
     ([*SUBMIT, "--", "--help"], "trainctl settings ddp shows the settings"),
     # The job.
-    ([*SUBMIT, "--before", "bandwidth", "--nodes", "1:4"], "this job may start with one: give mo"),
     ([*SUBMIT, "--on", "nodes"], "--on nodes is for the command of --code"),
     ([*SUBMIT, "--run", "a/b"], "run name 'a/b' is not usable"),
     (
@@ -549,34 +546,3 @@ def test_a_plan_names_its_machines_and_where_its_command_runs(
     assert f"machines  {machines}\n" in said
     assert "deadline  ends after at most 24 h (30 min of waiting for hosts included)\n" in said
     assert "expected" not in said, "a program's speed is not known"
-
-
-@pytest.mark.parametrize(
-    ("shape", "floor"),
-    [
-        ({}, 3.5),  # g5.12xlarge: 40 Gb/s
-        ({"worker_instance_type": "p4d.24xlarge", "efa": True}, 35.0),
-        # One network card of 100 Gb/s is all that TCP has.
-        ({"worker_instance_type": "p4d.24xlarge", "efa": False}, 1.875),
-    ],
-    ids=["g5", "efa", "tcp"],
-)
-def test_a_gate_measures_the_network_of_the_fewest_nodes_against_what_their_type_has(
-    account: Account, shape: dict[str, Any], floor: float, code: Path
-) -> None:
-    account.shape |= shape
-    long = "r" * 63
-    given = ["--before", "bandwidth", "--nodes", "2:4", "--run", long, "--code", str(code)]
-    assert main(["submit", *given, "--yes", "--", "python", "mine.py"]) == 0
-    (order,) = account.orders
-    assert order.command == ("python", "mine.py")
-    found = command.parse(order.before[3:])
-    assert order.before[:3] == ("python", "-m", "training.launch")
-    assert (found.recipe.name, found.preset, found.overwrite) == ("bandwidth", "quick", True)
-    assert found.workers == Range(2 * account_gpus(account), 2 * account_gpus(account))
-    assert found.settings["floor"] == pytest.approx(floor)
-    assert found.run == "r" * 53 + "-bandwidth"
-
-
-def account_gpus(account: Account) -> int:
-    return instance_type(account.shape["worker_instance_type"]).num_gpus

@@ -25,8 +25,9 @@ from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
 from trainctl.aws.logs import LogLine
 from trainctl.aws.shape import Shape
-from trainctl.data_sets import StoredFile, StoredSet
+from trainctl.data_sets import StoredSet
 from trainctl.job_log import Printer
+from training.data.pictures.index import StoredFile
 
 SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
 SHAPED = SHAPE | {"shared": {"deployment": "scratch", "capacity_gib": 1200, "mbps_per_tib": 200}}

@@ -104,12 +104,15 @@ def test_the_network_is_the_one_that_nccl_names(log: str, name: str) -> None:
     assert named(log) == name
 
 
-def test_nccls_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccls_log_is_read_and_stays_where_a_user_may_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "%p.log"))
     log = tmp_path / f"{os.getpid()}.log"
     log.write_text("x NCCL INFO Using network Socket\n")
     assert transport("nccl", num_hosts=2) == "NCCL over Socket"
-    assert not log.exists()
+    assert log.exists()
+    log.write_text("")
     assert transport("nccl", num_hosts=2) == "NCCL over an unknown network"
     assert transport("nccl", num_hosts=1) == "NCCL within the host"
     assert transport("gloo", num_hosts=2) == "gloo over TCP"
@@ -171,9 +174,9 @@ def measured(folder: str) -> list[Event]:
 
 
 @pytest.mark.slow
-def test_a_slow_host_fails_the_run_and_is_named(tmp_path: Path) -> None:
+def test_a_slow_link_fails_the_run_and_is_named(tmp_path: Path) -> None:
     *_, warned, _, end = processes.run(3, measured, str(tmp_path), method=forks.METHOD)[0]
-    slow = "host host-1 is slow: it sends to no other host at more than"
+    slow = "the link from host host-1 to host "
     assert slow in warned.message
     assert "below the floor of 1e+06 GB/s" in end.shortfall
     assert slow in end.shortfall
@@ -182,20 +185,13 @@ def test_a_slow_host_fails_the_run_and_is_named(tmp_path: Path) -> None:
     assert end.evaluation.title.startswith("3 workers on 3 hosts, gloo over TCP. Bus bandwidth of")
 
 
-def test_a_slow_host_is_told_from_a_slow_link() -> None:
+def test_the_slowest_link_is_named_where_it_is_much_slower_than_the_fastest() -> None:
     def speeds(**slow: float) -> dict[tuple[str, str], float]:
         names = ("a", "b", "c")
         return {(x, y): slow.get(x + y, 1.2) for x in names for y in names if x != y}
 
     assert links.slow(speeds()) == ""
     assert links.slow(speeds(ab=0.8, cb=1.0)) == ""
-    assert links.slow(speeds(ba=0.1, bc=0.12)) == (
-        "host b is slow: it sends to no other host at more than 0.12 GB/s, and others reach "
-        "1.2 GB/s"
-    )
-    assert "host c is slow: it receives from" in links.slow(speeds(ac=0.1, bc=0.1))
-    assert links.slow(speeds(ba=0.1, bc=0.1, ab=0.1, cb=0.1)).startswith("host b is slow: it sends")
-    assert links.slow(speeds(ab=0.1)) == (
+    assert links.slow(speeds(ab=0.1, ac=0.2)) == (
         "the link from host a to host b is slow: 0.1 GB/s, and others reach 1.2 GB/s"
     )
-    assert "link from host b to host a" in links.slow({("a", "b"): 1.0, ("b", "a"): 0.1})

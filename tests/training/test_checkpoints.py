@@ -155,6 +155,28 @@ def test_a_published_folder_can_be_read_by_others(tmp_path: Path, snapshot: Snap
     assert (tmp_path / "model").stat().st_mode & 0o055 == 0o055
 
 
+def test_a_model_is_published_beside_what_a_user_has_put_there(
+    tmp_path: Path, snapshot: Snapshot
+) -> None:
+    users = [".git/HEAD", ".venv/a", ".staging-area/a", "model/net.py", "notes.md"]
+    for name in (*users, "model/model.safetensors", ".staging-abcd_123/model.safetensors"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a year of work")
+    checkpoints.publish_model(str(tmp_path), snapshot)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*users, "model/model.safetensors", "model/config.json"}
+    assert all((tmp_path / name).read_text() == "a year of work" for name in users)
+    load_file(tmp_path / "model" / "model.safetensors")
+
+
+def test_a_save_removes_only_parts_of_earlier_saves(tmp_path: Path) -> None:
+    for name in (".step-00000003.part", ".mine.part", "drafts.part"):
+        (tmp_path / name).mkdir()
+    checkpoints.begin(str(tmp_path / "step-00000004"))
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {".step-00000004.part", ".mine.part", "drafts.part"}
+
+
 def test_the_model_of_a_run_is_its_average_where_a_recipe_keeps_one(
     tmp_path: Path, snapshot: Snapshot
 ) -> None:

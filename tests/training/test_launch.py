@@ -107,6 +107,78 @@ def test_overwrite_removes_the_earlier_run(elsewhere: Path) -> None:
     assert not [*run.iterdir()]
 
 
+def tree(folder: Path) -> dict[str, bytes]:
+    """Content of each file, by its path."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def lay(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("a year of work")
+
+
+@pytest.mark.parametrize("option", [[], ["--overwrite"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.py", "model/net.py", ".git/HEAD", ".venv/pyvenv.cfg"],
+        ["model/model.safetensors", "model/config.json"],
+        ["config.json", "model.safetensors"],
+        ["checkpoints/step-00000100/mine.pt"],
+        ["leases/flat.pdf", "houses.csv"],
+        ["jobs/letter.tex", "thesis.tex"],
+    ],
+    ids=lambda names: names[0],
+)
+def test_a_folder_that_is_no_run_is_refused_and_left_as_it_is(
+    names: list[str], option: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(elsewhere / "project", *names)
+    before = tree(elsewhere)
+    err = refused([*LOCAL, "--storage", ".", "--run", "project", *option], capsys)
+    assert f"{elsewhere}/project holds other things (" in err
+    assert "give --run another name" in err
+    assert tree(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", [".DS_Store", ".git/HEAD", "jobs/mine-abc.json", "leases/.part"])
+def test_a_folder_that_holds_only_what_nobody_misses_is_free(name: str, elsewhere: Path) -> None:
+    lay(elsewhere / "runs" / "mine", name)
+    overwrite([*LOCAL, "--run", "mine", "--overwrite"])
+    assert [*tree(elsewhere / "runs" / "mine")] == [name]
+
+
+def test_overwrite_removes_what_a_run_has_written_and_leaves_what_a_user_has_put_there(
+    elsewhere: Path,
+) -> None:
+    run, words = elsewhere / "runs" / "mine", [*LOCAL, "--run", "mine", "--overwrite"]
+    users = ["notes.md", ".git/HEAD", ".dvc/config", "model/net.py", "checkpoints/why.txt"]
+    users += ["checkpoints/old/step.pt", ".staging-area/a", "step-00000001/a", "output/a"]
+    run_with(run, epochs=3)
+    lay(run, *users, "leases/00000001.json", "jobs/mine-abc.json")
+    kept = tree(run)
+    del kept["config.json"]
+    lay(run, "result.json", "report.html", "stacks/step-1.txt", "tensorboard/events.out", "wandb/a")
+    lay(run, "model/model.safetensors", "model/config.json", ".staging-abcd_123/config.json")
+    lay(run, *(f"checkpoints/{each}-00000001/state.pt" for each in ("step", "damaged-step")))
+    lay(run, "checkpoints/.step-00000001.part/state.pt")
+    overwrite(words)
+    assert tree(run) == kept
+
+
+def test_overwrite_removes_checkpoints_behind_a_link_and_not_its_other_neighbors(
+    elsewhere: Path,
+) -> None:
+    run, disk = elsewhere / "runs" / "mine", elsewhere / "disk"
+    run_with(run, epochs=3)
+    lay(disk, "step-00000001/state.pt", "other-run/step-00000001/state.pt")
+    (run / "checkpoints").symlink_to(disk)
+    overwrite([*LOCAL, "--run", "mine", "--overwrite"])
+    assert [*tree(disk)] == ["other-run/step-00000001/state.pt"]
+
+
 def overwrite(words: list[str]) -> None:
     """What a command does before it trains."""
     given = command.parse(words)
@@ -123,6 +195,8 @@ def test_a_job_overwrites_a_run_once_and_resumes_its_own_when_its_head_starts_ag
     overwrite(words)
     assert [path.name for path in run.iterdir()] == ["overwritten-by"]
     (run / "checkpoints").mkdir()
+    (run / "leases").mkdir()
+    (run / "leases" / "00000001.json").write_text("{}")
     overwrite(words)  # its head was lost
     assert (run / "checkpoints").exists()
     monkeypatch.setenv("TRAIN_JOB", "second")

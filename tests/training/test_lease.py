@@ -189,12 +189,18 @@ def test_in_s3_too(s3_endpoint: str) -> None:
         Lease.take(run)
     lease = Lease.take(run, take_over=True)
     storage.write_bytes(f"{run}/config.json", b"{}")
-    storage.write_bytes(f"{run}/model/a", b"a")
-    storage.clear_folder(run, keep="leases")
-    assert storage.list_files(run) == []
+    storage.write_bytes(f"{run}/notes.txt", b"a")
+    for name in ("model/config.json", "checkpoints/step-00000001/state.pt", "stacks/step-1.txt"):
+        storage.write_bytes(f"{run}/{name}", b"a")
+    storage.remove_run(run)
+    assert storage.list_files(run) == ["notes.txt"]
     assert storage.list_folders(run) == ["leases"]
     lease.release()
     assert Lease.take(run).number == 3
+    storage.write_bytes("s3://lease-test/data/pictures/train/x.jpg", b"x")
+    with pytest.raises(InputError, match=r"data/pictures holds other things \(train"):
+        launch._check_free("s3://lease-test/data/pictures")
+    launch._check_free("s3://lease-test/data/pic")
 
 
 def save_shards(run: str, number: int) -> None:

@@ -175,6 +175,13 @@ def test_what_is_damaged_is_left_out_and_listed(tmp_path: Path) -> None:
         assert all(listed.values())
 
 
+def test_shards_of_something_else_are_not_written_over(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "train-00000.tar").write_text("a year of work")
+    with pytest.raises(InputError, match=r"holds train-00000\.tar of something else: give --to an"):
+        made(tree, tmp_path, form="packed", size=64)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["a year of work"]
+
+
 def test_another_set_is_not_written_over(tree: Path, tmp_path: Path) -> None:
     index = made(tree, tmp_path, form="packed", size=64)
     before = contents(tmp_path)

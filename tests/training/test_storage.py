@@ -46,23 +46,22 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         storage.check_writable(str(tmp_path / "file" / "runs"))
 
 
-def test_what_is_uploaded_is_counted_file_by_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_uploaded_is_counted_file_by_file(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
+    names: list[str] = []
 
-    async def call(_self: S3FileSystem, method: str, **_: Any) -> dict[str, Any]:
+    async def call(_self: S3FileSystem, method: str, **given: Any) -> dict[str, Any]:
         assert method == "put_object"
+        names.append(given["Key"].rpartition("/")[2])
         counted.append(storage.Written.total - begun)
         return {}
 
     monkeypatch.setattr(S3FileSystem, "_call_s3", call)
-    monkeypatch.setattr(storage, "remove_folder", lambda _: None)
     begun = storage.Written.total
-    for name in ("a", "b", "last"):
-        (tmp_path / name).write_bytes(b"12345")
-    storage.publish_folder(tmp_path, "s3://b/runs/r/model", last="last")
-    assert counted == [0, 5, 10]
+    with storage.staged_folder("s3://b/runs/r/model", last="first") as staged:
+        for name in ("a", "first", "z"):
+            (staged / name).write_bytes(b"12345")
+    assert (names, counted) == (["a", "z", "first"], [0, 5, 10])
     assert storage.Written.total == begun + 15
 
 
@@ -76,18 +75,23 @@ def exercise(root: str) -> None:
     assert storage.read_bytes(f"{root}/a/file") == b"22"
     assert storage.exists(f"{root}/a/file")
 
-    staged = storage.staging_folder(f"{root}/a/whole")
-    (staged / "sub").mkdir()
-    (staged / "sub" / "x").write_bytes(b"x")
-    (staged / "last").write_bytes(b"l")
-    storage.publish_folder(staged, f"{root}/a/whole", last="last")
+    with storage.staged_folder(f"{root}/a/whole", last="last") as staged:
+        (staged / "sub").mkdir()
+        (staged / "sub" / "x").write_bytes(b"x")
+        (staged / "last").write_bytes(b"l")
     assert not staged.exists()
     assert storage.list_folders(f"{root}/a") == ["whole"]
-    staged = storage.staging_folder(f"{root}/a/whole")
-    (staged / "new").write_bytes(b"n")
-    storage.publish_folder(staged, f"{root}/a/whole")
-    assert storage.read_bytes(f"{root}/a/whole/sub/x") is None
+    with storage.staged_folder(f"{root}/a/whole") as staged:
+        (staged / "new").write_bytes(b"n")
+        (staged / "last").write_bytes(b"L")
+    assert storage.read_bytes(f"{root}/a/whole/sub/x") == b"x", "only what is new is replaced"
     assert storage.read_bytes(f"{root}/a/whole/new") == b"n"
+    assert storage.read_bytes(f"{root}/a/whole/last") == b"L"
+    assert not staged.exists()
+    with pytest.raises(FileNotFoundError), storage.staged_folder(f"{root}/a/whole") as staged:
+        (staged / "no folder" / "last").write_bytes(b"torn")
+    assert storage.read_bytes(f"{root}/a/whole/last") == b"L"
+    assert not staged.exists()
 
     storage.rename_folder(f"{root}/a/whole", f"{root}/a/moved")
     assert storage.list_folders(f"{root}/a") == ["moved"]

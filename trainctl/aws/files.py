@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Final
 from contract.runs import RUNS_PREFIX, RunPaths, safe_join
 from trainctl.aws.clients import Clients, unless
 
+#: Requests to remove objects at a time.
+_AT_ONCE: Final = 8
 #: Key in an object's metadata.
 _SHA256: Final = "sha256"
 
@@ -133,8 +136,9 @@ class Bucket:
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there count as removed."""
-        for key in keys:
-            self._clients.s3.delete_object(Bucket=self.name, Key=key)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            delete = self._clients.s3.delete_object
+            list(pool.map(lambda key: delete(Bucket=self.name, Key=key), keys))
 
     def download(self, key: str, file: Path) -> None:
         """Fetch an object."""

@@ -8,11 +8,11 @@ import typer
 
 from contract import exits
 from contract.text import byte_size, counted
-from trainctl import data_sets, output
+from trainctl import data_sets, output, removal
 from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import open_session
 from trainctl.aws.errors import UsageError
-from trainctl.options import AsJson, Where
+from trainctl.options import AsJson, Where, Yes
 from training.data import catalog, download
 from training.data.pictures import prepare as preparation
 from training.data.pictures.destination import Destination
@@ -38,23 +38,41 @@ def put(
             show_default="the name of the folder or data set",
         ),
     ] = None,
+    yes: Yes = False,
     where: Where,
 ) -> None:
-    """Upload a data set to the bucket; jobs read it with --data NAME."""
+    """Upload a data set to the bucket; jobs read it with --data NAME.
+
+    Asks before it replaces another one of that name.
+    """
     published, place = catalog.find(source), Path(source).expanduser()
     if not source or (published is None and not place.exists()):
         raise UsageError(f"{source!r} is not a folder or file here; {catalog.by_name(source)}")
     default = source if published else place.resolve().name
     called = data_sets.check_name(default if name is None else name)
-    bucket = where.find().bucket
+    deployment = where.find()
+    bucket = deployment.bucket
     with output.Progress() as progress:
+
+        def ask(there: str) -> None:
+            jobs = removal.users(deployment, f"{data_sets.PREFIX}{called}/")
+            used = f"; {', '.join(jobs)} may train on it" if jobs else ""
+            progress.confirm(f"Replace data set {called} ({there}{used})?", yes=yes)
+
         if published is not None:
             paths = download.published(published, report=_shown(progress, "downloading"))
             files = {path.name: path for path in paths}
         else:
             files = data_sets.files_of(place)
         progress.update("hashing")
-        stored = data_sets.put(bucket, called, files, report=_shown(progress, "uploading"))
+        stored = data_sets.put(
+            bucket,
+            called,
+            files,
+            by=deployment.user,
+            report=_shown(progress, "uploading"),
+            ask=ask,
+        )
     output.say(
         f"data set {stored.name}: {counted(len(stored.files), 'file')}, {byte_size(stored.size)}. "
         f"Train on it with --data {stored.name}"
@@ -110,6 +128,24 @@ def ls(*, as_json: AsJson = False, where: Where) -> None:
         if each.name not in incomplete
     ]
     output.print_table(["name", "where", "size"], rows, prose=["where"])
+
+
+def rm(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a data set.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+    where: Where,
+) -> None:
+    """Remove a data set from the bucket, unless a job trains on it."""
+    removal.remove(
+        where.find(),
+        f"data set {name!r}",
+        f"{data_sets.PREFIX}{name}/",
+        beside=data_sets.list_key(name),
+        yes=yes,
+        as_json=as_json,
+    )
 
 
 _SHOWN_DAMAGED = 20

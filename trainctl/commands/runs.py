@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from contract.runs import run_prefix
 from contract.text import age, byte_size
-from trainctl import job_plan, output, run_list
-from trainctl.options import AsJson, Where
+from trainctl import job_plan, output, removal, run_list
+from trainctl.options import AsJson, RunName, Where, Yes
 
 
-def runs(
+def ls(
     *,
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many, newest first.", metavar="N")
@@ -43,3 +44,23 @@ def runs(
         ]
         columns = ["run", "recipe", "state", "step", "measure", "changed", "size"]
         output.print_table(columns, rows, optional=["recipe", "size", "step", "measure"])
+
+
+def rm(
+    *,
+    run: RunName,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    where: Where,
+) -> None:
+    """Remove a run from the bucket: record, checkpoints, model, files of its program.
+
+    Refused while a job of it is queued or running.
+    """
+    removal.remove(
+        where.find(),
+        f"run {run!r}",
+        run_prefix(run),
+        yes=yes,
+        as_json=as_json,
+    )

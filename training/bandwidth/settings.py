@@ -76,6 +76,6 @@ class BandwidthConfig(RunConfig):
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "all": {},
-    # What a gate in front of a job needs to know, in seconds.
+    # A few sizes only: seconds.
     "quick": {"min_bytes": MIB, "factor": 8},
 }

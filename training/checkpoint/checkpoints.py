@@ -17,7 +17,6 @@ others get the state from it, so all agree on what was chosen.
 import contextlib
 import hashlib
 import pickle
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -172,7 +171,7 @@ def begin(uri: str) -> str:
     if storage.is_s3(uri):
         return uri
     place = Path(uri)
-    for hidden in place.parent.glob(".*.part"):  # of saves that were not completed
+    for hidden in place.parent.glob(".step-*.part"):  # of saves that were not completed
         if _lease_of(hidden.stem[1:]) <= _lease_of(place.name):
             storage.remove_folder(str(hidden))
     hidden = place.with_name(f".{place.name}.part")
@@ -272,7 +271,7 @@ def _is_whole(run_uri: str, name: str) -> bool:
 def _damaged(run_uri: str) -> list[str]:
     """Names of the checkpoints that were set aside, oldest first."""
     names = storage.list_folders(RunPaths(run_uri).checkpoints)
-    return [name for name in names if name.startswith(_DAMAGED)]
+    return [name for name in names if name.startswith(f"{_DAMAGED}step-")]
 
 
 def pass_over(
@@ -401,12 +400,8 @@ def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
     storage.remove_leftovers(run_uri)  # of one that was killed while it did this
     uri = RunPaths(run_uri).model
     best = replace(snapshot, model=snapshot.average or snapshot.model)
-    folder = storage.staging_folder(uri)
-    try:
+    with storage.staged_folder(uri) as folder:
         write_model(best, folder)
-        storage.publish_folder(folder, uri)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return uri
 
 

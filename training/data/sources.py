@@ -124,24 +124,20 @@ def discard(source: str, names: Sequence[str]) -> None:
 
 
 def _fetch(url: str, target: Path) -> None:
-    """Download ``url`` beside ``target`` and move it into place once it is complete; to be called
-    within ``locked``."""
-    part = target.with_name(f".{target.name}.part")
+    """Download ``url`` beside ``target`` and move it into place once it is complete."""
     try:
-        if url.startswith("s3://"):
-            with storage.given(url):
-                storage.filesystem(url).get_file(url, str(part))
-        else:
-            download.download(url, part, resumes=False)
-        part.replace(target)
+        with storage.whole_file(target) as part:
+            if url.startswith("s3://"):
+                with storage.given(url):
+                    storage.filesystem(url).get_file(url, str(part))
+            else:
+                download.download(url, part, resumes=False)
     except ConnectionError as error:
         raise UnreachableError(str(error)) from None
     except OSError as error:
         if is_full(error):
             raise download.not_writable(target.parent, error) from None
         raise
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _etag(url: str) -> bytes:

@@ -9,8 +9,6 @@ are learned beside it (``training.data.conversations``). Use ``training.data.ima
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -205,7 +203,7 @@ def store_for(
     key = _key_of(files, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
     folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
-        if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
+        if not _is_there(folder, shared):
             build(
                 contents if first is None else chain([first], contents),
                 words,
@@ -224,9 +222,7 @@ def open_store(key: str, *, shared: str | None) -> TokenStore | None:
     """The store of a key, from the node's cache or from where the nodes share them; or None."""
     folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
-        if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
-            return None
-    return TokenStore.open(folder)
+        return TokenStore.open(folder) if _is_there(folder, shared) else None
 
 
 def _place_of(key: str) -> Path:
@@ -234,18 +230,15 @@ def _place_of(key: str) -> Path:
     return sources.cache_dir() / "tokens" / key
 
 
-def _fetch_store(folder: Path, shared: str | None) -> bool:
-    if shared is None:
-        return False
+def _is_there(folder: Path, shared: str | None) -> bool:
+    """True if a store is on this node, or could be fetched from where the nodes share them."""
+    if shared is None or (folder / STORE_FILE).exists():
+        return (folder / STORE_FILE).exists()
     uri = storage.join(shared, "tokens", folder.name)
     if not storage.exists(storage.join(uri, STORE_FILE)):
         return False
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with storage.staged_folder(str(folder)) as part:
         storage.fetch_folder(uri, part)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return True
 
 
@@ -278,8 +271,7 @@ def build(
     encode = _chats(ChatWriter(words)) if is_chat else _texts(words)
     number = num_left_out = 0
     stops: set[int] = set()
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with storage.staged_folder(str(folder)) as part:
         with ExitStack() as stack:
             train, held_out = (
                 _Output(part / name, dtype, stack, is_chat=is_chat)
@@ -316,9 +308,6 @@ def build(
             stops=tuple(sorted(stops)),
         )
         (part / STORE_FILE).write_text(json.dumps(asdict(info), indent=1), encoding="utf-8")
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 class _Output:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import pickle
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +26,7 @@ from training.models.weight_files import (
     has_safetensors,
     indexed,
 )
+from training.system import storage
 
 if TYPE_CHECKING:
     import torch
@@ -56,12 +56,8 @@ def with_weights(folder: Path, place: str) -> Path:
     target = sources.cache_dir() / "converted" / key
     with sources.locked(target.with_name(f"{key}.lock")):
         if not target.exists():
-            staging = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=target.parent))
-            try:
+            with storage.staged_folder(str(target)) as staging:
                 convert(folder, staging)
-                staging.rename(target)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
     return target
 
 

@@ -99,7 +99,7 @@ def named(log: str) -> str:
 
 
 def transport(backend: str, *, num_hosts: int) -> str:
-    """Words for what carries the messages of this process. Removes NCCL's log.
+    """Words for what carries the messages of this process.
 
     Args:
         backend: of the process group, ``gloo`` or ``nccl``.
@@ -109,11 +109,7 @@ def transport(backend: str, *, num_hosts: int) -> str:
         return f"{backend} over TCP"
     if num_hosts == 1:
         return "NCCL within the host"
-    log = _log(os.environ)
-    name = _read(log)
-    if log is not None:
-        log.unlink(missing_ok=True)
-    return f"NCCL over {name or _UNKNOWN}"
+    return f"NCCL over {_network(os.environ)}"
 
 
 def check_efa(environment: Mapping[str, str], *, backend: str, num_hosts: int) -> None:
@@ -126,7 +122,7 @@ def check_efa(environment: Mapping[str, str], *, backend: str, num_hosts: int) -
     # NCCL_NET is the user's own choice, as in a study of both.
     if num_efa == "0" or backend != "nccl" or num_hosts == 1 or "NCCL_NET" in environment:
         return
-    name = _read(_log(environment)) or _UNKNOWN
+    name = _network(environment)
     if name != EFA:
         raise InputError(
             f"EFA is on ({num_efa} interfaces a host), and NCCL uses {name}: the worker image "
@@ -135,19 +131,16 @@ def check_efa(environment: Mapping[str, str], *, backend: str, num_hosts: int) -
         )
 
 
-def _log(environment: Mapping[str, str]) -> Path | None:
-    """Where NCCL writes; None where it does not."""
+def _network(environment: Mapping[str, str]) -> str:
+    """The network that NCCL's log of this process names."""
     where = environment.get("NCCL_DEBUG_FILE", "")
     # As NCCL fills them in: the host's name without its domain.
     host = socket.gethostname().partition(".")[0]
-    return Path(where.replace("%h", host).replace("%p", str(os.getpid()))) if where else None
-
-
-def _read(log: Path | None) -> str:
+    log = Path(where.replace("%h", host).replace("%p", str(os.getpid())))
     try:
-        return named(log.read_text(errors="replace")) if log is not None else ""
-    except OSError:
-        return ""
+        return named(log.read_text(errors="replace")) or _UNKNOWN
+    except OSError:  # it writes none
+        return _UNKNOWN
 
 
 _HERE: Final = Path(__file__).parent

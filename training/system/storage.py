@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
+#: Name of a ``staged_folder``; ``mkdtemp`` appends eight characters.
+_STAGING: Final = ".staging-"
 #: Errors of the system, and what s3fs makes of S3's, that do not pass by themselves.
 _FINAL: Final = (
     errno.ENOENT,
@@ -246,20 +249,26 @@ def write_bytes(uri: str, content: bytes, *, quick: bool = False) -> None:
         # S3 shows an object only once it is whole.
         filesystem(uri, quick=quick).pipe_file(uri, content)
         return
-    target = Path(uri)
+    with whole_file(Path(uri)) as part, part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # or a loss of power may leave an empty file under the name
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A new file to fill, beside ``target``, whose name it then has: a reader sees the old content
+    or the new, never a part. Where filling it fails, the old one stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
     part = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)  # or a loss of power may leave an empty file under the name
+        yield part
         part.chmod(0o644)  # mkstemp's 0600 would hide the record from a colleague
         part.replace(target)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
 def create_bytes(uri: str, content: bytes) -> bool:
@@ -336,29 +345,6 @@ def _below(uri: str, *, folders: bool) -> dict[str, int]:
     }
 
 
-def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
-    """Move a finished folder from ``staging_folder`` to ``uri`` as one step, replacing what is
-    there.
-
-    A folder on disk appears by a rename. S3 has none: there the file called ``last`` is uploaded
-    after all others, and a reader that misses it knows that the rest is incomplete.
-    """
-    if is_s3(uri):
-        remove_folder(uri)
-        files = sorted(path for path in local.rglob("*") if path.is_file())
-        for path in sorted(files, key=lambda path: path.name == last):
-            upload(path, join(uri, path.relative_to(local).as_posix()))
-        shutil.rmtree(local, ignore_errors=True)
-        return
-    target = Path(uri)
-    old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
-    _sync_folder(local)
-    with contextlib.suppress(FileNotFoundError):
-        target.rename(old)
-    local.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def show_folder(hidden: str, uri: str, *, check: Callable[[], None]) -> None:
     """Give a hidden folder on disk its name, once all of it would survive a loss of power.
 
@@ -408,16 +394,41 @@ def _counting() -> Any:
     return Counting()
 
 
-def staging_folder(uri: str) -> Path:
-    """A new local folder to fill before ``publish_folder``; beside ``uri`` when that is on disk,
-    so that publishing is a rename and not a copy."""
-    if is_s3(uri):
-        return Path(tempfile.mkdtemp(prefix="training-"))
-    parent = Path(uri).parent
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
+@contextlib.contextmanager
+def staged_folder(uri: str, *, last: str | None = None) -> Iterator[Path]:
+    """A new local folder to fill, whose files are then published at ``uri``. Files of the same
+    names are replaced there; everything else stays: a user may have put it there. Where filling it
+    fails, nothing is published.
+
+    A new folder on disk appears by a rename. S3 has none: there the file called ``last`` is
+    uploaded after all others, and a reader that misses it knows that the rest is incomplete.
+    """
+    parent = None if is_s3(uri) else Path(uri).parent
+    if parent:
+        parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=_STAGING, dir=parent))
     folder.chmod(0o755)
-    return folder
+    try:
+        yield folder
+        if parent:
+            _move(folder, Path(uri))
+            return
+        files = (path for path in folder.rglob("*") if path.is_file())
+        for path in sorted(files, key=lambda path: (path.name == last, path)):
+            upload(path, join(uri, path.relative_to(folder).as_posix()))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(folder: Path, target: Path) -> None:
+    _sync_folder(folder)
+    try:
+        folder.rename(target)
+    except OSError:  # it is there
+        if not target.is_dir():
+            raise
+        for path in folder.iterdir():
+            path.replace(target / path.name)
 
 
 def fetch_folder(uri: str, into: Path) -> Path:
@@ -473,21 +484,24 @@ def remove_folder(uri: str) -> None:
     shutil.rmtree(uri, ignore_errors=True)
 
 
-def clear_folder(uri: str, *, keep: str) -> None:
-    """Remove all that is in a folder but the folder called ``keep``."""
-    for name in list_files(uri):
-        remove_file(join(uri, name))
-    for name in list_folders(uri):
-        if name != keep:
-            remove_folder(join(uri, name))
+def remove_run(uri: str) -> None:
+    """Remove what a run has written to its folder, but its leases; what others put there stays."""
+    for folder, patterns in runs.RECORD.items():
+        place = join(uri, folder) if folder else uri
+        files, folders = sizes(place), _below(place, folders=True)
+        for name in [*files, *folders]:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                remove = remove_file if name in files else remove_folder
+                remove(join(place, name))
+        if folder and not is_s3(uri):
+            with contextlib.suppress(OSError):  # not there, or a user's files are in it
+                Path(place).rmdir()
     remove_leftovers(uri)
 
 
 def remove_leftovers(uri: str) -> None:
-    """Remove hidden folders below a folder on disk: such are their names until they are whole. S3
-    has none."""
+    """Remove what ``staged_folder`` made in a folder on disk and a killed process has left."""
     if is_s3(uri):
         return
-    for path in Path(uri).glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+    for path in Path(uri).glob(f"{_STAGING}????????"):
+        shutil.rmtree(path, ignore_errors=True)

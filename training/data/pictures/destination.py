@@ -71,22 +71,16 @@ class Destination:
             part.write_bytes(content)
             part.replace(target)
 
-    def remove(self, folder: str) -> None:
-        """Remove the files directly in a folder, and the folder."""
-        with self._explained(folder, "removed"):
-            if not self.in_s3:
-                place = self._path(folder)
-                for path in [*place.glob("*"), *place.glob(".*")] if place.is_dir() else []:
-                    path.unlink()
-                with suppress(OSError):
-                    place.rmdir()
+    def remove(self, name: str) -> None:
+        """Remove a file, and its folder where that is empty then."""
+        with self._explained(name, "removed"):
+            if self.in_s3:
+                self._s3.delete_object(Bucket=self._bucket, Key=self._key(name))
                 return
-            pages = self._s3.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._key(folder) + "/"
-            )
-            for page in pages:
-                for each in page.get("Contents", []):
-                    self._s3.delete_object(Bucket=self._bucket, Key=each["Key"])
+            path = self._path(name)
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
 
     @contextmanager
     def _explained(self, name: str, what: str) -> Iterator[None]:

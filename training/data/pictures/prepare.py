@@ -143,10 +143,15 @@ def prepare(
                 "another place, or remove that one"
             )
         return there
+    begun, first = f"{state}/begun", f"{works[0].name}.tar"
+    if to.read(begun) is None and to.read(first) is not None:
+        raise InputError(f"{to.uri} holds {first} of something else: give --to another place")
+    to.write(begun, b"")  # from now on, the shards here are this preparation's
     total = sum(len(each) for each in found.values())
     parts = _run(works, processes or os.cpu_count() or 1, lambda num: tell("packing", num, total))
     index = _write_index(works, parts, classes, to, wish)
-    to.remove(state)
+    for name in [*(f"{state}/{work.name}.json" for work in works), begun]:
+        to.remove(name)
     return index
 
 
