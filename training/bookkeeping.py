@@ -13,7 +13,6 @@ from typing import Final
 
 import torch
 
-from contract.errors import InputError
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
@@ -177,9 +176,11 @@ class Bookkeeping:
         score = self._score or self._evaluate()
         self._worker.saves.finish(retry=True)
         if not math.isfinite(score.loss):
-            raise InputError(
-                f"training diverged in its last steps: the evaluation loss is {score.loss}. Give "
-                f"another --run a lower --lr (now {self._lr:g})"
+            raise checkpoints.diverged(
+                self._worker,
+                f"in its last steps: the evaluation loss is {score.loss}",
+                lr=self._lr,
+                after=self._course.total_steps,
             )
         if publish is not None:
             publish()

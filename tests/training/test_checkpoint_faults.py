@@ -90,7 +90,8 @@ def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
     save(run, 100, 200)
     with monkeypatch.context() as patch:
         patch.setattr(where, raising(error))
-        with pytest.raises(type(error)):
+        seen = UnreachableError if storage.is_trouble(error) else type(error)
+        with pytest.raises(seen):
             checkpoints.newest(run, pytest.fail)
     assert newest_step(run) == 200
 

@@ -19,7 +19,7 @@ import hashlib
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,13 +34,18 @@ from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.loop.metrics import StepMetrics
 from training.loop.worker import Worker
-from training.record.events import Warned
+from training.record import reader
+from training.record.events import Saved, Warned
 from training.system import lease, storage
 
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
 _DAMAGED: Final = "damaged-"
+#: Set aside as what led to a loss that is not a number; never removed.
+_DIVERGED: Final = "diverged-"
+#: The product of two such values overflows: no step from there is finite, whatever its rate.
+_LARGEST: Final = 1e30
 _READ_BYTES: Final = 1 << 22
 #: Names what torch says of an archive that it cannot read; its other RuntimeErrors are of memory.
 _NO_ARCHIVE: Final = "PytorchStreamReader"
@@ -219,6 +224,13 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     check = partial(lease.check, run_uri, fence)
     check()
     step = snapshot.position.step
+    moments = {
+        f"{name}.{key}": value
+        for name, of_parameter in snapshot.optimizer.items()
+        for key, value in of_parameter.items()
+    }
+    if wrong := unsound({**moments, **snapshot.average, **snapshot.model}):
+        raise ruined(run_uri, step, wrong, lr=snapshot.config.get("lr"))
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
     if place == uri:
@@ -231,6 +243,38 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     complete(place, uri, files, check=check)
     prune(run_uri, keep=keep, step=step, fence=fence)
     return uri
+
+
+def unsound(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``; empty without
+    one. One pass over memory: ``isfinite`` takes five times as long.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = torch.aminmax(tensor)
+            if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither
+                return name
+    return ""
+
+
+def ruined(run_uri: str, step: int, tensor: str, *, lr: float | None) -> InputError:
+    """Error of a save whose snapshot is not sound."""
+    return InputError(
+        f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
+        f"{tensor}, so it is not saved. {_advice(run_uri, lr)}"
+    )
+
+
+def _advice(run_uri: str, lr: float | None, *, has_set_aside: bool = False) -> str:
+    """How to continue a run that diverged."""
+    saved = names(run_uri)
+    if saved:
+        also, where = "", f"it resumes from checkpoint {saved[-1]}, which is kept"
+    else:
+        also = " and --from-scratch" if has_set_aside else ""
+        where = "no checkpoint is left, so it starts at step 0"
+    now = "" if lr is None else f" (now {lr:g})"
+    return f"Give the same --run a lower --lr{now}{also}: {where}"
 
 
 def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
@@ -275,46 +319,91 @@ def _damaged(run_uri: str) -> list[str]:
     return [name for name in names if name.startswith(_DAMAGED)]
 
 
-def pass_over(
+def newest_usable(
     run_uri: str,
-    damaged: Mapping[str, str],
+    read: Callable[[str], T],
     warn: Callable[[str], None],
     *,
-    is_one_usable: bool,
+    rank: int,
     from_scratch: bool,
-) -> None:
-    """Set damaged checkpoints aside, so that they are not counted nor read again.
+) -> T | None:
+    """The newest checkpoint that every rank can use, as this rank has read it; None without one.
 
-    One that was whole once becomes ``damaged-step-...``; one whose upload was cut off, or may still
-    go on, is removed once there is a later one.
+    Rank 0 sets damaged ones aside, so that they are not counted nor read again. One that was whole
+    once becomes ``damaged-step-...``; one whose upload was cut off, or may still go on, is removed
+    once there is a later one.
 
     Args:
-        damaged: what is wrong with each, by name.
-        warn: told of each.
-        is_one_usable: training continues from one before them.
-        from_scratch: it may start at step 0.
+        read: reads, or checks, the checkpoint at an address, or this rank's part of it. One that it
+            finds damaged is read once more: bytes can also change on their way here.
+        warn: told of each damaged one.
+        from_scratch: where a run has checkpoints and none of them is usable, return None.
 
     Raises:
         InputError: it would start at step 0 without having been told to; nothing is changed.
     """
-    # Read, because "does it exist?" is answered with no where a disk fails.
-    whole = [
-        name
-        for name in damaged
-        if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
-    ]
-    if whole and not (is_one_usable or from_scratch):
-        each = "; ".join(f"{name}: {damaged[name]}" for name in whole)
-        raise InputError(
-            f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
-            f"({each}): restore their files, or give --from-scratch to set them aside and start "
-            "at step 0"
-        )
-    then = "the one before it is used" if is_one_usable else "training starts at step 0"
-    for name, fault in damaged.items():
-        warn(f"checkpoint {name} is damaged ({fault}): {then}")
-        if name in whole:
-            storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DAMAGED + name))
+    here: T | None = None
+
+    def fault_of(name: str) -> str:
+        """What this rank finds wrong with a checkpoint; empty where that is nothing."""
+        nonlocal here
+        fault = ""
+        for _ in range(2):
+            try:
+                here = read(place_of(run_uri, name))
+                return ""
+            except DamagedError as error:
+                fault = str(error)
+        return fault
+
+    damaged: dict[str, str] = {}
+    is_one_usable = False
+    for name in reversed(on_all_ranks(lambda: [] if rank else names(run_uri))[0]):
+        fault = next(filter(None, on_all_ranks(partial(fault_of, name))), "")
+        if not fault:
+            is_one_usable = True
+            break
+        damaged[name], here = fault, None
+
+    def pass_over() -> None:
+        if rank:
+            return
+        # Read, because "does it exist?" is answered with no where a disk fails.
+        whole = [
+            name
+            for name in damaged
+            if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
+        ]
+        if not (is_one_usable or from_scratch):
+            _check_beginning(run_uri, {name: damaged[name] for name in whole})
+        then = "the one before it is used" if is_one_usable else "training starts at step 0"
+        for name, fault in damaged.items():
+            warn(f"checkpoint {name} is damaged ({fault}): {then}")
+            if name in whole:
+                storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DAMAGED + name))
+
+    on_all_ranks(pass_over)
+    return here
+
+
+def _check_beginning(run_uri: str, damaged: Mapping[str, str]) -> None:
+    """
+    Args:
+        damaged: what is wrong with each checkpoint that was whole once.
+
+    Raises:
+        InputError: the run had a checkpoint, and would start at step 0 all the same.
+    """
+    recorded = [each.step for each in reader.read_metrics(run_uri).of(Saved)]
+    if not (damaged or recorded):
+        return
+    found = "; ".join(f"{name}: {fault}" for name, fault in damaged.items())
+    if not damaged:
+        found = f"its record has one of step {max(recorded)}, which is not there any more"
+    raise InputError(
+        f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
+        f"({found}): restore their files, or give --from-scratch to start at step 0"
+    )
 
 
 class Saver:
@@ -342,6 +431,7 @@ class Saver:
         self._settings, self._data, self._keep = settings, data, keep
         self._average = average or {}
         self._newest: Snapshot | None = None
+        self._size = size_of(optimizer, [*model.state_dict().values(), *self._average.values()])
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -353,6 +443,7 @@ class Saver:
             InputError: the run was trained on other data, or none of its checkpoints is usable.
         """
         found = self._newest = shared_newest(self._worker, from_scratch=from_scratch)
+        check_room(self._worker, self._size, keep=self._keep)
         if found is None:
             return Position()
         if found.data != self._data:
@@ -378,16 +469,38 @@ class Saver:
             data=self._data,
             average=self._average,
         )
-        worker.saves.start(
-            position.step,
-            partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence),
-        )
+        write = partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence)
+        worker.saves.start(position.step, storage.room(worker.run_uri, self._size)(write))
 
     def publish(self) -> None:
         """Publish the model of the newest snapshot, on rank 0."""
         if self._worker.rank == 0:
             assert self._newest is not None
-            publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
+            with storage.room(self._worker.run_uri, self._size):
+                publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
+
+
+def size_of(optimizer: torch.optim.Optimizer, saved: Iterable[torch.Tensor]) -> int:
+    """Bytes of a checkpoint of all ranks, which holds tensors and the optimizer's moments."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    num_moments = 2 if "betas" in optimizer.defaults else 1
+    return sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+
+
+def check_room(worker: Worker, size: int, *, keep: int) -> None:
+    """Fail before the first step if a disk has no room for the checkpoints to come: ``keep``, and
+    the one that is written before the oldest is removed.
+
+    Raises:
+        FullError: on every rank.
+    """
+
+    def check() -> None:
+        if worker.rank == 0:
+            num = keep + 1 - len(names(worker.run_uri))
+            storage.check_room(worker.run_uri, num, size)
+
+    on_all_ranks(check)
 
 
 def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
@@ -445,8 +558,6 @@ def stop_if_diverged(
 ) -> int:
     """End the run once so many steps in a row had a loss or gradient that is not a number.
 
-    Called before each save, so a diverged model never becomes a checkpoint.
-
     Args:
         in_a_row: how many did before these steps.
         limit: so many in a row end the run. A recipe that allows more than one skips their updates.
@@ -460,18 +571,37 @@ def stop_if_diverged(
     for number, found in enumerate(steps, start=first_step):
         in_a_row = 0 if found.is_finite else in_a_row + 1
         if in_a_row >= limit:
-            worker.saves.finish()
-            if _is_distributed():
-                dist.barrier()  # the last save is whole once every rank has written its part
-            saved = names(worker.run_uri)
-            where = f"checkpoint {saved[-1]}, which is kept" if saved else "the beginning"
             before = f", the last of {limit}" if limit > 1 else ""
-            raise InputError(
-                f"training diverged at step {number}{before}: loss {found.loss}, gradient norm "
-                f"{found.grad_norm}. Give the same --run a lower --lr (now {lr:g}): it resumes "
-                f"from {where}"
-            )
+            what = f"at step {number}{before}: loss {found.loss}, gradient norm {found.grad_norm}"
+            raise diverged(worker, what, lr=lr, after=number - in_a_row)
     return in_a_row
+
+
+def diverged(worker: Worker, what: str, *, lr: float, after: int) -> InputError:
+    """Error of a run whose loss is no longer a number; every rank calls this.
+
+    The checkpoints of step ``after`` and later hold the very weights that led there, whatever the
+    learning rate: rank 0 sets them aside.
+
+    Args:
+        after: the last step whose loss was a number.
+    """
+    worker.saves.finish()
+    if _is_distributed():
+        dist.barrier()  # the last save is whole once every rank has written its part
+    run_uri = worker.run_uri
+
+    def set_aside() -> str:
+        if worker.rank:
+            return ""
+        lease.check(run_uri, worker.fence)
+        bad = [name for name in names(run_uri) if (checkpoint_key(name) or (0,))[0] >= after]
+        for name in bad:
+            storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DIVERGED + name))
+        kept = f"; set aside as what led there: {', '.join(bad)}" if bad else ""
+        return f"{kept}. {_advice(run_uri, lr, has_set_aside=bool(bad))}"
+
+    return InputError(f"training diverged {what}{on_all_ranks(set_aside)[0]}")
 
 
 def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
@@ -528,26 +658,15 @@ def read(folder: Path) -> Snapshot:
 
 
 def newest(
-    run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False
+    run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False, rank: int = 0
 ) -> Snapshot | None:
-    """Return the newest usable checkpoint of a run, or None; ``warn`` of each one passed over.
+    """The newest usable checkpoint of a run, or None, on rank 0; None on others. See
+    ``newest_usable``."""
 
-    Args:
-        from_scratch: where a run has checkpoints and none of them is usable, return None.
+    def read(uri: str) -> Snapshot | None:
+        return None if rank else _fetch(uri)
 
-    Raises:
-        InputError: none of the run's checkpoints is usable.
-    """
-    found: Snapshot | None = None
-    damaged: dict[str, str] = {}
-    for name in reversed(names(run_uri)):
-        try:
-            found = confirmed(partial(_fetch, place_of(run_uri, name)))
-            break
-        except DamagedError as damage:
-            damaged[name] = str(damage)
-    pass_over(run_uri, damaged, warn, is_one_usable=found is not None, from_scratch=from_scratch)
-    return found
+    return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
 
 
 def _fetch(uri: str) -> Snapshot:
@@ -565,15 +684,6 @@ def _fetch(uri: str) -> Snapshot:
             raise DamagedError(f"it cannot be read: {error}") from None
 
 
-def confirmed(task: Callable[[], T]) -> T:
-    """Result of ``task``, which checks a checkpoint. What it finds damaged is checked once more:
-    bytes can also change on their way here."""
-    try:
-        return task()
-    except DamagedError:
-        return task()
-
-
 def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | None:
     """Let rank 0 choose and read the newest usable checkpoint, so that all ranks continue from the
     same one; None where there is none.
@@ -581,17 +691,14 @@ def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | N
     Raises:
         InputError: none of the run's checkpoints is usable, and ``from_scratch`` is not given.
     """
-    box: list[Snapshot | None] = [None]
-
-    def choose() -> None:
-        if worker.rank == 0:
-            box[0] = newest(
-                worker.run_uri,
-                lambda text: worker.emit(Warned(message=text)),
-                from_scratch=from_scratch,
-            )
-
-    on_all_ranks(choose)
+    box = [
+        newest(
+            worker.run_uri,
+            lambda text: worker.emit(Warned(message=text)),
+            from_scratch=from_scratch,
+            rank=worker.rank,
+        )
+    ]
     if _is_distributed():
         dist.broadcast_object_list(box, src=0)
     return box[0]
@@ -609,6 +716,8 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
         own = task()
     except InputError as error:
         own = InputError(str(error))
+    except storage.FullError as error:
+        own = error
     except Exception as error:
         if not storage.is_trouble(error):
             raise

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -40,6 +41,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from contract.errors import InputError
 from contract.runs import RunPaths
@@ -83,6 +85,9 @@ class Saver:
         """
         self._worker, self._model, self._optimizer = worker, model, optimizer
         self._files, self._settings, self._keep = dict(files), dict(settings), keep
+        self._size = checkpoints.size_of(
+            optimizer, (each for each in model.parameters() if each.requires_grad)
+        )
         self._group = dist.new_group(backend="gloo")
         on_gpu = worker.device.type == "cuda"
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
@@ -105,6 +110,7 @@ class Saver:
             InputError: the newest one is of another model, or none of them is usable.
         """
         found = newest(self._worker, from_scratch=from_scratch)
+        checkpoints.check_room(self._worker, self._size, keep=self._keep)
         if found is None:
             return Position()
         found.load(self._model, self._optimizer)
@@ -124,14 +130,22 @@ class Saver:
         def write() -> str:
             run_uri, step, fence = self._worker.run_uri, position.step, self._worker.fence
             uri = write_checkpoint(
-                run_uri, step, state, files=files, group=self._group, fence=fence
+                run_uri,
+                step,
+                state,
+                files=files,
+                group=self._group,
+                fence=fence,
+                lr=self._settings.get("lr"),
             )
             if self._worker.rank == 0:
                 checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence)
             return uri
 
         position = replace(position)
-        self._worker.saves.start(position.step, write)
+        self._worker.saves.start(
+            position.step, storage.room(self._worker.run_uri, self._size)(write)
+        )
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
@@ -151,19 +165,26 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     group: dist.ProcessGroup,
     fence: int = 0,
+    lr: float | None = None,
 ) -> str:
     """Write a checkpoint with all ranks of ``group``; return its address.
 
     Args:
         fence: number of the lease that the run's writer holds; 0 without one.
+        lr: the run's, for the error of a state that is not sound.
 
     Raises:
         LostError: another process has taken the run over; on every rank.
+        InputError: a rank's part of the state is not sound; on every rank.
         OSError: the storage refuses to be written to; what is written is left as it is.
     """
     uri = RunPaths(run_uri).checkpoint(step, fence)
     check = partial(lease.check, run_uri, fence)
     is_first = dist.get_rank(group) == 0
+    written: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(written, checkpoints.unsound(_parts_of(state)), group=group)
+    if wrong := next(filter(None, written), ""):
+        raise checkpoints.ruined(run_uri, step, wrong, lr=lr)
 
     def begin() -> str:
         check()
@@ -174,8 +195,7 @@ def write_checkpoint(
     try:
         save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-        raise OSError(_first_line(error)) from None
-    written: list[Any] = [None] * dist.get_world_size(group)
+        raise OSError(_first_line(_cause(error))) from None
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
 
     def complete() -> None:
@@ -187,6 +207,16 @@ def write_checkpoint(
 
     _first_does(complete, group)
     return uri
+
+
+def _parts_of(state: StateDict) -> dict[str, torch.Tensor]:
+    """What this rank holds of each tensor, by its name in the checkpoint."""
+    flat = flatten_state_dict(state)[0].items()
+    return {
+        name: value.to_local() if isinstance(value, DTensor) else value
+        for name, value in flat
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
@@ -331,44 +361,13 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
     Raises:
         InputError: none of the run's checkpoints is usable.
     """
-
-    run_uri = worker.run_uri
-    here: Found | None = None
-
-    def listed() -> list[str]:
-        return [] if worker.rank else checkpoints.names(run_uri)
-
-    def fault_of(name: str) -> str:
-        """What this rank finds wrong with a checkpoint; empty where that is nothing."""
-        nonlocal here
-        try:
-            here = checkpoints.confirmed(
-                partial(_checked, checkpoints.place_of(run_uri, name), worker)
-            )
-        except DamagedError as error:
-            return str(error)
-        return ""
-
-    damaged: dict[str, str] = {}
-    for name in reversed(checkpoints.on_all_ranks(listed)[0]):
-        faults = checkpoints.on_all_ranks(partial(fault_of, name))
-        fault = next((each for each in faults if each), "")
-        if not fault:
-            break
-        damaged[name], here = fault, None
-
-    def pass_over() -> None:
-        if worker.rank == 0:
-            checkpoints.pass_over(
-                run_uri,
-                damaged,
-                lambda text: worker.emit(Warned(message=text)),
-                is_one_usable=here is not None,
-                from_scratch=from_scratch,
-            )
-
-    checkpoints.on_all_ranks(pass_over)
-    return here
+    return checkpoints.newest_usable(
+        worker.run_uri,
+        partial(_checked, worker=worker),
+        lambda text: worker.emit(Warned(message=text)),
+        rank=worker.rank,
+        from_scratch=from_scratch,
+    )
 
 
 def _checked(uri: str, worker: Worker) -> "Found":
@@ -409,6 +408,13 @@ class _Writer(FsspecWriter):
         self.files: dict[str, File] = {}
         self.fs = _HashingFileSystem(self.files)  # type: ignore[assignment]
         self.path = self.fs.init_path(uri)
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # Torch closes its archive after a failed write, which fails too, and says less.
+            raise error.__context__ or error from None
 
 
 class _HashingFileSystem(StorageFiles):

@@ -32,6 +32,7 @@ from training.record.events import (
     RankTimes,
     Resume,
     Sample,
+    Saved,
     Saving,
     Silent,
     Skipped,
@@ -179,12 +180,12 @@ class RunRecord:
             case Skipped():
                 self._append(event)
                 self._step = event.step
-            case RankTimes() | Sample() | Loaded():
+            case RankTimes() | Sample() | Loaded() | Saved():
                 self._append(event)
             case Stopped():
                 self.stopped_at = event.step
             case Failed():
-                self.error, self.exit_code = event.message, exits.BAD_INPUT
+                self.error, self.exit_code = event.message, event.code
             case Finished():
                 if event.evaluation is not None:
                     self._write_json(runs.EVALUATION_FILE, fields.to_json(event.evaluation))

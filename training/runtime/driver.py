@@ -145,6 +145,8 @@ class Driver:
             if record.error is not None or self._lease.lost:
                 break
             if stop_by is None and (silent := self._watch.restart_if_silent()):
+                if record.is_finished:
+                    break  # nothing is missing but the end of a process
                 record.handle(silent)
             if self._signals and stop_by is None:
                 if record.first_step_at is None:
@@ -171,7 +173,13 @@ class Driver:
         while not workers.is_done:
             if self._signals:
                 return False
-            for event in workers.poll():
+            if self._lease.lost:
+                raise InputError(self._lease.lost)
+            events = workers.poll()
+            self._watch.hear(*events)
+            if silent := self._watch.restart_if_silent():
+                self._display.show(silent)
+            for event in events:
                 if isinstance(event, Reading):
                     share = event.done / max(event.total, 1)
                     self._display.phase(f"reading the data: {share:.0%}", transient=True)

@@ -20,6 +20,7 @@ from contract import runs
 from contract.errors import InputError, UnreachableError, is_full
 from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
+from contract.text import byte_size
 from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 
 #: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
@@ -38,6 +39,10 @@ _FINAL: Final = (
     errno.EEXIST,
     errno.EROFS,
 )
+
+
+class FullError(UnreachableError):
+    """A disk is full. It may have room later, but starting again now would not help."""
 
 
 class Written:
@@ -159,6 +164,53 @@ def is_trouble(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno not in (None, *_FINAL)
 
 
+def check_room(uri: str, num: int, size: int) -> None:
+    """Make sure that a disk has room for more checkpoints; S3 always has.
+
+    Args:
+        num: how many of them.
+        size: bytes of each.
+
+    Raises:
+        FullError: it has not.
+    """
+    if not is_s3(uri) and num * size > _free(uri):
+        raise _full(uri, f"{num} checkpoints of {byte_size(size)} each")
+
+
+@contextlib.contextmanager
+def room(uri: str, size: int) -> Iterator[None]:
+    """Turn the error of a full disk, whichever library meets it, into a sentence for people.
+
+    Args:
+        uri: where a checkpoint is written; on its way to S3 it is in a temporary folder.
+        size: its bytes.
+
+    Raises:
+        FullError: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FullError) or not is_full(error):
+            raise
+        folder = tempfile.gettempdir() if is_s3(uri) else uri
+        raise _full(folder, f"a checkpoint of {byte_size(size)}") from None
+
+
+def _full(folder: str, what: str) -> FullError:
+    return FullError(
+        f"the disk of {folder} has no room for {what}: {byte_size(_free(folder))} are free, and a "
+        "quota may allow less; free some, then the same command continues the run"
+    )
+
+
+def _free(folder: str) -> int:
+    """Free bytes of the disk of a folder, which may not be there yet."""
+    place = next(each for each in [Path(folder), *Path(folder).parents] if each.exists())
+    return shutil.disk_usage(place).free
+
+
 def first_line(error: Exception) -> str:
     """An error's first line, or the name of its class where it has no text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
@@ -216,6 +268,8 @@ def read_bytes(uri: str) -> bytes | None:
         content = filesystem(uri).cat_file(uri)
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        return b""  # damaged: a folder in its place has no content
     return bytes(content)
 
 
