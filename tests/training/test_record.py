@@ -11,7 +11,7 @@ import pytest
 from contract import exits
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.sample_events import start, step
-from training.record import reader
+from training.record import page, reader
 from training.record.events import (
     Evaluation,
     Event,
@@ -148,7 +148,8 @@ def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(folder: Path)
     assert [each.loss for each in steps] == [1.0] * 4 + [2.0] * 4
     assert metrics.of(Resume) == [Resume(step=4, world_size=2)]
     assert metrics.num_damaged == 0
-    assert result_of(folder).resumed_from == 4
+    assert resumed.result is not None
+    assert resumed.result.resumed_from == 4
 
 
 def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
@@ -156,7 +157,8 @@ def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
 ) -> None:
     tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
     tell(kept, start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished())
-    assert result_of(folder).resumed_from is None
+    assert kept.result is not None
+    assert kept.result.resumed_from is None
     assert steps_of(folder) == list(range(1, 9))
 
 
@@ -180,8 +182,8 @@ def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what
     again = opened(folder)
     tell(again, start(4, resumed=True), step(5), skipped(6), taken("b", "c"), evaluation(2))
     tell(again, finished())
-    assert result_of(folder).skipped_steps == 2
-    assert result_of(folder).preempted == 3
+    assert again.result is not None
+    assert (again.result.skipped_steps, again.result.preempted) == (2, 3)
 
 
 def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(folder: Path) -> None:
@@ -275,6 +277,20 @@ def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) 
     kept.handle(Failed(message="no data"))
     assert kept.close() is None
     assert reader.read_result(str(folder)) is None
+
+
+def test_a_run_is_complete_on_disk_only_once_its_report_is_there(
+    kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(run_dir: Path, result: Result) -> Path:
+        assert reader.read_result(str(run_dir)) is None, "a kill in here would leave no report"
+        return run_dir / result.status
+
+    monkeypatch.setattr(page, "write_report", drawn)
+    tell(kept, start(), step(1), finished())
+    kept.flush()
+    assert kept.close() == folder / "succeeded"
+    assert result_of(folder).status == "succeeded"
 
 
 class SlowBucket(Bucket):
@@ -371,9 +387,13 @@ def test_a_storage_that_fails_holds_up_nothing_and_misses_nothing(
     kept.flush_in_time()
     assert steps_of(RUN) == [1, 2, 3]
     tell(kept, finished())
+    (kept.folder / "tensorboard").mkdir()
+    (kept.folder / "tensorboard" / "trace.json").write_text("{}")
     assert kept.close() is None
     assert not kept.folder.exists()
     assert kept.error is None
+    sent = list(dict.fromkeys(name for name, _ in bucket.tries))
+    assert sent.index("report.html") < sent.index("trace.json") < sent.index("result.json")
     assert {"result.json", "report.html", "config.json", "progress.json"} <= {
         key.rpartition("/")[2] for key in bucket.objects
     }

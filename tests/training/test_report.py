@@ -225,13 +225,13 @@ LAUNCH = "python -m training.launch ddp --epochs 3"
             "runs",
             f"{LAUNCH} --run first --overwrite",
             "succeeded",
-            f"Train again {LAUNCH} --run first --overwrite",
+            f"Train again {LAUNCH} --run first --overwrite Model trainctl download first",
         ),
         (
             "s3://bucket/runs",
             f"{LAUNCH} --run first --workers 1:4",
             "failed",
-            "Resume trainctl submit ddp --epochs 3 --run first Model trainctl download first "
+            "Resume trainctl submit ddp --epochs 3 --run first "
             "Files s3://bucket/runs/first/",
         ),
     ],
