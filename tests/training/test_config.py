@@ -62,7 +62,9 @@ def test_what_a_resumed_run_may_change_is_not_reported() -> None:
     assert differences(recorded, config(global_batch=64, **free)) == []
 
 
-@pytest.mark.parametrize(("name", "had", "now"), [("preset", "tuned", "ddp"), ("batch_per_worker", 64, 32)])
+@pytest.mark.parametrize(
+    ("name", "had", "now"), [("preset", "tuned", "ddp"), ("batch_per_worker", 64, 32)]
+)
 def test_what_a_resumed_run_would_record_and_not_apply_is_refused(
     name: str, had: Any, now: Any
 ) -> None:

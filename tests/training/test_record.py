@@ -11,7 +11,7 @@ import pytest
 from contract import exits
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.sample_events import start, step
-from training.record import page, reader
+from training.record import events, page, reader
 from training.record.events import (
     Evaluation,
     Event,
@@ -239,6 +239,7 @@ def test_a_failed_run_names_its_error(kept: RunRecord, folder: Path) -> None:
     kept.close()
     result = result_of(folder)
     assert (result.status, result.error) == ("failed", "training diverged at step 3")
+    assert kept.exit_code == exits.BAD_INPUT
 
 
 def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(folder: Path) -> None:
@@ -271,6 +272,13 @@ def test_a_run_that_resumes_declares_its_measures_once(folder: Path) -> None:
         kept = opened(folder, measures=[BANDWIDTH])
         tell(kept, start(number, resumed=number > 0), step(number + 1))
     assert reader.read_metrics(str(folder)).of(Measure) == [BANDWIDTH]
+
+
+def test_lines_of_a_process_that_had_lost_the_run_do_not_count() -> None:
+    line = '{"type": "step", "step": %d, "loss": %d, "lr": 1, "grad_norm": 1, "epoch": 1, "time": 1'
+    texts = [f'{line % each}, "lease": {each[1]}}}' for each in ((1, 1), (2, 1), (2, 2), (3, 1))]
+    found = events.parse_metrics("\n".join([*texts, ""]).encode())
+    assert [(each.step, each.loss) for each in found.of(Step)] == [(1, 1), (2, 2)]
 
 
 def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) -> None:

@@ -19,7 +19,7 @@ import hashlib
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -110,6 +110,13 @@ class Snapshot:
     average: dict[str, torch.Tensor] = field(default_factory=dict)
     """The running average of the model's weights, where a recipe keeps one: it becomes the model
     in the end."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What training made, with names for people."""
+        yield from self.model.items()
+        yield from self.average.items()
+        for name, moments in self.optimizer.items():
+            yield from ((f"{name}.{key}", value) for key, value in moments.items())
 
 
 #: What of a snapshot is in ``STATE_FILE`` as it is, beside the position.
@@ -224,12 +231,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     check = partial(lease.check, run_uri, fence)
     check()
     step = snapshot.position.step
-    moments = {
-        f"{name}.{key}": value
-        for name, of_parameter in snapshot.optimizer.items()
-        for key, value in of_parameter.items()
-    }
-    if wrong := unsound({**moments, **snapshot.average, **snapshot.model}):
+    if wrong := unsound(snapshot.tensors()):
         raise ruined(run_uri, step, wrong, lr=snapshot.config.get("lr"))
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
@@ -245,11 +247,11 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     return uri
 
 
-def unsound(tensors: Mapping[str, torch.Tensor]) -> str:
+def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Name of the first tensor with a value that is no number or beyond ``_LARGEST``; empty without
     one. One pass over memory: ``isfinite`` takes five times as long.
     """
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)
             if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither

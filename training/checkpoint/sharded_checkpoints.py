@@ -209,14 +209,11 @@ def write_checkpoint(
     return uri
 
 
-def _parts_of(state: StateDict) -> dict[str, torch.Tensor]:
-    """What this rank holds of each tensor, by its name in the checkpoint."""
-    flat = flatten_state_dict(state)[0].items()
-    return {
-        name: value.to_local() if isinstance(value, DTensor) else value
-        for name, value in flat
-        if isinstance(value, torch.Tensor)
-    }
+def _parts_of(state: StateDict) -> Iterator[tuple[str, torch.Tensor]]:
+    """What this rank holds of each tensor, after its name in the checkpoint."""
+    for name, value in flatten_state_dict(state)[0].items():
+        if isinstance(value, torch.Tensor):
+            yield name, value.to_local() if isinstance(value, DTensor) else value
 
 
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:

@@ -242,6 +242,8 @@ class Driver:
     def _interrupted(self) -> int:
         saved = self._record.stopped_at if self._record else None
         where = f" at step {saved}" if saved is not None else ""
+        if not where and self._record and self._record.first_step_at:
+            where = " without saving the last steps"
         print(
             f"stopped{where}; the same command with --run {self._config.run} resumes it",
             file=sys.stderr,
