@@ -371,7 +371,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_at_step_0_by_itself(
     (tmp_path / "metrics.jsonl").write_text(lines)
     assert checkpoints.newest(str(tmp_path), pytest.fail) is None, "it never had one"
     (tmp_path / "metrics.jsonl").write_text(lines + '{"type": "saved", "step": 8}\n')
-    with pytest.raises(InputError, match=r"its record has one of step 8.*--from-scratch"):
+    with pytest.raises(InputError, match=r"that of step 8, in its record, is gone.*--from-scratch"):
         checkpoints.newest(str(tmp_path), pytest.fail)
     assert checkpoints.newest(str(tmp_path), pytest.fail, from_scratch=True) is None
 
@@ -441,7 +441,7 @@ def test_a_full_disk_is_one_sentence_for_whole_and_sharded_checkpoints(
     for write in writes.values():
         with pytest.raises(storage.FullError) as raised, storage.room(run, 134_000_000):
             write()
-        said = f"{run} has no room for a checkpoint of 134.0 MB: 20.1 MB are free"
+        said = f"{run} has no room for 1 x 134.0 MB of checkpoints: 20.1 MB are free"
         assert said in str(raised.value)
         assert exit_code(raised.value) == exits.STORAGE
 
@@ -455,7 +455,7 @@ def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(
     worker = one_rank(str(tmp_path / "not" / "there"))
     for free, fits in ((3 * size, True), (3 * size - 1, False)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        with nullcontext() if fits else pytest.raises(storage.FullError, match="3 checkpoints of"):
+        with nullcontext() if fits else pytest.raises(storage.FullError, match="3 x 240 B of"):
             checkpoints.check_room(worker, size, keep=2)
     save(worker.run_uri, 100)
     checkpoints.check_room(worker, size, keep=2)  # one of them is there already

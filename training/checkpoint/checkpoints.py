@@ -232,7 +232,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     check()
     step = snapshot.position.step
     if wrong := unsound(snapshot.tensors()):
-        raise ruined(run_uri, step, wrong, lr=snapshot.config.get("lr"))
+        raise ruined(run_uri, step, wrong)
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
     if place == uri:
@@ -259,24 +259,20 @@ def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     return ""
 
 
-def ruined(run_uri: str, step: int, tensor: str, *, lr: float | None) -> InputError:
+def ruined(run_uri: str, step: int, tensor: str) -> InputError:
     """Error of a save whose snapshot is not sound."""
     return InputError(
         f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
-        f"{tensor}, so it is not saved. {_advice(run_uri, lr)}"
+        f"{tensor}, so it is not saved. Give the same --run a lower --lr: {_continues(run_uri)}"
     )
 
 
-def _advice(run_uri: str, lr: float | None, *, has_set_aside: bool = False) -> str:
-    """How to continue a run that diverged."""
+def _continues(run_uri: str) -> str:
+    """Where a run that diverged continues."""
     saved = names(run_uri)
-    if saved:
-        also, where = "", f"it resumes from checkpoint {saved[-1]}, which is kept"
-    else:
-        also = " and --from-scratch" if has_set_aside else ""
-        where = "no checkpoint is left, so it starts at step 0"
-    now = "" if lr is None else f" (now {lr:g})"
-    return f"Give the same --run a lower --lr{now}{also}: {where}"
+    if not saved:
+        return "no checkpoint is left, so it starts at step 0"
+    return f"it resumes from checkpoint {saved[-1]}, which is kept"
 
 
 def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
@@ -376,8 +372,16 @@ def newest_usable(
             for name in damaged
             if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
         ]
-        if not (is_one_usable or from_scratch):
-            _check_beginning(run_uri, {name: damaged[name] for name in whole})
+        faults = [f"{name}: {damaged[name]}" for name in whole]
+        if not (is_one_usable or from_scratch or whole):
+            recorded = reader.read_metrics(run_uri).of(Saved)[-1:]
+            faults = [f"that of step {each.step}, in its record, is gone" for each in recorded]
+        if faults and not (is_one_usable or from_scratch):
+            raise InputError(
+                f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
+                f"({'; '.join(faults)}): restore their files, or give --from-scratch to set them "
+                "aside and start at step 0"
+            )
         then = "the one before it is used" if is_one_usable else "training starts at step 0"
         for name, fault in damaged.items():
             warn(f"checkpoint {name} is damaged ({fault}): {then}")
@@ -386,26 +390,6 @@ def newest_usable(
 
     on_all_ranks(pass_over)
     return here
-
-
-def _check_beginning(run_uri: str, damaged: Mapping[str, str]) -> None:
-    """
-    Args:
-        damaged: what is wrong with each checkpoint that was whole once.
-
-    Raises:
-        InputError: the run had a checkpoint, and would start at step 0 all the same.
-    """
-    recorded = [each.step for each in reader.read_metrics(run_uri).of(Saved)]
-    if not (damaged or recorded):
-        return
-    found = "; ".join(f"{name}: {fault}" for name, fault in damaged.items())
-    if not damaged:
-        found = f"its record has one of step {max(recorded)}, which is not there any more"
-    raise InputError(
-        f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
-        f"({found}): restore their files, or give --from-scratch to start at step 0"
-    )
 
 
 class Saver:
@@ -500,7 +484,8 @@ def check_room(worker: Worker, size: int, *, keep: int) -> None:
     def check() -> None:
         if worker.rank == 0:
             num = keep + 1 - len(names(worker.run_uri))
-            storage.check_room(worker.run_uri, num, size)
+            with storage.room(worker.run_uri, size, num=num):
+                pass
 
     on_all_ranks(check)
 
@@ -600,8 +585,10 @@ def diverged(worker: Worker, what: str, *, lr: float, after: int) -> InputError:
         bad = [name for name in names(run_uri) if (checkpoint_key(name) or (0,))[0] >= after]
         for name in bad:
             storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DIVERGED + name))
-        kept = f"; set aside as what led there: {', '.join(bad)}" if bad else ""
-        return f"{kept}. {_advice(run_uri, lr, has_set_aside=bool(bad))}"
+        aside = f"; set aside as what led there: {', '.join(bad)}" if bad else ""
+        also = " and --from-scratch" if bad and not names(run_uri) else ""
+        advice = f"Give the same --run a lower --lr (now {lr:g}){also}"
+        return f"{aside}. {advice}: {_continues(run_uri)}"
 
     return InputError(f"training diverged {what}{on_all_ranks(set_aside)[0]}")
 
@@ -716,10 +703,8 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     own: T | Exception
     try:
         own = task()
-    except InputError as error:
-        own = InputError(str(error))
-    except storage.FullError as error:
-        own = error
+    except (InputError, storage.FullError) as error:
+        own = type(error)(str(error))
     except Exception as error:
         if not storage.is_trouble(error):
             raise

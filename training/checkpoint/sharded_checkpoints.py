@@ -136,7 +136,6 @@ class Saver:
                 files=files,
                 group=self._group,
                 fence=fence,
-                lr=self._settings.get("lr"),
             )
             if self._worker.rank == 0:
                 checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence)
@@ -165,13 +164,11 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     group: dist.ProcessGroup,
     fence: int = 0,
-    lr: float | None = None,
 ) -> str:
     """Write a checkpoint with all ranks of ``group``; return its address.
 
     Args:
         fence: number of the lease that the run's writer holds; 0 without one.
-        lr: the run's, for the error of a state that is not sound.
 
     Raises:
         LostError: another process has taken the run over; on every rank.
@@ -183,8 +180,8 @@ def write_checkpoint(
     is_first = dist.get_rank(group) == 0
     written: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(written, checkpoints.unsound(_parts_of(state)), group=group)
-    if wrong := next(filter(None, written), ""):
-        raise checkpoints.ruined(run_uri, step, wrong, lr=lr)
+    for tensor in filter(None, written):
+        raise checkpoints.ruined(run_uri, step, tensor)
 
     def begin() -> str:
         check()
@@ -195,7 +192,7 @@ def write_checkpoint(
     try:
         save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-        raise OSError(_first_line(_cause(error))) from None
+        raise OSError(storage.first_line(_cause(error))) from None
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
 
     def complete() -> None:
@@ -289,8 +286,8 @@ class Found:
             if not _is_misfit(cause):
                 raise cause from None
             raise InputError(
-                f"checkpoint {self.uri} does not fit the model: {_first_line(cause)}; give the "
-                "model that the run began with, or another --run"
+                f"checkpoint {self.uri} does not fit the model: {storage.first_line(cause)}; "
+                "give the model that the run began with, or another --run"
             ) from None
 
     def load_weights(self, model: nn.Module) -> None:
@@ -330,7 +327,7 @@ class Found:
                 if storage.is_trouble(cause):
                     then = "the storage does not answer; try again later"
                 raise InputError(
-                    f"checkpoint {self.uri} cannot be read: {_first_line(cause)}; {then}"
+                    f"checkpoint {self.uri} cannot be read: {storage.first_line(cause)}; {then}"
                 ) from None
         return tensors
 
@@ -453,7 +450,7 @@ class _HashingStream:
         return getattr(self._stream, name)
 
 
-def _cause(error: CheckpointException) -> BaseException:
+def _cause(error: CheckpointException) -> Any:
     """Failure of the rank that says most: a wrong model before a lack of memory, and that before a
     storage that may answer the next time."""
     failures = [each for each, _ in error.failures.values()]
@@ -465,8 +462,3 @@ def _is_misfit(error: BaseException) -> bool:
     return isinstance(error, DamagedError | pickle.UnpicklingError) or str(error).startswith(
         _MISFITS
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

@@ -179,8 +179,9 @@ def _reached(run: RecordedRun) -> str:
         return ""
     words = f"{result.status} at step {result.steps:,} of {result.total_steps:,}"
     epochs = number(run.config.get("epochs"))
-    epoch = run.steps[-1].epoch if run.steps else math.inf
-    return words + (f" (epoch {epoch:.0f} of {epochs:.0f})" if epochs and epoch <= epochs else "")
+    if not (epochs and run.steps and run.steps[-1].epoch <= epochs):  # --max-steps may go on
+        return words
+    return f"{words} (epoch {run.steps[-1].epoch:.0f} of {epochs:.0f})"
 
 
 def _resumes(run: RecordedRun) -> list[str]:

@@ -164,50 +164,36 @@ def is_trouble(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno not in (None, *_FINAL)
 
 
-def check_room(uri: str, num: int, size: int) -> None:
-    """Make sure that a disk has room for more checkpoints; S3 always has.
-
-    Args:
-        num: how many of them.
-        size: bytes of each.
-
-    Raises:
-        FullError: it has not.
-    """
-    if not is_s3(uri) and num * size > _free(uri):
-        raise _full(uri, f"{num} checkpoints of {byte_size(size)} each")
-
-
 @contextlib.contextmanager
-def room(uri: str, size: int) -> Iterator[None]:
+def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
     """Turn the error of a full disk, whichever library meets it, into a sentence for people.
 
     Args:
-        uri: where a checkpoint is written; on its way to S3 it is in a temporary folder.
-        size: its bytes.
+        uri: where checkpoints are written; on its way to S3 one is in a temporary folder.
+        size: bytes of one.
+        num: a disk must have room for so many now.
 
     Raises:
         FullError: the disk is full.
     """
+    folder = Path(tempfile.gettempdir() if is_s3(uri) else uri)
     try:
+        if num * size > _free(folder) and not is_s3(uri):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
     except Exception as error:
-        if isinstance(error, FullError) or not is_full(error):
+        if not is_full(error):
             raise
-        folder = tempfile.gettempdir() if is_s3(uri) else uri
-        raise _full(folder, f"a checkpoint of {byte_size(size)}") from None
+        what = f"{max(num, 1)} x {byte_size(size)} of checkpoints"
+        raise FullError(
+            f"the disk of {folder} has no room for {what}: {byte_size(_free(folder))} are free, "
+            "and a quota may allow less; free some, then the same command continues the run"
+        ) from None
 
 
-def _full(folder: str, what: str) -> FullError:
-    return FullError(
-        f"the disk of {folder} has no room for {what}: {byte_size(_free(folder))} are free, and a "
-        "quota may allow less; free some, then the same command continues the run"
-    )
-
-
-def _free(folder: str) -> int:
+def _free(folder: Path) -> int:
     """Free bytes of the disk of a folder, which may not be there yet."""
-    place = next(each for each in [Path(folder), *Path(folder).parents] if each.exists())
+    place = next(each for each in (folder, *folder.parents) if each.exists())
     return shutil.disk_usage(place).free
 
 
