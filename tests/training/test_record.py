@@ -20,6 +20,7 @@ from training.record.events import (
     Measure,
     Preempted,
     Resume,
+    Saved,
     Saving,
     Skipped,
     Start,
@@ -181,7 +182,8 @@ def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what
     # The head is lost as well: another process keeps the record from here on.
     again = opened(folder)
     tell(again, start(4, resumed=True), step(5), skipped(6), taken("b", "c"), evaluation(2))
-    tell(again, finished())
+    tell(again, Saved(step=6), finished())
+    assert reader.read_metrics(str(folder)).of(Saved) == [Saved(step=6)]
     assert again.result is not None
     assert (again.result.skipped_steps, again.result.preempted) == (2, 3)
 
@@ -235,11 +237,11 @@ def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(
 
 def test_a_failed_run_names_its_error(kept: RunRecord, folder: Path) -> None:
     kept.handle(start())
-    kept.handle(Failed(message="training diverged at step 3"))
+    kept.handle(Failed(message="training diverged at step 3", code=exits.STORAGE))
     kept.close()
     result = result_of(folder)
     assert (result.status, result.error) == ("failed", "training diverged at step 3")
-    assert kept.exit_code == exits.BAD_INPUT
+    assert kept.exit_code == exits.STORAGE
 
 
 def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(folder: Path) -> None:
