@@ -450,12 +450,13 @@ def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = trained()  # 20 numbers, and two moments of each
-    size = checkpoints.size_of(optimizer, model.state_dict().values())
-    assert size == 3 * 20 * 4
+    size = 3 * 20 * 4
     worker = one_rank(str(tmp_path / "not" / "there"))
     for free, fits in ((3 * size, True), (3 * size - 1, False)):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         with nullcontext() if fits else pytest.raises(storage.FullError, match="3 x 240 B of"):
-            checkpoints.check_room(worker, size, keep=2)
+            assert checkpoints.check_room(worker, optimizer, model.parameters(), keep=2) == size
     save(worker.run_uri, 100)
-    checkpoints.check_room(worker, size, keep=2)  # one of them is there already
+    checkpoints.check_room(
+        worker, optimizer, model.parameters(), keep=2
+    )  # one of them is there already

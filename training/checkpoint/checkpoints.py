@@ -231,8 +231,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     check = partial(lease.check, run_uri, fence)
     check()
     step = snapshot.position.step
-    if wrong := unsound(snapshot.tensors()):
-        raise ruined(run_uri, step, wrong)
+    refuse_unsound(run_uri, step, [unsound(snapshot.tensors())])
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
     if place == uri:
@@ -259,12 +258,20 @@ def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     return ""
 
 
-def ruined(run_uri: str, step: int, tensor: str) -> InputError:
-    """Error of a save whose snapshot is not sound."""
-    return InputError(
-        f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
-        f"{tensor}, so it is not saved. Give the same --run a lower --lr: {_continues(run_uri)}"
-    )
+def refuse_unsound(run_uri: str, step: int, found: Iterable[str]) -> None:
+    """Refuse to save what a rank has found to be unsound.
+
+    Args:
+        found: result of ``unsound`` on each rank.
+
+    Raises:
+        InputError: the last update ruined the model.
+    """
+    for name in filter(None, found):
+        raise InputError(
+            f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
+            f"{name}, so it is not saved. Give the same --run a lower --lr: {_continues(run_uri)}"
+        )
 
 
 def _continues(run_uri: str) -> str:
@@ -417,7 +424,7 @@ class Saver:
         self._settings, self._data, self._keep = settings, data, keep
         self._average = average or {}
         self._newest: Snapshot | None = None
-        self._size = size_of(optimizer, [*model.state_dict().values(), *self._average.values()])
+        self._size = 0
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -429,7 +436,8 @@ class Saver:
             InputError: the run was trained on other data, or none of its checkpoints is usable.
         """
         found = self._newest = shared_newest(self._worker, from_scratch=from_scratch)
-        check_room(self._worker, self._size, keep=self._keep)
+        saved = [*self._model.state_dict().values(), *self._average.values()]
+        self._size = check_room(self._worker, self._optimizer, saved, keep=self._keep)
         if found is None:
             return Position()
         if found.data != self._data:
@@ -466,20 +474,25 @@ class Saver:
                 publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
 
 
-def size_of(optimizer: torch.optim.Optimizer, saved: Iterable[torch.Tensor]) -> int:
-    """Bytes of a checkpoint of all ranks, which holds tensors and the optimizer's moments."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    num_moments = 2 if "betas" in optimizer.defaults else 1
-    return sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+def check_room(
+    worker: Worker,
+    optimizer: torch.optim.Optimizer,
+    saved: Iterable[torch.Tensor],
+    *,
+    keep: int,
+) -> int:
+    """Make sure before the first step that a disk has room for the checkpoints to come: ``keep``,
+    and the one that is written before the oldest is removed. Return the bytes of one.
 
-
-def check_room(worker: Worker, size: int, *, keep: int) -> None:
-    """Fail before the first step if a disk has no room for the checkpoints to come: ``keep``, and
-    the one that is written before the oldest is removed.
+    Args:
+        saved: what it holds beside the optimizer's moments.
 
     Raises:
-        FullError: on every rank.
+        FullError: there is none; on every rank.
     """
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    num_moments = 2 if "betas" in optimizer.defaults else 1
+    size: int = sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
 
     def check() -> None:
         if worker.rank == 0:
@@ -488,6 +501,7 @@ def check_room(worker: Worker, size: int, *, keep: int) -> None:
                 pass
 
     on_all_ranks(check)
+    return size
 
 
 def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
@@ -652,9 +666,7 @@ def newest(
     """The newest usable checkpoint of a run, or None, on rank 0; None on others. See
     ``newest_usable``."""
 
-    def read(uri: str) -> Snapshot | None:
-        return None if rank else _fetch(uri)
-
+    read = (lambda _: None) if rank else _fetch
     return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
 
 

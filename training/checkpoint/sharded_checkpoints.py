@@ -85,9 +85,7 @@ class Saver:
         """
         self._worker, self._model, self._optimizer = worker, model, optimizer
         self._files, self._settings, self._keep = dict(files), dict(settings), keep
-        self._size = checkpoints.size_of(
-            optimizer, (each for each in model.parameters() if each.requires_grad)
-        )
+        self._size = 0
         self._group = dist.new_group(backend="gloo")
         on_gpu = worker.device.type == "cuda"
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
@@ -110,7 +108,8 @@ class Saver:
             InputError: the newest one is of another model, or none of them is usable.
         """
         found = newest(self._worker, from_scratch=from_scratch)
-        checkpoints.check_room(self._worker, self._size, keep=self._keep)
+        trained = filter(lambda each: each.requires_grad, self._model.parameters())
+        self._size = checkpoints.check_room(self._worker, self._optimizer, trained, keep=self._keep)
         if found is None:
             return Position()
         found.load(self._model, self._optimizer)
@@ -180,8 +179,7 @@ def write_checkpoint(
     is_first = dist.get_rank(group) == 0
     written: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(written, checkpoints.unsound(_parts_of(state)), group=group)
-    for tensor in filter(None, written):
-        raise checkpoints.ruined(run_uri, step, tensor)
+    checkpoints.refuse_unsound(run_uri, step, written)
 
     def begin() -> str:
         check()
