@@ -184,10 +184,10 @@ def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
     except Exception as error:
         if not is_full(error):
             raise
-        what = f"{max(num, 1)} x {byte_size(size)} of checkpoints"
+        needed, free = byte_size(max(num, 1) * size), byte_size(_free(folder))
         raise FullError(
-            f"the disk of {folder} has no room for {what}: {byte_size(_free(folder))} are free, "
-            "and a quota may allow less; free some, then the same command continues the run"
+            f"the disk of {folder} is full: checkpoints need {needed}, {free} are free (a quota "
+            "may allow less); free some, then the same command continues the run"
         ) from None
 
 
