@@ -25,7 +25,7 @@ from contract import exits
 from contract.errors import InputError, UnreachableError, exit_code
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
-from training.checkpoint import checkpoints, dcp, sharded_checkpoints
+from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
 from training.checkpoint.manifest import DamagedError
 from training.loop.metrics import StepMetrics
@@ -341,7 +341,7 @@ def test_what_led_to_a_divergence_is_set_aside_and_the_advice_that_is_printed_wo
 
     def diverge(*steps: StepMetrics, first: int) -> str:
         with pytest.raises(InputError, match="training diverged at step") as raised:
-            checkpoints.stop_if_diverged(steps, first, lr=0.5, worker=one_rank(run), limit=2)
+            divergence.stop_if_diverged(steps, first, lr=0.5, worker=one_rank(run), limit=2)
         return str(raised.value)
 
     # A step between was good: the weights of the checkpoint are not the ones that led there.

@@ -42,8 +42,6 @@ MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
 _DAMAGED: Final = "damaged-"
-#: Set aside as what led to a loss that is not a number; never removed.
-_DIVERGED: Final = "diverged-"
 #: The product of two such values overflows: no step from there is finite, whatever its rate.
 _LARGEST: Final = 1e30
 _READ_BYTES: Final = 1 << 22
@@ -259,10 +257,7 @@ def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def refuse_unsound(run_uri: str, step: int, found: Iterable[str]) -> None:
-    """Refuse to save what a rank has found to be unsound.
-
-    Args:
-        found: result of ``unsound`` on each rank.
+    """Refuse to save what ``unsound`` has found on any rank.
 
     Raises:
         InputError: the last update ruined the model.
@@ -270,11 +265,11 @@ def refuse_unsound(run_uri: str, step: int, found: Iterable[str]) -> None:
     for name in filter(None, found):
         raise InputError(
             f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
-            f"{name}, so it is not saved. Give the same --run a lower --lr: {_continues(run_uri)}"
+            f"{name}, so it is not saved. Give the same --run a lower --lr: {continues(run_uri)}"
         )
 
 
-def _continues(run_uri: str) -> str:
+def continues(run_uri: str) -> str:
     """Where a run that diverged continues."""
     saved = names(run_uri)
     if not saved:
@@ -548,65 +543,6 @@ def out_of_memory(error: torch.OutOfMemoryError, worker: Worker, *, advice: str)
     return InputError(f"out of GPU memory on rank {rank}; {kept}. {advice} ({first_line})")
 
 
-def stop_if_diverged(
-    steps: Sequence[StepMetrics],
-    first_step: int,
-    *,
-    lr: float,
-    worker: Worker,
-    in_a_row: int = 0,
-    limit: int = 1,
-) -> int:
-    """End the run once so many steps in a row had a loss or gradient that is not a number.
-
-    Args:
-        in_a_row: how many did before these steps.
-        limit: so many in a row end the run. A recipe that allows more than one skips their updates.
-
-    Returns:
-        How many did at the end of these steps.
-
-    Raises:
-        InputError: the limit is reached.
-    """
-    for number, found in enumerate(steps, start=first_step):
-        in_a_row = 0 if found.is_finite else in_a_row + 1
-        if in_a_row >= limit:
-            before = f", the last of {limit}" if limit > 1 else ""
-            what = f"at step {number}{before}: loss {found.loss}, gradient norm {found.grad_norm}"
-            raise diverged(worker, what, lr=lr, after=number - in_a_row)
-    return in_a_row
-
-
-def diverged(worker: Worker, what: str, *, lr: float, after: int) -> InputError:
-    """Error of a run whose loss is no longer a number; every rank calls this.
-
-    The checkpoints of step ``after`` and later hold the very weights that led there, whatever the
-    learning rate: rank 0 sets them aside.
-
-    Args:
-        after: the last step whose loss was a number.
-    """
-    worker.saves.finish()
-    if _is_distributed():
-        dist.barrier()  # the last save is whole once every rank has written its part
-    run_uri = worker.run_uri
-
-    def set_aside() -> str:
-        if worker.rank:
-            return ""
-        lease.check(run_uri, worker.fence)
-        bad = [name for name in names(run_uri) if (checkpoint_key(name) or (0,))[0] >= after]
-        for name in bad:
-            storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DIVERGED + name))
-        aside = f"; set aside as what led there: {', '.join(bad)}" if bad else ""
-        also = " and --from-scratch" if bad and not names(run_uri) else ""
-        advice = f"Give the same --run a lower --lr (now {lr:g}){also}"
-        return f"{aside}. {advice}: {_continues(run_uri)}"
-
-    return InputError(f"training diverged {what}{on_all_ranks(set_aside)[0]}")
-
-
 def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
     """Check sizes of all files of a checkpoint, and the content of one part of them in so many.
 
@@ -663,8 +599,7 @@ def read(folder: Path) -> Snapshot:
 def newest(
     run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False, rank: int = 0
 ) -> Snapshot | None:
-    """The newest usable checkpoint of a run, or None, on rank 0; None on others. See
-    ``newest_usable``."""
+    """The newest usable checkpoint of a run on rank 0, as with ``newest_usable``; None on others."""
 
     read = (lambda _: None) if rank else _fetch
     return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
@@ -700,7 +635,7 @@ def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | N
             rank=worker.rank,
         )
     ]
-    if _is_distributed():
+    if is_distributed():
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -722,7 +657,7 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
             raise
         own = UnreachableError(f"a checkpoint cannot be read: {error}")
     found: list[Any] = [own]
-    if _is_distributed():
+    if is_distributed():
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, own)
     for each in found:
@@ -731,7 +666,7 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     return found
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
