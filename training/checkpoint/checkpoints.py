@@ -599,7 +599,7 @@ def read(folder: Path) -> Snapshot:
 def newest(
     run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False, rank: int = 0
 ) -> Snapshot | None:
-    """The newest usable checkpoint of a run on rank 0, as with ``newest_usable``; None on others."""
+    """The newest usable checkpoint of a run on rank 0 (see ``newest_usable``); None on others."""
 
     read = (lambda _: None) if rank else _fetch
     return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
