@@ -185,6 +185,7 @@ class Driver:
                     self._display.phase(f"reading the data: {share:.0%}", transient=True)
                 elif isinstance(event, Warned):
                     self._display.show(event)
+        self._watch.forget()
         if workers.found is None:
             return False
         if isinstance(workers.found, Exception):

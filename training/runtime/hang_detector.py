@@ -54,7 +54,7 @@ class HangDetector:
             clock: seconds, from any beginning.
         """
         self._least_s, self._clock = least_s, clock
-        self._is_watching = self._is_loading = self._has_stepped = self._is_evaluating = False
+        self._is_watching = self._has_stepped = self._is_evaluating = False
         self._saving: Saving | None = None
         self._is_save_stuck = False
         self._heard_at = self._looked_at = clock()
@@ -85,9 +85,9 @@ class HangDetector:
         for event in events:
             match event:
                 case Joined():
-                    self._is_watching = self._is_loading = True
+                    self._is_watching, self._total = True, 0
                 case Start():
-                    self._is_watching, self._is_loading, self._has_stepped = True, False, False
+                    self._is_watching, self._has_stepped = True, False
                     self.step = before = event.step
                     self._total = event.total_steps
                 case Step():
@@ -110,7 +110,7 @@ class HangDetector:
 
     def limit_s(self) -> float:
         """Maximum duration of a silence at this moment."""
-        if self._is_loading:
+        if not self._total:
             return _LOADING * self._least_s
         has_pace = self._has_stepped and self._per_step and self.step < self._total
         if self._is_evaluating or self._is_save_stuck or not has_pace:
@@ -153,6 +153,10 @@ class Watch:
             if isinstance(event, Joined):
                 self._processes = [*event.processes]
         self._silence.hear(*events)
+
+    def forget(self) -> None:
+        """Expect nothing until workers join: they may wait for hosts for days."""
+        self._silence.forget()
 
     def restart_if_silent(self) -> Silent | None:
         """Where nothing has been heard for too long, note what the workers are doing and end them:
