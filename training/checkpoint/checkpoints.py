@@ -377,7 +377,7 @@ def newest_usable(
         faults = [f"{name}: {damaged[name]}" for name in whole]
         if not (is_one_usable or from_scratch or whole):
             recorded = reader.read_metrics(run_uri).of(Saved)[-1:]
-            faults = [f"that of step {each.step}, in its record, is gone" for each in recorded]
+            faults = [f"that of step {each.step} is gone or was set aside" for each in recorded]
         if faults and not (is_one_usable or from_scratch):
             raise InputError(
                 f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
