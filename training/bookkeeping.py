@@ -13,8 +13,7 @@ from typing import Final
 
 import torch
 
-from contract.errors import InputError
-from training.checkpoint import checkpoints
+from training.checkpoint import divergence
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
 from training.loop.worker import Worker, expect_steps
@@ -130,7 +129,7 @@ class Bookkeeping:
             stop=worker.stop_requested(), save=self._timetable.is_due()
         )
         # Before every save, so that a diverged model never becomes a checkpoint.
-        self._num_bad = checkpoints.stop_if_diverged(
+        self._num_bad = divergence.stop_if_diverged(
             steps,
             num_done - len(steps) + 1,
             lr=self._lr,
@@ -177,9 +176,11 @@ class Bookkeeping:
         score = self._score or self._evaluate()
         self._worker.saves.finish(retry=True)
         if not math.isfinite(score.loss):
-            raise InputError(
-                f"training diverged in its last steps: the evaluation loss is {score.loss}. Give "
-                f"another --run a lower --lr (now {self._lr:g})"
+            raise divergence.diverged(
+                self._worker,
+                f"in its last steps: the evaluation loss is {score.loss}",
+                lr=self._lr,
+                after=self._course.total_steps,
             )
         if publish is not None:
             publish()

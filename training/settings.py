@@ -71,9 +71,7 @@ class RunConfig:
     num_workers: int = option(
         1, low=1, help="training processes, one GPU each", same_on_resume=False, cli=False
     )
-    preset: str = option(
-        "", help="preset that these settings are based on", same_on_resume=False, cli=False
-    )
+    preset: str = option("", help="preset that these settings are based on", cli=False)
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -135,7 +133,6 @@ class ReplicaConfig(TrainingConfig):
         high=65_536,
         help="images per worker and step when a run first starts; the run then keeps its "
         "global batch on any number of workers",
-        same_on_resume=False,
     )
     global_batch: int = option(
         0,

@@ -160,7 +160,7 @@ def test_a_run_that_diverges_saves_nothing_more() -> None:
 
 def test_a_model_that_the_last_steps_have_ruined_is_not_published() -> None:
     run = Run(evaluation_loss=math.nan)
-    with pytest.raises(InputError, match="diverged in its last steps: the evaluation loss is nan"):
+    with pytest.raises(InputError, match=r"last steps: the evaluation loss is nan.*the same --run"):
         run.train()
     assert "published" not in run.done
 

@@ -3,7 +3,10 @@ cannot use any of its checkpoints does not start again by itself."""
 
 import errno
 import json
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +17,20 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from contract.errors import InputError, UnreachableError
-from tests.training.bucket import Bucket, install
-from training.checkpoint import checkpoints, dcp, sharded_checkpoints
+from benchmarks import processes
+from contract import exits
+from contract.errors import InputError, UnreachableError, exit_code
+from tests import forks
+from tests.training.bucket import RUN, Bucket, install
+from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
+from training.checkpoint.manifest import DamagedError
+from training.loop.metrics import StepMetrics
+from training.loop.saving import Saves
+from training.runtime.torchrun import TorchrunWorker
 from training.system import storage
 
 SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
@@ -90,7 +102,8 @@ def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
     save(run, 100, 200)
     with monkeypatch.context() as patch:
         patch.setattr(where, raising(error))
-        with pytest.raises(type(error)):
+        seen = UnreachableError if storage.is_trouble(error) else type(error)
+        with pytest.raises(seen):
             checkpoints.newest(run, pytest.fail)
     assert newest_step(run) == 200
 
@@ -147,7 +160,13 @@ def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
 def one_rank(run_uri: str) -> Any:
     """The only worker of a run, which tells no one what happens."""
     return SimpleNamespace(
-        rank=0, world_size=1, device=torch.device("cpu"), run_uri=run_uri, emit=lambda *_: None
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        run_uri=run_uri,
+        fence=0,
+        emit=lambda *_: None,
+        saves=Saves(lambda *_: None),
     )
 
 
@@ -267,3 +286,183 @@ def test_a_sharded_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_
     assert len(checkpoints.names(run)) == 2
     assert sharded_checkpoints.newest(worker, from_scratch=True) is None
     assert checkpoints.names(run) == []
+
+
+# --- what must not be saved, or trained on --------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["model", "average", "moment"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e35])
+def test_a_snapshot_that_the_last_update_ruined_is_not_saved(
+    tmp_path: Path, where: str, value: float
+) -> None:
+    run, bad = str(tmp_path), {"w": torch.tensor([1.0, value])}
+    save(run, 100)
+    changes: dict[str, dict[str, Any]] = {
+        "model": {"model": bad},
+        "average": {"average": bad},
+        "moment": {"optimizer": {"w": {"step": torch.tensor(3.0), "exp_avg": bad["w"]}}},
+    }
+    with pytest.raises(InputError, match=r"step 200 left .* in w.*lower --lr.*step-00000100"):
+        checkpoints.save(run, replace(snapshot(200), **changes[where]), keep=2)
+    assert newest_step(run) == 100
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def save_on_two_ranks(run: str) -> None:
+    """Rank 0 sees what only rank 1 holds."""
+    worker = TorchrunWorker(run_uri=run)
+    model: Any = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    if worker.rank:
+        moments: Any = next(iter(optimizer.state.values()))
+        moments["exp_avg_sq"].to_local()[-1:] = math.nan
+    with pytest.raises(InputError, match=r"step 7 left NaN.*weight.exp_avg_sq.*starts at step 0"):
+        save_sharded(run, 7, (model, optimizer), dist.new_group(backend="gloo"))
+    worker.close()
+
+
+def test_ranks_agree_not_to_save_what_one_of_them_has_ruined(tmp_path: Path) -> None:
+    processes.run(2, save_on_two_ranks, str(tmp_path), method=forks.METHOD)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("place", ["disk", "S3"])
+def test_what_led_to_a_divergence_is_set_aside_and_the_advice_that_is_printed_works(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RUN if place == "S3" else str(tmp_path / "r")
+    if place == "S3":
+        install(monkeypatch)
+    save(run, 100, 200, 300, keep=3)
+    bad, good = (StepMetrics(loss=loss, grad_norm=1.0, size=1) for loss in (math.nan, 2.0))
+
+    def diverge(*steps: StepMetrics, first: int) -> str:
+        with pytest.raises(InputError, match="training diverged at step") as raised:
+            divergence.stop_if_diverged(steps, first, lr=0.5, worker=one_rank(run), limit=2)
+        return str(raised.value)
+
+    # A step between was good: the weights of the checkpoint are not the ones that led there.
+    said = diverge(good, bad, bad, first=301)
+    assert "(now 0.5): it resumes from checkpoint step-00000300, which is kept" in said
+    # The skipped steps changed nothing: those two checkpoints hold the same weights.
+    said = diverge(bad, bad, first=200 + 1)
+    assert "set aside as what led there: step-00000200, step-00000300" in said
+    assert said.endswith(
+        "Give the same --run a lower --lr (now 0.5): it resumes from checkpoint "
+        "step-00000100, which is kept"
+    )
+    assert newest_step(run) == 100
+    said = diverge(bad, bad, first=101)
+    assert "lower --lr (now 0.5) and --from-scratch: no checkpoint is left" in said
+    save(run, 200, 300)
+    there = storage.list_folders(f"{run}/checkpoints")
+    assert [name for name in there if name.startswith("diverged-")] == [
+        f"diverged-step-00000{number}" for number in (100, 200, 300)
+    ], "never removed"
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_at_step_0_by_itself(
+    tmp_path: Path,
+) -> None:
+    lines = '{"type": "step", "step": 9, "loss": 1.0}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    assert checkpoints.newest(str(tmp_path), pytest.fail) is None, "it never had one"
+    (tmp_path / "metrics.jsonl").write_text(lines + '{"type": "saved", "step": 8}\n')
+    with pytest.raises(
+        InputError, match=r"that of step 8 is gone or was set aside.*--from-scratch"
+    ):
+        checkpoints.newest(str(tmp_path), pytest.fail)
+    assert checkpoints.newest(str(tmp_path), pytest.fail, from_scratch=True) is None
+
+
+def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
+    save(str(tmp_path), 100, 200)
+    manifest = tmp_path / "checkpoints" / "step-00000200" / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    warnings: list[str] = []
+    found = checkpoints.newest(str(tmp_path), warnings.append)
+    assert found is not None
+    assert found.position.step == 100
+    assert "step-00000200 is damaged (manifest.json cannot be read)" in warnings[0]
+
+
+def test_of_two_ranks_one_finds_the_damage_of_any_file(
+    tmp_path: Path, group: dist.ProcessGroup
+) -> None:
+    uri = save_sharded(str(tmp_path), 5, trained(), group)
+    for file in sorted(Path(uri).iterdir()):
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        found = []
+        for rank in (0, 1):
+            worker = one_rank(str(tmp_path))
+            worker.rank, worker.world_size = rank, 2
+            try:
+                sharded_checkpoints._checked(uri, worker)
+            except DamagedError:
+                found.append(rank)
+        assert found, file.name
+        file.write_bytes(content)
+
+
+def test_a_snapshot_is_copied_once_the_save_before_needs_its_buffers_no_more(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del group
+    done: list[str] = []
+    worker = one_rank(str(tmp_path))
+    worker.saves = SimpleNamespace(
+        finish=lambda: done.append("waited"), start=lambda *_: done.append("began")
+    )
+    saver = sharded_checkpoints.Saver(worker, *trained(), files={}, settings={}, keep=1)
+    monkeypatch.setattr(saver._stager, "stage", lambda _: done.append("copied"))
+    saver.save(Position(step=1))
+    assert done == ["waited", "copied", "began"]
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_sentence_for_whole_and_sharded_checkpoints(
+    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20_100_000))
+    writes: dict[str, Callable[[], object]] = {
+        "whole": lambda: save(run, 1),
+        "sharded": lambda: save_sharded(run, 1, trained(), group),
+    }
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(torch.serialization._open_zipfile_writer_file, "__init__", full)
+    monkeypatch.setattr(sharded_checkpoints._HashingStream, "write", full)
+    monkeypatch.setattr("training.checkpoint.checkpoints.torch.save", full, raising=False)
+    for write in writes.values():
+        with pytest.raises(storage.FullError) as raised, storage.room(run, 134_000_000):
+            write()
+        said = f"the disk of {run} is full: checkpoints need 134.0 MB, 20.1 MB are free"
+        assert said in str(raised.value)
+        assert exit_code(raised.value) == exits.STORAGE
+
+
+def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = trained()  # 20 numbers, and two moments of each
+    size = 3 * 20 * 4
+    worker = one_rank(str(tmp_path / "not" / "there"))
+    for free, fits in ((3 * size, True), (3 * size - 1, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        with (
+            nullcontext()
+            if fits
+            else pytest.raises(storage.FullError, match="need 720 B, 719 B are")
+        ):
+            assert checkpoints.check_room(worker, optimizer, model.parameters(), keep=2) == size
+    save(worker.run_uri, 100)
+    checkpoints.check_room(
+        worker, optimizer, model.parameters(), keep=2
+    )  # one of them is there already

@@ -58,8 +58,20 @@ def test_settings_survive_json_and_unknown_ones_of_a_newer_version_are_ignored()
 
 def test_what_a_resumed_run_may_change_is_not_reported() -> None:
     recorded = config(global_batch=64).to_json()
-    free = {"num_workers": 4, "report_every": 3, "storage": "/t", "preset": "x"}
+    free = {"num_workers": 4, "report_every": 3, "storage": "/t"}
     assert differences(recorded, config(global_batch=64, **free)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "had", "now"), [("preset", "tuned", "ddp"), ("batch_per_worker", 64, 32)]
+)
+def test_what_a_resumed_run_would_record_and_not_apply_is_refused(
+    name: str, had: Any, now: Any
+) -> None:
+    recorded = config(global_batch=64, **{name: had}).to_json()
+    resumed = config(**{name: now}).begun(recorded)
+    (found,) = differences(recorded, resumed)
+    assert found == f"--{name.replace('_', '-')}: the run has {had!r}, now {now!r}"
 
 
 @pytest.mark.parametrize("made", [config, fsdp])

@@ -10,13 +10,16 @@ import ray
 import ray.train
 from ray.exceptions import GetTimeoutError
 
-from contract import nodes
+from contract import exits, nodes
 from contract.errors import UnreachableError
 from contract.nodes import Range
-from training.runtime import local, trainer
+from training import recipes
+from training.record.events import Event, Failed
+from training.runtime import local, processes, torchrun, trainer
 from training.runtime.outcome import Failures
 from training.runtime.trainer import Submission
 from training.settings import RunConfig
+from training.system import storage
 
 ALLOWED = 2
 
@@ -140,3 +143,20 @@ def test_a_worker_that_is_forked_after_its_command_has_ended_does_nothing(tmp_pa
     assert worker.exitcode == 0
     with pytest.raises(EOFError):
         ours.recv()
+
+
+def test_a_disk_without_room_ends_a_run_at_once_and_a_job_may_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def train(_worker: object, _config: object) -> None:
+        raise storage.FullError("/runs has no room")
+
+    worker = SimpleNamespace(saves=SimpleNamespace(finish=lambda: None))
+    recipe: Any = SimpleNamespace(train=lambda: train)
+    monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
+    monkeypatch.setattr(processes, "introduce", lambda *_, **__: [])
+    monkeypatch.setattr(recipes, "config_from_json", lambda _: SimpleNamespace(recipe="ddp"))
+    monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
+    sent: list[Event] = []
+    local._train(sent.extend, {}, "/runs/r", 1)  # no crash: all would start again
+    assert sent == [Failed(message="/runs has no room", code=exits.STORAGE)]

@@ -25,6 +25,7 @@ from training.record.events import (
     Finished,
     Joined,
     Process,
+    Reading,
     Resume,
     Saving,
     Silent,
@@ -78,9 +79,13 @@ def stepping(silence: Silence) -> Silence:
     return silence
 
 
-def test_before_training_starts_nothing_is_expected(silence: Silence) -> None:
-    silence.tell((0, Joined(processes=())), (1e4, Joined(processes=())))
-    assert not silence.wait(1e4)
+def test_data_and_models_may_take_an_hour_between_two_signs_of_life(silence: Silence) -> None:
+    assert not silence.wait(1e4), "no process is known yet"
+    silence.tell((0, Joined(processes=())), (3500, Reading(done=1, total=2)))
+    assert not silence.wait(3500)
+    silence.tell((0, Joined(processes=())))  # those that train
+    assert not silence.wait(3500)
+    assert silence.wait(200)
 
 
 @pytest.mark.parametrize(
@@ -179,11 +184,17 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     assert found.stacks == "" if fails else written == f"written to s3://b/runs/r/{found.stacks}"
 
 
-def test_after_the_last_step_and_after_a_restart_nothing_is_expected(silence: Silence) -> None:
-    silence.tell((0, start(998)), (1, step(999)), (1, step(1000)))
-    assert not silence.wait(1e4)
-    silence.tell((0, start()), (1, step(1)), (1, Finished(step=1, seconds=1.0)))
-    assert not silence.wait(1e4)
+def test_what_follows_the_last_step_may_take_half_an_hour_between_two_signs_of_life(
+    silence: Silence,
+) -> None:
+    """The evaluation, the last save, the upload of the model, and the end of the processes."""
+    silence.tell((0, start(998)), (1, step(999)), (1, step(1000)), (1700, Saving(step=1000)))
+    silence.tell((1700, Evaluating()), (1700, Finished(step=1000, seconds=1.0)))
+    assert not silence.wait(1700)
+    assert silence.wait(200)
+
+
+def test_after_a_restart_nothing_is_expected(silence: Silence) -> None:
     silence.tell((0, start()), (1, step(1)), (1, Saving(step=1)))
     silence.forget()
     assert not silence.wait(1e4)

@@ -1,6 +1,7 @@
 """Proves the parts of the ImageNet recipe's loop: its course, its loss, its exact evaluation, and
 that a run which is interrupted goes on as if nothing had happened."""
 
+import errno
 import json
 import os
 import signal
@@ -129,8 +130,13 @@ def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:
             assert max(map(len, plan)) <= imagenet.most_per_worker(config(global_batch=32), num)
 
 
-def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_path: Path) -> None:
-    (tmp_path / "index.json").mkdir()  # as good as a disk that fails
+def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(uri: str) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", uri)
+
+    monkeypatch.setattr("training.system.storage.read_bytes", fail)
     worker: Any = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(UnreachableError, match=r"index\.json"):
         imagenet.open_pictures(config(data=str(tmp_path)), worker, ExitStack())

@@ -11,7 +11,7 @@ import pytest
 from contract import exits
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.sample_events import start, step
-from training.record import reader
+from training.record import events, page, reader
 from training.record.events import (
     Evaluation,
     Event,
@@ -20,6 +20,7 @@ from training.record.events import (
     Measure,
     Preempted,
     Resume,
+    Saved,
     Saving,
     Skipped,
     Start,
@@ -148,7 +149,8 @@ def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(folder: Path)
     assert [each.loss for each in steps] == [1.0] * 4 + [2.0] * 4
     assert metrics.of(Resume) == [Resume(step=4, world_size=2)]
     assert metrics.num_damaged == 0
-    assert result_of(folder).resumed_from == 4
+    assert resumed.result is not None
+    assert resumed.result.resumed_from == 4
 
 
 def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
@@ -156,7 +158,8 @@ def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
 ) -> None:
     tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
     tell(kept, start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished())
-    assert result_of(folder).resumed_from is None
+    assert kept.result is not None
+    assert kept.result.resumed_from is None
     assert steps_of(folder) == list(range(1, 9))
 
 
@@ -179,9 +182,10 @@ def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what
     # The head is lost as well: another process keeps the record from here on.
     again = opened(folder)
     tell(again, start(4, resumed=True), step(5), skipped(6), taken("b", "c"), evaluation(2))
-    tell(again, finished())
-    assert result_of(folder).skipped_steps == 2
-    assert result_of(folder).preempted == 3
+    tell(again, Saved(step=6), finished())
+    assert reader.read_metrics(str(folder)).of(Saved) == [Saved(step=6)]
+    assert again.result is not None
+    assert (again.result.skipped_steps, again.result.preempted) == (2, 3)
 
 
 def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(folder: Path) -> None:
@@ -233,10 +237,11 @@ def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(
 
 def test_a_failed_run_names_its_error(kept: RunRecord, folder: Path) -> None:
     kept.handle(start())
-    kept.handle(Failed(message="training diverged at step 3"))
+    kept.handle(Failed(message="training diverged at step 3", code=exits.STORAGE))
     kept.close()
     result = result_of(folder)
     assert (result.status, result.error) == ("failed", "training diverged at step 3")
+    assert kept.exit_code == exits.STORAGE
 
 
 def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(folder: Path) -> None:
@@ -271,10 +276,31 @@ def test_a_run_that_resumes_declares_its_measures_once(folder: Path) -> None:
     assert reader.read_metrics(str(folder)).of(Measure) == [BANDWIDTH]
 
 
+def test_lines_of_a_process_that_had_lost_the_run_do_not_count() -> None:
+    line = '{"type": "step", "step": %d, "loss": %d, "lr": 1, "grad_norm": 1, "epoch": 1, "time": 1'
+    texts = [f'{line % each}, "lease": {each[1]}}}' for each in ((1, 1), (2, 1), (2, 2), (3, 1))]
+    found = events.parse_metrics("\n".join([*texts, ""]).encode())
+    assert [(each.step, each.loss) for each in found.of(Step)] == [(1, 1), (2, 2)]
+
+
 def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) -> None:
     kept.handle(Failed(message="no data"))
     assert kept.close() is None
     assert reader.read_result(str(folder)) is None
+
+
+def test_a_run_is_complete_on_disk_only_once_its_report_is_there(
+    kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(run_dir: Path, result: Result) -> Path:
+        assert reader.read_result(str(run_dir)) is None, "a kill in here would leave no report"
+        return run_dir / result.status
+
+    monkeypatch.setattr(page, "write_report", drawn)
+    tell(kept, start(), step(1), finished())
+    kept.flush()
+    assert kept.close() == folder / "succeeded"
+    assert result_of(folder).status == "succeeded"
 
 
 class SlowBucket(Bucket):
@@ -371,9 +397,13 @@ def test_a_storage_that_fails_holds_up_nothing_and_misses_nothing(
     kept.flush_in_time()
     assert steps_of(RUN) == [1, 2, 3]
     tell(kept, finished())
+    (kept.folder / "tensorboard").mkdir()
+    (kept.folder / "tensorboard" / "trace.json").write_text("{}")
     assert kept.close() is None
     assert not kept.folder.exists()
     assert kept.error is None
+    sent = list(dict.fromkeys(name for name, _ in bucket.tries))
+    assert sent.index("report.html") < sent.index("trace.json") < sent.index("result.json")
     assert {"result.json", "report.html", "config.json", "progress.json"} <= {
         key.rpartition("/")[2] for key in bucket.objects
     }

@@ -214,6 +214,19 @@ def test_the_page_is_balanced_and_fetches_nothing(content: str, page: Page) -> N
     assert {a or b for a, b in used} <= set(ids)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_of_a_stopped_run_says_how_far_it_came_and_names_no_model(run_dir: Path) -> None:
+    change(run_dir / "config.json", {"epochs": 10})
+    change(run_dir / "environment.json", {"command": LAUNCH, "model": "/runs/first/model"})
+    change(run_dir / "result.json", {"status": "stopped", "steps": 3, "total_steps": 2350})
+    (run_dir / "evaluation.json").unlink()
+    text = " ".join(read(run_dir).text.split())
+    reached = "stopped at step 3 of 2,350 (epoch 3 of 10)"
+    assert text.count(reached) == 2
+    assert f"No evaluation yet: {reached}." in text
+    assert "/runs/first/model" not in text.partition("Configuration")[0]
+
+
 LAUNCH = "python -m training.launch ddp --epochs 3"
 
 
@@ -225,14 +238,13 @@ LAUNCH = "python -m training.launch ddp --epochs 3"
             "runs",
             f"{LAUNCH} --run first --overwrite",
             "succeeded",
-            f"Train again {LAUNCH} --run first --overwrite",
+            f"Train again {LAUNCH} --run first --overwrite Model trainctl download first",
         ),
         (
             "s3://bucket/runs",
             f"{LAUNCH} --run first --workers 1:4",
             "failed",
-            "Resume trainctl submit ddp --epochs 3 --run first Model trainctl download first "
-            "Files s3://bucket/runs/first/",
+            "Resume trainctl submit ddp --epochs 3 --run first Files s3://bucket/runs/first/",
         ),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 from contract.errors import InputError
 from training.checkpoint.sharded_checkpoints import _HashingFileSystem
 from training.loop.saving import Saves
-from training.record.events import Event, Saving, Warned
+from training.record.events import Event, Saved, Saving, Warned
 from training.runtime import ray_worker, trainer
 from training.system import storage
 
@@ -68,7 +68,9 @@ def test_what_trying_again_cannot_help_ends_the_run_at_once(saves: Saves) -> Non
         saves.look()
 
 
-def test_the_last_save_is_tried_again_before_the_run_says_that_it_is_saved(saves: Saves) -> None:
+def test_the_last_save_is_tried_again_before_the_run_says_that_it_is_saved(
+    saves: Saves, told: list[Event]
+) -> None:
     left = [SLOW_DOWN]
 
     def write() -> str:
@@ -79,11 +81,34 @@ def test_the_last_save_is_tried_again_before_the_run_says_that_it_is_saved(saves
     saves.start(10, write)
     saves.finish(retry=True)
     assert not left
+    (warning,) = [each.message for each in told if isinstance(each, Warned)]
+    assert warning.endswith("Please reduce your request rate.): it is tried again")
     saves.finish(retry=True)  # nothing is left to do
 
     saves.start(20, fails(SLOW_DOWN))
     with pytest.raises(OSError, match="reduce your request rate"):
         saves.finish(retry=True)
+
+
+def test_a_full_disk_does_not_end_the_training_but_the_last_save_is_not_tried_again(
+    saves: Saves, told: list[Event]
+) -> None:
+    tries: list[int] = []
+
+    def full() -> str:
+        tries.append(1)
+        raise storage.FullError("/runs has no room")
+
+    saves.start(10, full)
+    saves.start(20, full)
+    (warning,) = [each.message for each in told if isinstance(each, Warned)]
+    assert warning == (
+        "the checkpoint of step 10 could not be saved (/runs has no room): training continues, and "
+        "the next one is tried"
+    )
+    with pytest.raises(storage.FullError, match="/runs has no room"):
+        saves.finish(retry=True)
+    assert len(tries) == 2
 
 
 def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
@@ -113,7 +138,7 @@ def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
     saves.start(7, write)
     saves.finish()
     reported = [(each.step, each.written) for each in told if isinstance(each, Saving)]
-    assert len(reported) == len(told), "nothing failed"
+    assert told[len(reported) :] == [Saved(step=7)], "nothing failed"
     assert reported[:3] == [(7, begun)] * 3
     assert reported[-1] == (7, begun + 5)
 

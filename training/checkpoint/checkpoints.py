@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,16 @@ from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.loop.metrics import StepMetrics
 from training.loop.worker import Worker
-from training.record.events import Warned
+from training.record import reader
+from training.record.events import Saved, Warned
 from training.system import lease, storage
 
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
 _DAMAGED: Final = "damaged-"
+#: The product of two such values overflows: no step from there is finite, whatever its rate.
+_LARGEST: Final = 1e30
 _READ_BYTES: Final = 1 << 22
 #: Names what torch says of an archive that it cannot read; its other RuntimeErrors are of memory.
 _NO_ARCHIVE: Final = "PytorchStreamReader"
@@ -104,6 +107,13 @@ class Snapshot:
     average: dict[str, torch.Tensor] = field(default_factory=dict)
     """The running average of the model's weights, where a recipe keeps one: it becomes the model
     in the end."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What training made, with names for people."""
+        yield from self.model.items()
+        yield from self.average.items()
+        for name, moments in self.optimizer.items():
+            yield from ((f"{name}.{key}", value) for key, value in moments.items())
 
 
 #: What of a snapshot is in ``STATE_FILE`` as it is, beside the position.
@@ -218,6 +228,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     check = partial(lease.check, run_uri, fence)
     check()
     step = snapshot.position.step
+    refuse_unsound(run_uri, step, [unsound(snapshot.tensors())])
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
     if place == uri:
@@ -230,6 +241,39 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     complete(place, uri, files, check=check)
     prune(run_uri, keep=keep, step=step, fence=fence)
     return uri
+
+
+def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``; empty without
+    one. One pass over memory: ``isfinite`` takes five times as long.
+    """
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = torch.aminmax(tensor)
+            if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither
+                return name
+    return ""
+
+
+def refuse_unsound(run_uri: str, step: int, found: Iterable[str]) -> None:
+    """Refuse to save what ``unsound`` has found on any rank.
+
+    Raises:
+        InputError: the last update ruined the model.
+    """
+    for name in filter(None, found):
+        raise InputError(
+            f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
+            f"{name}, so it is not saved. Give the same --run a lower --lr: {continues(run_uri)}"
+        )
+
+
+def continues(run_uri: str) -> str:
+    """Where a run that diverged continues."""
+    saved = names(run_uri)
+    if not saved:
+        return "no checkpoint is left, so it starts at step 0"
+    return f"it resumes from checkpoint {saved[-1]}, which is kept"
 
 
 def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
@@ -274,46 +318,79 @@ def _damaged(run_uri: str) -> list[str]:
     return [name for name in names if name.startswith(f"{_DAMAGED}step-")]
 
 
-def pass_over(
+def newest_usable(
     run_uri: str,
-    damaged: Mapping[str, str],
+    read: Callable[[str], T],
     warn: Callable[[str], None],
     *,
-    is_one_usable: bool,
+    rank: int,
     from_scratch: bool,
-) -> None:
-    """Set damaged checkpoints aside, so that they are not counted nor read again.
+) -> T | None:
+    """The newest checkpoint that every rank can use, as this rank has read it; None without one.
 
-    One that was whole once becomes ``damaged-step-...``; one whose upload was cut off, or may still
-    go on, is removed once there is a later one.
+    Rank 0 sets damaged ones aside, so that they are not counted nor read again. One that was whole
+    once becomes ``damaged-step-...``; one whose upload was cut off, or may still go on, is removed
+    once there is a later one.
 
     Args:
-        damaged: what is wrong with each, by name.
-        warn: told of each.
-        is_one_usable: training continues from one before them.
-        from_scratch: it may start at step 0.
+        read: reads, or checks, the checkpoint at an address, or this rank's part of it. One that it
+            finds damaged is read once more: bytes can also change on their way here.
+        warn: told of each damaged one.
+        from_scratch: where a run has checkpoints and none of them is usable, return None.
 
     Raises:
         InputError: it would start at step 0 without having been told to; nothing is changed.
     """
-    # Read, because "does it exist?" is answered with no where a disk fails.
-    whole = [
-        name
-        for name in damaged
-        if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
-    ]
-    if whole and not (is_one_usable or from_scratch):
-        each = "; ".join(f"{name}: {damaged[name]}" for name in whole)
-        raise InputError(
-            f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
-            f"({each}): restore their files, or give --from-scratch to set them aside and start "
-            "at step 0"
-        )
-    then = "the one before it is used" if is_one_usable else "training starts at step 0"
-    for name, fault in damaged.items():
-        warn(f"checkpoint {name} is damaged ({fault}): {then}")
-        if name in whole:
-            storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DAMAGED + name))
+    here: T | None = None
+
+    def fault_of(name: str) -> str:
+        """What this rank finds wrong with a checkpoint; empty where that is nothing."""
+        nonlocal here
+        fault = ""
+        for _ in range(2):
+            try:
+                here = read(place_of(run_uri, name))
+                return ""
+            except DamagedError as error:
+                fault = str(error)
+        return fault
+
+    damaged: dict[str, str] = {}
+    is_one_usable = False
+    for name in reversed(on_all_ranks(lambda: [] if rank else names(run_uri))[0]):
+        fault = next(filter(None, on_all_ranks(partial(fault_of, name))), "")
+        if not fault:
+            is_one_usable = True
+            break
+        damaged[name], here = fault, None
+
+    def pass_over() -> None:
+        if rank:
+            return
+        # Read, because "does it exist?" is answered with no where a disk fails.
+        whole = [
+            name
+            for name in damaged
+            if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
+        ]
+        faults = [f"{name}: {damaged[name]}" for name in whole]
+        if not (is_one_usable or from_scratch or whole):
+            recorded = reader.read_metrics(run_uri).of(Saved)[-1:]
+            faults = [f"that of step {each.step} is gone or was set aside" for each in recorded]
+        if faults and not (is_one_usable or from_scratch):
+            raise InputError(
+                f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
+                f"({'; '.join(faults)}): restore their files, or give --from-scratch to set them "
+                "aside and start at step 0"
+            )
+        then = "the one before it is used" if is_one_usable else "training starts at step 0"
+        for name, fault in damaged.items():
+            warn(f"checkpoint {name} is damaged ({fault}): {then}")
+            if name in whole:
+                storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DAMAGED + name))
+
+    on_all_ranks(pass_over)
+    return here
 
 
 class Saver:
@@ -341,6 +418,7 @@ class Saver:
         self._settings, self._data, self._keep = settings, data, keep
         self._average = average or {}
         self._newest: Snapshot | None = None
+        self._size = 0
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -352,6 +430,8 @@ class Saver:
             InputError: the run was trained on other data, or none of its checkpoints is usable.
         """
         found = self._newest = shared_newest(self._worker, from_scratch=from_scratch)
+        saved = [*self._model.state_dict().values(), *self._average.values()]
+        self._size = check_room(self._worker, self._optimizer, saved, keep=self._keep)
         if found is None:
             return Position()
         if found.data != self._data:
@@ -377,16 +457,45 @@ class Saver:
             data=self._data,
             average=self._average,
         )
-        worker.saves.start(
-            position.step,
-            partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence),
-        )
+        write = partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence)
+        worker.saves.start(position.step, storage.room(worker.run_uri, self._size)(write))
 
     def publish(self) -> None:
         """Publish the model of the newest snapshot, on rank 0."""
         if self._worker.rank == 0:
             assert self._newest is not None
-            publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
+            with storage.room(self._worker.run_uri, self._size):
+                publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
+
+
+def check_room(
+    worker: Worker,
+    optimizer: torch.optim.Optimizer,
+    saved: Iterable[torch.Tensor],
+    *,
+    keep: int,
+) -> int:
+    """Make sure before the first step that a disk has room for the checkpoints to come: ``keep``,
+    and the one that is written before the oldest is removed. Return the bytes of one.
+
+    Args:
+        saved: what it holds beside the optimizer's moments.
+
+    Raises:
+        FullError: there is none; on every rank.
+    """
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    num_moments = 2 if "betas" in optimizer.defaults else 1
+    size: int = sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+
+    def check() -> None:
+        if worker.rank == 0:
+            num = keep + 1 - len(names(worker.run_uri))
+            with storage.room(worker.run_uri, size, num=num):
+                pass
+
+    on_all_ranks(check)
+    return size
 
 
 def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
@@ -427,46 +536,6 @@ def out_of_memory(error: torch.OutOfMemoryError, worker: Worker, *, advice: str)
     kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
     rank = worker.rank
     return InputError(f"out of GPU memory on rank {rank}; {kept}. {advice} ({first_line})")
-
-
-def stop_if_diverged(
-    steps: Sequence[StepMetrics],
-    first_step: int,
-    *,
-    lr: float,
-    worker: Worker,
-    in_a_row: int = 0,
-    limit: int = 1,
-) -> int:
-    """End the run once so many steps in a row had a loss or gradient that is not a number.
-
-    Called before each save, so a diverged model never becomes a checkpoint.
-
-    Args:
-        in_a_row: how many did before these steps.
-        limit: so many in a row end the run. A recipe that allows more than one skips their updates.
-
-    Returns:
-        How many did at the end of these steps.
-
-    Raises:
-        InputError: the limit is reached.
-    """
-    for number, found in enumerate(steps, start=first_step):
-        in_a_row = 0 if found.is_finite else in_a_row + 1
-        if in_a_row >= limit:
-            worker.saves.finish()
-            if _is_distributed():
-                dist.barrier()  # the last save is whole once every rank has written its part
-            saved = names(worker.run_uri)
-            where = f"checkpoint {saved[-1]}, which is kept" if saved else "the beginning"
-            before = f", the last of {limit}" if limit > 1 else ""
-            raise InputError(
-                f"training diverged at step {number}{before}: loss {found.loss}, gradient norm "
-                f"{found.grad_norm}. Give the same --run a lower --lr (now {lr:g}): it resumes "
-                f"from {where}"
-            )
-    return in_a_row
 
 
 def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
@@ -523,26 +592,12 @@ def read(folder: Path) -> Snapshot:
 
 
 def newest(
-    run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False
+    run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False, rank: int = 0
 ) -> Snapshot | None:
-    """Return the newest usable checkpoint of a run, or None; ``warn`` of each one passed over.
+    """The newest usable checkpoint of a run on rank 0 (see ``newest_usable``); None on others."""
 
-    Args:
-        from_scratch: where a run has checkpoints and none of them is usable, return None.
-
-    Raises:
-        InputError: none of the run's checkpoints is usable.
-    """
-    found: Snapshot | None = None
-    damaged: dict[str, str] = {}
-    for name in reversed(names(run_uri)):
-        try:
-            found = confirmed(partial(_fetch, place_of(run_uri, name)))
-            break
-        except DamagedError as damage:
-            damaged[name] = str(damage)
-    pass_over(run_uri, damaged, warn, is_one_usable=found is not None, from_scratch=from_scratch)
-    return found
+    read = (lambda _: None) if rank else _fetch
+    return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
 
 
 def _fetch(uri: str) -> Snapshot:
@@ -560,15 +615,6 @@ def _fetch(uri: str) -> Snapshot:
             raise DamagedError(f"it cannot be read: {error}") from None
 
 
-def confirmed(task: Callable[[], T]) -> T:
-    """Result of ``task``, which checks a checkpoint. What it finds damaged is checked once more:
-    bytes can also change on their way here."""
-    try:
-        return task()
-    except DamagedError:
-        return task()
-
-
 def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | None:
     """Let rank 0 choose and read the newest usable checkpoint, so that all ranks continue from the
     same one; None where there is none.
@@ -576,18 +622,15 @@ def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | N
     Raises:
         InputError: none of the run's checkpoints is usable, and ``from_scratch`` is not given.
     """
-    box: list[Snapshot | None] = [None]
-
-    def choose() -> None:
-        if worker.rank == 0:
-            box[0] = newest(
-                worker.run_uri,
-                lambda text: worker.emit(Warned(message=text)),
-                from_scratch=from_scratch,
-            )
-
-    on_all_ranks(choose)
-    if _is_distributed():
+    box = [
+        newest(
+            worker.run_uri,
+            lambda text: worker.emit(Warned(message=text)),
+            from_scratch=from_scratch,
+            rank=worker.rank,
+        )
+    ]
+    if is_distributed():
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
@@ -602,14 +645,14 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     own: T | Exception
     try:
         own = task()
-    except InputError as error:
-        own = InputError(str(error))
+    except (InputError, storage.FullError) as error:
+        own = type(error)(str(error))
     except Exception as error:
         if not storage.is_trouble(error):
             raise
         own = UnreachableError(f"a checkpoint cannot be read: {error}")
     found: list[Any] = [own]
-    if _is_distributed():
+    if is_distributed():
         found = [None] * dist.get_world_size()
         dist.all_gather_object(found, own)
     for each in found:
@@ -618,7 +661,7 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     return found
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 

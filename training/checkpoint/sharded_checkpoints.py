@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -40,6 +41,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from contract.errors import InputError
 from contract.runs import RunPaths
@@ -83,6 +85,7 @@ class Saver:
         """
         self._worker, self._model, self._optimizer = worker, model, optimizer
         self._files, self._settings, self._keep = dict(files), dict(settings), keep
+        self._size = 0
         self._group = dist.new_group(backend="gloo")
         on_gpu = worker.device.type == "cuda"
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
@@ -105,6 +108,8 @@ class Saver:
             InputError: the newest one is of another model, or none of them is usable.
         """
         found = newest(self._worker, from_scratch=from_scratch)
+        trained = filter(lambda each: each.requires_grad, self._model.parameters())
+        self._size = checkpoints.check_room(self._worker, self._optimizer, trained, keep=self._keep)
         if found is None:
             return Position()
         found.load(self._model, self._optimizer)
@@ -124,14 +129,21 @@ class Saver:
         def write() -> str:
             run_uri, step, fence = self._worker.run_uri, position.step, self._worker.fence
             uri = write_checkpoint(
-                run_uri, step, state, files=files, group=self._group, fence=fence
+                run_uri,
+                step,
+                state,
+                files=files,
+                group=self._group,
+                fence=fence,
             )
             if self._worker.rank == 0:
                 checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence)
             return uri
 
         position = replace(position)
-        self._worker.saves.start(position.step, write)
+        self._worker.saves.start(
+            position.step, storage.room(self._worker.run_uri, self._size)(write)
+        )
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
@@ -159,11 +171,15 @@ def write_checkpoint(
 
     Raises:
         LostError: another process has taken the run over; on every rank.
+        InputError: a rank's part of the state is not sound; on every rank.
         OSError: the storage refuses to be written to; what is written is left as it is.
     """
     uri = RunPaths(run_uri).checkpoint(step, fence)
     check = partial(lease.check, run_uri, fence)
     is_first = dist.get_rank(group) == 0
+    written: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(written, checkpoints.unsound(_parts_of(state)), group=group)
+    checkpoints.refuse_unsound(run_uri, step, written)
 
     def begin() -> str:
         check()
@@ -174,8 +190,7 @@ def write_checkpoint(
     try:
         save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-        raise OSError(_first_line(error)) from None
-    written: list[Any] = [None] * dist.get_world_size(group)
+        raise OSError(storage.first_line(_cause(error))) from None
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
 
     def complete() -> None:
@@ -187,6 +202,13 @@ def write_checkpoint(
 
     _first_does(complete, group)
     return uri
+
+
+def _parts_of(state: StateDict) -> Iterator[tuple[str, torch.Tensor]]:
+    """What this rank holds of each tensor, after its name in the checkpoint."""
+    for name, value in flatten_state_dict(state)[0].items():
+        if isinstance(value, torch.Tensor):
+            yield name, value.to_local() if isinstance(value, DTensor) else value
 
 
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
@@ -262,8 +284,8 @@ class Found:
             if not _is_misfit(cause):
                 raise cause from None
             raise InputError(
-                f"checkpoint {self.uri} does not fit the model: {_first_line(cause)}; give the "
-                "model that the run began with, or another --run"
+                f"checkpoint {self.uri} does not fit the model: {storage.first_line(cause)}; "
+                "give the model that the run began with, or another --run"
             ) from None
 
     def load_weights(self, model: nn.Module) -> None:
@@ -303,7 +325,7 @@ class Found:
                 if storage.is_trouble(cause):
                     then = "the storage does not answer; try again later"
                 raise InputError(
-                    f"checkpoint {self.uri} cannot be read: {_first_line(cause)}; {then}"
+                    f"checkpoint {self.uri} cannot be read: {storage.first_line(cause)}; {then}"
                 ) from None
         return tensors
 
@@ -331,44 +353,13 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
     Raises:
         InputError: none of the run's checkpoints is usable.
     """
-
-    run_uri = worker.run_uri
-    here: Found | None = None
-
-    def listed() -> list[str]:
-        return [] if worker.rank else checkpoints.names(run_uri)
-
-    def fault_of(name: str) -> str:
-        """What this rank finds wrong with a checkpoint; empty where that is nothing."""
-        nonlocal here
-        try:
-            here = checkpoints.confirmed(
-                partial(_checked, checkpoints.place_of(run_uri, name), worker)
-            )
-        except DamagedError as error:
-            return str(error)
-        return ""
-
-    damaged: dict[str, str] = {}
-    for name in reversed(checkpoints.on_all_ranks(listed)[0]):
-        faults = checkpoints.on_all_ranks(partial(fault_of, name))
-        fault = next((each for each in faults if each), "")
-        if not fault:
-            break
-        damaged[name], here = fault, None
-
-    def pass_over() -> None:
-        if worker.rank == 0:
-            checkpoints.pass_over(
-                run_uri,
-                damaged,
-                lambda text: worker.emit(Warned(message=text)),
-                is_one_usable=here is not None,
-                from_scratch=from_scratch,
-            )
-
-    checkpoints.on_all_ranks(pass_over)
-    return here
+    return checkpoints.newest_usable(
+        worker.run_uri,
+        partial(_checked, worker=worker),
+        lambda text: worker.emit(Warned(message=text)),
+        rank=worker.rank,
+        from_scratch=from_scratch,
+    )
 
 
 def _checked(uri: str, worker: Worker) -> "Found":
@@ -410,6 +401,13 @@ class _Writer(FsspecWriter):
         self.fs = _HashingFileSystem(self.files)  # type: ignore[assignment]
         self.path = self.fs.init_path(uri)
 
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            # Torch closes its archive after a failed write, which fails too, and says less.
+            raise error.__context__ or error from None
+
 
 class _HashingFileSystem(StorageFiles):
     def __init__(self, files: dict[str, File]) -> None:
@@ -450,7 +448,7 @@ class _HashingStream:
         return getattr(self._stream, name)
 
 
-def _cause(error: CheckpointException) -> BaseException:
+def _cause(error: CheckpointException) -> Any:
     """Failure of the rank that says most: a wrong model before a lack of memory, and that before a
     storage that may answer the next time."""
     failures = [each for each, _ in error.failures.values()]
@@ -462,8 +460,3 @@ def _is_misfit(error: BaseException) -> bool:
     return isinstance(error, DamagedError | pickle.UnpicklingError) or str(error).startswith(
         _MISFITS
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__

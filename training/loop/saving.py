@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contract.errors import InputError
-from training.record.events import Event, Saving, Warned
+from training.record.events import Event, Saved, Saving, Warned
 from training.system import storage
 
 #: So many saves in a row may fail before the run does: what a crash would cost grows with each.
@@ -79,7 +79,7 @@ class Saves:
             InputError: the run has been taken over, say: trying again would not help.
             Exception: of a save that failed, when too many have in a row, or with ``retry``.
         """
-        self._wait()
+        self._wait(is_last=retry)
         if retry and self._num_failed and self._write is not None:
             self._num_failed = _MOST_FAILED - 1  # one more failure is raised
             self.start(self._step, self._write)
@@ -96,7 +96,7 @@ class Saves:
     def _report(self) -> None:
         self._emit(Saving(step=self._step, written=storage.Written.total))
 
-    def _wait(self) -> None:
+    def _wait(self, *, is_last: bool = False) -> None:
         if self._thread is None:
             return
         while self._thread.is_alive():
@@ -106,13 +106,19 @@ class Saves:
         self._thread, error, self._error = None, self._error, None
         if error is None:
             self._num_failed, self._write = 0, None
+            self._emit(Saved(step=self._step))
             return
         self._num_failed += 1
-        if isinstance(error, InputError) or self._num_failed >= _MOST_FAILED:
+        # A disk that is full is so the next moment too.
+        is_final = isinstance(error, InputError) or (
+            is_last and isinstance(error, storage.FullError)
+        )
+        if is_final or self._num_failed >= _MOST_FAILED:
             raise error
+        then = "it is tried again" if is_last else "training continues, and the next one is tried"
         self._emit(
             Warned(
                 message=f"the checkpoint of step {self._step} could not be saved "
-                f"({storage.first_line(error)}): training goes on, and the next one is tried"
+                f"({storage.first_line(error)}): {then}"
             )
         )

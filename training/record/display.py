@@ -258,7 +258,7 @@ def _silent_line(event: Silent) -> str:
     where = f"; stacks are in {event.stacks}" if event.stacks else ""
     return (
         f"nothing was heard for {duration(event.seconds)} after step {event.after:,} "
-        f"({', '.join(others) or 'all workers wait'}){where}: the workers start again"
+        f"({', '.join(others) or 'all workers wait'}){where}: all are ended"
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, get_args
 
+from contract import exits
 from contract.runs import METRICS_FILE
 from contract.text import percent, significant
 from training.record import fields
@@ -290,6 +291,15 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A checkpoint is whole. A line of ``metrics.jsonl``: a run that has one does not start at step
+    0 by itself."""
+
+    step: int
+    """Optimizer steps done, and to be found in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
     """A worker, as it is found again from outside."""
 
@@ -356,6 +366,8 @@ class Failed:
 
     message: str
     """What happened, and what to do about it."""
+    code: int = exits.BAD_INPUT
+    """Exit code of the command."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,6 +402,7 @@ Event = (
     | Silent
     | Resume
     | Saving
+    | Saved
     | Joined
     | Evaluating
     | Reading

@@ -12,6 +12,7 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -30,15 +31,18 @@ from training.record.events import Sample, Silent
 from training.record.fields import number
 from training.record.plots import COLORS, Plot, draw
 from training.record.reader import RecordedRun, figure, listed, read_run
-from training.record.result import SUCCEEDED, Classification, HeldOutText, Table
+from training.record.result import SUCCEEDED, Classification, HeldOutText, Result, Table
 from training.system import storage
 
 _HERE: Final = Path(__file__).parent
 _MAX_CLASSES: Final = 40
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, result: Result | None = None) -> Path:
     """Write ``report.html`` into ``run_dir`` and return its path.
+
+    Args:
+        result: in place of that in the folder.
 
     The same record gives the same bytes. The file is replaced whole, so a reader never sees half
     of it. Matplotlib's settings are changed while this runs: not for use while another thread
@@ -49,6 +53,7 @@ def write_report(run_dir: Path) -> Path:
         OSError: A file cannot be read or written.
     """
     run = read_run(run_dir)
+    run = replace(run, result=result or run.result)
     with plots.drawing():
         drawn = draw(run)
     path = run_dir / REPORT_FILE
@@ -63,6 +68,7 @@ def page(run: RecordedRun, drawn: Sequence[Plot]) -> str:
         run=run,
         status=_status(run),
         facts=_facts(run),
+        reached=_reached(run),
         error=run.result.error if run.result else None,
         key_figures=key_figures(run),
         plots=drawn,
@@ -159,9 +165,23 @@ def _facts(run: RecordedRun) -> list[str]:
     facts = [f"recipe {run.config.get('recipe', 'unknown')}"]
     if preset := run.config.get("preset"):
         facts.append(f"preset {preset}")
+    if reached := _reached(run):
+        facts.append(reached)
     if started := run.environment.get("started_at"):
         facts.append(f"started {_moment(started)}")
     return facts
+
+
+def _reached(run: RecordedRun) -> str:
+    """How far a run came that did not come to its end; empty for others."""
+    result = run.result
+    if result is None or result.status == SUCCEEDED or not result.total_steps:
+        return ""
+    words = f"{result.status} at step {result.steps:,} of {result.total_steps:,}"
+    epochs = number(run.config.get("epochs"))
+    if not (epochs and run.steps and run.steps[-1].epoch <= epochs):  # --max-steps may go on
+        return words
+    return f"{words} (epoch {run.steps[-1].epoch:.0f} of {epochs:.0f})"
 
 
 def _resumes(run: RecordedRun) -> list[str]:
@@ -298,8 +318,9 @@ def _next_steps(run: RecordedRun) -> list[tuple[str, str]]:
     command = command.replace(" --overwrite", "")
     is_complete = run.result is not None and run.result.status == SUCCEEDED
     rows = [("Train again", f"{command} --overwrite") if is_complete else ("Resume", command)]
-    found = {name: run.environment.get(name) for name in ("model", "export")}
-    rows += [(name.title(), str(place)) for name, place in found.items() if place]
+    if is_complete:  # a model is published at the end
+        found = {name: run.environment.get(name) for name in ("model", "export")}
+        rows += [(name.title(), str(place)) for name, place in found.items() if place]
     return [*rows, ("Files", f"{storage}/{run.name}/")]
 
 

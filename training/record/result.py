@@ -38,6 +38,8 @@ class Result:
     ``progress.json``; None without a job, or where a price is missing."""
     steps: int
     """Steps done."""
+    total_steps: int | None = None
+    """The whole run's."""
     rate: Rate | None
     """What was trained on per second, by all workers together: median over the evaluations; left
     out for a recipe that trains on nothing."""

@@ -32,6 +32,7 @@ from training.record.events import (
     RankTimes,
     Resume,
     Sample,
+    Saved,
     Saving,
     Silent,
     Skipped,
@@ -179,12 +180,12 @@ class RunRecord:
             case Skipped():
                 self._append(event)
                 self._step = event.step
-            case RankTimes() | Sample() | Loaded():
+            case RankTimes() | Sample() | Loaded() | Saved():
                 self._append(event)
             case Stopped():
                 self.stopped_at = event.step
             case Failed():
-                self.error, self.exit_code = event.message, exits.BAD_INPUT
+                self.error, self.exit_code = event.message, event.code
             case Finished():
                 if event.evaluation is not None:
                     self._write_json(runs.EVALUATION_FILE, fields.to_json(event.evaluation))
@@ -193,7 +194,7 @@ class RunRecord:
                 self.is_finished = True
                 if event.shortfall is not None:
                     self.error, self.exit_code = event.shortfall, exits.FAILED
-                self._write_result(SUCCEEDED if self.error is None else "failed", event)
+                self._set_result(SUCCEEDED if self.error is None else "failed", event)
 
     @property
     def is_complete(self) -> bool:
@@ -206,10 +207,14 @@ class RunRecord:
         if self._start is not None:
             if not self.is_finished:
                 status: Status = "stopped" if self.error is None else "failed"
-                self._write_result(status)
+                self._set_result(status)
             from training.record.page import write_report  # takes as long to load as all else
 
-            report = self._on_disk(lambda: write_report(self.folder))
+            assert self.result is not None
+            try:
+                report = self._on_disk(lambda: write_report(self.folder, self.result))
+            finally:  # a run that has a result is complete: the report comes first
+                self._write_json(runs.RESULT_FILE, self.result.to_json())
         # An upload may take its time: meanwhile the run's own files are sent.
         self._trackers.close(self.exit_code, wait_s=3)
         self._send_all()
@@ -363,8 +368,8 @@ class RunRecord:
         self._pace, self._last_step = Pace(), None
         self._progress_at = self._clock() + EVERY_S
 
-    def _write_result(self, status: Status, end: Finished | None = None) -> None:
-        """Write ``result.json``.
+    def _set_result(self, status: Status, end: Finished | None = None) -> None:
+        """Put the result together, which ``close`` writes.
 
         Args:
             end: of a run that has come to its end.
@@ -389,6 +394,7 @@ class RunRecord:
             total_seconds=self._clock() - self._began,
             usd=self._spending.usd() if self._spending else None,
             steps=self._step,
+            total_steps=self._start.total_steps,
             rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
             world_size=self._start.world_size,
             hosts=hosts[-1] if hosts else (),
@@ -404,7 +410,6 @@ class RunRecord:
             precision=self._start.precision,
             error=self.error,
         )
-        self._write_json(runs.RESULT_FILE, self.result.to_json())
 
     def _read(self) -> Metrics:
         kept = None if self._is_anew else storage.read_bytes(str(self._metrics))

@@ -145,6 +145,8 @@ class Driver:
             if record.error is not None or self._lease.lost:
                 break
             if stop_by is None and (silent := self._watch.restart_if_silent()):
+                if record.is_finished:
+                    break  # nothing is missing but the end of a process
                 record.handle(silent)
             if self._signals and stop_by is None:
                 if record.first_step_at is None:
@@ -171,13 +173,20 @@ class Driver:
         while not workers.is_done:
             if self._signals:
                 return False
-            for event in workers.poll():
+            if self._lease.lost:
+                raise InputError(self._lease.lost)
+            events = workers.poll()
+            self._watch.hear(*events)
+            if silent := self._watch.restart_if_silent():
+                self._display.show(silent)
+            for event in events:
                 if isinstance(event, Reading):
                     share = event.done / max(event.total, 1)
                     self._display.phase(f"reading the data: {share:.0%}", transient=True)
                 elif isinstance(event, Warned | Noted):
                     self._display.show(event)
             self._display.wait()
+        self._watch.forget()
         if workers.found is None:
             return False
         if isinstance(workers.found, Exception):
@@ -235,6 +244,8 @@ class Driver:
     def _interrupted(self) -> int:
         saved = self._record.stopped_at if self._record else None
         where = f" at step {saved}" if saved is not None else ""
+        if not where and self._record and self._record.first_step_at:
+            where = " without saving the last steps"
         print(
             f"stopped{where}; the same command with --run {self._config.run} resumes it",
             file=sys.stderr,

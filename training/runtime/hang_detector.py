@@ -18,7 +18,6 @@ from contract.times import SILENCE_S
 from training.record.events import (
     Evaluating,
     Event,
-    Finished,
     Joined,
     Process,
     Saving,
@@ -33,10 +32,13 @@ from training.system import storage
 _STEPS: Final = 20
 #: And a pause so many times as long as any that training came back from.
 _PAUSES: Final = 3
-#: Before the first step of each start, until it is known how long steps take, and in evaluations, a
-#: run may be silent for so many times as long as otherwise: compilers and data that is read for the
-#: first time. The same for a save that writes nothing: S3 is asked again for a quarter of an hour.
+#: Before the first step of each start, until it is known how long steps take, in evaluations, and
+#: after the last step until the model is published, a run may be silent for so many times as long
+#: as otherwise: compilers and data that is read for the first time. The same for a save that writes
+#: nothing: S3 is asked again for a quarter of an hour.
 _PATIENCE: Final = 6
+#: The same before the start: data is prepared and copied to the disks, a model is fetched.
+_LOADING: Final = 12
 #: A command that has not looked for so long stood still itself, and knows nothing of that time.
 _STOOD_STILL_S: Final = 10.0
 _REMEMBERED: Final = 200
@@ -52,7 +54,7 @@ class HangDetector:
             clock: seconds, from any beginning.
         """
         self._least_s, self._clock = least_s, clock
-        self._is_training = self._has_stepped = self._is_evaluating = False
+        self._is_watching = self._has_stepped = self._is_evaluating = False
         self._saving: Saving | None = None
         self._is_save_stuck = False
         self._heard_at = self._looked_at = clock()
@@ -82,10 +84,10 @@ class HangDetector:
         self._heard_at += paused_s
         for event in events:
             match event:
-                case Joined() | Finished():
-                    self._is_training = False
+                case Joined():
+                    self._is_watching, self._total = True, 0
                 case Start():
-                    self._is_training, self._has_stepped = True, False
+                    self._is_watching, self._has_stepped = True, False
                     self.step = before = event.step
                     self._total = event.total_steps
                 case Step():
@@ -96,8 +98,6 @@ class HangDetector:
             self._longest_s = max(self._longest_s, paused_s)
         self._has_stepped = self._has_stepped or stepped > 0
         self._is_evaluating = isinstance(events[-1], Evaluating)
-        if self.step >= self._total:
-            self._is_training = False  # what follows may take long, and is not repeated
 
     def wait_again(self) -> None:
         """Begin to count anew, as if something had been heard."""
@@ -105,12 +105,14 @@ class HangDetector:
 
     def forget(self) -> None:
         """Expect nothing until training starts again."""
-        self._is_training = self._is_save_stuck = False
+        self._is_watching = self._is_save_stuck = False
         self._saving = None  # workers that are being ended may still report the save they wait for
 
     def limit_s(self) -> float:
         """Maximum duration of a silence at this moment."""
-        has_pace = self._has_stepped and self._per_step
+        if not self._total:
+            return _LOADING * self._least_s
+        has_pace = self._has_stepped and self._per_step and self.step < self._total
         if self._is_evaluating or self._is_save_stuck or not has_pace:
             return _PATIENCE * self._least_s
         usual_s = statistics.median(self._per_step)
@@ -122,8 +124,7 @@ class HangDetector:
         if now - self._looked_at > _STOOD_STILL_S:
             self._heard_at += now - self._looked_at
         self._looked_at = now
-        is_watched = self._is_training or self._is_save_stuck
-        return is_watched and self.seconds > self.limit_s()
+        return self._is_watching and self.seconds > self.limit_s()
 
 
 class Watch:
@@ -152,6 +153,10 @@ class Watch:
             if isinstance(event, Joined):
                 self._processes = [*event.processes]
         self._silence.hear(*events)
+
+    def forget(self) -> None:
+        """Expect nothing until workers join: they may wait for hosts for days."""
+        self._silence.forget()
 
     def restart_if_silent(self) -> Silent | None:
         """Where nothing has been heard for too long, note what the workers are doing and end them:

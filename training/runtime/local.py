@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract import exits
-from contract.errors import InputError, UnreachableError
+from contract.errors import InputError, UnreachableError, exit_code
 from training import recipes
 from training.recipe import Recipe
 from training.record.events import Event, Failed, Process, Start, Warned
@@ -304,7 +304,7 @@ def _run(
 
 
 def _prepare(send: Callable[[Any], None], settings: Mapping[str, object]) -> _Done:
-    return _Done(found=prepared(recipes.config_from_json(settings), send))
+    return _Done(found=prepared(recipes.config_from_json(settings), send, node=_HOST))
 
 
 def _train(
@@ -322,9 +322,9 @@ def _train(
     processes.introduce(worker, node=_HOST, host=_HOST)
     try:
         recipes.by_name(config.recipe).train()(worker, config)
-    except InputError as error:
+    except (InputError, storage.FullError) as error:
         worker.saves.finish()
-        send([Failed(message=str(error))])
+        send([Failed(message=str(error), code=exit_code(error))])
     else:
         worker.saves.finish()
     return _Done()

@@ -12,27 +12,31 @@ from training import recipes
 from training.command import Command
 from training.data import download
 from training.recipe import Recipe
-from training.record.events import Event, Noted, Reading
+from training.record.events import Event, Joined, Noted, Reading
 from training.record.result import Result
 from training.record.writer import Display, RunRecord
+from training.runtime import processes
 from training.settings import RunConfig
 from training.system.lease import Lease
 from training.system.machine import environment
 
 
 def prepared(
-    config: RunConfig, send: Callable[[list[Event]], object]
+    config: RunConfig, send: Callable[[list[Event]], object], *, node: str
 ) -> RunConfig | InputError | UnreachableError:
     """Look at a run's data; return the settings with what was decided, or what is wrong.
 
     Args:
         send: sends events to the command.
+        node: name of this process's node, as ``Process`` has it.
     """
 
     def report(done: int, total: int) -> None:
         send([Reading(done=done, total=total)])
 
     download.say = lambda text: send([Noted(message=text)])
+    if here := processes.this_one(0, node):
+        send([Joined(processes=(here,))])
     try:
         return recipes.by_name(config.recipe).prepare(config, report)
     except (InputError, UnreachableError) as error:

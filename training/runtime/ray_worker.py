@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from contract.errors import InputError, UnreachableError
+from contract.errors import InputError, UnreachableError, exit_code
 from training import recipes
 from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
@@ -109,9 +109,10 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         machine.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.saves.finish()
-    except InputError as error:
+    except (InputError, storage.FullError) as error:
         worker.saves.finish()
-        ray.get(worker._events.put.remote([Failed(message=str(error))]))
+        failed = Failed(message=str(error), code=exit_code(error))
+        ray.get(worker._events.put.remote([failed]))
     except Exception as error:
         if not storage.is_trouble(error):
             raise

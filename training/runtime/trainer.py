@@ -111,8 +111,11 @@ class _Events:
 
 def prepare(submission: Submission, events: Any) -> RunConfig | InputError | UnreachableError:
     """Look at the data, see ``prepared``."""
+    import ray
+
     _take_over(submission)
-    return prepared(submission.config, events.put.remote)
+    node = ray.get_runtime_context().get_node_id()
+    return prepared(submission.config, events.put.remote, node=node)
 
 
 def fit(submission: Submission, events: Any) -> str | UnreachableError:

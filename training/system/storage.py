@@ -22,6 +22,7 @@ from contract import exits, runs
 from contract.errors import InputError, UnreachableError, exit_code, is_full
 from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
+from contract.text import byte_size
 from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 
 #: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
@@ -42,6 +43,10 @@ _FINAL: Final = (
     errno.EEXIST,
     errno.EROFS,
 )
+
+
+class FullError(UnreachableError):
+    """A disk is full. It may have room later, but starting again now would not help."""
 
 
 class Written:
@@ -173,10 +178,43 @@ def reported(error: Exception) -> int:
     code = exits.STORAGE if has_trouble else exit_code(error)
     if code == exits.FAILED:
         raise error
-    is_advised = not has_trouble or "Try again later" in str(error)
-    then = "" if is_advised else "; check the address, or try again later"
+    knows_better = isinstance(error, FullError) or "Try again later" in str(error)
+    then = "; check the address, or try again later" if has_trouble and not knows_better else ""
     print(f"error: {error}{then}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
+    """Turn the error of a full disk, whichever library meets it, into a sentence for people.
+
+    Args:
+        uri: where checkpoints are written; on its way to S3 one is in a temporary folder.
+        size: bytes of one.
+        num: a disk must have room for so many now.
+
+    Raises:
+        FullError: the disk is full.
+    """
+    folder = Path(tempfile.gettempdir() if is_s3(uri) else uri)
+    try:
+        if num * size > _free(folder) and not is_s3(uri):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        needed, free = byte_size(max(num, 1) * size), byte_size(_free(folder))
+        raise FullError(
+            f"the disk of {folder} is full: checkpoints need {needed}, {free} are free (a quota "
+            "may allow less); free some, then the same command continues the run"
+        ) from None
+
+
+def _free(folder: Path) -> int:
+    """Free bytes of the disk of a folder, which may not be there yet."""
+    place = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(place).free
 
 
 def first_line(error: Exception) -> str:
@@ -236,6 +274,8 @@ def read_bytes(uri: str) -> bytes | None:
         content = filesystem(uri).cat_file(uri)
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        return b""  # damaged: a folder in its place has no content
     return bytes(content)
 
 
