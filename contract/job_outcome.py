@@ -198,10 +198,13 @@ def verdict(
             exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
             exits.STORAGE: "its storage did not answer, or a disk was full",
         }[code]
+    if ordered is JobStatus.HOST_LOST:  # by the sweep
+        lost = stopped.partition("] ")[2]
     if lost is not None:
         repeated = f", {in_a_row} times" if in_a_row > 1 else ""
         lost = f"failed: {lost}"[:1000]
-        may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED
+        is_hung = ordered is not None and "StartedAt" in task
+        may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED or is_hung
         again = in_a_row < MOST_IN_VAIN or not may_be_program
         return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=again)
     if how is Ending.STOPPED:
@@ -257,8 +260,10 @@ def _exit_code(container: Mapping[str, Any]) -> int | None:
 
 
 # --- what the project wrote on a task or a host ---------------------------------------------------
-#: Attribute of a host whose agent was found disconnected: the Unix time of the sweep that saw it.
+#: Attributes of a host: the Unix time of the sweep that first saw its agent disconnected, or a task
+#: that fares badly there. Of a task, its id and what is wrong follow after a space.
 DISCONNECTED_SINCE: Final = "train.disconnected-since"
+AILING_SINCE: Final = "train.ailing-since"
 
 
 def job_of(task: Mapping[str, Any]) -> str:
@@ -285,12 +290,13 @@ def deadline_of(task: Mapping[str, Any], *, default: float) -> float:
         return 0
 
 
-def disconnected_since(host: Mapping[str, Any]) -> float | None:
-    """Unix time since which a host's agent is known to be disconnected; None: not known."""
+def seen_since(host: Mapping[str, Any], mark: str, what: str = "") -> float | None:
+    """Unix time since which sweeps have seen ``what`` on a host; None: they have not."""
     for each in host.get("attributes") or []:
-        if each["name"] == DISCONNECTED_SINCE:
+        if each["name"] == mark:
+            since, _, seen = str(each.get("value") or "").partition(" ")
             try:
-                return float(each.get("value") or 0)
+                return float(since) if seen == what else None
             except ValueError:  # the sweep writes none that is no number
                 return 0
     return None

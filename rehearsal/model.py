@@ -33,6 +33,7 @@ class Times:
     surplus: float = 900  # until it takes a host away that has no task: containers-roadmap 1220
     tries: tuple[float, float] = (20, 60)  # assumed: Auto Scaling tries again to start a host
     stops: float = 270  # between SIGTERM and SIGKILL: the agent's setting, contract.times
+    drains: float = 172_800  # ECS's draining keeps a host whose tasks do not end: roadmap 2467
 
 
 class Agent(Protocol):
@@ -108,7 +109,9 @@ class Model:
             stamp: a time as records have it.
             has_room: whether EC2 has another host for a group now.
             fate: of a new host: "" or "unjoined", which never joins the cluster; "lacks" what a
-                task needs, so that none is placed there; "bad": tasks end on it.
+                task needs, so that none is placed there; "bad": tasks end on it; "hangs": its
+                Docker does not answer, so that tasks stay PENDING, those that are stopped too
+                (amazon-ecs-agent 306, 731, 3226).
         """
         self.groups = {each.provider: each for each in groups}
         self.tasks: dict[str, Record] = {}
@@ -187,7 +190,8 @@ class Model:
         if task["lastStatus"] == "PROVISIONING":
             self.end(task, None)
         elif task["lastStatus"] == "PENDING":
-            self._after(self._between(self.times.starts), self.end, task, None)
+            if not self._is_hung(task):
+                self._after(self._between(self.times.starts), self.end, task, None)
         elif self.hosts.get(task["containerInstanceArn"], {}).get("agentConnected", True):
             self._terminate(task)
 
@@ -258,12 +262,21 @@ class Model:
         """Give a task a host."""
         task |= {"containerInstanceArn": arn, "lastStatus": "PENDING"}
         del self._waiting[task["taskArn"]]
-        self._agent.pull(task)
+        if self._is_hung(task):
+            task["_placed_at"] = self._now()
+        else:
+            self._agent.pull(task)
+
+    def _is_hung(self, task: Record) -> bool:
+        """Whether the Docker of its host does not answer."""
+        host = self.hosts.get(task["containerInstanceArn"])
+        return host is not None and host["_fate"] == "hangs"
 
     def begin(self, task: Record) -> None:
         """The container of a task runs, unless the task was told to stop before."""
         if task["lastStatus"] == "PENDING" and task["desiredStatus"] == "RUNNING":
             task |= {"lastStatus": "RUNNING", "startedAt": self._stamp(self._now())}
+            task["healthStatus"] = "HEALTHY"  # UNKNOWN until its first check
             self._agent.start(task)
 
     def waiting(self, group: Group) -> list[Record]:
@@ -390,18 +403,35 @@ class Model:
             raise ValueError("ValidationError")
         group.instances[instance]["_leaves"] = True
         group.desired -= lowers
-        host = next((h for h in self.hosts.values() if h["ec2InstanceId"] == instance), None)
-        if host is None:
-            self._after(self._between(self.times.terminates), group.instances.pop, instance, None)
-        else:
-            # Managed draining: what was told to stop may end first (developer guide of ECS).
+        # Managed draining: what was told to stop may end first (developer guide of ECS). What does
+        # not end, or was never there, keeps the host (containers-roadmap 2467 and 2685).
+        self._after(self.times.drains, self.end_at_once, instance)
+        if host := self._host_of(instance):
             host |= {"status": "DRAINING", "_leaves": True}
             for task in self.on(host):
-                if task["desiredStatus"] == "RUNNING" or not host["agentConnected"]:
+                if task["desiredStatus"] == "RUNNING":
                     self._lose(task, instance)
-            if not self.on(host):
+            if not self.on(host) and host["agentConnected"]:
                 self._after(self._between(self.times.terminates), self._gone, host)
         self.fill(group)
+
+    def end_at_once(self, instance: str) -> None:
+        """EC2's TerminateInstances, which waits for no draining."""
+        group = next((each for each in self.groups.values() if instance in each.instances), None)
+        if group is None:
+            return
+        group.instances[instance]["_leaves"] = True
+        if host := self._host_of(instance):
+            host["_leaves"] = True
+            for task in self.on(host):
+                self._lose(task, instance)
+            self._after(self._between(self.times.terminates), self._gone, host)
+        else:
+            self._after(self._between(self.times.terminates), group.instances.pop, instance, None)
+        self.fill(group)
+
+    def _host_of(self, instance: str) -> Record | None:
+        return next((h for h in self.hosts.values() if h["ec2InstanceId"] == instance), None)
 
     def lose(self, arn: str) -> None:
         """EC2 takes a host; its group starts another one."""

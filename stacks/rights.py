@@ -396,7 +396,19 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         reasons={wildcard(scope, hosts): "Hosts have random names; they are this cluster's."},
     )
     action = "autoscaling:TerminateInstanceInAutoScalingGroup"
-    return drain + ending_hosts(scope, groups, action=action)
+    instances = Stack.of(scope).format_arn(service="ec2", resource="instance", resource_name="*")
+    end = Rights(
+        statements=(
+            allow(
+                "EndHostsAtOnce",
+                "ec2:TerminateInstances",
+                on=[instances],
+                where={"StringEquals": {f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]}},
+            ),
+        ),
+        reasons={wildcard(scope, instances): "Instances of the two groups, by Auto Scaling's tag."},
+    )
+    return drain + end + ending_hosts(scope, groups, action=action)
 
 
 def ending_hosts(

@@ -223,7 +223,7 @@ class Hosts(Model):
                 group.record |= {"DesiredCapacity": 0, "MaxSize": 0}
                 for instance, each in [*group.instances.items()]:
                     if not each["_leaves"]:
-                        self.terminate(instance, lowers=False)
+                        self.end_at_once(instance)
                 if not group.instances:
                     del self.groups[name]
 

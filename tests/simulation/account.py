@@ -230,6 +230,10 @@ class Client:
         lowers = ShouldDecrementDesiredCapacity
         return self._call(lambda: self._account.terminate(InstanceId, lowers, self._who))
 
+    def terminate_instances(self, InstanceIds: list[str]) -> Any:  # noqa: N803
+        (instance,) = InstanceIds
+        return self._call(lambda: self._account.end_at_once(instance, self._who))
+
     def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
         groups = self._account.model.groups.values()
         assert {*AutoScalingGroupNames} == {group.name for group in groups}
@@ -416,6 +420,7 @@ class Account:
         if task["desiredStatus"] != "STOPPED":
             self.world.tell(f"{who} stops {name_of(task)}: {reason}")
             self._check_may_end(task, who, reason)
+            task["_told_at"] = self.world.now
         self.model.stop(task, reason)
         return task.copy()
 
@@ -425,8 +430,16 @@ class Account:
         # A host that comes later than the job wants to wait may come while it is being stopped.
         host_at = task["startedAt"].timestamp() if "startedAt" in task else self.world.now
         is_starved = job and host_at - task["createdAt"].timestamp() > job.patience_s
-        if who == "keeper" and job and job.is_healthy and not is_starved:
+        if who == "keeper" and job and job.is_healthy and not (is_starved or self._ails(task)):
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
+
+    def _ails(self, task: Record) -> bool:
+        """It has not started, or has not answered, for so long that two sweeps can have seen it."""
+        since = task.get("_hangs_since") or task.get("_placed_at") or self.world.now
+        is_hung = "_hangs_since" in task and task["lastStatus"] == "RUNNING"
+        least = times.SWEEP_EVERY_S // 2 if is_hung else times.TASK_STARTS_S
+        has_run = task["lastStatus"] == "RUNNING" and not is_hung
+        return not has_run and self.world.now - since > least
 
     def set_state(self, arn: str, status: str, who: str) -> None:
         """Of a host that has gone, it answers a failure and no error (botocore)."""
@@ -463,6 +476,16 @@ class Account:
         except ValueError as error:
             raise refused(str(error)) from None
         self.world.tell(f"{who} terminates {instance}")
+
+    def end_at_once(self, instance: str, who: str) -> None:
+        """Nothing that shall run, or can still end in time, is cut off."""
+        for host in [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]:
+            for task in self.model.on(host) if host["agentConnected"] else ():
+                told = task.get("_told_at", self.world.now)
+                is_late = self.world.now - told > times.STOP_TIMEOUT_S
+                if task["lastStatus"] == "RUNNING" and not is_late:
+                    self.world.blame(f"{who} ends {instance} at once, below {name_of(task)}")
+        self.model.end_at_once(instance)
 
     def _check_idle(self, host: Record) -> None:
         """A sweep keeps the hosts of a job that is about to be tried again, if they can be used."""
@@ -566,11 +589,29 @@ class Account:
         if is_left or self._was_left:
             self.notify({"Action": "sweep"})
         self._was_left = is_left
+        self._check_billed()
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
+
+    def _check_billed(self) -> None:
+        """No state lasts: a host that does nothing for anybody is released in some sweeps."""
+        now, sweeps = self.world.now, 3 * times.SWEEP_EVERY_S + 60
+        for host in self.model.hosts.values():
+            tasks, group = self.model.on(host), self.model.groups[host["capacityProviderName"]]
+            waits = not tasks and self.model.waiting(group)
+            starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
+            hangs = [each for each in tasks if "_hangs_since" in each]
+            limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
+            what = "starts" if starts else "hangs" if hangs else "idles"
+            is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
+            if is_well or host["_leaves"] or host.get("_does") != what:
+                host["_since"] = now
+            host["_does"] = what
+            if now - max(host["_since"], self.failed_at) > limit + sweeps and not self.is_broken:
+                self.world.blame(f"{host['ec2InstanceId']} {what} for {now - host['_since']:.0f} s")
 
 
 def name_of(task: Record) -> str:

@@ -35,6 +35,7 @@ from contract.job import (
 from contract.job_outcome import deadline_of, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
+from stacks.job_keeper import cluster
 from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of, stamp
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling
@@ -122,6 +123,7 @@ class Life:
         self.world.after(seconds, self.model.begin, task)
 
     def start(self, task: Record) -> None:
+        task.pop("_placed_at", None)
         host = self.model.hosts[task["containerInstanceArn"]]
         if host["_fate"] == "bad":
             self.world.after(5, self.model.end, task, exits.BAD_HOST)
@@ -146,6 +148,8 @@ class Life:
                 self.world.blame(f"{name_of(task)} comes to {host['ec2InstanceId']}, which is bad")
 
     def terminate(self, task: Record) -> None:
+        if "_hangs_since" in task:
+            return  # it hears nothing, and is killed in the end
         if head := self.heads.get(task["taskArn"]):
             head.is_stopped = True
         elif self.chance.random() > 0.05:  # else it hears nothing, and is killed in the end
@@ -560,6 +564,26 @@ def next_host_is_bad(life: Life) -> list[Execution]:
     return life.running()
 
 
+def next_hosts_docker_hangs(life: Life) -> list[Execution]:
+    """Tasks stay PENDING there."""
+    life._fates[life.chance.choice([*FAMILIES])].append("hangs")
+    return life.running()
+
+
+def node_hangs(life: Life) -> list[Execution] | None:
+    """Its container runs, and does not answer its health check."""
+    running = [each for each in life.model.tasks.values() if each["lastStatus"] == "RUNNING"]
+    if not running:
+        return None
+    task = life.chance.choice(running)
+    task |= {"healthStatus": "UNHEALTHY", "_hangs_since": life.world.now, "_joins": 1e12}
+    if head := life.heads.get(task["taskArn"]):
+        head.process.is_dead = True
+        life.forsake(head)
+    job = life.account.job_of(task)
+    return [job] if job else []
+
+
 def ec2_has_no_host(life: Life) -> list[Execution]:
     provider = life.chance.choice([*FAMILIES])
     life._short_until[provider] = life.world.now + life.chance.choice([300, 1200, 5000])
@@ -621,6 +645,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
     next_host_never_joins,
     next_host_lacks_its_gpu,
     next_host_is_bad,
+    next_hosts_docker_hangs,
+    node_hangs,
     ec2_has_no_host,
     aws_is_in_trouble,
     keeper_is_broken,
@@ -649,10 +675,11 @@ def _handed_in(
         "FAMILIES": ["head", "standing", "worker"],
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module in (keeper, job_outcome, jobs, polling, follow):
+        for module in (keeper, cluster, job_outcome, jobs, polling, follow):
             patch.setattr(module, "time", world)
-        for name, value in own.items():
-            patch.setattr(keeper, name, value, raising=False)
+        for module in (keeper, cluster):
+            for name, value in own.items():
+                patch.setattr(module, name, value, raising=False)
         patch.setattr(keeper, "spec_of", functools.cache(keeper.spec_of))  # a life asks very often
         yield
 

@@ -41,14 +41,12 @@ SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
 
 def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
     stage(KEEPER / "index.py", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract"}
+    assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract", "stacks"}
     (tmp_path / "boto3.py").touch()  # stands for Lambda's
-    script = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import index; print(index.CLUSTER)"
-    )
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import index; print(index.BUCKET)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script],  # without the packages installed here
-        env={"CLUSTER": "c"},
+        env={"BUCKET": "c"},
         capture_output=True,
         text=True,
         check=False,
@@ -73,9 +71,15 @@ class Aws:
         """Hosts in the cluster, and how many seconds ago they have joined it."""
         self.providers: dict[str, str] = {}
         """Of hosts that are not workers': their capacity providers."""
+        self.described: dict[str, dict[str, Any]] = {}
+        """What else ECS says of a host."""
+        self.attributes: list[dict[str, Any]] = []
+        """Of hosts, that were put there."""
         self.unjoined: dict[str, tuple[str, float]] = {}
         """Instances that are not in the cluster: their group, and how many seconds ago they have
         started."""
+        self.ended_at_once: list[str] = []
+        """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
         self.replaced: list[str] = []
         """Of the terminated ones: those that their group starts another one for."""
         self.groups: dict[str, tuple[int, int]] = {}
@@ -183,10 +187,18 @@ class Aws:
                     "agentConnected": True,
                     "status": self.states.get(name, ["ACTIVE"])[-1],
                     "capacityProviderName": self.providers.get(name, "for-workers"),
+                    **self.described.get(name, {}),
                 }
                 for name in containerInstances
             ]
         }
+
+    def put_attributes(self, *, attributes: list[dict[str, Any]], **_: Any) -> None:
+        self.attributes += attributes
+
+    def delete_attributes(self, *, attributes: list[dict[str, Any]], **_: Any) -> None:
+        (each,) = attributes
+        self.attributes = [own for own in self.attributes if own["name"] != each["name"]]
 
     def describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
         assert AutoScalingGroupNames == ["heads", "workers"]
@@ -216,6 +228,9 @@ class Aws:
 
     def set_desired_capacity(self, *, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
         self.groups[AutoScalingGroupName] = (DesiredCapacity, self.groups[AutoScalingGroupName][1])
+
+    def terminate_instances(self, *, InstanceIds: list[str]) -> None:  # noqa: N803
+        self.ended_at_once += InstanceIds
 
     def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> None:
         self.terminated.append(arguments["InstanceId"])
@@ -539,17 +554,21 @@ def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
     aws.hosts = {"h6": late}  # it has joined, and runs a task
     aws.unjoined = {f"i-{number}": ("workers", late) for number in range(2)}
     aws.unjoined |= {"i-head": ("heads", late), "i-boots": ("workers", late - 120)}
+    aws.unjoined["i-kept"] = ("workers", late)
     aws.wait("waiting")
     stock = aws.terminate_instance_in_auto_scaling_group
 
     def terminate(**arguments: Any) -> None:
-        if arguments["InstanceId"] == "i-0":
-            raise ClientError({"Error": {"Code": "ScalingActivityInProgress"}}, "Terminate")
+        if code := refusals.get(arguments["InstanceId"]):
+            raise ClientError({"Error": {"Code": code}}, "Terminate")
         stock(**arguments)
 
+    # ECS's draining, which knows no task of it, keeps it for two days.
+    refusals = {"i-0": "Throttling", "i-kept": "ScalingActivityInProgress"}
     monkeypatch.setattr(aws, "terminate_instance_in_auto_scaling_group", terminate)
-    assert keeper.handler({}, None)["released"] == ["i-1", "i-head"]
+    assert keeper.handler({}, None)["released"] == ["i-1", "i-head", "i-kept"]
     assert aws.replaced == ["i-1"], "a task waits for another one"
+    assert aws.ended_at_once == ["i-1", "i-head", "i-kept"]
 
 
 def test_a_group_that_asks_for_none_already_keeps_no_instance(
@@ -588,6 +607,108 @@ def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
     aws.add("done", host="used", stoppedAt=datetime.now(tz=UTC), lastStatus="STOPPED")
     aws.tasks["done"]["desiredStatus"] = "STOPPED"
     assert keeper.handler({}, None)["released"] == []
+
+
+#: Of a task and its host, what ails it and for how long, in seconds; and whether that is the end.
+AILMENTS: list[tuple[dict[str, Any], dict[str, Any], str, float, bool]] = [
+    ({"lastStatus": "PROVISIONING"}, {}, "did not start", times.TASK_STARTS_S + 1, True),
+    ({"lastStatus": "PENDING"}, {}, "did not start", times.TASK_STARTS_S + 1, True),
+    ({"lastStatus": "ACTIVATING"}, {}, "did not start", times.TASK_STARTS_S + 1, True),
+    ({"lastStatus": "PENDING"}, {}, "did not start", times.TASK_STARTS_S - 60, False),
+    # ECS tells of another task's time there, and of its own as it was before it ran.
+    ({"lastStatus": "PENDING", "taskArn": "other"}, {}, "did not start", 9000, False),
+    ({}, {}, "did not start", 9000, False),
+    ({"healthStatus": "UNHEALTHY"}, {}, "did not answer its health check", 290, True),
+    ({"healthStatus": "UNHEALTHY"}, {}, "did not answer its health check", 90, False),
+    ({"healthStatus": "HEALTHY"}, {}, "did not answer its health check", 9000, False),
+    # The last that ECS has heard; the agent may come back.
+    (
+        {"healthStatus": "UNHEALTHY"},
+        {"agentConnected": False},
+        "did not answer its health check",
+        290,
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "host", "what", "seconds", "is_over"), AILMENTS)
+def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_other(
+    keeper: ModuleType,
+    aws: Aws,
+    task: dict[str, Any],
+    host: dict[str, Any],
+    what: str,
+    seconds: float,
+    is_over: bool,
+) -> None:
+    """A Docker that hangs, and a node that does: ECS replaces neither."""
+    aws.hosts = {"h2": 9000}
+    aws.tasks["own-1"] |= task
+    seen = f"{time.time() - seconds:.0f} own-1 {what}"
+    mark = {"name": "train.ailing-since", "value": seen}
+    aws.described["h2"] = {"attributes": [mark], **host}
+    keeper.handler({}, None)
+    ended = aws.tasks["own-1"]
+    assert (ended["desiredStatus"] == "STOPPED") is is_over
+    assert aws.states.get("h2", []) == ["DRAINING", "DRAINING"] * is_over
+    assert aws.terminated == ["i-h2"] * is_over
+    if is_over:
+        assert ended["reason"] == f"[host_lost] the node {what} on i-h2"
+        started = {"StartedAt": (time.time() - 60) * 1000} if "healthStatus" in task else {}
+        stopped = head(137, StopCode="UserInitiated", StoppedReason=ended["reason"], **started)
+        for in_a_row in (1, 3):
+            later = {"deadline": time.time() + 60, "patience": 0.0}
+            found = keeper.verdict(stopped, "", **later, attempt=3, in_a_row=in_a_row)
+            assert found.status is JobStatus.HOST_LOST
+            assert found.reason.startswith(f"failed: the node {what} on i-h2")
+            # A program may hang its node; what never ran is its host's.
+            assert found.again is (in_a_row < 3 or not started)
+
+
+def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    aws.hosts = {"h2": 9000}
+    aws.tasks["own-1"] |= {"taskArn": "arn:task/c/own-1", "healthStatus": "UNHEALTHY"}
+    aws.tasks["arn:task/c/own-1"] = aws.tasks.pop("own-1")
+    keeper.handler({}, None)
+    (mark,) = aws.attributes
+    since, _, what = mark["value"].partition(" ")
+    assert (mark["targetId"], mark["targetType"]) == ("h2", "container-instance")
+    assert what == "own-1 did not answer its health check"
+    assert abs(time.time() - float(since)) < 5
+    assert len(mark["value"]) + 32 < 128, "ECS takes no longer value; ids have 32 letters"
+    aws.described["h2"] = {"attributes": [mark]}
+    aws.tasks["arn:task/c/own-1"]["healthStatus"] = "HEALTHY"
+    keeper.handler({}, None)
+    assert aws.attributes == [], "two sweeps in a row count, not two"
+
+
+def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    """A process that no signal ends: ECS's draining would wait for two days."""
+    aws.hosts = {"h2": 9000}
+    aws.tasks["own-1"] |= {"desiredStatus": "STOPPED", "startedAt": datetime.now(tz=UTC)}
+    for seconds, is_over in ((times.STOP_TIMEOUT_S - 60, False), (times.STOP_TIMEOUT_S + 60, True)):
+        seen = f"{time.time() - seconds:.0f} tasks did not end"
+        mark = {"name": "train.ailing-since", "value": seen}
+        aws.described["h2"] = {"attributes": [mark], "status": "DRAINING"}
+        keeper.handler({}, None)
+        assert aws.ended_at_once == ["i-h2"] * is_over
+
+
+def test_one_host_that_takes_no_mark_keeps_no_other_one(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise ClientError({"Error": {"Code": "InvalidParameterException"}}, "PutAttributes")
+
+    monkeypatch.setattr(aws, "put_attributes", refuse)
+    aws.hosts, aws.unjoined = {"away": 9000, "idle": 9000}, {"i-late": ("workers", 9000.0)}
+    aws.described["away"] = {"agentConnected": False}
+    assert keeper.handler({}, None)["released"] == ["idle", "i-late"]
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
@@ -643,6 +764,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     waiting = {
         "lastStatus": "PROVISIONING",
         "createdAt": datetime.now(tz=UTC) - timedelta(seconds=90),
+        "host": None,
     }
     for name, wait_s in (("own-head", 60), ("other-head", 600)):
         spec = replace(SPEC, capacity_wait_s=wait_s).to_json()

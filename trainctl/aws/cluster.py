@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
-from contract.job_outcome import disconnected_since
+from contract.job_outcome import DISCONNECTED_SINCE, seen_since
 from contract.outputs import TRAINING_STACK
 from trainctl.aws.clients import Clients
 from trainctl.aws.errors import CliError
@@ -58,7 +58,7 @@ class Host:
     def from_ecs(cls, found: "ContainerInstanceTypeDef") -> Self:
         attributes = {each["name"]: each.get("value", "") for each in found.get("attributes", [])}
         is_connected = found["agentConnected"]
-        away = None if is_connected else disconnected_since(found)
+        away = None if is_connected else seen_since(found, DISCONNECTED_SINCE)
         return cls(
             id=found["ec2InstanceId"],
             instance_type=attributes.get("ecs.instance-type", ""),
