@@ -311,6 +311,19 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
     return ending_tasks(scope, cluster) + own + groups_end
 
 
+def of_ending_jobs(scope: IConstruct, *, machine_arn: str, keeper_arn: str) -> Rights:
+    """The same function: end the jobs, and have the keeper record that."""
+    executions = execution_arn(machine_arn, "*")
+    return Rights(
+        statements=(
+            allow("FindJobs", "states:ListExecutions", on=[machine_arn]),
+            allow("EndJobs", "states:DescribeExecution", "states:StopExecution", on=[executions]),
+            allow("RecordJobs", "lambda:InvokeFunction", on=[keeper_arn]),
+        ),
+        reasons={wildcard(scope, executions): "Executions of the one state machine."},
+    )
+
+
 def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) -> Rights:
     """The workflow that pushes images."""
     return Rights(
