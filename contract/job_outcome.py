@@ -8,7 +8,7 @@ task to the job's outcome and to a retry.
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, Final
@@ -99,6 +99,15 @@ def _says(pattern: str, reason: str) -> bool:
 # --- what it means for a job ----------------------------------------------------------------------
 #: ECS's words where no host came for a task, or none has room.
 NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
+#: AWS's words, or its code, where a launch fails however often it is tried: a quota of nothing, a
+#: type that the zone lacks, a right, a key, an image or a reservation that is not there (EC2 Auto
+#: Scaling's guide, "Troubleshoot EC2 instance launch failures"; EC2's reference, "Error codes").
+_IN_VAIN: Final = (
+    r"current vCPU limit of 0 |Unsupported|not supported in your requested|"
+    r"UnauthorizedOperation|not authorized|Client\.InternalError|KMS|"
+    r"capacity reservation.*(not found|expired|cancelled)|"
+    r"Invalid\w+\.(NotFound|Malformed)|does not exist"
+)
 #: So many times in a row a head may be killed, or its Ray end: that may be its program's fault.
 MOST_IN_VAIN: Final = 3
 #: ECS's own words when a user stops a task without giving a reason.
@@ -180,7 +189,8 @@ def verdict(
     if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
         return ended(JobStatus.DEADLINE, "deadline")
     if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY:
-        return ended(JobStatus.NO_CAPACITY, "no capacity")
+        said = stopped.partition("] ")[2]
+        return ended(JobStatus.NO_CAPACITY, said if "no capacity: " in said else "no capacity")
     not_run = how in (Ending.NOT_STARTED, Ending.HOST_FAULT)
     if not_run and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
         # It did not run, so it does not count.
@@ -224,6 +234,22 @@ def verdict(
         return ended(JobStatus.FAILED, f"failed: user code exit {code}")
     why = said or error or "unknown"
     return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
+
+
+def refusal(activities: Sequence[Mapping[str, Any]], *, since: float) -> str:
+    """AWS's own sentence, if the newest launch of a group's scaling activities has failed since a
+    Unix time; "" if it has not."""
+    for each in activities:  # the newest is the first
+        if "aunching" in each.get("Description", ""):
+            is_new = each["StartTime"].timestamp() >= since
+            has_failed = is_new and each["StatusCode"] in ("Failed", "Cancelled")
+            return str(each.get("StatusMessage") or "") if has_failed else ""
+    return ""
+
+
+def is_in_vain(sentence: str) -> bool:
+    """Whether to wait does not help where AWS says this of a launch."""
+    return _says(_IN_VAIN, sentence)
 
 
 def ending_of(task: Mapping[str, Any], error: str = "") -> Ending:

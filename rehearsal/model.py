@@ -33,6 +33,7 @@ class Times:
     surplus: float = 900  # until it takes a host away that has no task: containers-roadmap 1220
     tries: tuple[float, float] = (20, 60)  # assumed: Auto Scaling tries again to start a host
     stops: float = 270  # between SIGTERM and SIGKILL: the agent's setting, contract.times
+    suspends: float = 86_400  # Auto Scaling's guide: of launches that fail, "over 24 hours"
     drains: float = 172_800  # ECS's draining keeps a host whose tasks do not end: roadmap 2467
 
 
@@ -66,7 +67,10 @@ class Group:
     """ARN of the cluster that its hosts join."""
     instances: dict[str, Record] = field(default_factory=dict)
     """By id; those that are being terminated among them."""
+    activities: list[Record] = field(default_factory=list)
+    """As DescribeScalingActivities has them, the newest first."""
     surplus_since: float | None = None
+    fails_since: float | None = None
     is_trying: bool = False
 
     @property
@@ -100,14 +104,14 @@ class Model:
         random: Random,
         stamp: Callable[[float], Any],
         times: Times | None = None,
-        has_room: Callable[[Group], bool] = lambda _: True,
+        refusal: Callable[[Group], str] = lambda _: "",
         fate: Callable[[Group], str] = lambda _: "",
     ) -> None:
         """
         Args:
             after: ``after(seconds, call, *given)`` calls later.
             stamp: a time as records have it.
-            has_room: whether EC2 has another host for a group now.
+            refusal: EC2's sentence if it has no other host for a group now; "" if it has.
             fate: of a new host: "" or "unjoined", which never joins the cluster; "lacks" what a
                 task needs, so that none is placed there; "bad": tasks end on it; "hangs": its
                 Docker does not answer, so that tasks stay PENDING, those that are stopped too
@@ -119,7 +123,7 @@ class Model:
         """Of the cluster, by ARN."""
         self.times = times or Times()
         self._agent, self._now, self._after, self._random = agent, now, after, random
-        self._stamp, self._has_room, self._fate = stamp, has_room, fate
+        self._stamp, self._refusal, self._fate = stamp, refusal, fate
         self._waiting: dict[str, Record] = {}
         """Tasks without a host."""
         self._tokens: dict[str, list[str]] = {}
@@ -224,7 +228,8 @@ class Model:
             task["containers"] = [{**task["containers"][0], "exitCode": code}]
         self._agent.ended(task)
         if host and host["_leaves"] and not self.on(host):
-            self._after(self._between(self.times.terminates), self._gone, host)
+            group = self.groups[host["capacityProviderName"]]
+            self._shut_down(group, host["ec2InstanceId"])
         self._place_soon()
 
     # --- placement
@@ -316,9 +321,25 @@ class Model:
                 self.terminate(host["ec2InstanceId"], lowers=True)
 
     def fill(self, group: Group) -> None:
-        """Auto Scaling starts what is missing, again and again."""
-        missing = group.desired - group.there
-        while missing > 0 and self._has_room(group):
+        """Auto Scaling starts what is missing, again and again; after a day without success it may
+        suspend that (administrative suspension, in its guide), until somebody resumes it."""
+        missing = 0 if group.record.get("SuspendedProcesses") else group.desired - group.there
+        why, now = self._refusal(group) if missing > 0 else "", self._now()
+        if not why:
+            group.fails_since = None if missing > 0 else group.fails_since
+        elif now - (group.fails_since or now) > self.times.suspends:
+            reason = "launches have failed"  # assumed: of a person's own it is "User suspended at"
+            group.record["SuspendedProcesses"] = [
+                {"ProcessName": "Launch", "SuspensionReason": reason}
+            ]
+            group.fails_since = None
+        else:
+            group.fails_since = group.fails_since or now
+        if missing > 0:
+            failed = {"StatusCode": "Failed", "StatusMessage": why} if why else {}
+            launch = {"Description": "Launching a new EC2 instance", "StatusCode": "Successful"}
+            group.activities = [{**launch, "StartTime": self._stamp(now), **failed}]
+        while missing > 0 and not why:
             instance = f"i-{self._id():06}"
             group.instances[instance] = {
                 "InstanceId": instance,
@@ -412,7 +433,7 @@ class Model:
                 if task["desiredStatus"] == "RUNNING":
                     self._lose(task, instance)
             if not self.on(host) and host["agentConnected"]:
-                self._after(self._between(self.times.terminates), self._gone, host)
+                self._shut_down(group, instance)
         self.fill(group)
 
     def end_at_once(self, instance: str) -> None:
@@ -425,10 +446,14 @@ class Model:
             host["_leaves"] = True
             for task in self.on(host):
                 self._lose(task, instance)
-            self._after(self._between(self.times.terminates), self._gone, host)
-        else:
-            self._after(self._between(self.times.terminates), group.instances.pop, instance, None)
+        self._shut_down(group, instance)
         self.fill(group)
+
+    def _shut_down(self, group: Group, instance: str) -> None:
+        """EC2 does not call an instance running any more."""
+        if instance in group.instances:
+            group.instances[instance]["_ends"] = True
+        self._after(self._between(self.times.terminates), self._gone, group, instance)
 
     def _host_of(self, instance: str) -> Record | None:
         return next((h for h in self.hosts.values() if h["ec2InstanceId"] == instance), None)
@@ -440,13 +465,14 @@ class Model:
         host["_leaves"] = True
         for task in self.on(host):
             self._lose(task, host["ec2InstanceId"])
-        self._gone(host)
+        self._gone(group, host["ec2InstanceId"])
         self.fill(group)
 
     def _lose(self, task: Record, instance: str) -> None:
         self._agent.kill(task)
         self.end(task, None, "TerminationNotice", f"Host EC2 (instance {instance}) terminated.")
 
-    def _gone(self, host: Record) -> None:
-        self.hosts.pop(host["containerInstanceArn"], None)
-        self.groups[host["capacityProviderName"]].instances.pop(host["ec2InstanceId"], None)
+    def _gone(self, group: Group, instance: str) -> None:
+        if host := self._host_of(instance):
+            del self.hosts[host["containerInstanceArn"]]
+        group.instances.pop(instance, None)

@@ -226,6 +226,7 @@ def of_keeper(
             allow(
                 "FindGroups",
                 "autoscaling:DescribeAutoScalingGroups",
+                "autoscaling:DescribeScalingActivities",
                 "ec2:DescribeInstances",
                 on=["*"],
             ),
@@ -244,7 +245,11 @@ def of_keeper(
     fewer = ending_hosts(
         scope, groups, action="autoscaling:SetDesiredCapacity", sid="AskForFewerHosts"
     )
-    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + fewer + own
+    resume = ending_hosts(
+        scope, groups, action="autoscaling:ResumeProcesses", sid="ResumeWhatAwsSuspended"
+    )
+    ending = ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups)
+    return ending + fewer + resume + own
 
 
 def of_admission(state_machine_arn: str) -> iam.PolicyStatement:

@@ -377,10 +377,8 @@ CONTROL: Final = (
     ),
     _keeper(
         name="patience-ends-what-runs",
-        old="""    if task["lastStatus"] != "PROVISIONING" or task.get("containerInstanceArn"):
-        return ""
-""",
-        new="",
+        old="    waits = is_waiting(task)\n",
+        new="    waits = True\n",
         felt="a head that runs is stopped for want of a host",
     ),
     _cluster(

@@ -6,6 +6,7 @@ Packed beside it, under this name; not for other parts of the project.
 import os
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import boto3
 
 from contract import times
 from contract.job import JobStatus, stop_reason
-from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, seen_since
+from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, refusal, seen_since
 from contract.nodes import GROUP_TAG
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
@@ -54,6 +55,16 @@ def running(*, started_by: str = "", family: str = "") -> "list[TaskTypeDef]":
     which = {"startedBy": started_by, "family": family}
     given = {name: value for name, value in which.items() if value}
     return described([*each_of("ecs", "list_tasks", "taskArns", cluster=CLUSTER, **given)])
+
+
+def refusal_of(provider: str, since: float) -> str:
+    """AWS's sentence why no host comes for a capacity provider; "" where it has said nothing."""
+    groups = boto3.client("autoscaling")
+    for name in [name for name, own in GROUPS.items() if own == provider]:
+        with suppress(groups.exceptions.ClientError):
+            found = groups.describe_scaling_activities(AutoScalingGroupName=name)
+            return refusal(found["Activities"], since=since)
+    return ""
 
 
 def tasks_of_services() -> set[str]:
@@ -242,6 +253,13 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
     found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
         there, name = len(group["Instances"]), group["AutoScalingGroupName"]
+        # AWS may suspend what has failed for a day (administrative suspension): it resumes nothing.
+        for each in group.get("SuspendedProcesses", []):
+            print(f"{name}: {each['ProcessName']} is suspended: {each['SuspensionReason']}")
+            if not each["SuspensionReason"].startswith("User suspended"):
+                groups.resume_processes(
+                    AutoScalingGroupName=name, ScalingProcesses=[each["ProcessName"]]
+                )
         if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)

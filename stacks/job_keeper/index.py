@@ -45,6 +45,7 @@ from contract.job_outcome import (
     deadline_of,
     ending_of,
     head_of,
+    is_in_vain,
     job_of,
     text_of,
     told,
@@ -52,7 +53,9 @@ from contract.job_outcome import (
 )
 from contract.nodes import ENV_JOB_SPEC, Range
 from stacks.job_keeper.cluster import (
+    GROUPS,
     each_of,
+    refusal_of,
     release,
     release_idle,
     running,
@@ -79,12 +82,6 @@ _NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 
 
 # --- AWS ------------------------------------------------------------------------------------------
-def patience_of(task: "TaskTypeDef") -> float:
-    """How long a head may wait for its host, in seconds; a worker's is its head's to watch."""
-    spec = spec_of(told(task, ENV_JOB_SPEC))
-    return spec.capacity_wait_s if spec else math.inf
-
-
 def spec_of(order: str | None) -> JobSpec | None:
     """A job's order; None where there is none, or none that can be understood."""
     if not order:
@@ -221,6 +218,13 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             reason = told_by_head(spec.run, job)
             # What the attempt before this one has said may be there still.
             outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
+        if outcome.reason == "no capacity":
+            # Of the head's group, or of the workers', for which the head has waited.
+            heads, workers = GROUPS.values()
+            waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
+            if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
+                again = outcome.again and not is_in_vain(why)
+                outcome = replace(outcome, reason=f"no capacity: {why}", again=again)
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
@@ -322,7 +326,7 @@ def sweep() -> dict[str, Any]:
     served |= {each["taskArn"] for each in tasks if each["createdAt"].timestamp() > new}
     for task in tasks:
         try:
-            reason = reason_to_stop(task, statuses, served)
+            reason = reason_to_stop(task, tasks, statuses, served)
             if reason:
                 stop([task], reason)
                 stopped.append(task["taskArn"])
@@ -340,10 +344,16 @@ def sweep() -> dict[str, Any]:
     return found
 
 
-def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str], served: Collection[str]) -> str:
+def reason_to_stop(
+    task: "TaskTypeDef",
+    tasks: "list[TaskTypeDef]",
+    statuses: dict[str, str],
+    served: Collection[str],
+) -> str:
     """Why the sweep stops a task; "" where it does not.
 
     Args:
+        tasks: all that run.
         statuses: of the executions by now, job -> status; filled here.
         served: tasks of services, and those that may be.
     """
@@ -359,13 +369,26 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str], served: Collec
     now = time.time()
     if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
         return stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
-    if task["lastStatus"] != "PROVISIONING" or task.get("containerInstanceArn"):
+    spec = spec_of(told(task, ENV_JOB_SPEC))
+    if spec is None:  # a worker's place is its head's to wait for
         return ""
-    patience = patience_of(task)
-    if now - task["createdAt"].timestamp() > patience:
-        why = f"job {job}: no host within {patience:.0f} s"
-        return stop_reason(JobStatus.NO_CAPACITY, why)
-    return ""
+    waits = is_waiting(task)
+    # A head waits for workers until the first has a host, and no longer than its job wants to.
+    for_s = now - task.get("startedAt", task["createdAt"]).timestamp()
+    own = [task] if waits else [each for each in tasks if each.get("startedBy") == job]
+    why = ""
+    if waits or (for_s < spec.capacity_wait_s and own and all(map(is_waiting, own))):
+        why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
+    if waits and for_s > spec.capacity_wait_s:
+        why = why or f"no host within {spec.capacity_wait_s} s"
+    elif not is_in_vain(why):
+        return ""
+    return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
+
+
+def is_waiting(task: "TaskTypeDef") -> bool:
+    """Whether no host is there for a task yet."""
+    return task["lastStatus"] == "PROVISIONING" and not task.get("containerInstanceArn")
 
 
 def status_of(job: str) -> str:

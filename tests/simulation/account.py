@@ -19,6 +19,7 @@ from greenlet import getcurrent
 
 from contract import runs, times
 from contract.job import JobSpec, overrides
+from contract.job_outcome import is_in_vain
 from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
 from tests.conftest import ROOT
@@ -245,6 +246,15 @@ class Client:
             }
         )
 
+    def describe_scaling_activities(self, AutoScalingGroupName: str) -> Any:  # noqa: N803
+        groups = self._account.model.groups.values()
+        (group,) = [each for each in groups if each.name == AutoScalingGroupName]
+        return self._call(lambda: {"Activities": group.activities})
+
+    def resume_processes(self, AutoScalingGroupName: str, ScalingProcesses: list[str]) -> Any:  # noqa: N803
+        assert ScalingProcesses == ["Launch"]
+        return self._call(lambda: self._account.resume(AutoScalingGroupName))
+
     def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> Any:  # noqa: N803
         return self._call(lambda: self._account.set_desired(AutoScalingGroupName, DesiredCapacity))
 
@@ -254,7 +264,7 @@ class Client:
             each
             for group in self._account.model.groups.values()
             for each in group.instances.values()
-            if not each["_leaves"]
+            if "_ends" not in each
         ]
         return {"Reservations": [{"Instances": instances}]}
 
@@ -430,7 +440,8 @@ class Account:
         # A host that comes later than the job wants to wait may come while it is being stopped.
         host_at = task["startedAt"].timestamp() if "startedAt" in task else self.world.now
         is_starved = job and host_at - task["createdAt"].timestamp() > job.patience_s
-        if who == "keeper" and job and job.is_healthy and not (is_starved or self._ails(task)):
+        is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
+        if who == "keeper" and job and job.is_healthy and is_well:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
     def _ails(self, task: Record) -> bool:
@@ -508,6 +519,12 @@ class Account:
             if waited > times.KEEPER_TIMEOUT_S:  # it was there when the sweep began
                 self.world.blame(f"{name} asks for fewer, and {name_of(task)} waits")
         group.desired = number
+
+    def resume(self, name: str) -> None:
+        for group in self.model.groups.values():
+            if group.name == name and group.record.pop("SuspendedProcesses", None):
+                self.world.happened["suspended group resumed"] += 1
+                self.model.fill(group)
 
     def put(self, key: str, body: bytes, *, is_new: bool) -> None:
         if is_new and key in self.objects:
@@ -590,11 +607,22 @@ class Account:
             self.notify({"Action": "sweep"})
         self._was_left = is_left
         self._check_billed()
+        self._check_refused()
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
+
+    def _check_refused(self) -> None:
+        """No head waits for long where AWS has said that it will start no host."""
+        for group in self.model.groups.values():
+            said = group.activities[0].get("StatusMessage", "") if group.activities else ""
+            for task in self.model.waiting(group) if group.fails_since else ():
+                since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
+                is_long = self.world.now - since > 3 * times.SWEEP_EVERY_S
+                if is_in_vain(said) and is_long and task["_family"] == "head":
+                    self.world.blame(f"{name_of(task)} waits in vain: {said}")
 
     def _check_billed(self) -> None:
         """No state lasts: a host that does nothing for anybody is released in some sweeps."""

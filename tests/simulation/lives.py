@@ -32,7 +32,7 @@ from contract.job import (
     JobStatus,
     Placement,
 )
-from contract.job_outcome import deadline_of, told
+from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
 from stacks.job_keeper import cluster
@@ -50,6 +50,16 @@ FAULTS_UNTIL_H: Final = 4
 FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
+#: EC2's sentences where it starts no host; to wait for what the first two say may help.
+SHORT: Final = (
+    "We currently do not have sufficient g5.xlarge capacity in the Availability Zone you requested "
+    "(us-east-1a). Launching EC2 instance failed.",
+    "You have requested more vCPU capacity than your current vCPU limit of 8 allows for the "
+    "instance bucket that the specified instance type belongs to. Launching EC2 instance failed.",
+    "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the "
+    "instance bucket that the specified instance type belongs to. Launching EC2 instance failed.",
+    "You are not authorized to perform this operation. Launching EC2 instance failed.",
+)
 #: Between two looks of a head; always Ray's five seconds would take four times as long.
 TICKS_S: Final = (5.0, 20.0, 40.0)
 
@@ -70,6 +80,7 @@ class Life:
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
+        self._sentences = dict.fromkeys(FAMILIES, SHORT[0])
         self._fates: dict[str, list[str]] = {provider: [] for provider in FAMILIES}
         self.model = Model(
             (
@@ -88,9 +99,11 @@ class Life:
             now=world.time,
             after=world.after,
             random=self.chance,
-            times=Times(places=self.chance.choice([1, 1, 40])),
+            times=Times(
+                places=self.chance.choice([1, 1, 40]), suspends=self.chance.choice([3600, 86_400])
+            ),
             stamp=stamp,
-            has_room=self._has_room,
+            refusal=self._refusal,
             fate=self._fate,
         )
         self.account = Account(world, self.model, states=states, keeper=keeper, families=FAMILIES)
@@ -109,8 +122,9 @@ class Life:
         self.limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
     # --- what EC2 has
-    def _has_room(self, group: Group) -> bool:
-        return self.world.now >= self._short_until[group.provider]
+    def _refusal(self, group: Group) -> str:
+        is_short = self.world.now < self._short_until[group.provider]
+        return self._sentences[group.provider] if is_short else ""
 
     def _fate(self, group: Group) -> str:
         planned = self._fates[group.provider]
@@ -374,7 +388,9 @@ class Life:
             if was_killed and by_itself and in_a_row >= job_outcome.MOST_IN_VAIN and not is_last:
                 world.blame(f"{job.name} is started again although {name_of(head)} was killed")
         waited = job.ended - (job.admitted_at or job.ended)
-        if result == JobStatus.NO_CAPACITY and waited < job.patience_s:
+        in_vain = is_in_vain(written["reason"])
+        world.happened["job ended as waiting is in vain"] += in_vain
+        if result == JobStatus.NO_CAPACITY and waited < job.patience_s and not in_vain:
             world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
         self._check_cause(job, written)
 
@@ -587,6 +603,7 @@ def node_hangs(life: Life) -> list[Execution] | None:
 def ec2_has_no_host(life: Life) -> list[Execution]:
     provider = life.chance.choice([*FAMILIES])
     life._short_until[provider] = life.world.now + life.chance.choice([300, 1200, 5000])
+    life._sentences[provider] = life.chance.choice(SHORT)
     return life.running()
 
 

@@ -82,6 +82,10 @@ class Aws:
         """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
         self.replaced: list[str] = []
         """Of the terminated ones: those that their group starts another one for."""
+        self.activities: dict[str, list[dict[str, Any]]] = {}
+        """Of groups, the newest first."""
+        self.suspended: dict[str, list[dict[str, str]]] = {}
+        self.resumed: list[tuple[str, list[str]]] = []
         self.groups: dict[str, tuple[int, int]] = {}
         """Of groups of hosts: how many are asked for, and how many there are."""
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError, ClientError=ClientError)
@@ -208,10 +212,17 @@ class Aws:
                     "AutoScalingGroupName": name,
                     "DesiredCapacity": wanted,
                     "Instances": [{}] * there,
+                    "SuspendedProcesses": self.suspended.get(name, []),
                 }
                 for name, (wanted, there) in self.groups.items()
             ]
         }
+
+    def describe_scaling_activities(self, *, AutoScalingGroupName: str) -> Any:  # noqa: N803
+        return {"Activities": self.activities.get(AutoScalingGroupName, [])}
+
+    def resume_processes(self, *, AutoScalingGroupName: str, ScalingProcesses: list[str]) -> None:  # noqa: N803
+        self.resumed.append((AutoScalingGroupName, ScalingProcesses))
 
     def _describe_instances(self, *, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
         tag, state = Filters
@@ -780,7 +791,136 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     later = time.time() + 60
     found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, in_a_row=1)
-    assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
+    reason = "no capacity: no host within 60 s"
+    assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, reason)
+
+
+#: What EC2 Auto Scaling says of launches that fail, and whether to wait is in vain: from its guide,
+#: "Troubleshoot EC2 instance launch failures", and errors that people report.
+REFUSALS: dict[str, bool] = {
+    "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the "
+    "instance bucket that the specified instance type belongs to. Launching EC2 failed.": True,
+    "You have requested more vCPU capacity than your current vCPU limit of 64 allows for the "
+    "instance bucket that the specified instance type belongs to. Launching EC2 failed.": False,
+    "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you "
+    "requested (us-east-1a). Launching EC2 instance failed.": False,
+    "Could not launch On-Demand Instances. InsufficientInstanceCapacity - Try later.": False,
+    "There is no Spot capacity available that matches your request.": False,
+    "Max spot instance count exceeded. Launching EC2 instance failed.": False,
+    "Your requested instance type (p5.48xlarge) is not supported in your requested Availability "
+    "Zone (us-east-1f). Launching EC2 instance failed.": True,
+    "Unsupported - The requested configuration is currently not supported.": True,
+    "You are not authorized to perform this operation. Encoded authorization failure: x": True,
+    "Client.InternalError: Client error on launch": True,
+    "The capacity reservation ID 'cr-1' was not found.": True,  # expired: aws-parallelcluster 6870
+    "The requested reservation does not have sufficient compatible and available capacity for "
+    "this request. Launching EC2 instance failed.": False,
+    "The image id '[ami-1]' does not exist. Launching EC2 instance failed.": True,
+    "The security group sg-1 does not exist. Launching EC2 instance failed.": True,
+}
+
+
+def launch(status: str, message: str = "", *, ago_s: float = 30) -> dict[str, Any]:
+    """A scaling activity."""
+    return {
+        "Description": "Launching a new EC2 instance.  Status Reason: why",
+        "StartTime": datetime.now(tz=UTC) - timedelta(seconds=ago_s),
+        "StatusCode": status,
+        "StatusMessage": message,
+    }
+
+
+def ordered(wait_s: int, **more: Any) -> dict[str, Any]:
+    """A head's overrides: its order."""
+    spec = replace(SPEC, capacity_wait_s=wait_s, **more).to_json()
+    return overrides(head_variables(job="j", deadline=str(int(time.time()) + 9000), spec=spec))
+
+
+@pytest.mark.parametrize(("said", "in_vain"), REFUSALS.items())
+def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once(
+    keeper: ModuleType, aws: Aws, said: str, in_vain: bool
+) -> None:
+    ago = datetime.now(tz=UTC) - timedelta(seconds=90)
+    aws.activities["heads"] = [
+        launch("Successful") | {"Description": "Terminating EC2 instance: i-1"},
+        launch("Failed", said),
+    ]
+    waits = {"lastStatus": "PROVISIONING", "host": None, "createdAt": ago}
+    waits["capacityProviderName"] = "for-heads"
+    for name, wait_s in (("own-head", 60), ("other-head", 600)):
+        aws.tasks[name] |= waits | {"overrides": ordered(wait_s)}
+    stopped = ["own-head", "other-head"] if in_vain else ["own-head"]
+    assert keeper.handler({}, None)["stopped"] == stopped
+    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
+    found = keeper.handler(ended(task), None)
+    assert (found["status"], found["reason"]) == ("no_capacity", f"no capacity: {said}")
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == f"no capacity: {said}"
+    # ECS has given up before: the state machine asks again, or not.
+    given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
+    event = ended(given_up, Job="j2", Asked=time.time() - 60)
+    found = keeper.handler(event, None)
+    assert (found["reason"], found["again"]) == (f"no capacity: {said}", not in_vain)
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        launch("Successful"),
+        launch("InProgress"),
+        launch("Failed", "You are not authorized to perform this operation.", ago_s=300),
+    ],
+    ids=["a host came", "one is coming", "it was so for another job"],
+)
+def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
+    keeper: ModuleType, aws: Aws, newest: dict[str, Any]
+) -> None:
+    aws.activities["heads"] = [newest, launch("Failed", "You are not authorized", ago_s=300)]
+    ago = datetime.now(tz=UTC) - timedelta(seconds=90)
+    aws.tasks["own-head"] |= {"lastStatus": "PROVISIONING", "host": None, "createdAt": ago}
+    aws.tasks["own-head"] |= {"overrides": ordered(60), "capacityProviderName": "for-heads"}
+    keeper.handler({}, None)
+    assert aws.tasks["own-head"]["reason"] == "[no_capacity] no capacity: no host within 60 s"
+
+
+@pytest.mark.parametrize(
+    ("began_s", "worker", "is_over"),
+    [
+        (90, {"lastStatus": "PROVISIONING", "host": None}, True),
+        (90, {"lastStatus": "PENDING"}, False),  # one has come
+        (4000, {"lastStatus": "PROVISIONING", "host": None}, False),  # it has trained
+    ],
+)
+def test_a_head_ends_whose_workers_can_never_come(
+    keeper: ModuleType, aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
+) -> None:
+    said = "current vCPU limit of 0 allows"
+    aws.activities["workers"] = [launch("Failed", said)]
+    now = datetime.now(tz=UTC)
+    began = now - timedelta(seconds=began_s)
+    aws.tasks["own-head"] |= {"overrides": ordered(1800), "startedAt": began, "createdAt": began}
+    aws.tasks["own-1"] |= {"createdAt": now - timedelta(seconds=60), **worker}
+    aws.tasks["own-2"] |= {"createdAt": now, "lastStatus": "PROVISIONING", "host": None}
+    assert keeper.handler({}, None)["stopped"] == ["own-head"] * is_over
+    if is_over:
+        assert aws.tasks["own-head"]["reason"] == f"[no_capacity] no capacity: {said}"
+    # A head that has waited for its workers itself.
+    found = keeper.handler(ended(head(75), Asked=time.time() - 60), None)
+    assert found["reason"] == f"no capacity: {said}"
+
+
+def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
+    keeper: ModuleType, aws: Aws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AWS suspends the launches of a group that has started no host for a day."""
+    aws.groups = {"heads": (0, 0), "workers": (0, 0)}
+    by_person = "User suspended at 2026-11-26T10:00:00Z"
+    aws.suspended = {
+        "heads": [{"ProcessName": "Launch", "SuspensionReason": by_person}],
+        "workers": [{"ProcessName": "Launch", "SuspensionReason": "launches have failed"}],
+    }
+    keeper.handler({}, None)
+    assert aws.resumed == [("workers", ["Launch"])]
+    assert f"heads: Launch is suspended: {by_person}" in capsys.readouterr().out
 
 
 def test_what_ecs_said_of_a_task_that_it_did_not_start_is_read(
