@@ -597,6 +597,7 @@ class Account:
         model, closed = self.model, self.world.now - times.SWEEP_GRACE_S - times.SWEEP_EVERY_S
         is_left = (
             any(group.instances or group.desired for group in model.groups.values())
+            or any("SuspendedProcesses" in group.record for group in model.groups.values())
             or any(task["lastStatus"] != "STOPPED" for task in model.tasks.values())
             or any(
                 not 0 < job.ended < closed or job.record not in self.objects
@@ -617,10 +618,14 @@ class Account:
     def _check_refused(self) -> None:
         """No head waits for long where AWS has said that it will start no host."""
         for group in self.model.groups.values():
+            for each in group.record.get("SuspendedProcesses", []):
+                seen = each.setdefault("_seen", self.world.now)
+                if self.world.now - max(seen, self.failed_at) > 2 * times.SWEEP_EVERY_S + 60:
+                    self.world.blame(f"launches of {group.name} stay suspended")
             said = group.activities[0].get("StatusMessage", "") if group.activities else ""
             for task in self.model.waiting(group) if group.fails_since else ():
                 since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
-                is_long = self.world.now - since > 3 * times.SWEEP_EVERY_S
+                is_long = self.world.now - since > 2 * times.SWEEP_EVERY_S + 60
                 if is_in_vain(said) and is_long and task["_family"] == "head":
                     self.world.blame(f"{name_of(task)} waits in vain: {said}")
 

@@ -100,7 +100,7 @@ class Life:
             after=world.after,
             random=self.chance,
             times=Times(
-                places=self.chance.choice([1, 1, 40]), suspends=self.chance.choice([3600, 86_400])
+                places=self.chance.choice([1, 1, 40]), suspends=self.chance.choice([1800, 86_400])
             ),
             stamp=stamp,
             refusal=self._refusal,
