@@ -151,13 +151,15 @@ class Dashboard(Construct):
 
     def _idle_gpu_alarm(self, minutes: int) -> cloudwatch.Alarm:
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
-        # evaluates, so a host counts by its busiest moment in five minutes, and the least busy
-        # host is what is compared. Without hosts there is no value, and no alarm.
+        # evaluates, so a host counts by its busiest moment in five minutes. Each host is a series
+        # of its own (CloudWatch's guide, "Create a CloudWatch alarm based on a Metrics Insights
+        # query", which wants the order), so that one that boots hides no idle one. Without hosts
+        # there is no value, and no alarm.
         # Quoted: some of the names are words of the query language.
         dimensions = ", ".join(f'"{name}"' for name in GPU_DIMENSIONS)
         query = (
             f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{nodes.METRICS_NAMESPACE}", '
-            f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1"
+            f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC"
         )
         return self._alarm(
             "GpuIdle",
@@ -167,7 +169,7 @@ class Dashboard(Construct):
             cloudwatch.MathExpression(
                 expression=query,
                 using_metrics={},
-                label="least busy GPU host",
+                label="GPU host",
                 period=Duration.minutes(5),
             ),
             below=IDLE_PERCENT,

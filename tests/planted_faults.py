@@ -389,7 +389,7 @@ CONTROL: Final = (
     ),
     _cluster(
         name="unjoined-hosts-billed",
-        old="if name in joined or age < times.HOST_JOINS_S:",
+        old="if name in joined or age < limit:",
         new="if True:",
         felt="a host that never joins its cluster is billed for ever",
     ),

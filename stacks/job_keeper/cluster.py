@@ -4,6 +4,7 @@ Packed beside it, under this name; not for other parts of the project.
 """
 
 import os
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -287,7 +288,9 @@ def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
     ended = []
     for instance in [each for part in reservations for each in part["Instances"]]:
         name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
-        if name in joined or age < times.HOST_JOINS_S:
+        is_slow = re.match(r"p\d|.*metal", instance.get("InstanceType", ""))
+        limit = times.SLOW_HOST_JOINS_S if is_slow else times.HOST_JOINS_S
+        if name in joined or age < limit:
             continue
         tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
         group = tags[GROUP_TAG]

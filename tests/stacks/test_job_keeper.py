@@ -82,6 +82,8 @@ class Aws:
         """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
         self.replaced: list[str] = []
         """Of the terminated ones: those that their group starts another one for."""
+        self.types: dict[str, str] = {}
+        """Of instances."""
         self.activities: dict[str, list[dict[str, Any]]] = {}
         """Of groups, the newest first."""
         self.suspended: dict[str, list[dict[str, str]]] = {}
@@ -234,6 +236,7 @@ class Aws:
                 "InstanceId": name,
                 "LaunchTime": datetime.now(tz=UTC) - timedelta(seconds=age),
                 "Tags": [{"Key": "x", "Value": "y"}, {"Key": tag["Name"][4:], "Value": group}],
+                "InstanceType": self.types.get(name, "g5.xlarge"),
             }
             yield {"Reservations": [{"Instances": [instance]}]}
 
@@ -566,6 +569,9 @@ def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
     aws.unjoined = {f"i-{number}": ("workers", late) for number in range(2)}
     aws.unjoined |= {"i-head": ("heads", late), "i-boots": ("workers", late - 120)}
     aws.unjoined["i-kept"] = ("workers", late)
+    slow = {"i-metal": "g4dn.metal", "i-p5": "p5.48xlarge"}  # they are still starting
+    aws.types |= slow
+    aws.unjoined |= dict.fromkeys(slow, ("workers", late))
     aws.wait("waiting")
     stock = aws.terminate_instance_in_auto_scaling_group
 
@@ -580,6 +586,8 @@ def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
     assert keeper.handler({}, None)["released"] == ["i-1", "i-head", "i-kept"]
     assert aws.replaced == ["i-1"], "a task waits for another one"
     assert aws.ended_at_once == ["i-1", "i-head", "i-kept"]
+    aws.unjoined = {"i-p5": ("workers", times.SLOW_HOST_JOINS_S + 60)}
+    assert keeper.handler({}, None)["released"] == ["i-p5"]
 
 
 def test_a_group_that_asks_for_none_already_keeps_no_instance(
