@@ -165,7 +165,18 @@ class Client:
 
     def run_task(self, **request: Any) -> Any:
         def effect() -> Any:
-            return {"tasks": [task.copy() for task in self._account.run(request)], "failures": []}
+            asked = request.get("count", 1)
+            # It may place some of them only, and says why (API reference, RunTask).
+            account = self._account
+            is_short = account.is_faulty and account.world.random.random() < account.trouble
+            number = account.world.random.randrange(asked) if is_short else asked
+            account.world.happened["RunTask placed some"] += is_short
+            started = account.run(request | {"count": number}) if number else []
+            failures = [{"arn": "", "reason": "Capacity is unavailable at this time."}]
+            return {
+                "tasks": [task.copy() for task in started],
+                "failures": failures * (asked - len(started)),
+            }
 
         return self._call(effect)
 
@@ -729,9 +740,12 @@ class Execution:
                 "stopDate": self.ended * 1000,
             },
         }
-        world.after(world.random.uniform(0.5, 20), self.account.notify, event)
-        if world.random.random() < 0.2:  # EventBridge delivers at least once
-            world.after(world.random.uniform(0.5, 90), self.account.notify, event)
+        # EventBridge delivers at least once, and tries for 24 hours (its user guide).
+        late = world.random.uniform(600, 3 * 3600)
+        first = late if world.random.random() < 0.05 else world.random.uniform(0.5, 20)
+        world.after(first, self.account.notify, event)
+        if world.random.random() < 0.2:
+            world.after(world.random.choice([late, late / 100]), self.account.notify, event)
 
     # --- states
     def _run(self) -> None:

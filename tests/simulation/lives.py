@@ -365,7 +365,11 @@ class Life:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
             return
         result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
-        if result == "Lambda.Unknown":  # the record may be from before the keeper has failed
+        if result == "Lambda.Unknown":
+            # A clean-up that keeps failing; the record may be from before. Nothing else ends a job
+            # for a keeper that fails: one that waits for its turn least of all.
+            if job.at != "CleanUp":
+                world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
             return
         if written["status"] != result:
             world.blame(f"{job.name} is {result}, and its record says {written['status']}")

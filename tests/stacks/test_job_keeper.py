@@ -285,14 +285,19 @@ class Aws:
         order = {"input": self.orders[job]} if job in self.orders else {}
         return {"status": status, **order, **self.aborts.get(job, {})}
 
-    def _list_executions(self, *, stateMachineArn: str, statusFilter: str) -> Any:  # noqa: N803
+    def _list_executions(self, *, stateMachineArn: str, statusFilter: str, **_: Any) -> Any:  # noqa: N803
         """The newest first, one on each page."""
-        assert (stateMachineArn.rpartition(":")[2], statusFilter) == ("jobs", "RUNNING")
+        assert stateMachineArn.rpartition(":")[2] == "jobs"
+        if statusFilter != "RUNNING":
+            at = datetime.now(tz=UTC) - timedelta(seconds=times.SWEEP_GRACE_S + 60)
+            ended = {"executionArn": "", "startDate": at, "stopDate": at}
+            names = self.aborts if statusFilter == "ABORTED" else ()
+            arn = "arn:aws:states:us-east-1:1:execution:jobs:"
+            for name in names:
+                yield {"executions": [{**ended, "name": name, "executionArn": f"{arn}{name}"}]}
+            return
         for number, job in reversed([*enumerate(self.orders)]):
             yield {"executions": [{"name": job, "startDate": datetime.fromtimestamp(number, UTC)}]}
-
-    def list_executions(self, **_: Any) -> Any:
-        return {"executions": []}  # tests.stacks.test_lives has those that have ended
 
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
@@ -431,6 +436,16 @@ def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(
     keeper.handler(aborted(), None)
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
+
+
+def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    names = [f"k{number}" for number in range(130)]
+    aws.aborts = {name: {"cause": "the bill"} for name in names}
+    aws.orders = {name: SPEC.to_json() for name in names}
+    keeper.handler({}, None)
+    assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
 
 
 @pytest.mark.parametrize(
