@@ -290,15 +290,11 @@ class Client:
     def describe_execution(self, executionArn: str) -> Any:  # noqa: N803
         return self._call(lambda: self._account.execution(executionArn).described())
 
-    def list_executions(self, maxResults: int, **which: str) -> Any:  # noqa: N803
-        return self._call(lambda: self._list_executions(**which, newest=maxResults))
-
     def _list_executions(
         self,
         stateMachineArn: str,  # noqa: N803
         statusFilter: str = "",  # noqa: N803
         PaginationConfig: Any = None,  # noqa: N803
-        newest: int = 0,
     ) -> Any:
         del PaginationConfig
         assert stateMachineArn == MACHINE
@@ -314,7 +310,7 @@ class Client:
             for job in self._account.executions.values()
             if statusFilter in ("", job.status) and now - max(job.began, job.ended) > lag
         ]
-        return {"executions": found[-newest:]}
+        return {"executions": found[::-1]}
 
     def _get_execution_history(self, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
         del PaginationConfig
