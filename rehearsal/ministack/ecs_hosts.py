@@ -247,8 +247,7 @@ class Hosts(Model):
                 record_instance(group, group.instances[instance])
             there |= group.instances.keys()
         for gone in self._shown - there:
-            ec2._instances.pop(gone, None)
-            ec2._tags.pop(gone, None)
+            ec2._instances.pop(gone, None)  # its tags are known for an hour
         self._shown = there
 
     # --- calls --------------------------------------------------------------------------------

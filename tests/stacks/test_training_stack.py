@@ -614,3 +614,11 @@ def test_everything_carries_the_projects_tag(synth: Synth) -> None:
         assert tag in synth().only(kind)["Tags"]
     specifications = hosts(synth(), "worker")["TagSpecifications"]
     assert all(tag in each["Tags"] for each in specifications)
+
+
+def test_the_groups_of_hosts_have_names_by_which_trainctl_knows_them(synth: Synth) -> None:
+    """CloudFormation names a group after its stack and its logical id."""
+    groups = synth().of_type("AWS::AutoScaling::AutoScalingGroup")
+    assert all("AutoScalingGroupName" not in each for each in groups.values())
+    found = {name.removeprefix("Cluster").partition("Group")[0] for name in groups}
+    assert found == {node.title() for node in (nodes.HEAD, nodes.WORKER)}

@@ -10,7 +10,7 @@ from contract import exits
 from contract.job import JobStatus
 from contract.text import utc
 from contract.times import CONSISTENT_S
-from tests.trainctl.account import Account
+from tests.trainctl.account import Account, refused
 from tests.trainctl.conftest import Cli
 from trainctl import follow
 from trainctl.__main__ import main
@@ -167,6 +167,25 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> Non
     assert waits() == "", "released, since nothing has been asked for in its place"
     account.add_worker("w3", "PROVISIONING")
     assert waits() == "waiting for 1 x g5.xlarge"
+    said = "We currently do not have sufficient g5.xlarge capacity."
+    failed = {
+        "Description": "Launching a new EC2 instance.  Status Reason: why",
+        "StartTime": account.now + timedelta(minutes=1),
+        "StatusCode": "Failed",
+    }
+    account.activities = [
+        {**failed, "AutoScalingGroupName": f"{group}-x", "StatusMessage": words}
+        for group, words in (
+            ("another", "of another stack"),
+            ("TrainingStack-ClusterHeadGroupASG1", "of the heads"),
+            ("TrainingStack-ClusterWorkerGroupASG1", said),
+        )
+    ]
+    assert waits() == f"waiting for 1 x g5.xlarge: {said}"
+    account.tasks["head"]["lastStatus"] = "PROVISIONING"
+    assert waits().endswith(", for the head: of the heads")
+    account.fails["describe_scaling_activities"] = refused("AccessDenied", "Describe", "no")
+    assert waits().endswith(", for the head"), "not everybody may ask"
 
 
 @pytest.mark.parametrize(

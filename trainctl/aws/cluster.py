@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
-from contract.job_outcome import DISCONNECTED_SINCE, seen_since
+from contract.job_outcome import DISCONNECTED_SINCE, refusal, seen_since
 from contract.outputs import TRAINING_STACK
 from trainctl.aws.clients import Clients
 from trainctl.aws.errors import CliError
@@ -126,6 +127,19 @@ class StandingCluster:
         self._clients.ecs.update_service(
             cluster=self._cluster, service=self._services[node], desiredCount=count
         )
+
+    def refusal(self, node: str, *, since: datetime) -> str:
+        """AWS's sentence why no host comes for a kind of node; "" if there is none, or the user may
+        not ask."""
+        from botocore.exceptions import ClientError
+
+        with suppress(ClientError):
+            found = self._clients.autoscaling.describe_scaling_activities()["Activities"]
+            # CloudFormation's names of the groups.
+            own = f"{TRAINING_STACK}-Cluster{node.title()}"
+            listed = [each for each in found if each["AutoScalingGroupName"].startswith(own)]
+            return refusal(listed, since=since.timestamp())
+        return ""
 
     def hosts(self) -> list[Host]:
         """All instances of the deployment, those of jobs too, the oldest first."""
