@@ -592,7 +592,9 @@ def next_hosts_docker_hangs(life: Life) -> list[Execution]:
 
 def node_hangs(life: Life) -> list[Execution] | None:
     """Its container runs, and does not answer its health check."""
-    running = [each for each in life.model.tasks.values() if each["lastStatus"] == "RUNNING"]
+    tasks = life.model.tasks.values()
+    running = [each for each in tasks if each["lastStatus"] == "RUNNING"]
+    running = [each for each in running if "_hangs_since" not in each]
     if not running:
         return None
     task = life.chance.choice(running)

@@ -181,6 +181,7 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> Non
             ("TrainingStack-ClusterWorkerGroupASG1", said),
         )
     ]
+    account.tasks["w3"]["createdAt"] = account.tasks["head"]["createdAt"] = account.now
     assert waits() == f"waiting for 1 x g5.xlarge: {said}"
     account.tasks["head"]["lastStatus"] = "PROVISIONING"
     assert waits().endswith(", for the head: of the heads")
