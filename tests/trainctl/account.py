@@ -140,6 +140,8 @@ class Account:
         self.identity_providers: list[str] = []
         self.efa_interfaces: dict[str, int] = {}
         """By instance type; others have none."""
+        self.groups: list[dict[str, Any]] = []
+        """Of EC2 Auto Scaling."""
         self.activities: list[dict[str, Any]] = []
         """Of all groups, the newest first."""
         self.file_systems: list[dict[str, Any]] = []
@@ -191,6 +193,9 @@ class Account:
             outputs[stack_outputs.SHAPE] = json.dumps(self.shape)
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
+
+    def describe_auto_scaling_groups(self) -> Any:
+        return {"AutoScalingGroups": self.groups}
 
     def on_describe_scaling_activities(self) -> Any:
         return {"Activities": self.activities}
