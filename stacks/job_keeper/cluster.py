@@ -331,15 +331,19 @@ def ailment(host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None") -> str
     ECS replaces an unhealthy task only for a service (containers-roadmap 161), and a task whose
     container is never made (a Docker that hangs) for none; such a Docker ends none either.
     """
-    status, what, limit_s = task["lastStatus"] if task else "", "", 0
+    arn, what, limit_s = host["containerInstanceArn"], "", 0
+    status = task["lastStatus"] if task else ""
     if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
         what, limit_s = "did not start", times.TASK_STARTS_S
     elif task and task.get("healthStatus") == "UNHEALTHY" and host["agentConnected"]:
         what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2
     elif not task and host["runningTasksCount"] + host["pendingTasksCount"]:
         what, limit_s = "did not end", times.STOP_TIMEOUT_S
-    which = task["taskArn"].rpartition("/")[2] if task else "tasks"
-    seen = seen_s(host, AILING_SINCE, f"{which} {what}" if what else None)
+        told = [each for each in tasks_on(arn) if each["desiredStatus"] == "STOPPED"]
+        left = [each for each in told if not each.get("stoppedAt")]
+        task = min(left, key=lambda each: each["taskArn"], default=None)
+    which = task["taskArn"].rpartition("/")[2] if task and what else ""
+    seen = seen_s(host, AILING_SINCE, f"{which} {what}" if which else None)
     return f"the node {what} on {host['ec2InstanceId']}" if seen > limit_s else ""
 
 

@@ -725,8 +725,13 @@ def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
     """A process that no signal ends: ECS's draining would wait for two days."""
     aws.hosts = {"h2": 9000}
     aws.tasks["own-1"] |= {"desiredStatus": "STOPPED", "startedAt": datetime.now(tz=UTC)}
-    for seconds, is_over in ((times.STOP_TIMEOUT_S - 60, False), (times.STOP_TIMEOUT_S + 60, True)):
-        seen = f"{time.time() - seconds:.0f} tasks did not end"
+    late = times.STOP_TIMEOUT_S + 60
+    for of, seconds, is_over in (
+        ("own-1", times.STOP_TIMEOUT_S - 60, False),
+        ("another", late, False),  # that was seen there before
+        ("own-1", late, True),
+    ):
+        seen = f"{time.time() - seconds:.0f} {of} did not end"
         mark = {"name": "train.ailing-since", "value": seen}
         aws.described["h2"] = {"attributes": [mark], "status": "DRAINING"}
         keeper.handler({}, None)
