@@ -3,6 +3,42 @@
 No thread, no network and no clock of its own: time and what happens later are handed in, so that a
 seed can play a month in a second. Records have the shape of the API's answers; fields that begin
 with an underscore are the model's own. Each rule names its source, or the word "assumed".
+
+Every state that AWS documents, and who has a rule for it (a test compares the names with botocore):
+
+tasks (developer guide of ECS, "Amazon ECS task lifecycle")
+    PROVISIONING  waits for a host, or for its network interface on one; the keeper stops a head
+                  after the job's patience, and a task that has a host as one that does not start
+    PENDING, ACTIVATING  its container is made; the keeper stops it after TASK_STARTS_S. The model
+                  has PENDING only: ACTIVATING is short and for load balancers and service discovery
+    RUNNING       UNHEALTHY in two sweeps: the keeper stops it
+    DEACTIVATING, STOPPING, DEPROVISIONING  told to stop; longer than STOP_TIMEOUT_S: the keeper
+                  ends its host. The model has RUNNING with the desired status STOPPED instead
+    STOPPED, DELETED  over; ECS describes it for an hour
+container instances (API reference of ECS, ContainerInstance)
+    ACTIVE        takes tasks; without one it is released, disconnected it is lost
+    DRAINING      takes none; the keeper ends it once its tasks have ended
+    REGISTERING, REGISTRATION_FAILED, DEREGISTERING  only with awsvpcTrunking, an account's setting;
+                  one that stays so takes no task and is released as idle
+instances of a group (user guide of EC2 Auto Scaling, "Instance lifecycle")
+    Pending, InService  boots; the keeper ends one that has not joined after HOST_JOINS_S
+    Terminating, Terminating:Wait, Terminating:Proceed, Terminated  ECS's draining waits, EC2 does
+                  not: the keeper asks both
+    Pending:Wait, Pending:Proceed, Terminating:Retained, Quarantined  of lifecycle hooks and
+                  policies that no stack has; billed ones are ended as not joined or idle
+    Detaching, Detached, EnteringStandby, Standby, ReplacingRootVolume, ReplacingRootVolume:Wait,
+    ReplacingRootVolume:Proceed, RootVolumeReplaced  only by a person's call
+    Warmed:Pending, Warmed:Pending:Wait, Warmed:Pending:Proceed, Warmed:Pending:Retained,
+    Warmed:Terminating, Warmed:Terminating:Wait, Warmed:Terminating:Proceed,
+    Warmed:Terminating:Retained, Warmed:Terminated, Warmed:Stopped, Warmed:Running,
+    Warmed:Hibernated  of warm pools: there are none
+    A group's launches may be suspended: by AWS, which the sweep resumes, or by a person
+executions and their machine (API reference of Step Functions)
+    RUNNING       the job queues, runs or pauses; the teardown ends it
+    SUCCEEDED, FAILED, TIMED_OUT, ABORTED  over: each has its record, from the clean-up or a sweep
+    PENDING_REDRIVE  of children of a distributed map: there is none. If a person redrives a job,
+                  its record stays (docs/jobs.md)
+    ACTIVE, DELETING  no execution outlives its machine: the teardown waits for all
 """
 
 from collections.abc import Callable, Iterable
