@@ -230,6 +230,13 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     assert stopped["reason"] == "stopped by user"
     assert len(account.sent("stop_execution")) == 1
     assert "Resume it" in capsys.readouterr().err
+    # The sweep has stopped its head, which hangs, and the machine would start another.
+    account.add("hangs")
+    said = "[host_lost] the node did not answer its health check on i-1"
+    account.add_head("hangs", "hung", desiredStatus="STOPPED", stoppedReason=said)
+    jobs = Deployment.find(profile=None, region=None).jobs
+    jobs.stop(jobs.find("hangs"))
+    assert len(account.sent("stop_execution")) == 2
 
 
 # --- lists ----------------------------------------------------------------------------------------
