@@ -242,14 +242,7 @@ def of_keeper(
             wildcard(scope, executions): "Executions of the one state machine.",
         },
     )
-    fewer = ending_hosts(
-        scope, groups, action="autoscaling:SetDesiredCapacity", sid="AskForFewerHosts"
-    )
-    resume = ending_hosts(
-        scope, groups, action="autoscaling:ResumeProcesses", sid="ResumeWhatAwsSuspended"
-    )
-    ending = ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups)
-    return ending + fewer + resume + own
+    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + own
 
 
 def of_admission(state_machine_arn: str) -> iam.PolicyStatement:
@@ -312,7 +305,7 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
             "before; what may be ended is limited to this cluster and to the two groups.",
         },
     )
-    groups_end = ending_hosts(scope, groups, action="autoscaling:DeleteAutoScalingGroup")
+    groups_end = ending_hosts(scope, groups, "autoscaling:DeleteAutoScalingGroup")
     return ending_tasks(scope, cluster) + own + groups_end
 
 
@@ -413,7 +406,6 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         ),
         reasons={wildcard(scope, hosts): "Hosts have random names; they are this cluster's."},
     )
-    action = "autoscaling:TerminateInstanceInAutoScalingGroup"
     instances = Stack.of(scope).format_arn(service="ec2", resource="instance", resource_name="*")
     end = Rights(
         statements=(
@@ -426,13 +418,18 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         ),
         reasons={wildcard(scope, instances): "Instances of the two groups, by Auto Scaling's tag."},
     )
-    return drain + end + ending_hosts(scope, groups, action=action)
+    groups_end = ending_hosts(
+        scope,
+        groups,
+        "autoscaling:ResumeProcesses",
+        "autoscaling:SetDesiredCapacity",
+        "autoscaling:TerminateInstanceInAutoScalingGroup",
+    )
+    return drain + end + groups_end
 
 
-def ending_hosts(
-    scope: IConstruct, groups: Sequence[str], *, action: str, sid: str = "EndHosts"
-) -> Rights:
-    """One action on groups of hosts, by their names."""
+def ending_hosts(scope: IConstruct, groups: Sequence[str], *actions: str) -> Rights:
+    """Actions on groups of hosts, by their names."""
     stack = Stack.of(scope)
     arns = [
         stack.format_arn(
@@ -444,7 +441,7 @@ def ending_hosts(
         for name in groups
     ]
     return Rights(
-        statements=(allow(sid, action, on=arns),),
+        statements=(allow("EndHosts", *actions, on=arns),),
         reasons={
             wildcard(scope, arn): "A group's ARN holds a random id beside its name, which is given."
             for arn in arns

@@ -341,7 +341,7 @@ CONTROL: Final = (
     ),
     _keeper(
         name="workers-outlive-their-job",
-        old='found = {task["taskArn"]: task for task in running(started_by=job)}',
+        old='found = {task["taskArn"]: task for task in running(startedBy=job)}',
         new="found = {}",
         felt="workers are billed after their job until a sweep finds them",
     ),

@@ -47,15 +47,17 @@ def described(arns: list[str]) -> "list[TaskTypeDef]":
     ]
 
 
-def running(*, started_by: str = "", family: str = "") -> "list[TaskTypeDef]":
-    """Tasks of the cluster, all or those with one property.
+def listed(**which: str) -> list[str]:
+    return [*each_of("ecs", "list_tasks", "taskArns", cluster=CLUSTER, **which)]
+
+
+def running(**which: str) -> "list[TaskTypeDef]":
+    """Tasks of the cluster, all or those with one property; ``startedBy`` takes no other beside it.
 
     Those that were told to stop are missing, but for seconds: lists are eventually consistent.
     """
-    # startedBy must be the only filter. ECS's default is those whose desired status is RUNNING.
-    which = {"startedBy": started_by, "family": family}
-    given = {name: value for name, value in which.items() if value}
-    return described([*each_of("ecs", "list_tasks", "taskArns", cluster=CLUSTER, **given)])
+    # ECS's default is those whose desired status is RUNNING.
+    return described(listed(**which))
 
 
 def refusal_of(provider: str, since: float) -> str:
@@ -70,15 +72,10 @@ def refusal_of(provider: str, since: float) -> str:
 
 def tasks_of_services() -> set[str]:
     """Tasks that ECS itself keeps running: a task's group is the word of who has started it."""
-    listed = each_of("ecs", "list_services", "serviceArns", cluster=CLUSTER)
+    services = each_of("ecs", "list_services", "serviceArns", cluster=CLUSTER)
     # By its name: that a list takes an ARN is not documented.
-    names = [each.rpartition("/")[2] for each in listed]
-    of = {"cluster": CLUSTER}
-    return {
-        arn
-        for name in names
-        for arn in each_of("ecs", "list_tasks", "taskArns", serviceName=name, **of)
-    }
+    names = [each.rpartition("/")[2] for each in services]
+    return {arn for name in names for arn in listed(serviceName=name)}
 
 
 def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
@@ -185,13 +182,12 @@ def tasks_on(instance: str) -> "list[TaskTypeDef]":
 
     A task that was just told to stop may be in the list of those that run.
     """
-    on = {"cluster": CLUSTER, "containerInstance": instance}
-    listed = [
+    both = [
         arn
         for status in ("RUNNING", "STOPPED")
-        for arn in each_of("ecs", "list_tasks", "taskArns", desiredStatus=status, **on)
+        for arn in listed(containerInstance=instance, desiredStatus=status)
     ]
-    return described([*dict.fromkeys(listed)])
+    return described([*dict.fromkeys(both)])
 
 
 def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:

@@ -109,7 +109,7 @@ def head_starts(job: str) -> list[float] | None:
 
 def end_tasks(job: str, reason: str) -> set[str]:
     """Stop all tasks of a job; return the hosts that they run on."""
-    found = {task["taskArn"]: task for task in running(started_by=job)}
+    found = {task["taskArn"]: task for task in running(startedBy=job)}
     heads = running(family=HEAD_FAMILY)
     found |= {task["taskArn"]: task for task in heads if job_of(task) == job}
     stop([*found.values()], reason)

@@ -38,13 +38,15 @@ def stop_jobs(machine: str, keeper: str, context: Any) -> None:
     told: set[str] = set()
 
     def end(job: Any) -> None:
-        which = {"executionArn": job["executionArn"]}
-        detail = {"name": job["name"], "status": "ABORTED"}
-        detail["input"] = states.describe_execution(**which)["input"]
-        ended = states.stop_execution(**which, cause=WHY)["stopDate"]
-        detail["startDate"], detail["stopDate"] = (
-            at.timestamp() * 1000 for at in (job["startDate"], ended)
-        )
+        arn = job["executionArn"]
+        detail = {
+            "name": job["name"],
+            "status": "ABORTED",
+            "input": states.describe_execution(executionArn=arn)["input"],
+            "startDate": job["startDate"].timestamp() * 1000,
+        }
+        ended = states.stop_execution(executionArn=arn, cause=WHY)["stopDate"]
+        detail["stopDate"] = ended.timestamp() * 1000
         event = {"detail-type": "Step Functions Execution Status Change", "detail": detail}
         functions.invoke(FunctionName=keeper, Payload=json.dumps(event).encode())
         told.add(job["name"])

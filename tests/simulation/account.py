@@ -516,7 +516,8 @@ class Account:
             return
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
-        if job and job.status == "RUNNING" and idle < times.IDLE_HOST_S:
+        is_over = is_in_vain(last["stoppedReason"])  # so the sweep has ended its job
+        if job and job.status == "RUNNING" and idle < times.IDLE_HOST_S and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 
     def set_desired(self, name: str, number: int) -> None:
