@@ -82,6 +82,8 @@ class Aws:
         """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
         self.replaced: list[str] = []
         """Of the terminated ones: those that their group starts another one for."""
+        self.ended_ago_s: float = times.SWEEP_GRACE_S + 60
+        """When executions were aborted."""
         self.types: dict[str, str] = {}
         """Of instances."""
         self.activities: dict[str, list[dict[str, Any]]] = {}
@@ -285,15 +287,21 @@ class Aws:
         order = {"input": self.orders[job]} if job in self.orders else {}
         return {"status": status, **order, **self.aborts.get(job, {})}
 
-    def _list_executions(self, *, stateMachineArn: str, statusFilter: str, **_: Any) -> Any:  # noqa: N803
+    def _list_executions(
+        self,
+        *,
+        stateMachineArn: str,  # noqa: N803
+        statusFilter: str,  # noqa: N803
+        PaginationConfig: Any = None,  # noqa: N803
+    ) -> Any:
         """The newest first, one on each page."""
         assert stateMachineArn.rpartition(":")[2] == "jobs"
         if statusFilter != "RUNNING":
-            at = datetime.now(tz=UTC) - timedelta(seconds=times.SWEEP_GRACE_S + 60)
+            at = datetime.now(tz=UTC) - timedelta(seconds=self.ended_ago_s)
             ended = {"executionArn": "", "startDate": at, "stopDate": at}
             names = self.aborts if statusFilter == "ABORTED" else ()
             arn = "arn:aws:states:us-east-1:1:execution:jobs:"
-            for name in names:
+            for name in [*names][: PaginationConfig["MaxItems"]]:
                 yield {"executions": [{**ended, "name": name, "executionArn": f"{arn}{name}"}]}
             return
         for number, job in reversed([*enumerate(self.orders)]):
@@ -438,12 +446,25 @@ def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
 
 
+def test_the_first_record_of_a_job_counts(keeper: ModuleType, aws: Aws) -> None:
+    """Of a clean-up that is tried again, and of an execution that a person redrives."""
+    assert keeper.handler(ended(head(3)), None)["status"] == "failed"
+    again = keeper.handler(ended(head(0)), None)
+    assert (again["status"], again["again"]) == ("failed", False)
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "failed: user code exit 3"
+
+
 def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
-    keeper: ModuleType, aws: Aws
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"k{number}" for number in range(130)]
     aws.aborts = {name: {"cause": "the bill"} for name in names}
     aws.orders = {name: SPEC.to_json() for name in names}
+    for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60):
+        with monkeypatch.context() as patch:
+            patch.setattr(aws, "ended_ago_s", ago_s)
+            keeper.handler({}, None)
+    assert not aws.objects, "their own clean-up comes first, and long ago it has"
     keeper.handler({}, None)
     assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
 
