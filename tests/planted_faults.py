@@ -393,6 +393,36 @@ CONTROL: Final = (
         new="if True:",
         felt="a host that never joins its cluster is billed for ever",
     ),
+    _cluster(
+        name="pending-for-ever",
+        old='        what, limit_s = "did not start", times.TASK_STARTS_S\n',
+        new="        pass\n",
+        felt="a host whose Docker hangs is billed for ever, and its job stands still",
+    ),
+    _cluster(
+        name="unhealthy-for-ever",
+        old='        what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2\n',
+        new="        pass\n",
+        felt="a node that hangs is billed until its job's deadline",
+    ),
+    _cluster(
+        name="draining-waits-for-days",
+        old="    if at_once:\n",
+        new="    if False:\n",
+        felt="a host that never joined is billed for two days more",
+    ),
+    _cluster(
+        name="launches-stay-suspended",
+        old='            if not each["SuspensionReason"].startswith("User suspended"):\n',
+        new="            if False:\n",
+        felt="after a day without a host no job gets one any more",
+    ),
+    _keeper(
+        name="waits-in-vain",
+        old='    elif not is_in_vain(why):\n        return ""\n',
+        new='    else:\n        return ""\n',
+        felt="a job waits for hosts that a quota of nothing never lets start",
+    ),
     _verdict(
         name="killed-head-fails",
         old='        Ending.KILLED: "the head was killed",\n',
