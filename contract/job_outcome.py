@@ -8,7 +8,7 @@ task to the job's outcome and to a retry.
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, Final
@@ -99,6 +99,15 @@ def _says(pattern: str, reason: str) -> bool:
 # --- what it means for a job ----------------------------------------------------------------------
 #: ECS's words where no host came for a task, or none has room.
 NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
+#: AWS's words, or its code, where a launch fails however often it is tried: a quota of nothing, a
+#: type that the zone lacks, a right, a key, an image or a reservation that is not there (EC2 Auto
+#: Scaling's guide, "Troubleshoot EC2 instance launch failures"; EC2's reference, "Error codes").
+_IN_VAIN: Final = (
+    r"current vCPU limit of 0 |Unsupported|not supported in your requested|"
+    r"UnauthorizedOperation|not authorized|Client\.InternalError|KMS|"
+    r"capacity reservation.*(not found|expired|cancelled)|"
+    r"Invalid\w+\.(NotFound|Malformed)|does not exist"
+)
 #: So many times in a row a head may be killed, or its Ray end: that may be its program's fault.
 MOST_IN_VAIN: Final = 3
 #: ECS's own words when a user stops a task without giving a reason.
@@ -180,7 +189,8 @@ def verdict(
     if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
         return ended(JobStatus.DEADLINE, "deadline")
     if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY:
-        return ended(JobStatus.NO_CAPACITY, "no capacity")
+        said = stopped.partition("] ")[2]
+        return ended(JobStatus.NO_CAPACITY, said if "no capacity: " in said else "no capacity")
     not_run = how in (Ending.NOT_STARTED, Ending.HOST_FAULT)
     if not_run and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
         # It did not run, so it does not count.
@@ -198,10 +208,13 @@ def verdict(
             exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
             exits.STORAGE: "its storage did not answer, or a disk was full",
         }[code]
+    if ordered is JobStatus.HOST_LOST:  # by the sweep
+        lost = stopped.partition("] ")[2]
     if lost is not None:
         repeated = f", {in_a_row} times" if in_a_row > 1 else ""
         lost = f"failed: {lost}"[:1000]
-        may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED
+        is_hung = ordered is not None and "StartedAt" in task
+        may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED or is_hung
         again = in_a_row < MOST_IN_VAIN or not may_be_program
         return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=again)
     if how is Ending.STOPPED:
@@ -221,6 +234,22 @@ def verdict(
         return ended(JobStatus.FAILED, f"failed: user code exit {code}")
     why = said or error or "unknown"
     return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
+
+
+def refusal(activities: Sequence[Mapping[str, Any]], *, since: float) -> str:
+    """AWS's own sentence, if the newest launch of a group's scaling activities has failed since a
+    Unix time; "" if it has not."""
+    for each in activities:  # the newest is the first
+        if "aunching" in each.get("Description", ""):
+            is_new = each["StartTime"].timestamp() >= since
+            has_failed = is_new and each["StatusCode"] in ("Failed", "Cancelled")
+            return str(each.get("StatusMessage") or "") if has_failed else ""
+    return ""
+
+
+def is_in_vain(sentence: str) -> bool:
+    """Whether to wait does not help where AWS says this of a launch."""
+    return _says(_IN_VAIN, sentence)
 
 
 def ending_of(task: Mapping[str, Any], error: str = "") -> Ending:
@@ -257,8 +286,10 @@ def _exit_code(container: Mapping[str, Any]) -> int | None:
 
 
 # --- what the project wrote on a task or a host ---------------------------------------------------
-#: Attribute of a host whose agent was found disconnected: the Unix time of the sweep that saw it.
+#: Attributes of a host: the Unix time of the sweep that first saw its agent disconnected, or a task
+#: that fares badly there. Of a task, its id and what is wrong follow after a space.
 DISCONNECTED_SINCE: Final = "train.disconnected-since"
+AILING_SINCE: Final = "train.ailing-since"
 
 
 def job_of(task: Mapping[str, Any]) -> str:
@@ -285,12 +316,13 @@ def deadline_of(task: Mapping[str, Any], *, default: float) -> float:
         return 0
 
 
-def disconnected_since(host: Mapping[str, Any]) -> float | None:
-    """Unix time since which a host's agent is known to be disconnected; None: not known."""
+def seen_since(host: Mapping[str, Any], mark: str, what: str = "") -> float | None:
+    """Unix time since which sweeps have seen ``what`` on a host; None: they have not."""
     for each in host.get("attributes") or []:
-        if each["name"] == DISCONNECTED_SINCE:
+        if each["name"] == mark:
+            since, _, seen = str(each.get("value") or "").partition(" ")
             try:
-                return float(each.get("value") or 0)
+                return float(since) if seen == what else None
             except ValueError:  # the sweep writes none that is no number
                 return 0
     return None

@@ -16,6 +16,7 @@ HEAD: Final = "head"  # the two kinds of node: task definition, service, image r
 WORKER: Final = "worker"
 CONTAINER: Final = "ray"  # the one container of either task
 METRICS_NAMESPACE: Final = "RayTraining"  # in CloudWatch: what the hosts and the runs report
+GROUP_TAG: Final = "aws:autoscaling:groupName"  # EC2 Auto Scaling marks a group's instances by it
 
 # Ray's ports on the head that others ask for by number.
 GCS_PORT: Final = 6379

@@ -39,7 +39,7 @@ RECORD: Final[Mapping[str, tuple[str, ...]]] = {
         *("tensorboard", "wandb"),
         "checkpoint_manager_snapshot.json",  # by Ray Train
     ),
-    CHECKPOINTS_DIR: ("step-*", "damaged-step-*", ".step-*.part"),
+    CHECKPOINTS_DIR: ("step-*", "damaged-step-*", "diverged-step-*", ".step-*.part"),
     MODEL_DIR: ("model.safetensors", CONFIG_FILE),
 }
 

@@ -44,6 +44,8 @@ KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the ne
 JOB_STOP_S: Final = 420  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone
 HOST_JOINS_S: Final = 1200  # a host that has not joined by then, or takes no task, is replaced
+SLOW_HOST_JOINS_S: Final = 2400  # the same of bare metal and of P instances: up to 15 min of start
+TASK_STARTS_S: Final = HOST_JOINS_S  # a host makes a task's container: also a pull of 10 GB
 SURPLUS_HOST_S: Final = 2400  # one too many that the sweep spares: its start, 15 min or more idle
 
 # --- a node that starts ---------------------------------------------------------------------------

@@ -3,6 +3,42 @@
 No thread, no network and no clock of its own: time and what happens later are handed in, so that a
 seed can play a month in a second. Records have the shape of the API's answers; fields that begin
 with an underscore are the model's own. Each rule names its source, or the word "assumed".
+
+Every state that AWS documents, and who has a rule for it (a test compares the names with botocore):
+
+tasks (developer guide of ECS, "Amazon ECS task lifecycle")
+    PROVISIONING  waits for a host, or for its network interface on one; the keeper stops a head
+                  after the job's patience, and a task that has a host as one that does not start
+    PENDING, ACTIVATING  its container is made; the keeper stops it after TASK_STARTS_S. The model
+                  has PENDING only: ACTIVATING is short and for load balancers and service discovery
+    RUNNING       UNHEALTHY in two sweeps: the keeper stops it
+    DEACTIVATING, STOPPING, DEPROVISIONING  told to stop; longer than STOP_TIMEOUT_S: the keeper
+                  ends its host. The model has RUNNING with the desired status STOPPED instead
+    STOPPED, DELETED  over; ECS describes it for an hour
+container instances (API reference of ECS, ContainerInstance)
+    ACTIVE        takes tasks; without one it is released, disconnected it is lost
+    DRAINING      takes none; the keeper ends it once its tasks have ended
+    REGISTERING, REGISTRATION_FAILED, DEREGISTERING  only with awsvpcTrunking, an account's setting;
+                  one that stays so takes no task and is released as idle
+instances of a group (user guide of EC2 Auto Scaling, "Instance lifecycle")
+    Pending, InService  boots; the keeper ends one that has not joined after HOST_JOINS_S
+    Terminating, Terminating:Wait, Terminating:Proceed, Terminated  ECS's draining waits, EC2 does
+                  not: the keeper asks both
+    Pending:Wait, Pending:Proceed, Terminating:Retained, Quarantined  of lifecycle hooks and
+                  policies that no stack has; billed ones are ended as not joined or idle
+    Detaching, Detached, EnteringStandby, Standby, ReplacingRootVolume, ReplacingRootVolume:Wait,
+    ReplacingRootVolume:Proceed, RootVolumeReplaced  only by a person's call
+    Warmed:Pending, Warmed:Pending:Wait, Warmed:Pending:Proceed, Warmed:Pending:Retained,
+    Warmed:Terminating, Warmed:Terminating:Wait, Warmed:Terminating:Proceed,
+    Warmed:Terminating:Retained, Warmed:Terminated, Warmed:Stopped, Warmed:Running,
+    Warmed:Hibernated  of warm pools: there are none
+    A group's launches may be suspended: by AWS, which the sweep resumes, or by a person
+executions and their machine (API reference of Step Functions)
+    RUNNING       the job queues, runs or pauses; the teardown ends it
+    SUCCEEDED, FAILED, TIMED_OUT, ABORTED  over: each has its record, from the clean-up or a sweep
+    PENDING_REDRIVE  of children of a distributed map: there is none. If a person redrives a job,
+                  its record stays (docs/jobs.md)
+    ACTIVE, DELETING  no execution outlives its machine: the teardown waits for all
 """
 
 from collections.abc import Callable, Iterable
@@ -33,6 +69,8 @@ class Times:
     surplus: float = 900  # until it takes a host away that has no task: containers-roadmap 1220
     tries: tuple[float, float] = (20, 60)  # assumed: Auto Scaling tries again to start a host
     stops: float = 270  # between SIGTERM and SIGKILL: the agent's setting, contract.times
+    suspends: float = 86_400  # Auto Scaling's guide: of launches that fail, "over 24 hours"
+    drains: float = 172_800  # ECS's draining keeps a host whose tasks do not end: roadmap 2467
 
 
 class Agent(Protocol):
@@ -65,7 +103,10 @@ class Group:
     """ARN of the cluster that its hosts join."""
     instances: dict[str, Record] = field(default_factory=dict)
     """By id; those that are being terminated among them."""
+    activities: list[Record] = field(default_factory=list)
+    """As DescribeScalingActivities has them, the newest first."""
     surplus_since: float | None = None
+    fails_since: float | None = None
     is_trying: bool = False
 
     @property
@@ -99,16 +140,18 @@ class Model:
         random: Random,
         stamp: Callable[[float], Any],
         times: Times | None = None,
-        has_room: Callable[[Group], bool] = lambda _: True,
+        refusal: Callable[[Group], str] = lambda _: "",
         fate: Callable[[Group], str] = lambda _: "",
     ) -> None:
         """
         Args:
             after: ``after(seconds, call, *given)`` calls later.
             stamp: a time as records have it.
-            has_room: whether EC2 has another host for a group now.
+            refusal: EC2's sentence if it has no other host for a group now; "" if it has.
             fate: of a new host: "" or "unjoined", which never joins the cluster; "lacks" what a
-                task needs, so that none is placed there; "bad": tasks end on it.
+                task needs, so that none is placed there; "bad": tasks end on it; "hangs": its
+                Docker does not answer, so that tasks stay PENDING, those that are stopped too
+                (amazon-ecs-agent 306, 731, 3226).
         """
         self.groups = {each.provider: each for each in groups}
         self.tasks: dict[str, Record] = {}
@@ -116,7 +159,7 @@ class Model:
         """Of the cluster, by ARN."""
         self.times = times or Times()
         self._agent, self._now, self._after, self._random = agent, now, after, random
-        self._stamp, self._has_room, self._fate = stamp, has_room, fate
+        self._stamp, self._refusal, self._fate = stamp, refusal, fate
         self._waiting: dict[str, Record] = {}
         """Tasks without a host."""
         self._tokens: dict[str, list[str]] = {}
@@ -187,7 +230,8 @@ class Model:
         if task["lastStatus"] == "PROVISIONING":
             self.end(task, None)
         elif task["lastStatus"] == "PENDING":
-            self._after(self._between(self.times.starts), self.end, task, None)
+            if not self._is_hung(task):
+                self._after(self._between(self.times.starts), self.end, task, None)
         elif self.hosts.get(task["containerInstanceArn"], {}).get("agentConnected", True):
             self._terminate(task)
 
@@ -220,7 +264,8 @@ class Model:
             task["containers"] = [{**task["containers"][0], "exitCode": code}]
         self._agent.ended(task)
         if host and host["_leaves"] and not self.on(host):
-            self._after(self._between(self.times.terminates), self._gone, host)
+            group = self.groups[host["capacityProviderName"]]
+            self._shut_down(group, host["ec2InstanceId"])
         self._place_soon()
 
     # --- placement
@@ -258,12 +303,21 @@ class Model:
         """Give a task a host."""
         task |= {"containerInstanceArn": arn, "lastStatus": "PENDING"}
         del self._waiting[task["taskArn"]]
-        self._agent.pull(task)
+        if self._is_hung(task):
+            task["_placed_at"] = self._now()
+        else:
+            self._agent.pull(task)
+
+    def _is_hung(self, task: Record) -> bool:
+        """Whether the Docker of its host does not answer."""
+        host = self.hosts.get(task["containerInstanceArn"])
+        return host is not None and host["_fate"] == "hangs"
 
     def begin(self, task: Record) -> None:
         """The container of a task runs, unless the task was told to stop before."""
         if task["lastStatus"] == "PENDING" and task["desiredStatus"] == "RUNNING":
             task |= {"lastStatus": "RUNNING", "startedAt": self._stamp(self._now())}
+            task["healthStatus"] = "HEALTHY"  # UNKNOWN until its first check
             self._agent.start(task)
 
     def waiting(self, group: Group) -> list[Record]:
@@ -303,9 +357,25 @@ class Model:
                 self.terminate(host["ec2InstanceId"], lowers=True)
 
     def fill(self, group: Group) -> None:
-        """Auto Scaling starts what is missing, again and again."""
-        missing = group.desired - group.there
-        while missing > 0 and self._has_room(group):
+        """Auto Scaling starts what is missing, again and again; after a day without success it may
+        suspend that (administrative suspension, in its guide), until somebody resumes it."""
+        missing = 0 if group.record.get("SuspendedProcesses") else group.desired - group.there
+        why, now = self._refusal(group) if missing > 0 else "", self._now()
+        if not why:
+            group.fails_since = None if missing > 0 else group.fails_since
+        elif now - (group.fails_since or now) > self.times.suspends:
+            reason = "launches have failed"  # assumed: of a person's own it is "User suspended at"
+            group.record["SuspendedProcesses"] = [
+                {"ProcessName": "Launch", "SuspensionReason": reason}
+            ]
+            group.fails_since = None
+        else:
+            group.fails_since = group.fails_since or now
+        if missing > 0:
+            failed = {"StatusCode": "Failed", "StatusMessage": why} if why else {}
+            launch = {"Description": "Launching a new EC2 instance", "StatusCode": "Successful"}
+            group.activities = [{**launch, "StartTime": self._stamp(now), **failed}]
+        while missing > 0 and not why:
             instance = f"i-{self._id():06}"
             group.instances[instance] = {
                 "InstanceId": instance,
@@ -390,18 +460,39 @@ class Model:
             raise ValueError("ValidationError")
         group.instances[instance]["_leaves"] = True
         group.desired -= lowers
-        host = next((h for h in self.hosts.values() if h["ec2InstanceId"] == instance), None)
-        if host is None:
-            self._after(self._between(self.times.terminates), group.instances.pop, instance, None)
-        else:
-            # Managed draining: what was told to stop may end first (developer guide of ECS).
+        # Managed draining: what was told to stop may end first (developer guide of ECS). What does
+        # not end, or was never there, keeps the host (containers-roadmap 2467 and 2685).
+        self._after(self.times.drains, self.end_at_once, instance)
+        if host := self._host_of(instance):
             host |= {"status": "DRAINING", "_leaves": True}
             for task in self.on(host):
-                if task["desiredStatus"] == "RUNNING" or not host["agentConnected"]:
+                if task["desiredStatus"] == "RUNNING":
                     self._lose(task, instance)
-            if not self.on(host):
-                self._after(self._between(self.times.terminates), self._gone, host)
+            if not self.on(host) and host["agentConnected"]:
+                self._shut_down(group, instance)
         self.fill(group)
+
+    def end_at_once(self, instance: str) -> None:
+        """EC2's TerminateInstances, which waits for no draining."""
+        group = next((each for each in self.groups.values() if instance in each.instances), None)
+        if group is None:
+            return
+        group.instances[instance]["_leaves"] = True
+        if host := self._host_of(instance):
+            host["_leaves"] = True
+            for task in self.on(host):
+                self._lose(task, instance)
+        self._shut_down(group, instance)
+        self.fill(group)
+
+    def _shut_down(self, group: Group, instance: str) -> None:
+        """EC2 does not call an instance running any more."""
+        if instance in group.instances:
+            group.instances[instance]["_ends"] = True
+        self._after(self._between(self.times.terminates), self._gone, group, instance)
+
+    def _host_of(self, instance: str) -> Record | None:
+        return next((h for h in self.hosts.values() if h["ec2InstanceId"] == instance), None)
 
     def lose(self, arn: str) -> None:
         """EC2 takes a host; its group starts another one."""
@@ -410,13 +501,14 @@ class Model:
         host["_leaves"] = True
         for task in self.on(host):
             self._lose(task, host["ec2InstanceId"])
-        self._gone(host)
+        self._gone(group, host["ec2InstanceId"])
         self.fill(group)
 
     def _lose(self, task: Record, instance: str) -> None:
         self._agent.kill(task)
         self.end(task, None, "TerminationNotice", f"Host EC2 (instance {instance}) terminated.")
 
-    def _gone(self, host: Record) -> None:
-        self.hosts.pop(host["containerInstanceArn"], None)
-        self.groups[host["capacityProviderName"]].instances.pop(host["ec2InstanceId"], None)
+    def _gone(self, group: Group, instance: str) -> None:
+        if host := self._host_of(instance):
+            del self.hosts[host["containerInstanceArn"]]
+        group.instances.pop(instance, None)

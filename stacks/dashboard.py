@@ -159,20 +159,16 @@ class Dashboard(Construct):
 
     def _idle_gpu_alarm(self, minutes: int) -> cloudwatch.Alarm:
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
-        # evaluates, so a host counts by its busiest moment in five minutes, and the least busy
-        # host is what is compared. Without hosts there is no value, and no alarm.
+        # evaluates, so a host counts by its busiest moment in five minutes. Each host is a series
+        # of its own (CloudWatch's guide, "Create a CloudWatch alarm based on a Metrics Insights
+        # query", which wants the order), so that one that boots hides no idle one. Without hosts
+        # there is no value, and no alarm.
         return self._alarm(
             "GpuIdle",
             f"All GPUs of a host have been idle for {minutes} minutes, and it is still billed. "
             "`trainctl ls` lists the jobs, `trainctl stop JOB` ends one; `trainctl cluster down` "
             "ends a standing cluster.",
-            _by_host(
-                "MAX",
-                UTILIZATION,
-                "least busy GPU host",
-                order=" ORDER BY MAX() ASC LIMIT 1",
-                minutes=5,
-            ),
+            _by_host("MAX", UTILIZATION, "GPU host", order=" ORDER BY MAX() ASC", minutes=5),
             below=IDLE_PERCENT,
             periods=minutes // 5,
         )

@@ -63,13 +63,16 @@ class JobRunner(Construct):
         self._cluster, self._nodes = cluster, nodes
         # Written out, because heads, the function and the machine need each other.
         self._keeper_name = f"{Stack.of(self).stack_name}-keeper"
+        self._keeper_arn = rights.arn(self, "lambda", f"function:{self._keeper_name}")
         self.task = self._head_task()
         name = f"{Stack.of(self).stack_name}-jobs"
         arn = rights.arn(self, "states", f"stateMachine:{name}")
         self.keeper = self._keeper(arn)
         self.state_machine = self._state_machine(name)
-        # On destroy, tasks are ended first: a machine is only gone when its executions are.
-        cluster.teardown.stop_tasks.node.add_dependency(self.state_machine)
+        # On destroy, executions and tasks are ended first: a machine is only gone when they are.
+        cluster.teardown.stops_jobs(
+            machine_arn=arn, keeper_arn=self._keeper_arn, beside=(self.state_machine, self.keeper)
+        )
         self.sweep = self._watch(arn)
         # On destroy it goes before tasks are ended: no queued job is admitted any more.
         assert self.keeper.role
@@ -83,9 +86,8 @@ class JobRunner(Construct):
         role = nodes.task_role(
             self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
         )
-        keeper_arn = rights.arn(self, "lambda", f"function:{self._keeper_name}")
         rights.of_job_head(
-            self, cluster=cluster.cluster, worker=nodes.worker.task, keeper_arn=keeper_arn
+            self, cluster=cluster.cluster, worker=nodes.worker.task, keeper_arn=self._keeper_arn
         ).grant(role)
         return nodes.task(
             self,

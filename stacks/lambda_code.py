@@ -11,12 +11,14 @@ ROOT: Final = Path(__file__).parents[1]
 
 
 def stage(function: Path, folder: Path) -> None:
-    """Copy a function's module and ``contract`` into a folder, as Lambda shall see them."""
+    """Copy a function's module, its package and ``contract`` into a folder, as Lambda shall see
+    them."""
     shutil.copy(function, folder / function.name)
-    target = folder / "contract"
-    target.mkdir()
-    for module in sorted((ROOT / "contract").glob("*.py")):
-        shutil.copy(module, target / module.name)
+    for package in (ROOT / "contract", function.parent):
+        target = folder / package.relative_to(ROOT)
+        target.mkdir(parents=True)
+        for module in sorted({*package.glob("*.py")} - {function}):
+            shutil.copy(module, target / module.name)
 
 
 @contextlib.contextmanager

@@ -227,6 +227,7 @@ def of_keeper(
             allow(
                 "FindGroups",
                 "autoscaling:DescribeAutoScalingGroups",
+                "autoscaling:DescribeScalingActivities",
                 "ec2:DescribeInstances",
                 on=["*"],
             ),
@@ -242,10 +243,7 @@ def of_keeper(
             wildcard(scope, executions): "Executions of the one state machine.",
         },
     )
-    fewer = ending_hosts(
-        scope, groups, action="autoscaling:SetDesiredCapacity", sid="AskForFewerHosts"
-    )
-    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + fewer + own
+    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + own
 
 
 def of_admission(state_machine_arn: str) -> iam.PolicyStatement:
@@ -303,8 +301,21 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
             "before; what may be ended is limited to this cluster and to the two groups.",
         },
     )
-    groups_end = ending_hosts(scope, groups, action="autoscaling:DeleteAutoScalingGroup")
+    groups_end = ending_hosts(scope, groups, "autoscaling:DeleteAutoScalingGroup")
     return ending_tasks(scope, cluster) + own + groups_end
+
+
+def of_ending_jobs(scope: IConstruct, *, machine_arn: str, keeper_arn: str) -> Rights:
+    """The same function: end the jobs, and have the keeper record that."""
+    executions = execution_arn(machine_arn, "*")
+    return Rights(
+        statements=(
+            allow("FindJobs", "states:ListExecutions", on=[machine_arn]),
+            allow("EndJobs", "states:DescribeExecution", "states:StopExecution", on=[executions]),
+            allow("RecordJobs", "lambda:InvokeFunction", on=[keeper_arn]),
+        ),
+        reasons={wildcard(scope, executions): "Executions of the one state machine."},
+    )
 
 
 def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) -> Rights:
@@ -392,20 +403,36 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         ),
         reasons={wildcard(scope, hosts): "Hosts have random names; they are this cluster's."},
     )
-    action = "autoscaling:TerminateInstanceInAutoScalingGroup"
-    return drain + ending_hosts(scope, groups, action=action)
+    instances = arn(scope, "ec2", "instance/*")
+    end = Rights(
+        statements=(
+            allow(
+                "EndHostsAtOnce",
+                "ec2:TerminateInstances",
+                on=[instances],
+                where={"StringEquals": {f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]}},
+            ),
+        ),
+        reasons={wildcard(scope, instances): "Instances of the two groups, by Auto Scaling's tag."},
+    )
+    groups_end = ending_hosts(
+        scope,
+        groups,
+        "autoscaling:ResumeProcesses",
+        "autoscaling:SetDesiredCapacity",
+        "autoscaling:TerminateInstanceInAutoScalingGroup",
+    )
+    return drain + end + groups_end
 
 
-def ending_hosts(
-    scope: IConstruct, groups: Sequence[str], *, action: str, sid: str = "EndHosts"
-) -> Rights:
-    """One action on groups of hosts, by their names."""
+def ending_hosts(scope: IConstruct, groups: Sequence[str], *actions: str) -> Rights:
+    """Actions on groups of hosts, by their names."""
     arns = [
         arn(scope, "autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name}")
         for name in groups
     ]
     return Rights(
-        statements=(allow(sid, action, on=arns),),
+        statements=(allow("EndHosts", *actions, on=arns),),
         reasons={
             wildcard(scope, each): "A group's ARN holds a random id beside its name, which is "
             "given."

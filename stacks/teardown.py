@@ -4,7 +4,7 @@ CloudFormation on its own waits: for capacity providers that tasks still use, fo
 hosts drain, for a placement group that is "in use". Two custom resources sit in the order of
 deletion where it would, and end what it waits for:
 
-    admission of jobs -> StopTasks
+    admission of jobs -> StopTasks -> the function that records their ends
     services -> StopTasks -> associations -> capacity providers -> TerminateHosts -> groups
                           -> the state machine of the jobs
                           -> roles, permissions and network rules of the tasks
@@ -19,6 +19,7 @@ from typing import Final
 from aws_cdk import CfnResource, CustomResource, Duration
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct, IConstruct
 
@@ -82,6 +83,25 @@ class Teardown(Construct):
         for provider in capacity_providers:
             provider.node.add_dependency(self.hosts)
         self.stop_tasks.node.add_dependency(associations)
+        assert isinstance(function.role, iam.Role)
+        self._role = function.role
+
+    def stops_jobs(
+        self, *, machine_arn: str, keeper_arn: str, beside: Sequence[IConstruct]
+    ) -> None:
+        """End the executions of a state machine, and have a function record their ends.
+
+        Args:
+            beside: what is there until then. The ARNs are written out: hosts end without them.
+        """
+        resource = self.stop_tasks.node.default_child
+        assert isinstance(resource, CfnResource)
+        resource.add_property_override("Machine", machine_arn)
+        resource.add_property_override("Keeper", keeper_arn)
+        rights.of_ending_jobs(self, machine_arn=machine_arn, keeper_arn=keeper_arn).grant(
+            self._role
+        )
+        self.stop_tasks.node.add_dependency(*beside)
 
     def stops(self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct]) -> None:
         """End tasks of a definition while they can still save and log, then forget its revisions.

@@ -278,7 +278,7 @@ STRICT: Final = (
     ),
     Fault(
         name="consistency-2",
-        file="stacks/job_keeper/index.py",
+        file="stacks/job_keeper/cluster.py",
         old="if pending <= len(never_ran) and pending + alive <= len(stopping):",
         new="if host:",
         felt="the host of a starting task is terminated",
@@ -306,6 +306,7 @@ STRICT: Final = (
 #: chosen by reading the product only; the others by what its tests had looked at until then.
 _LIVES: Final = "tests/stacks/test_lives.py"
 _keeper = partial(Fault, file="stacks/job_keeper/index.py", tests=_LIVES)
+_cluster = partial(Fault, file="stacks/job_keeper/cluster.py", tests=_LIVES)
 _verdict = partial(Fault, file="contract/job_outcome.py", tests=_LIVES)
 _machine = partial(Fault, file="stacks/job_machine.py", tests=_LIVES)
 _provider = partial(Fault, file="containers/autoscaler.py", tests=_LIVES)
@@ -313,21 +314,20 @@ _head = partial(Fault, file="containers/job.py", tests=_LIVES)
 _admission = partial(Fault, file="contract/admission.py", tests="tests/contract/test_admission.py")
 CONTROL: Final = (
     # --- chosen by reading the product only
-    _keeper(
+    _cluster(
         name="looked-at-once",
         old="            if found := unused(instance, until=until):",
         new="            if found := ecs.describe_container_instances(cluster=CLUSTER, "
         'containerInstances=[instance])["containerInstances"][0]:',
         felt="a host is terminated under the task that has just come to it",
     ),
-    _keeper(
+    _cluster(
         name="released-without-drain",
-        old="            ecs.update_container_instances_state(\n                cluster=CLUSTER, "
-        'containerInstances=[instance], status="DRAINING"\n            )\n',
+        old="            drain(instance)\n",
         new="",
         felt="a task comes to a host while it is being terminated",
     ),
-    _keeper(
+    _cluster(
         name="pending-task-not-seen",
         old="if pending <= len(never_ran) and pending + alive <= len(stopping):",
         new="if alive <= len(stopping):",
@@ -341,7 +341,7 @@ CONTROL: Final = (
     ),
     _keeper(
         name="workers-outlive-their-job",
-        old='found = {task["taskArn"]: task for task in running(started_by=job)}',
+        old='found = {task["taskArn"]: task for task in running(startedBy=job)}',
         new="found = {}",
         felt="workers are billed after their job until a sweep finds them",
     ),
@@ -363,7 +363,7 @@ CONTROL: Final = (
         new="if False:",
         felt="each attempt begins on the same broken host",
     ),
-    _keeper(
+    _cluster(
         name="bad-host-taken-again",
         old="            if not are_bad and not unused(",
         new="            if not unused(",
@@ -377,21 +377,51 @@ CONTROL: Final = (
     ),
     _keeper(
         name="patience-ends-what-runs",
-        old='    if task["lastStatus"] != "PROVISIONING":\n        return ""\n',
-        new="",
+        old="    waits = is_waiting(task)\n",
+        new="    waits = True\n",
         felt="a head that runs is stopped for want of a host",
     ),
-    _keeper(
+    _cluster(
         name="waiting-task-loses-its-host",
         old='if wanted.keys() & {"", provider} and host["status"] != "DRAINING":',
         new="if False:",
         felt="a host that has just come is taken from the task that waits for it",
     ),
-    _keeper(
+    _cluster(
         name="unjoined-hosts-billed",
-        old="if name in joined or age < times.HOST_JOINS_S:",
+        old="if name in joined or age < limit:",
         new="if True:",
         felt="a host that never joins its cluster is billed for ever",
+    ),
+    _cluster(
+        name="pending-for-ever",
+        old='        what, limit_s = "did not start", times.TASK_STARTS_S\n',
+        new="        pass\n",
+        felt="a host whose Docker hangs is billed for ever, and its job stands still",
+    ),
+    _cluster(
+        name="unhealthy-for-ever",
+        old='        what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2\n',
+        new="        pass\n",
+        felt="a node that hangs is billed until its job's deadline",
+    ),
+    _cluster(
+        name="draining-waits-for-days",
+        old="    if at_once:\n",
+        new="    if False:\n",
+        felt="a host that never joined is billed for two days more",
+    ),
+    _cluster(
+        name="launches-stay-suspended",
+        old='            if not each["SuspensionReason"].startswith("User suspended"):\n',
+        new="            if False:\n",
+        felt="after a day without a host no job gets one any more",
+    ),
+    _keeper(
+        name="waits-in-vain",
+        old='    elif not is_in_vain(why):\n        return ""\n',
+        new='    else:\n        return ""\n',
+        felt="a job waits for hosts that a quota of nothing never lets start",
     ),
     _verdict(
         name="killed-head-fails",
@@ -436,13 +466,13 @@ CONTROL: Final = (
         felt="a program that needs too much memory is tried again as if a host were lost",
     ),
     # --- by what the tests had looked at
-    _keeper(
+    _cluster(
         name="idle-since-it-joined",
         old='[host["registeredAt"], *ends]',
         new='[host["registeredAt"]]',
         felt="a host is terminated while the next attempt of its job is about to use it",
     ),
-    _keeper(
+    _cluster(
         name="group-lowered-below-a-waiting-task",
         old='if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:',
         new='if group["DesiredCapacity"] > there:',
@@ -454,10 +484,10 @@ CONTROL: Final = (
         new="if found:",
         felt="the record does not say that a user has stopped the job",
     ),
-    _keeper(
+    _cluster(
         name="dead-agent-kept",
-        old="if disconnected_s(host) >= times.DISCONNECTED_S:",
-        new="if False:",
+        old="elif wrong or seen_s(host, DISCONNECTED_SINCE, away) >= times.DISCONNECTED_S:",
+        new="elif wrong:",
         felt="a host whose agent is dead is billed for ever, with the task on it",
     ),
     _verdict(
@@ -523,8 +553,9 @@ CONTROL: Final = (
     ),
     _keeper(
         name="first-page-only",
-        old='order = in_order(each for page in pages for each in page["executions"])',
-        new='order = in_order(next(iter(pages))["executions"])',
+        old='order = in_order(each_of("stepfunctions", "list_executions", "executions", **of))',
+        new="order = in_order([*each_of('stepfunctions', 'list_executions', 'executions', **of)]"
+        "[:1])",
         felt="jobs behind many others are not found in the queue",
         tests="tests/stacks/test_job_keeper.py",
     ),

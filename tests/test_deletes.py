@@ -58,7 +58,7 @@ GUARDS: Final = {
     ),
     "rehearsal/ministack/ecs_runtime.py:ContainerEngine.remove": ("remove", OURS, "its containers"),
     "rehearsal/ministack/ecs_runtime.py:Runtime._remove": ("remove", OURS, "containers of a task"),
-    "stacks/job_keeper/index.py:disconnected_s": ("delete_attributes", OURS, "its mark of a host"),
+    "stacks/job_keeper/cluster.py:seen_s": ("delete_attributes", OURS, "its mark of a host"),
     "stacks/teardown_handler/index.py:terminate_hosts": (
         "delete_auto_scaling_group",
         OURS,
@@ -77,7 +77,16 @@ GUARDS: Final = {
     "trainctl/removal.py:remove": ("remove", ASKS, "and refuses what a job uses"),
     "training/checkpoint/checkpoints.py:begin": ("remove_folder", OURS, ".step-*.part"),
     "training/checkpoint/checkpoints.py:complete": ("show_folder", OURS, "fails where one is"),
-    "training/checkpoint/checkpoints.py:pass_over": ("rename_folder", OURS, "damaged-step-*"),
+    "training/checkpoint/checkpoints.py:newest_usable.pass_over": (
+        "rename_folder",
+        OURS,
+        "damaged-step-*",
+    ),
+    "training/checkpoint/divergence.py:diverged.set_aside": (
+        "rename_folder",
+        OURS,
+        "diverged-step-*",
+    ),
     "training/checkpoint/checkpoints.py:prune": (
         "remove_file remove_folder",
         OURS,

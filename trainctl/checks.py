@@ -210,12 +210,27 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
         f"image of the {node}": partial(image, place, deployment, repository)
         for node, repository in repositories(deployment).items()
     }
+    checks["launches of hosts"] = partial(launches, place, deployment)
     if deployment.shape.shared is not None:
         checks["shared file system"] = partial(file_system, place, deployment)
     return checks
 
 
 # --- checks ---------------------------------------------------------------------------------------
+def launches(place: Place, deployment: Deployment) -> Finding:
+    """Check that Auto Scaling's launches are not suspended, by a person or by AWS, which may do so
+    after a day of failures."""
+    for group, reason in deployment.cluster.suspended().items():
+        return bad(
+            f"{group} starts no hosts, its launches are suspended: {reason}",
+            place.aws(
+                f"autoscaling resume-processes --auto-scaling-group-name {group} "
+                "--scaling-processes Launch"
+            ),
+        )
+    return ok("not suspended")
+
+
 def image(place: Place, deployment: Deployment, repository: str) -> Finding:
     try:
         return ok(check_image(deployment, repository))

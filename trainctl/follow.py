@@ -180,7 +180,8 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
         end = "its nodes to end" if heads else "the head to be started"
         return Waits(f"waiting for {end}")
     if status == "PROVISIONING":
-        return Waits(f"waiting for 1 x {hosts.head.type}, for the head")
+        why = _refusal(deployment, heads[-1:])
+        return Waits(f"waiting for 1 x {hosts.head.type}, for the head{why}")
     if status != "RUNNING":
         return Waits("waiting for the head to pull its image and start")
     # Beyond the fewest that it may have, it waits for those that it has asked for.
@@ -188,11 +189,21 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     present = [task for task in workers if not task.has_stopped]
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
-        return Waits(f"waiting for {to_come} x {hosts.worker.type}")
+        return Waits(f"waiting for {to_come} x {hosts.worker.type}{_refusal(deployment, present)}")
     if pulling := [task for task in present if task.is_starting]:
         workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
         return Waits(f"waiting for {workers_left} to pull the image and start")
     return Waits()
+
+
+def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
+    """AWS's sentence why no host comes for the tasks that wait for one, after a colon."""
+    for task in tasks:
+        if task.status == "PROVISIONING" and task.since:
+            node = task.node if task.node == nodes.WORKER else nodes.HEAD
+            said = deployment.cluster.refusal(node, since=task.since)
+            return f": {said}" if said else ""
+    return ""
 
 
 def wait_until_gone(

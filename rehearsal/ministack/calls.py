@@ -16,6 +16,7 @@ from rehearsal.ministack import rights
 from rehearsal.ministack.internals import (
     app,
     autoscaling,
+    ec2,
     ecs,
     iam_actions,
     lambda_runtime,
@@ -85,10 +86,17 @@ def requested(request: Request) -> tuple[str, list[Call]]:
     )
     if service == "autoscaling" and arn == "*":
         arn = group_of(autoscaling._p(params, "InstanceId"))
+    keys: dict[str, str] = {}
+    if action == "ec2:TerminateInstances":
+        instance = params.get("InstanceId.1", "")
+        instance = instance[0] if isinstance(instance, list) else instance
+        arn = f"arn:aws:ec2:{region}:{account}:instance/{instance}"
+        tags = ec2._tags.get(instance, [])
+        keys = {f"aws:ResourceTag/{each['Key']}": each["Value"] for each in tags}
     wanted = [(action, arn)]
     if service == "s3":  # an object that is copied, or several that are deleted
         wanted += iam_actions.s3_additional_checks(method, path, headers, body, params)
-    return service, [Call(caller=caller, action=each, resource=on) for each, on in wanted]
+    return service, [Call(caller=caller, action=do, resource=on, keys=keys) for do, on in wanted]
 
 
 def group_of(instance: str) -> str:

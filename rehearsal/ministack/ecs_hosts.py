@@ -183,8 +183,10 @@ class Hosts(Model):
             random=Random(os.environ.get("REHEARSAL_SEED", "")),
             stamp=moment,
             times=times(),
-            has_room=lambda group: (
-                group.there < planned("capacity.json").get(group.provider, math.inf)
+            refusal=lambda group: (
+                "We currently do not have sufficient capacity. Launching EC2 instance failed."
+                if group.there >= planned("capacity.json").get(group.provider, math.inf)
+                else ""
             ),
             fate=fate,
         )
@@ -223,7 +225,7 @@ class Hosts(Model):
                 group.record |= {"DesiredCapacity": 0, "MaxSize": 0}
                 for instance, each in [*group.instances.items()]:
                     if not each["_leaves"]:
-                        self.terminate(instance, lowers=False)
+                        self.end_at_once(instance)
                 if not group.instances:
                     del self.groups[name]
 
@@ -245,8 +247,7 @@ class Hosts(Model):
                 record_instance(group, group.instances[instance])
             there |= group.instances.keys()
         for gone in self._shown - there:
-            ec2._instances.pop(gone, None)
-            ec2._tags.pop(gone, None)
+            ec2._instances.pop(gone, None)  # its tags are known for an hour
         self._shown = there
 
     # --- calls --------------------------------------------------------------------------------
@@ -325,6 +326,12 @@ class Hosts(Model):
         name = "TerminateInstanceInAutoScalingGroup"
         return autoscaling._xml(200, f"{name}Response", f"<{name}Result/>")
 
+    def end_instances(self, parameters: Record) -> Any:
+        """One that has gone already is known for an hour."""
+        for instance in ec2._parse_member_list(parameters, "InstanceId"):
+            self.end_at_once(instance)
+        return ec2._xml(200, "TerminateInstancesResponse", "<instancesSet/>")
+
     def mark_stopped(
         self, _arn: str, task: Record, reason: str, stop_code: str, exit_code: int | None = None
     ) -> bool:
@@ -362,6 +369,7 @@ def install(agent: Records) -> None:
         "DescribeContainerInstances": door(hosts.describe_hosts),
         "UpdateContainerInstancesState": door(hosts.update_state),
     }
+    ec2._ACTION_MAP["TerminateInstances"] = door(hosts.end_instances)
     autoscaling._reconcile_instances = lambda _group: None
     autoscaling._ACTION_MAP |= {
         "DescribeAutoScalingGroups": door(autoscaling._describe_asgs),

@@ -1,7 +1,7 @@
 """Lambda function: export the shared file system's new files to the bucket before it is deleted.
 
-Inline code: boto3 and cfnresponse, at most 4,096 characters. An export that takes longer than this
-function may goes on without it, and the next deletion waits for the same one.
+Inline code: boto3 and cfnresponse. An export that takes longer than this function may goes on
+without it, and the next deletion waits for the same one.
 """
 
 import time

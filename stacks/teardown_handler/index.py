@@ -1,17 +1,20 @@
-"""Lambda function: stop what CloudFormation would wait for when TrainingStack is deleted.
+"""Lambda function: stop what CloudFormation would wait for when TrainingStack is deleted."""
 
-Inline code: at most 4,096 characters.
-"""
-
+import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import boto3
 import cfnresponse
 
+WHY = "TrainingStack is deleted"
+
 ecs = boto3.client("ecs")
 ec2 = boto3.client("ec2")
 autoscaling = boto3.client("autoscaling")
+states = boto3.client("stepfunctions")
+functions = boto3.client("lambda")
 
 
 def each(client: Any, call: str, key: str, **given: Any) -> Any:
@@ -27,6 +30,37 @@ def wait(what: str, left: Any, context: Any) -> None:
         time.sleep(5)
 
 
+def stop_jobs(machine: str, keeper: str, context: Any) -> None:
+    """End executions, and have the keeper write down that they have ended.
+
+    One that waits would keep its deleted machine for as long, and the machine's name with it.
+    """
+    told: set[str] = set()
+
+    def end(job: Any) -> None:
+        arn = job["executionArn"]
+        detail = {
+            "name": job["name"],
+            "status": "ABORTED",
+            "input": states.describe_execution(executionArn=arn)["input"],
+            "startDate": job["startDate"].timestamp() * 1000,
+        }
+        ended = states.stop_execution(executionArn=arn, cause=WHY)["stopDate"]
+        detail["stopDate"] = ended.timestamp() * 1000
+        event = {"detail-type": "Step Functions Execution Status Change", "detail": detail}
+        functions.invoke(FunctionName=keeper, Payload=json.dumps(event).encode())
+        told.add(job["name"])
+
+    def left() -> list[str]:
+        which = {"stateMachineArn": machine, "statusFilter": "RUNNING"}
+        found = list(each(states, "list_executions", "executions", **which))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(end, [job for job in found if job["name"] not in told]))
+        return [job["name"] for job in found]
+
+    wait("jobs", left, context)
+
+
 def stop_tasks(cluster: str, context: Any) -> None:
     def left() -> list[str]:
         # Each time: a job's head may start more.
@@ -35,7 +69,7 @@ def stop_tasks(cluster: str, context: Any) -> None:
             for status in ("RUNNING", "STOPPED")
         )
         for task in new:
-            ecs.stop_task(cluster=cluster, task=task, reason="TrainingStack is deleted")
+            ecs.stop_task(cluster=cluster, task=task, reason=WHY)
         both = list({*new, *told})
         return [
             task["taskArn"]
@@ -91,6 +125,8 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 )
         if event["RequestType"] == "Delete":
             if given["Action"] == "StopTasks":
+                if "Machine" in given:  # the first, as it may start tasks
+                    stop_jobs(given["Machine"], given["Keeper"], context)
                 stop_tasks(given["Cluster"], context)
                 for arn in given.get("Definitions", []):
                     forget(arn)

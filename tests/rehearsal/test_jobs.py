@@ -333,6 +333,8 @@ UNUSED = {
     "ssmmessages:OpenControlChannel": "the same",
     "ssmmessages:OpenDataChannel": "the same",
     "autoscaling:SetDesiredCapacity": "the sweep, where a group asks for hosts that do not come",
+    "autoscaling:DescribeScalingActivities": "the keeper, where no host comes",
+    "autoscaling:ResumeProcesses": "the same, for a day",
     "ecs:DeleteAttributes": "the local AWS's hosts have no agent that disconnects",
     "ecs:PutAttributes": "the same",
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",

@@ -19,6 +19,7 @@ from greenlet import getcurrent
 
 from contract import runs, times
 from contract.job import JobSpec, overrides
+from contract.job_outcome import is_in_vain
 from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
 from tests.conftest import ROOT
@@ -164,7 +165,18 @@ class Client:
 
     def run_task(self, **request: Any) -> Any:
         def effect() -> Any:
-            return {"tasks": [task.copy() for task in self._account.run(request)], "failures": []}
+            asked = request.get("count", 1)
+            # It may place some of them only, and says why (API reference, RunTask).
+            account = self._account
+            is_short = account.is_faulty and account.world.random.random() < account.trouble
+            number = account.world.random.randrange(asked) if is_short else asked
+            account.world.happened["RunTask placed some"] += is_short
+            started = account.run(request | {"count": number}) if number else []
+            failures = [{"arn": "", "reason": "Capacity is unavailable at this time."}]
+            return {
+                "tasks": [task.copy() for task in started],
+                "failures": failures * (asked - len(started)),
+            }
 
         return self._call(effect)
 
@@ -230,6 +242,10 @@ class Client:
         lowers = ShouldDecrementDesiredCapacity
         return self._call(lambda: self._account.terminate(InstanceId, lowers, self._who))
 
+    def terminate_instances(self, InstanceIds: list[str]) -> Any:  # noqa: N803
+        (instance,) = InstanceIds
+        return self._call(lambda: self._account.end_at_once(instance, self._who))
+
     def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
         groups = self._account.model.groups.values()
         assert {*AutoScalingGroupNames} == {group.name for group in groups}
@@ -241,6 +257,15 @@ class Client:
             }
         )
 
+    def describe_scaling_activities(self, AutoScalingGroupName: str) -> Any:  # noqa: N803
+        groups = self._account.model.groups.values()
+        (group,) = [each for each in groups if each.name == AutoScalingGroupName]
+        return self._call(lambda: {"Activities": group.activities})
+
+    def resume_processes(self, AutoScalingGroupName: str, ScalingProcesses: list[str]) -> Any:  # noqa: N803
+        assert ScalingProcesses == ["Launch"]
+        return self._call(lambda: self._account.resume(AutoScalingGroupName))
+
     def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> Any:  # noqa: N803
         return self._call(lambda: self._account.set_desired(AutoScalingGroupName, DesiredCapacity))
 
@@ -250,7 +275,7 @@ class Client:
             each
             for group in self._account.model.groups.values()
             for each in group.instances.values()
-            if not each["_leaves"]
+            if "_ends" not in each
         ]
         return {"Reservations": [{"Instances": instances}]}
 
@@ -265,15 +290,11 @@ class Client:
     def describe_execution(self, executionArn: str) -> Any:  # noqa: N803
         return self._call(lambda: self._account.execution(executionArn).described())
 
-    def list_executions(self, maxResults: int, **which: str) -> Any:  # noqa: N803
-        return self._call(lambda: self._list_executions(**which, newest=maxResults))
-
     def _list_executions(
         self,
         stateMachineArn: str,  # noqa: N803
         statusFilter: str = "",  # noqa: N803
         PaginationConfig: Any = None,  # noqa: N803
-        newest: int = 0,
     ) -> Any:
         del PaginationConfig
         assert stateMachineArn == MACHINE
@@ -289,7 +310,7 @@ class Client:
             for job in self._account.executions.values()
             if statusFilter in ("", job.status) and now - max(job.began, job.ended) > lag
         ]
-        return {"executions": found[-newest:]}
+        return {"executions": found[::-1]}
 
     def _get_execution_history(self, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
         del PaginationConfig
@@ -416,6 +437,7 @@ class Account:
         if task["desiredStatus"] != "STOPPED":
             self.world.tell(f"{who} stops {name_of(task)}: {reason}")
             self._check_may_end(task, who, reason)
+            task["_told_at"] = self.world.now
         self.model.stop(task, reason)
         return task.copy()
 
@@ -425,8 +447,17 @@ class Account:
         # A host that comes later than the job wants to wait may come while it is being stopped.
         host_at = task["startedAt"].timestamp() if "startedAt" in task else self.world.now
         is_starved = job and host_at - task["createdAt"].timestamp() > job.patience_s
-        if who == "keeper" and job and job.is_healthy and not is_starved:
+        is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
+        if who == "keeper" and job and job.is_healthy and is_well:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
+
+    def _ails(self, task: Record) -> bool:
+        """It has not started, or has not answered, for so long that two sweeps can have seen it."""
+        since = task.get("_hangs_since") or task.get("_placed_at") or self.world.now
+        is_hung = "_hangs_since" in task and task["lastStatus"] == "RUNNING"
+        least = times.SWEEP_EVERY_S // 2 if is_hung else times.TASK_STARTS_S
+        has_run = task["lastStatus"] == "RUNNING" and not is_hung
+        return not has_run and self.world.now - since > least
 
     def set_state(self, arn: str, status: str, who: str) -> None:
         """Of a host that has gone, it answers a failure and no error (botocore)."""
@@ -464,6 +495,16 @@ class Account:
             raise refused(str(error)) from None
         self.world.tell(f"{who} terminates {instance}")
 
+    def end_at_once(self, instance: str, who: str) -> None:
+        """Nothing that shall run, or can still end in time, is cut off."""
+        for host in [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]:
+            for task in self.model.on(host) if host["agentConnected"] else ():
+                told = task.get("_told_at", self.world.now)
+                is_late = self.world.now - told > times.STOP_TIMEOUT_S
+                if task["lastStatus"] == "RUNNING" and not is_late:
+                    self.world.blame(f"{who} ends {instance} at once, below {name_of(task)}")
+        self.model.end_at_once(instance)
+
     def _check_idle(self, host: Record) -> None:
         """A sweep keeps the hosts of a job that is about to be tried again, if they can be used."""
         process: Any = getcurrent()
@@ -475,7 +516,8 @@ class Account:
             return
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
-        if job and job.status == "RUNNING" and idle < times.IDLE_HOST_S:
+        is_over = is_in_vain(last["stoppedReason"])  # so the sweep has ended its job
+        if job and job.status == "RUNNING" and idle < times.IDLE_HOST_S and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 
     def set_desired(self, name: str, number: int) -> None:
@@ -485,6 +527,12 @@ class Account:
             if waited > times.KEEPER_TIMEOUT_S:  # it was there when the sweep began
                 self.world.blame(f"{name} asks for fewer, and {name_of(task)} waits")
         group.desired = number
+
+    def resume(self, name: str) -> None:
+        for group in self.model.groups.values():
+            if group.name == name and group.record.pop("SuspendedProcesses", None):
+                self.world.happened["suspended group resumed"] += 1
+                self.model.fill(group)
 
     def put(self, key: str, body: bytes, *, is_new: bool) -> None:
         if is_new and key in self.objects:
@@ -557,6 +605,7 @@ class Account:
         model, closed = self.model, self.world.now - times.SWEEP_GRACE_S - times.SWEEP_EVERY_S
         is_left = (
             any(group.instances or group.desired for group in model.groups.values())
+            or any("SuspendedProcesses" in group.record for group in model.groups.values())
             or any(task["lastStatus"] != "STOPPED" for task in model.tasks.values())
             or any(
                 not 0 < job.ended < closed or job.record not in self.objects
@@ -566,11 +615,44 @@ class Account:
         if is_left or self._was_left:
             self.notify({"Action": "sweep"})
         self._was_left = is_left
+        self._check_billed()
+        self._check_refused()
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
+
+    def _check_refused(self) -> None:
+        """No head waits for long where AWS has said that it will start no host."""
+        for group in self.model.groups.values():
+            for each in group.record.get("SuspendedProcesses", []):
+                seen = each.setdefault("_seen", self.world.now)
+                if self.world.now - max(seen, self.failed_at) > 2 * times.SWEEP_EVERY_S + 60:
+                    self.world.blame(f"launches of {group.name} stay suspended")
+            said = group.activities[0].get("StatusMessage", "") if group.activities else ""
+            for task in self.model.waiting(group) if group.fails_since else ():
+                since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
+                is_long = self.world.now - since > 2 * times.SWEEP_EVERY_S + 60
+                if is_in_vain(said) and is_long and task["_family"] == "head":
+                    self.world.blame(f"{name_of(task)} waits in vain: {said}")
+
+    def _check_billed(self) -> None:
+        """No state lasts: a host that does nothing for anybody is released in some sweeps."""
+        now, sweeps = self.world.now, 3 * times.SWEEP_EVERY_S + 60
+        for host in self.model.hosts.values():
+            tasks, group = self.model.on(host), self.model.groups[host["capacityProviderName"]]
+            waits = not tasks and self.model.waiting(group)
+            starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
+            hangs = [each for each in tasks if "_hangs_since" in each]
+            limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
+            what = "starts" if starts else "hangs" if hangs else "idles"
+            is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
+            if is_well or host["_leaves"] or host.get("_does") != what:
+                host["_since"] = now
+            host["_does"] = what
+            if now - max(host["_since"], self.failed_at) > limit + sweeps and not self.is_broken:
+                self.world.blame(f"{host['ec2InstanceId']} {what} for {now - host['_since']:.0f} s")
 
 
 def name_of(task: Record) -> str:
@@ -655,9 +737,12 @@ class Execution:
                 "stopDate": self.ended * 1000,
             },
         }
-        world.after(world.random.uniform(0.5, 20), self.account.notify, event)
-        if world.random.random() < 0.2:  # EventBridge delivers at least once
-            world.after(world.random.uniform(0.5, 90), self.account.notify, event)
+        # EventBridge delivers at least once, and tries for 24 hours (its user guide).
+        late = world.random.uniform(600, 3 * 3600)
+        first = late if world.random.random() < 0.05 else world.random.uniform(0.5, 20)
+        world.after(first, self.account.notify, event)
+        if world.random.random() < 0.2:
+            world.after(world.random.choice([late, late / 100]), self.account.notify, event)
 
     # --- states
     def _run(self) -> None:

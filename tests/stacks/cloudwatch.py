@@ -113,7 +113,7 @@ SEARCH: Final = re.compile(
 )
 SELECT: Final = re.compile(
     r'SELECT (\w+)\((\w+)\) FROM SCHEMA\("([^"]+)", ([^)]+)\) GROUP BY (\w+)'
-    r"(?: ORDER BY (\w+)\(\) (ASC|DESC) LIMIT (\d+))?"
+    r"(?: ORDER BY \w+\(\) (?:ASC|DESC))?"
 )
 PROPERTY: Final = re.compile(r"\$\{PROP\('Dim\.(\w+)'\)\}")
 
@@ -141,16 +141,11 @@ def lines(asked: list[Any], metrics: list[Metric]) -> dict[str, Samples]:
             if wanted.items() <= each.dimensions.items()
         }
     if match := SELECT.fullmatch(options["expression"]):
-        function, name, namespace, dimensions, by, order, direction, limit = match.groups()
+        function, name, namespace, dimensions, by = match.groups()
         groups: dict[str, list[Metric]] = {}
         for each in _of(metrics, namespace, name, re.findall(r'"(\w+)"', dimensions)):
             groups.setdefault(each.dimensions[by], []).append(each)
-        drawn = {f"{label} {of}": _points(groups[of], function, period) for of in groups}
-        if order:  # by all points of a line
-            ranked = sorted(drawn, key=lambda line: STATISTICS[order](drawn[line].values()))
-            ranked = ranked[:: 1 if direction == "ASC" else -1]
-            drawn = {line: drawn[line] for line in ranked[: int(limit)]}
-        return drawn
+        return {f"{label} {of}": _points(groups[of], function, period) for of in groups}
     raise ValueError(f"no search and no query of ours: {options['expression']}")
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -98,14 +99,18 @@ def synthesized(settings: tuple[tuple[str, str], ...]) -> Templates:
     unchecked = cdk.App(context=context(**dict(settings)), builtin_cloud_formation_validation=False)
     cloud = app.build(unchecked).synth()
     training = cloud.get_stack_by_name(TRAINING_STACK)
+    metadata = Path(cloud.directory, f"{TRAINING_STACK}.metadata.json")
     return Templates(
         core=cloud.get_stack_by_name(CORE_STACK).template,
         training=training.template,
         folder=cloud.directory,
+        # From the file: two packages bring the module that `training.messages` needs, and only one
+        # of them has its types.
         warnings=tuple(
-            str(each.entry.data)
-            for each in training.messages
-            if "warning" in str(each.level).lower()
+            entry["data"]
+            for entries in json.loads(metadata.read_text()).values()
+            for entry in entries
+            if entry["type"] == "aws:cdk:warning"
         ),
     )
 

@@ -41,14 +41,12 @@ SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
 
 def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
     stage(KEEPER / "index.py", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract"}
+    assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract", "stacks"}
     (tmp_path / "boto3.py").touch()  # stands for Lambda's
-    script = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import index; print(index.CLUSTER)"
-    )
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import index; print(index.BUCKET)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script],  # without the packages installed here
-        env={"CLUSTER": "c"},
+        env={"BUCKET": "c"},
         capture_output=True,
         text=True,
         check=False,
@@ -73,11 +71,25 @@ class Aws:
         """Hosts in the cluster, and how many seconds ago they have joined it."""
         self.providers: dict[str, str] = {}
         """Of hosts that are not workers': their capacity providers."""
+        self.described: dict[str, dict[str, Any]] = {}
+        """What else ECS says of a host."""
+        self.attributes: list[dict[str, Any]] = []
+        """Of hosts, that were put there."""
         self.unjoined: dict[str, tuple[str, float]] = {}
         """Instances that are not in the cluster: their group, and how many seconds ago they have
         started."""
+        self.ended_at_once: list[str] = []
+        """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
         self.replaced: list[str] = []
         """Of the terminated ones: those that their group starts another one for."""
+        self.ended_ago_s: float = times.SWEEP_GRACE_S + 60
+        """When executions were aborted."""
+        self.types: dict[str, str] = {}
+        """Of instances."""
+        self.activities: dict[str, list[dict[str, Any]]] = {}
+        """Of groups, the newest first."""
+        self.suspended: dict[str, list[dict[str, str]]] = {}
+        self.resumed: list[tuple[str, list[str]]] = []
         self.groups: dict[str, tuple[int, int]] = {}
         """Of groups of hosts: how many are asked for, and how many there are."""
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError, ClientError=ClientError)
@@ -183,10 +195,18 @@ class Aws:
                     "agentConnected": True,
                     "status": self.states.get(name, ["ACTIVE"])[-1],
                     "capacityProviderName": self.providers.get(name, "for-workers"),
+                    **self.described.get(name, {}),
                 }
                 for name in containerInstances
             ]
         }
+
+    def put_attributes(self, *, attributes: list[dict[str, Any]], **_: Any) -> None:
+        self.attributes += attributes
+
+    def delete_attributes(self, *, attributes: list[dict[str, Any]], **_: Any) -> None:
+        (each,) = attributes
+        self.attributes = [own for own in self.attributes if own["name"] != each["name"]]
 
     def describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
         assert AutoScalingGroupNames == ["heads", "workers"]
@@ -196,10 +216,17 @@ class Aws:
                     "AutoScalingGroupName": name,
                     "DesiredCapacity": wanted,
                     "Instances": [{}] * there,
+                    "SuspendedProcesses": self.suspended.get(name, []),
                 }
                 for name, (wanted, there) in self.groups.items()
             ]
         }
+
+    def describe_scaling_activities(self, *, AutoScalingGroupName: str) -> Any:  # noqa: N803
+        return {"Activities": self.activities.get(AutoScalingGroupName, [])}
+
+    def resume_processes(self, *, AutoScalingGroupName: str, ScalingProcesses: list[str]) -> None:  # noqa: N803
+        self.resumed.append((AutoScalingGroupName, ScalingProcesses))
 
     def _describe_instances(self, *, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
         tag, state = Filters
@@ -211,11 +238,15 @@ class Aws:
                 "InstanceId": name,
                 "LaunchTime": datetime.now(tz=UTC) - timedelta(seconds=age),
                 "Tags": [{"Key": "x", "Value": "y"}, {"Key": tag["Name"][4:], "Value": group}],
+                "InstanceType": self.types.get(name, "g5.xlarge"),
             }
             yield {"Reservations": [{"Instances": [instance]}]}
 
     def set_desired_capacity(self, *, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
         self.groups[AutoScalingGroupName] = (DesiredCapacity, self.groups[AutoScalingGroupName][1])
+
+    def terminate_instances(self, *, InstanceIds: list[str]) -> None:  # noqa: N803
+        self.ended_at_once += InstanceIds
 
     def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> None:
         self.terminated.append(arguments["InstanceId"])
@@ -256,14 +287,25 @@ class Aws:
         order = {"input": self.orders[job]} if job in self.orders else {}
         return {"status": status, **order, **self.aborts.get(job, {})}
 
-    def _list_executions(self, *, stateMachineArn: str, statusFilter: str) -> Any:  # noqa: N803
+    def _list_executions(
+        self,
+        *,
+        stateMachineArn: str,  # noqa: N803
+        statusFilter: str,  # noqa: N803
+        PaginationConfig: Any = None,  # noqa: N803
+    ) -> Any:
         """The newest first, one on each page."""
-        assert (stateMachineArn.rpartition(":")[2], statusFilter) == ("jobs", "RUNNING")
+        assert stateMachineArn.rpartition(":")[2] == "jobs"
+        if statusFilter != "RUNNING":
+            at = datetime.now(tz=UTC) - timedelta(seconds=self.ended_ago_s)
+            ended = {"executionArn": "", "startDate": at, "stopDate": at}
+            names = self.aborts if statusFilter == "ABORTED" else ()
+            arn = "arn:aws:states:us-east-1:1:execution:jobs:"
+            for name in [*names][: PaginationConfig["MaxItems"]]:
+                yield {"executions": [{**ended, "name": name, "executionArn": f"{arn}{name}"}]}
+            return
         for number, job in reversed([*enumerate(self.orders)]):
             yield {"executions": [{"name": job, "startDate": datetime.fromtimestamp(number, UTC)}]}
-
-    def list_executions(self, **_: Any) -> Any:
-        return {"executions": []}  # tests.stacks.test_lives has those that have ended
 
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
@@ -404,6 +446,29 @@ def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
 
 
+def test_the_first_record_of_a_job_counts(keeper: ModuleType, aws: Aws) -> None:
+    """Of a clean-up that is tried again, and of an execution that a person redrives."""
+    assert keeper.handler(ended(head(3)), None)["status"] == "failed"
+    again = keeper.handler(ended(head(0)), None)
+    assert (again["status"], again["again"]) == ("failed", False)
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "failed: user code exit 3"
+
+
+def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"k{number}" for number in range(130)]
+    aws.aborts = {name: {"cause": "the bill"} for name in names}
+    aws.orders = {name: SPEC.to_json() for name in names}
+    for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60):
+        with monkeypatch.context() as patch:
+            patch.setattr(aws, "ended_ago_s", ago_s)
+            keeper.handler({}, None)
+    assert not aws.objects, "their own clean-up comes first, and long ago it has"
+    keeper.handler({}, None)
+    assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
+
+
 @pytest.mark.parametrize(
     ("detail", "abort", "status", "reason"),
     [
@@ -539,17 +604,26 @@ def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
     aws.hosts = {"h6": late}  # it has joined, and runs a task
     aws.unjoined = {f"i-{number}": ("workers", late) for number in range(2)}
     aws.unjoined |= {"i-head": ("heads", late), "i-boots": ("workers", late - 120)}
+    aws.unjoined["i-kept"] = ("workers", late)
+    slow = {"i-metal": "g4dn.metal", "i-p5": "p5.48xlarge"}  # they are still starting
+    aws.types |= slow
+    aws.unjoined |= dict.fromkeys(slow, ("workers", late))
     aws.wait("waiting")
     stock = aws.terminate_instance_in_auto_scaling_group
 
     def terminate(**arguments: Any) -> None:
-        if arguments["InstanceId"] == "i-0":
-            raise ClientError({"Error": {"Code": "ScalingActivityInProgress"}}, "Terminate")
+        if code := refusals.get(arguments["InstanceId"]):
+            raise ClientError({"Error": {"Code": code}}, "Terminate")
         stock(**arguments)
 
+    # ECS's draining, which knows no task of it, keeps it for two days.
+    refusals = {"i-0": "Throttling", "i-kept": "ScalingActivityInProgress"}
     monkeypatch.setattr(aws, "terminate_instance_in_auto_scaling_group", terminate)
-    assert keeper.handler({}, None)["released"] == ["i-1", "i-head"]
+    assert keeper.handler({}, None)["released"] == ["i-1", "i-head", "i-kept"]
     assert aws.replaced == ["i-1"], "a task waits for another one"
+    assert aws.ended_at_once == ["i-1", "i-head", "i-kept"]
+    aws.unjoined = {"i-p5": ("workers", times.SLOW_HOST_JOINS_S + 60)}
+    assert keeper.handler({}, None)["released"] == ["i-p5"]
 
 
 def test_a_group_that_asks_for_none_already_keeps_no_instance(
@@ -588,6 +662,113 @@ def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
     aws.add("done", host="used", stoppedAt=datetime.now(tz=UTC), lastStatus="STOPPED")
     aws.tasks["done"]["desiredStatus"] = "STOPPED"
     assert keeper.handler({}, None)["released"] == []
+
+
+#: Of a task and its host, what ails it and for how long, in seconds; and whether that is the end.
+AILMENTS: list[tuple[dict[str, Any], dict[str, Any], str, float, bool]] = [
+    ({"lastStatus": "PROVISIONING"}, {}, "did not start", times.TASK_STARTS_S + 1, True),
+    ({"lastStatus": "PENDING"}, {}, "did not start", times.TASK_STARTS_S + 1, True),
+    ({"lastStatus": "ACTIVATING"}, {}, "did not start", times.TASK_STARTS_S + 1, True),
+    ({"lastStatus": "PENDING"}, {}, "did not start", times.TASK_STARTS_S - 60, False),
+    # ECS tells of another task's time there, and of its own as it was before it ran.
+    ({"lastStatus": "PENDING", "taskArn": "other"}, {}, "did not start", 9000, False),
+    ({}, {}, "did not start", 9000, False),
+    ({"healthStatus": "UNHEALTHY"}, {}, "did not answer its health check", 290, True),
+    ({"healthStatus": "UNHEALTHY"}, {}, "did not answer its health check", 90, False),
+    ({"healthStatus": "HEALTHY"}, {}, "did not answer its health check", 9000, False),
+    # The last that ECS has heard; the agent may come back.
+    (
+        {"healthStatus": "UNHEALTHY"},
+        {"agentConnected": False},
+        "did not answer its health check",
+        290,
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "host", "what", "seconds", "is_over"), AILMENTS)
+def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_other(
+    keeper: ModuleType,
+    aws: Aws,
+    task: dict[str, Any],
+    host: dict[str, Any],
+    what: str,
+    seconds: float,
+    is_over: bool,
+) -> None:
+    """A Docker that hangs, and a node that does: ECS replaces neither."""
+    aws.hosts = {"h2": 9000}
+    aws.tasks["own-1"] |= task
+    seen = f"{time.time() - seconds:.0f} own-1 {what}"
+    mark = {"name": "train.ailing-since", "value": seen}
+    aws.described["h2"] = {"attributes": [mark], **host}
+    keeper.handler({}, None)
+    ended = aws.tasks["own-1"]
+    assert (ended["desiredStatus"] == "STOPPED") is is_over
+    assert aws.states.get("h2", []) == ["DRAINING", "DRAINING"] * is_over
+    assert aws.terminated == ["i-h2"] * is_over
+    if is_over:
+        assert ended["reason"] == f"[host_lost] the node {what} on i-h2"
+        started = {"StartedAt": (time.time() - 60) * 1000} if "healthStatus" in task else {}
+        stopped = head(137, StopCode="UserInitiated", StoppedReason=ended["reason"], **started)
+        for in_a_row in (1, 3):
+            later = {"deadline": time.time() + 60, "patience": 0.0}
+            found = keeper.verdict(stopped, "", **later, attempt=3, in_a_row=in_a_row)
+            assert found.status is JobStatus.HOST_LOST
+            assert found.reason.startswith(f"failed: the node {what} on i-h2")
+            # A program may hang its node; what never ran is its host's.
+            assert found.again is (in_a_row < 3 or not started)
+
+
+def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    aws.hosts = {"h2": 9000}
+    aws.tasks["own-1"] |= {"taskArn": "arn:task/c/own-1", "healthStatus": "UNHEALTHY"}
+    aws.tasks["arn:task/c/own-1"] = aws.tasks.pop("own-1")
+    keeper.handler({}, None)
+    (mark,) = aws.attributes
+    since, _, what = mark["value"].partition(" ")
+    assert (mark["targetId"], mark["targetType"]) == ("h2", "container-instance")
+    assert what == "own-1 did not answer its health check"
+    assert abs(time.time() - float(since)) < 5
+    assert len(mark["value"]) + 32 < 128, "ECS takes no longer value; ids have 32 letters"
+    aws.described["h2"] = {"attributes": [mark]}
+    aws.tasks["arn:task/c/own-1"]["healthStatus"] = "HEALTHY"
+    keeper.handler({}, None)
+    assert aws.attributes == [], "two sweeps in a row count, not two"
+
+
+def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    """A process that no signal ends: ECS's draining would wait for two days."""
+    aws.hosts = {"h2": 9000}
+    aws.tasks["own-1"] |= {"desiredStatus": "STOPPED", "startedAt": datetime.now(tz=UTC)}
+    late = times.STOP_TIMEOUT_S + 60
+    for of, seconds, is_over in (
+        ("own-1", times.STOP_TIMEOUT_S - 60, False),
+        ("another", late, False),  # that was seen there before
+        ("own-1", late, True),
+    ):
+        seen = f"{time.time() - seconds:.0f} {of} did not end"
+        mark = {"name": "train.ailing-since", "value": seen}
+        aws.described["h2"] = {"attributes": [mark], "status": "DRAINING"}
+        keeper.handler({}, None)
+        assert aws.ended_at_once == ["i-h2"] * is_over
+
+
+def test_one_host_that_takes_no_mark_keeps_no_other_one(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise ClientError({"Error": {"Code": "InvalidParameterException"}}, "PutAttributes")
+
+    monkeypatch.setattr(aws, "put_attributes", refuse)
+    aws.hosts, aws.unjoined = {"away": 9000, "idle": 9000}, {"i-late": ("workers", 9000.0)}
+    aws.described["away"] = {"agentConnected": False}
+    assert keeper.handler({}, None)["released"] == ["idle", "i-late"]
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
@@ -643,6 +824,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     waiting = {
         "lastStatus": "PROVISIONING",
         "createdAt": datetime.now(tz=UTC) - timedelta(seconds=90),
+        "host": None,
     }
     for name, wait_s in (("own-head", 60), ("other-head", 600)):
         spec = replace(SPEC, capacity_wait_s=wait_s).to_json()
@@ -658,7 +840,136 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     later = time.time() + 60
     found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, in_a_row=1)
-    assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
+    reason = "no capacity: no host within 60 s"
+    assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, reason)
+
+
+#: What EC2 Auto Scaling says of launches that fail, and whether to wait is in vain: from its guide,
+#: "Troubleshoot EC2 instance launch failures", and errors that people report.
+REFUSALS: dict[str, bool] = {
+    "You have requested more vCPU capacity than your current vCPU limit of 0 allows for the "
+    "instance bucket that the specified instance type belongs to. Launching EC2 failed.": True,
+    "You have requested more vCPU capacity than your current vCPU limit of 64 allows for the "
+    "instance bucket that the specified instance type belongs to. Launching EC2 failed.": False,
+    "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you "
+    "requested (us-east-1a). Launching EC2 instance failed.": False,
+    "Could not launch On-Demand Instances. InsufficientInstanceCapacity - Try later.": False,
+    "There is no Spot capacity available that matches your request.": False,
+    "Max spot instance count exceeded. Launching EC2 instance failed.": False,
+    "Your requested instance type (p5.48xlarge) is not supported in your requested Availability "
+    "Zone (us-east-1f). Launching EC2 instance failed.": True,
+    "Unsupported - The requested configuration is currently not supported.": True,
+    "You are not authorized to perform this operation. Encoded authorization failure: x": True,
+    "Client.InternalError: Client error on launch": True,
+    "The capacity reservation ID 'cr-1' was not found.": True,  # expired: aws-parallelcluster 6870
+    "The requested reservation does not have sufficient compatible and available capacity for "
+    "this request. Launching EC2 instance failed.": False,
+    "The image id '[ami-1]' does not exist. Launching EC2 instance failed.": True,
+    "The security group sg-1 does not exist. Launching EC2 instance failed.": True,
+}
+
+
+def launch(status: str, message: str = "", *, ago_s: float = 30) -> dict[str, Any]:
+    """A scaling activity."""
+    return {
+        "Description": "Launching a new EC2 instance.  Status Reason: why",
+        "StartTime": datetime.now(tz=UTC) - timedelta(seconds=ago_s),
+        "StatusCode": status,
+        "StatusMessage": message,
+    }
+
+
+def ordered(wait_s: int, **more: Any) -> dict[str, Any]:
+    """A head's overrides: its order."""
+    spec = replace(SPEC, capacity_wait_s=wait_s, **more).to_json()
+    return overrides(head_variables(job="j", deadline=str(int(time.time()) + 9000), spec=spec))
+
+
+@pytest.mark.parametrize(("said", "in_vain"), REFUSALS.items())
+def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once(
+    keeper: ModuleType, aws: Aws, said: str, in_vain: bool
+) -> None:
+    ago = datetime.now(tz=UTC) - timedelta(seconds=90)
+    aws.activities["heads"] = [
+        launch("Successful") | {"Description": "Terminating EC2 instance: i-1"},
+        launch("Failed", said),
+    ]
+    waits = {"lastStatus": "PROVISIONING", "host": None, "createdAt": ago}
+    waits["capacityProviderName"] = "for-heads"
+    for name, wait_s in (("own-head", 60), ("other-head", 600)):
+        aws.tasks[name] |= waits | {"overrides": ordered(wait_s)}
+    stopped = ["own-head", "other-head"] if in_vain else ["own-head"]
+    assert keeper.handler({}, None)["stopped"] == stopped
+    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
+    found = keeper.handler(ended(task), None)
+    assert (found["status"], found["reason"]) == ("no_capacity", f"no capacity: {said}")
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == f"no capacity: {said}"
+    # ECS has given up before: the state machine asks again, or not.
+    given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
+    event = ended(given_up, Job="j2", Asked=time.time() - 60)
+    found = keeper.handler(event, None)
+    assert (found["reason"], found["again"]) == (f"no capacity: {said}", not in_vain)
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        launch("Successful"),
+        launch("InProgress"),
+        launch("Failed", "You are not authorized to perform this operation.", ago_s=300),
+    ],
+    ids=["a host came", "one is coming", "it was so for another job"],
+)
+def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
+    keeper: ModuleType, aws: Aws, newest: dict[str, Any]
+) -> None:
+    aws.activities["heads"] = [newest, launch("Failed", "You are not authorized", ago_s=300)]
+    ago = datetime.now(tz=UTC) - timedelta(seconds=90)
+    aws.tasks["own-head"] |= {"lastStatus": "PROVISIONING", "host": None, "createdAt": ago}
+    aws.tasks["own-head"] |= {"overrides": ordered(60), "capacityProviderName": "for-heads"}
+    keeper.handler({}, None)
+    assert aws.tasks["own-head"]["reason"] == "[no_capacity] no capacity: no host within 60 s"
+
+
+@pytest.mark.parametrize(
+    ("began_s", "worker", "is_over"),
+    [
+        (90, {"lastStatus": "PROVISIONING", "host": None}, True),
+        (90, {"lastStatus": "PENDING"}, False),  # one has come
+        (4000, {"lastStatus": "PROVISIONING", "host": None}, False),  # it has trained
+    ],
+)
+def test_a_head_ends_whose_workers_can_never_come(
+    keeper: ModuleType, aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
+) -> None:
+    said = "current vCPU limit of 0 allows"
+    aws.activities["workers"] = [launch("Failed", said)]
+    now = datetime.now(tz=UTC)
+    began = now - timedelta(seconds=began_s)
+    aws.tasks["own-head"] |= {"overrides": ordered(1800), "startedAt": began, "createdAt": began}
+    aws.tasks["own-1"] |= {"createdAt": now - timedelta(seconds=60), **worker}
+    aws.tasks["own-2"] |= {"createdAt": now, "lastStatus": "PROVISIONING", "host": None}
+    assert keeper.handler({}, None)["stopped"] == ["own-head"] * is_over
+    if is_over:
+        assert aws.tasks["own-head"]["reason"] == f"[no_capacity] no capacity: {said}"
+    # A head that has waited for its workers itself.
+    found = keeper.handler(ended(head(75), Asked=time.time() - 60), None)
+    assert found["reason"] == f"no capacity: {said}"
+
+
+def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
+    keeper: ModuleType, aws: Aws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AWS suspends the launches of a group that has started no host for a day."""
+    aws.groups = {"heads": (0, 0), "workers": (0, 0)}
+    by_person = "User suspended at 2026-11-26T10:00:00Z"
+    aws.suspended = {
+        "heads": [{"ProcessName": "Launch", "SuspensionReason": by_person}],
+        "workers": [{"ProcessName": "Launch", "SuspensionReason": "launches have failed"}],
+    }
+    keeper.handler({}, None)
+    assert aws.resumed == [("workers", ["Launch"])]
+    assert f"heads: Launch is suspended: {by_person}" in capsys.readouterr().out
 
 
 def test_what_ecs_said_of_a_task_that_it_did_not_start_is_read(

@@ -1,16 +1,19 @@
 """The control plane survives whatever AWS and the hosts do to jobs in a simulated account."""
 
 import os
+import re
 from collections import Counter
 from datetime import UTC, datetime
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.session import Session
 
 from containers import autoscaler
 from contract.job import DEFAULT_MAX_SECONDS, MAX_SECONDS, JobStatus
 from contract.times import CONSISTENT_S
+from rehearsal import model
 from tests.simulation.account import evaluate
 from tests.simulation.lives import FAULTS, live
 from tests.simulation.world import BEGAN
@@ -48,6 +51,28 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         ends = {f"job {each}" for each in ("succeeded", "failed", "deadline", "no_capacity")}
         states_seen = {f"state {name}" for name in states["States"]}
         assert {*names, *ends, *states_seen} <= happened.keys()
+
+
+#: Of tasks: botocore has no list (developer guide of ECS, "Amazon ECS task lifecycle").
+TASK_STATES = (
+    "PROVISIONING PENDING ACTIVATING RUNNING DEACTIVATING STOPPING DEPROVISIONING STOPPED DELETED"
+)
+
+
+@pytest.mark.parametrize(
+    ("service", "shape"),
+    [
+        ("ecs", "ContainerInstanceStatus"),
+        ("autoscaling", "LifecycleState"),
+        ("stepfunctions", "ExecutionStatus"),
+        ("stepfunctions", "StateMachineStatus"),
+    ],
+)
+def test_every_state_that_aws_has_is_in_the_models_list(service: str, shape: str) -> None:
+    known: Any = Session().get_service_model(service).shape_for(shape)
+    states = {*TASK_STATES.split(), *known.enum}
+    listed = {*re.findall(r"[\w:]+", model.__doc__ or "")}
+    assert states <= listed
 
 
 # --- single states --------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ ON_ANY_RESOURCE = {
     "ecs:DeregisterTaskDefinition": "has no resource",
     "ecs:ListTaskDefinitions": "has no resource",
     "autoscaling:DescribeAutoScalingGroups": "has no resource",
+    "autoscaling:DescribeScalingActivities": "has no resource",
     "ec2:DescribeInstances": "has no resource",
     "logs:DescribeLogGroups": "finds one by its name among all; shows names only",
     "ssmmessages:CreateControlChannel": "has no resource",

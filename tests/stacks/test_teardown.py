@@ -5,7 +5,9 @@ not do: tasks that take their time, hosts that stay, errors.
 """
 
 import itertools
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,8 +73,13 @@ def test_the_order_of_deletion_is_the_one_that_cannot_hang(synth: Synth, preset:
     assert name in needs(resources, stop)
     # No queued job starts once tasks are ended: to admit one, its function must list executions.
     policies = {n: r for n, r in resources.items() if r["Type"] == "AWS::IAM::Policy"}
-    (listing,) = (n for n, r in policies.items() if "states:ListExecutions" in str(r))
-    assert stop in needs(resources, listing)
+    listing = {n for n, r in policies.items() if "states:ListExecutions" in str(r)}
+    (admission,) = (each for each in listing if "Admission" in each)
+    assert stop in needs(resources, admission)
+    # Jobs are stopped by it and recorded by the keeper, with its rights.
+    assert listing - {admission} <= needs(resources, stop)
+    keeper = {n for n in resources if "Keeper" in n} & needs(resources, stop)
+    assert {resources[each]["Type"].rpartition(":")[2] for each in keeper} >= {"Function", "Policy"}
     # Every group, not just one, outlives the function that ends its hosts.
     (terminate,) = by_type["Custom::TerminateHosts"]
     assert by_type["AWS::AutoScaling::AutoScalingGroup"] <= needs(resources, terminate)
@@ -114,6 +121,11 @@ class Aws:
         """Status of the stack."""
         self.slept = 0.0
         self.answers: list[Answer] = []
+        self.jobs: dict[str, str] = {}
+        """Executions, and their status."""
+        self.shown_until = 0.0
+        """Until then, by what was slept, a list shows an execution that was just stopped."""
+        self.recorded: dict[str, Any] = {}
 
     def client(self, _service: str) -> Any:
         return SimpleNamespace(
@@ -121,11 +133,40 @@ class Aws:
             stop_task=self._stop_task,
             describe_tasks=self._describe_tasks,
             describe_stacks=self._describe_stacks,
+            describe_execution=lambda **which: {"input": f"order of {which['executionArn']}"},
+            stop_execution=self._stop_execution,
+            invoke=self._invoke,
             delete_auto_scaling_group=lambda **arguments: self.calls.append(("delete", arguments)),
             deregister_container_instance=lambda **arguments: self.calls.append(
                 ("deregister", arguments)
             ),
         )
+
+    def _list_executions(self, *, stateMachineArn: str, statusFilter: str) -> Any:  # noqa: N803
+        assert (stateMachineArn, statusFilter) == ("arn:machine", "RUNNING")
+        shown = [name for name, status in self.jobs.items() if status == "RUNNING"]
+        if self.slept < self.shown_until:
+            shown += self.recorded
+        at = datetime.fromtimestamp(1000, tz=UTC)
+        return [
+            {"executions": [{"name": each, "executionArn": f"arn:{each}", "startDate": at}]}
+            for each in shown
+        ]
+
+    def _stop_execution(self, *, executionArn: str, cause: str) -> Any:  # noqa: N803
+        assert not self.calls, "a job that goes on may start tasks"
+        name = executionArn.removeprefix("arn:")
+        assert (self.jobs[name], cause) == ("RUNNING", "TrainingStack is deleted")
+        self.jobs[name] = "ABORTED"
+        return {"stopDate": datetime.fromtimestamp(1060, tz=UTC)}
+
+    def _invoke(self, *, FunctionName: str, Payload: bytes) -> None:  # noqa: N803
+        assert FunctionName == "arn:keeper"
+        event = json.loads(Payload)
+        assert event["detail-type"] == "Step Functions Execution Status Change"
+        name = event["detail"]["name"]
+        assert self.jobs[name] == "ABORTED"
+        self.recorded[name] = event["detail"]
 
     def _stop_task(self, *, task: str, **_: Any) -> None:
         self.calls.append(("stop", task))
@@ -192,7 +233,7 @@ def call(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Call:
     def answer(kind: str, action: str, **more: Any) -> Answer:
         context = lambda_functions.context(lambda: 900 - aws.slept)
         properties = {"Action": action, "Cluster": "training", "Groups": ["heads", "workers"]}
-        properties |= {"SharedStorage": "none"}
+        properties |= {"SharedStorage": "none", "Machine": "arn:machine", "Keeper": "arn:keeper"}
         event = {"RequestType": kind, "LogicalResourceId": "Teardown", "StackId": "arn:stack"}
         module.handler({**event, "ResourceProperties": properties, **more}, context)
         return aws.answers[-1]
@@ -234,6 +275,18 @@ def test_only_a_rollback_drops_the_shared_file_system(
     if reason:
         assert "-c shared_storage=fsx" in reason
     assert aws.calls == []
+
+
+def test_jobs_that_wait_are_ended_and_recorded_before_any_task(aws: Aws, call: Call) -> None:
+    """One that queues or pauses would keep its machine, and the name of it, for up to an hour."""
+    aws.jobs, aws.shown_until = {"queued": "RUNNING", "paused": "RUNNING", "over": "SUCCEEDED"}, 10
+    assert call("Delete", "StopTasks")[0] == "SUCCESS"
+    assert aws.jobs == {"queued": "ABORTED", "paused": "ABORTED", "over": "SUCCEEDED"}
+    assert aws.recorded.keys() == {"queued", "paused"}
+    detail = {"name": "queued", "status": "ABORTED", "input": "order of arn:queued"}
+    assert aws.recorded["queued"] == detail | {"startDate": 1_000_000, "stopDate": 1_060_000}
+    assert aws.slept >= 10, "it is over when no list shows them"
+    assert len(aws.calls) == 149
 
 
 def test_every_task_is_stopped_and_waited_for(aws: Aws, call: Call) -> None:

@@ -571,6 +571,8 @@ def test_a_host_whose_gpus_idle_raises_an_alarm(
     alarm = synth().of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
     (query,) = alarm["Metrics"]
     assert "SEARCH" not in query["Expression"], "no alarm takes a search"
+    # A host that boots has gaps, and must not hide another one that idles.
+    assert query["Expression"].endswith(" GROUP BY InstanceId ORDER BY MAX() ASC")
     looked_at = query["Period"] * alarm["EvaluationPeriods"]
     assert looked_at == 30 * 60
     until = 3300  # the job's end
@@ -590,10 +592,11 @@ def test_a_host_whose_gpus_idle_raises_an_alarm(
         "expression": query["Expression"],
         "period": query["Period"],
     }
-    (points,) = lines([options], metrics).values()
+    hosts = lines([options], metrics)
     assert alarm["ComparisonOperator"] == "LessThanThreshold"
-    assert len(points) == alarm["EvaluationPeriods"]
-    assert all(value < alarm["Threshold"] for value in points.values()) == alarms
+    assert {len(points) for points in hosts.values()} == {alarm["EvaluationPeriods"]}
+    idle = [all(value < alarm["Threshold"] for value in host.values()) for host in hosts.values()]
+    assert any(idle) == alarms
     assert alarm["TreatMissingData"] == "notBreaching"
     assert lines([options], []) == {}, "without hosts there is no value"
 
@@ -719,3 +722,11 @@ def test_everything_carries_the_projects_tag(synth: Synth) -> None:
         assert tag in synth().only(kind)["Tags"]
     specifications = hosts(synth(), "worker")["TagSpecifications"]
     assert all(tag in each["Tags"] for each in specifications)
+
+
+def test_the_groups_of_hosts_have_names_by_which_trainctl_knows_them(synth: Synth) -> None:
+    """CloudFormation names a group after its stack and its logical id."""
+    groups = synth().of_type("AWS::AutoScaling::AutoScalingGroup")
+    assert all("AutoScalingGroupName" not in each for each in groups.values())
+    found = {name.removeprefix("Cluster").partition("Group")[0] for name in groups}
+    assert found == {node.title() for node in (nodes.HEAD, nodes.WORKER)}

@@ -141,6 +141,10 @@ class Account:
         self.identity_providers: list[str] = []
         self.efa_interfaces: dict[str, int] = {}
         """By instance type; others have none."""
+        self.groups: list[dict[str, Any]] = []
+        """Of EC2 Auto Scaling."""
+        self.activities: list[dict[str, Any]] = []
+        """Of all groups, the newest first."""
         self.file_systems: list[dict[str, Any]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -190,6 +194,12 @@ class Account:
             outputs[stack_outputs.SHAPE] = json.dumps(self.shape)
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
+
+    def describe_auto_scaling_groups(self) -> Any:
+        return {"AutoScalingGroups": self.groups}
+
+    def on_describe_scaling_activities(self) -> Any:
+        return {"Activities": self.activities}
 
     def on_get_paginator(self, operation: str) -> Any:
         return SimpleNamespace(paginate=lambda **named: Pages([getattr(self, operation)(**named)]))

@@ -47,6 +47,27 @@ def test_doctor_finds_nothing_where_all_is_well(account: Account, looked: Looked
     assert found["quota standard, on demand"]["found"].endswith(surplus)
 
 
+def test_doctor_tells_that_the_launches_of_a_group_are_suspended(
+    account: Account, looked: Looked
+) -> None:
+    by_person = "User suspended at 2026-11-26T10:00:00Z"
+    suspended = [{"ProcessName": "Launch", "SuspensionReason": by_person}]
+    names = ("Other-ClusterHead", "TrainingStack-ClusterWorkerGroupASG1")
+    account.groups = [
+        {"AutoScalingGroupName": name, "SuspendedProcesses": suspended} for name in names
+    ]
+    exit_code, found = looked()
+    assert exit_code == exits.FAILED
+    assert found["launches of hosts"]["found"].startswith(f"{names[1]} starts no hosts")
+    assert found["launches of hosts"]["found"].endswith(by_person)
+    assert found["launches of hosts"]["fix"] == (
+        f"aws autoscaling resume-processes --auto-scaling-group-name {names[1]} "
+        "--scaling-processes Launch --region us-east-1"
+    )
+    suspended[0]["ProcessName"] = "AZRebalance"
+    assert looked()[1]["launches of hosts"]["state"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("operation", "code", "what", "fix"),
     [

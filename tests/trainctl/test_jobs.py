@@ -10,7 +10,7 @@ from contract import exits
 from contract.job import JobStatus
 from contract.text import utc
 from contract.times import CONSISTENT_S
-from tests.trainctl.account import Account
+from tests.trainctl.account import Account, refused
 from tests.trainctl.conftest import Cli
 from trainctl import follow
 from trainctl.__main__ import main
@@ -167,6 +167,26 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> Non
     assert waits() == "", "released, since nothing has been asked for in its place"
     account.add_worker("w3", "PROVISIONING")
     assert waits() == "waiting for 1 x g5.xlarge"
+    said = "We currently do not have sufficient g5.xlarge capacity."
+    failed = {
+        "Description": "Launching a new EC2 instance.  Status Reason: why",
+        "StartTime": account.now + timedelta(minutes=1),
+        "StatusCode": "Failed",
+    }
+    account.activities = [
+        {**failed, "AutoScalingGroupName": f"{group}-x", "StatusMessage": words}
+        for group, words in (
+            ("another", "of another stack"),
+            ("TrainingStack-ClusterHeadGroupASG1", "of the heads"),
+            ("TrainingStack-ClusterWorkerGroupASG1", said),
+        )
+    ]
+    account.tasks["w3"]["createdAt"] = account.tasks["head"]["createdAt"] = account.now
+    assert waits() == f"waiting for 1 x g5.xlarge: {said}"
+    account.tasks["head"]["lastStatus"] = "PROVISIONING"
+    assert waits().endswith(", for the head: of the heads")
+    account.fails["describe_scaling_activities"] = refused("AccessDenied", "Describe", "no")
+    assert waits().endswith(", for the head"), "not everybody may ask"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +230,13 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     assert stopped["reason"] == "stopped by user"
     assert len(account.sent("stop_execution")) == 1
     assert "Resume it" in capsys.readouterr().err
+    # The sweep has stopped its head, which hangs, and the machine would start another.
+    account.add("hangs")
+    said = "[host_lost] the node did not answer its health check on i-1"
+    account.add_head("hangs", "hung", desiredStatus="STOPPED", stoppedReason=said)
+    jobs = Deployment.find(profile=None, region=None).jobs
+    jobs.stop(jobs.find("hangs"))
+    assert len(account.sent("stop_execution")) == 2
 
 
 # --- lists ----------------------------------------------------------------------------------------

@@ -178,6 +178,8 @@ def test_laptop_and_node_refuse_the_same_in_the_same_words(
         result = json.dumps({"status": status}).encode()
     folder = runs / "r"
     folder.mkdir(exist_ok=True)
+    (folder / "leases").mkdir(exist_ok=True)  # what a run has, whatever became of its files
+    (folder / "leases" / "00000001.json").write_text("{}")
     for name, content in (("config.json", config), ("result.json", result)):
         (folder / name).unlink(missing_ok=True)
         if content is not None:

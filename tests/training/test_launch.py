@@ -162,7 +162,13 @@ def test_overwrite_removes_what_a_run_has_written_and_leaves_what_a_user_has_put
     del kept["config.json"]
     lay(run, "result.json", "report.html", "stacks/step-1.txt", "tensorboard/events.out", "wandb/a")
     lay(run, "model/model.safetensors", "model/config.json", ".staging-abcd_123/config.json")
-    lay(run, *(f"checkpoints/{each}-00000001/state.pt" for each in ("step", "damaged-step")))
+    lay(
+        run,
+        *(
+            f"checkpoints/{each}-00000001/state.pt"
+            for each in ("step", "damaged-step", "diverged-step")
+        ),
+    )
     lay(run, "checkpoints/.step-00000001.part/state.pt")
     overwrite(words)
     assert tree(run) == kept

@@ -220,7 +220,7 @@ def test_tokens_go_to_the_disk_while_the_text_is_read(tmp_path: Path, tokenizer:
     ("spoil", "message"),
     [
         (lambda text, _: text.write_text("\n \n\n"), "the text has 0 documents"),
-        (lambda text, _: text.write_text("w1 w2 w3"), "the text has 1 documents, and one in 10"),
+        (lambda text, _: text.write_text("w1 w2 w3"), "the text has 1 document, and one in 10"),
         (lambda text, _: text.write_bytes(b"w1\0\0\0\n"), "zero bytes: it is binary"),
         (lambda text, _: text.unlink(), "does not exist: give a file, a folder or an address"),
         (lambda _, words: words.write_text("{}"), "cannot be read"),
@@ -303,7 +303,7 @@ def test_a_step_depends_on_its_number_and_the_seed_alone() -> None:
 
 def test_a_text_that_does_not_fill_a_step_is_refused(corpus: Path, tokenizer: Path) -> None:
     store = store_of(corpus, tokenizer)
-    with pytest.raises(InputError, match="216 tokens are 21 sequences of 10, fewer than the 22 of"):
+    with pytest.raises(InputError, match="216 tokens in 21 sequences of 10, fewer than the 22 of"):
         feed_of(store, seq_len=10, global_batch=22, seed=0)
 
 

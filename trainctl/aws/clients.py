@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from boto3 import Session
     from botocore.exceptions import ClientError
+    from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_cloudformation import CloudFormationClient
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ecr import ECRClient
@@ -34,6 +35,7 @@ _SERVICES: Final = {
 class Clients:
     """Typed clients of one session, all with the same retries and timeouts."""
 
+    autoscaling: "AutoScalingClient"
     cloudformation: "CloudFormationClient"
     ec2: "EC2Client"
     fsx: Any  # its types are not among the development requirements

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
-from contract.job_outcome import disconnected_since
+from contract.job_outcome import DISCONNECTED_SINCE, refusal, seen_since
 from contract.outputs import TRAINING_STACK
 from trainctl.aws.clients import Clients
 from trainctl.aws.errors import CliError
@@ -58,7 +59,7 @@ class Host:
     def from_ecs(cls, found: "ContainerInstanceTypeDef") -> Self:
         attributes = {each["name"]: each.get("value", "") for each in found.get("attributes", [])}
         is_connected = found["agentConnected"]
-        away = None if is_connected else disconnected_since(found)
+        away = None if is_connected else seen_since(found, DISCONNECTED_SINCE)
         return cls(
             id=found["ec2InstanceId"],
             instance_type=attributes.get("ecs.instance-type", ""),
@@ -126,6 +127,31 @@ class StandingCluster:
         self._clients.ecs.update_service(
             cluster=self._cluster, service=self._services[node], desiredCount=count
         )
+
+    def suspended(self) -> dict[str, str]:
+        """Groups of hosts that start none -> the reason."""
+        found = self._clients.autoscaling.get_paginator("describe_auto_scaling_groups").paginate()
+        return {
+            group["AutoScalingGroupName"]: each.get("SuspensionReason", "")
+            for page in found
+            for group in page["AutoScalingGroups"]
+            if group["AutoScalingGroupName"].startswith(f"{TRAINING_STACK}-Cluster")
+            for each in group.get("SuspendedProcesses", [])
+            if each["ProcessName"] == "Launch"
+        }
+
+    def refusal(self, node: str, *, since: datetime) -> str:
+        """AWS's sentence why no host comes for a kind of node; "" if there is none, or the user may
+        not ask."""
+        from botocore.exceptions import ClientError
+
+        with suppress(ClientError):
+            found = self._clients.autoscaling.describe_scaling_activities()["Activities"]
+            # CloudFormation's names of the groups.
+            own = f"{TRAINING_STACK}-Cluster{node.title()}"
+            listed = [each for each in found if each["AutoScalingGroupName"].startswith(own)]
+            return refusal(listed, since=since.timestamp())
+        return ""
 
     def hosts(self) -> list[Host]:
         """All instances of the deployment, those of jobs too, the oldest first."""

@@ -343,7 +343,10 @@ class Jobs:
             for task in self.alive(job):
                 self._tasks.stop(task, STOPPED_BY_USER)
             return
-        heads = [head for head in self.heads(job) if not head.has_stopped]
+        # One that the sweep has told to stop, because it hangs, would be followed by another.
+        own = ("", STOPPED_BY_USER)
+        heads = [each for each in self.heads(job) if not each.has_stopped]
+        heads = [each for each in heads if each.stopped_reason in own]
         if not heads:
             self._clients.stepfunctions.stop_execution(
                 executionArn=self._execution(job.id), error=STOP_ERROR, cause=STOPPED_BY_USER

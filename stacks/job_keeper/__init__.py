@@ -1,0 +1,1 @@
+"""Code of the function that admits jobs and cleans up after them."""

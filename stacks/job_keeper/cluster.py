@@ -1,0 +1,350 @@
+"""The tasks and hosts of the cluster, for the function in ``index.py``: list, stop, release.
+
+Packed beside it, under this name; not for other parts of the project.
+"""
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import boto3
+
+from contract import times
+from contract.job import JobStatus, stop_reason
+from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, refusal, seen_since
+from contract.nodes import GROUP_TAG
+
+if TYPE_CHECKING:  # Lambda has boto3 and not its types
+    from mypy_boto3_ecs.type_defs import (
+        AttributeTypeDef,
+        ContainerInstanceTypeDef,
+        TaskTypeDef,
+    )
+
+CLUSTER = os.environ.get("CLUSTER", "")
+#: Groups of hosts and their capacity providers.
+GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+def each_of(service: str, call: str, key: str, **given: Any) -> Iterator[Any]:
+    """What all pages of a list hold."""
+    client: Any = boto3.client(service)  # type: ignore[call-overload]
+    for page in client.get_paginator(call).paginate(**given):
+        yield from page[key]
+
+
+def described(arns: list[str]) -> "list[TaskTypeDef]":
+    ecs = boto3.client("ecs")
+    return [
+        task
+        for first in range(0, len(arns), 100)
+        for task in ecs.describe_tasks(cluster=CLUSTER, tasks=arns[first : first + 100])["tasks"]
+    ]
+
+
+def listed(**which: str) -> list[str]:
+    return [*each_of("ecs", "list_tasks", "taskArns", cluster=CLUSTER, **which)]
+
+
+def running(**which: str) -> "list[TaskTypeDef]":
+    """Tasks of the cluster, all or those with one property; ``startedBy`` takes no other beside it.
+
+    Those that were told to stop are missing, but for seconds: lists are eventually consistent.
+    """
+    # ECS's default is those whose desired status is RUNNING.
+    return described(listed(**which))
+
+
+def refusal_of(provider: str, since: float) -> str:
+    """AWS's sentence why no host comes for a capacity provider; "" where it has said nothing."""
+    groups = boto3.client("autoscaling")
+    for name in [name for name, own in GROUPS.items() if own == provider]:
+        with suppress(groups.exceptions.ClientError):
+            found = groups.describe_scaling_activities(AutoScalingGroupName=name)
+            return refusal(found["Activities"], since=since)
+    return ""
+
+
+def tasks_of_services() -> set[str]:
+    """Tasks that ECS itself keeps running: a task's group is the word of who has started it."""
+    services = each_of("ecs", "list_services", "serviceArns", cluster=CLUSTER)
+    # By its name: that a list takes an ARN is not documented.
+    names = [each.rpartition("/")[2] for each in services]
+    return {arn for name in names for arn in listed(serviceName=name)}
+
+
+def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
+    ecs = boto3.client("ecs")
+    for task in tasks:
+        print(f"stopping {task['taskArn']}: {reason}")
+        ecs.stop_task(cluster=CLUSTER, task=task["taskArn"], reason=reason)
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+def drain(host: str) -> None:
+    """Let no task come to a host any more."""
+    boto3.client("ecs").update_container_instances_state(
+        cluster=CLUSTER, containerInstances=[host], status="DRAINING"
+    )
+
+
+def release(
+    instances: Collection[str],
+    *,
+    wanted: Collection[str] = (),
+    are_bad: bool = False,
+    at_once: bool = False,
+) -> None:
+    """Terminate the hosts that nothing runs on any more.
+
+    What goes wrong here is done again by the next sweep, so it does not fail a job.
+
+    Args:
+        wanted: capacity providers that a task waits for, "" for any: their groups start another
+            host in the place of one that is terminated.
+        are_bad: no task may come to them any more, even if one has already: each would end there.
+        at_once: what was told to stop there does not end, and is not waited for.
+    """
+    until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
+    for instance in sorted(instances):
+        try:
+            if not are_bad and not unused(instance, until=until):
+                continue
+            drain(instance)
+            # Another job's task may have come until then; none comes from now on. It stays so even
+            # if one has: to take it back could undo what another call does, and a sweep ends the
+            # host after that task.
+            if found := unused(instance, until=until):
+                is_wanted = bool({"", found.get("capacityProviderName", "")} & {*wanted})
+                is_empty = at_once or not found["runningTasksCount"]
+                terminate(found["ec2InstanceId"], is_wanted=is_wanted, at_once=is_empty)
+        except Exception as error:
+            print(f"{instance} is left to the next sweep: {error}")
+
+
+def terminate(instance: str, *, is_wanted: bool, at_once: bool) -> None:
+    """Terminate an instance; its group starts another one in its place if that ``is_wanted``.
+
+    ECS's draining keeps it until its tasks have ended, for 48 hours at most, and maybe one that
+    never joined or has lost its agent, too (containers-roadmap 2467, 2685); ``at_once``, EC2
+    does not wait for that.
+    """
+    groups = boto3.client("autoscaling")
+    end = partial(groups.terminate_instance_in_auto_scaling_group, InstanceId=instance)
+    try:
+        end(ShouldDecrementDesiredCapacity=not is_wanted)
+    except groups.exceptions.ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code == "ValidationError" and not is_wanted:
+            # A group that asks for none already, because a scale-in has spared a protected
+            # instance, cannot ask for less, and starts no other one.
+            end(ShouldDecrementDesiredCapacity=False)
+        elif code != "ScalingActivityInProgress":  # it is being terminated, and kept
+            raise
+    if at_once:
+        boto3.client("ec2").terminate_instances(InstanceIds=[instance])
+
+
+def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | None":
+    """A host, if no task runs on it, or comes to it, that was not told to stop.
+
+    The lists of tasks are eventually consistent and may lack one that has just started; the numbers
+    that ECS keeps of a host have it. They may still have one that has just stopped: until ``until``
+    (``time.monotonic()``) the host is looked at again, as to subtract that could hide a new one.
+    """
+    ecs, these = boto3.client("ecs"), [instance]
+    while True:
+        found = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)
+        ended = tasks_on(instance)
+        is_used = any(task["desiredStatus"] != "STOPPED" for task in ended)
+        if is_used or not found["containerInstances"]:  # it is gone already
+            return None
+        host = found["containerInstances"][0]
+        stopping = [task for task in ended if not task.get("stoppedAt")]
+        never_ran = [task for task in stopping if not task.get("startedAt")]
+        pending, alive = host["pendingTasksCount"], host["runningTasksCount"]
+        if pending <= len(never_ran) and pending + alive <= len(stopping):
+            return host
+        since = time.time() - times.CONSISTENT_S
+        ends = [end.timestamp() for task in ended if (end := task.get("stoppedAt"))]
+        if max(ends, default=0) < since or time.monotonic() >= until:
+            return None
+        time.sleep(1)
+
+
+def tasks_on(instance: str) -> "list[TaskTypeDef]":
+    """Tasks of a host, those of the last hour that have ended among them.
+
+    A task that was just told to stop may be in the list of those that run.
+    """
+    both = [
+        arn
+        for status in ("RUNNING", "STOPPED")
+        for arn in listed(containerInstance=instance, desiredStatus=status)
+    ]
+    return described([*dict.fromkeys(both)])
+
+
+def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
+    """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
+
+    A task that fares badly on its host is stopped there, and no other one comes to that host.
+
+    Managed scaling keeps a surplus host, and one whose task ended by itself, for a quarter of an
+    hour at least; EC2 Auto Scaling keeps asking for hosts that no task waits for any more. While a
+    task waits for a host of a group nothing is done to that group: a host that just came would be
+    taken from it. A host that drains, or whose agent stays disconnected, takes no task, so it is no
+    host for one that waits. A disconnected agent also never reports that a task has stopped. Nor is
+    one that has idled for ``HOST_JOINS_S`` beside a task that waits (it lacks a GPU, say), nor one
+    that has not joined the cluster by then: the group would be full with them.
+
+    Args:
+        tasks: all that run in the cluster.
+    """
+    now = time.time()
+    # Capacity providers that a task waits for, and since when.
+    wanted: dict[str, float] = {}
+    for task in tasks:
+        if task["lastStatus"] == "PROVISIONING" and not task.get("containerInstanceArn"):
+            provider, since = task.get("capacityProviderName", ""), task["createdAt"].timestamp()
+            wanted[provider] = min(since, wanted.get(provider, now))
+    on = {arn: task for task in tasks if (arn := task.get("containerInstanceArn"))}
+    ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
+    arns = [*each_of("ecs", "list_container_instances", "containerInstanceArns", cluster=CLUSTER)]
+    idle, lost, joined = set[str](), set[str](), set[str]()
+    for first in range(0, len(arns), 100):
+        page = ecs.describe_container_instances(
+            cluster=CLUSTER, containerInstances=arns[first : first + 100]
+        )
+        for host in page["containerInstances"]:
+            joined.add(host["ec2InstanceId"])
+            arn = host["containerInstanceArn"]
+            try:
+                wrong = ailment(host, on.get(arn))
+                away = None if host["agentConnected"] else ""
+                if wrong and arn in on:
+                    drain(arn)
+                    stop([on[arn]], stop_reason(JobStatus.HOST_LOST, wrong))
+                    idle.add(arn)
+                elif wrong or seen_s(host, DISCONNECTED_SINCE, away) >= times.DISCONNECTED_S:
+                    lost.add(arn)
+                elif not (host["runningTasksCount"] or host["pendingTasksCount"]):
+                    provider, limit = host.get("capacityProviderName", ""), idle_s
+                    if wanted.keys() & {"", provider} and host["status"] != "DRAINING":
+                        # ECS places a task that waits on a host that can take it within this time.
+                        if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
+                            continue
+                        limit = times.HOST_JOINS_S
+                    if now - unused_since(host) >= limit:
+                        idle.add(arn)
+            except Exception as error:  # one host must not keep the others billed
+                print(f"{arn} is left to the next sweep: {error}")
+    release(lost, wanted=wanted, at_once=True)
+    release(idle, wanted=wanted)
+    unjoined = end_unjoined(joined, wanted)
+    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
+    for group in found["AutoScalingGroups"]:
+        there, name = len(group["Instances"]), group["AutoScalingGroupName"]
+        # AWS may suspend what has failed for a day (administrative suspension): it resumes nothing.
+        for each in group.get("SuspendedProcesses", []):
+            print(f"{name}: {each['ProcessName']} is suspended: {each['SuspensionReason']}")
+            if not each["SuspensionReason"].startswith("User suspended"):
+                groups.resume_processes(
+                    AutoScalingGroupName=name, ScalingProcesses=[each["ProcessName"]]
+                )
+        if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:
+            print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
+            groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
+    return [*sorted(idle | lost), *unjoined]
+
+
+def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
+    """Terminate the instances of the groups that have not joined the cluster in time.
+
+    No task ever comes to them, and the protection from scale-in that each instance starts with is
+    lifted from hosts of the cluster only: nothing else would end them.
+
+    Args:
+        joined: instances that are hosts of the cluster.
+        wanted: capacity providers that a task waits for, "" for any.
+
+    Returns:
+        Their ids.
+    """
+    which = [
+        {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
+        {"Name": "instance-state-name", "Values": ["pending", "running"]},
+    ]
+    reservations = [*each_of("ec2", "describe_instances", "Reservations", Filters=which)]
+    ended = []
+    for instance in [each for part in reservations for each in part["Instances"]]:
+        name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
+        is_slow = re.match(r"p\d|.*metal", instance.get("InstanceType", ""))
+        limit = times.SLOW_HOST_JOINS_S if is_slow else times.HOST_JOINS_S
+        if name in joined or age < limit:
+            continue
+        tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+        group = tags[GROUP_TAG]
+        print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
+        try:
+            is_wanted = bool({"", GROUPS[group]} & {*wanted})
+            terminate(name, is_wanted=is_wanted, at_once=True)
+            ended.append(name)
+        except Exception as error:
+            print(f"{name} is left to the next sweep: {error}")
+    return ended
+
+
+def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> float:
+    """How long sweeps have seen ``what`` on a host; 0: it is new, or None and there is nothing.
+
+    ECS does not tell since when, so the sweep that sees it first writes that on the host.
+    """
+    ecs, since = boto3.client("ecs"), seen_since(host, name, what or "")
+    mark: AttributeTypeDef = {"name": name, "targetId": host["containerInstanceArn"]}
+    mark["targetType"] = "container-instance"
+    if what is None:
+        if any(each["name"] == name for each in host.get("attributes", [])):
+            ecs.delete_attributes(cluster=CLUSTER, attributes=[mark])
+        return 0
+    if since is None:
+        print(f"{host['ec2InstanceId']}: {name} {what}")
+        since = round(time.time())
+        ecs.put_attributes(
+            cluster=CLUSTER, attributes=[{**mark, "value": f"{since} {what}".strip()}]
+        )
+    return time.time() - since
+
+
+def ailment(host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None") -> str:
+    """What is wrong with the task that shall run on a host, or is told to end; "" where nothing is.
+
+    ECS replaces an unhealthy task only for a service (containers-roadmap 161), and a task whose
+    container is never made (a Docker that hangs) for none; such a Docker ends none either.
+    """
+    arn, what, limit_s = host["containerInstanceArn"], "", 0
+    status = task["lastStatus"] if task else ""
+    if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
+        what, limit_s = "did not start", times.TASK_STARTS_S
+    elif task and task.get("healthStatus") == "UNHEALTHY" and host["agentConnected"]:
+        what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2
+    elif not task and host["runningTasksCount"] + host["pendingTasksCount"]:
+        what, limit_s = "did not end", times.STOP_TIMEOUT_S
+        told = [each for each in tasks_on(arn) if each["desiredStatus"] == "STOPPED"]
+        left = [each for each in told if not each.get("stoppedAt")]
+        task = min(left, key=lambda each: each["taskArn"], default=None)
+    which = task["taskArn"].rpartition("/")[2] if task and what else ""
+    seen = seen_s(host, AILING_SINCE, f"{which} {what}" if which else None)
+    return f"the node {what} on {host['ec2InstanceId']}" if seen > limit_s else ""
+
+
+def unused_since(host: "ContainerInstanceTypeDef") -> float:
+    """Unix time since which nothing has run on a host that runs nothing."""
+    tasks = tasks_on(host["containerInstanceArn"])
+    ends = [task["stoppedAt"] for task in tasks if task.get("stoppedAt")]
+    return max(each.timestamp() for each in [host["registeredAt"], *ends])
