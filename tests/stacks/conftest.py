@@ -1,6 +1,7 @@
 """Synthesized templates of the app, in this process, one synth per combination of settings."""
 
 import functools
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import app  # before any test imports the CDK: it decides what is printed about an old Node.js
 from contract.outputs import CORE_STACK, TRAINING_STACK
+from stacks.job_keeper import cluster
 from stacks.job_runner import KEEPER
 from tests.conftest import ROOT
 from tests.stacks import lambda_functions
@@ -169,4 +171,5 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("FAMILIES", "head worker")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
+    importlib.reload(cluster)  # reads the variables too, and another test may have imported it
     return lambda_functions.load(KEEPER / "index.py")
