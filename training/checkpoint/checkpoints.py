@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
@@ -248,7 +249,11 @@ def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     one. One pass over memory: ``isfinite`` takes five times as long.
     """
     for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
+        if is_traceable_wrapper_subclass(tensor):  # a DTensor, or moments in 8 bits
+            parts = [getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]]
+            if unsound((name, part) for part in parts if isinstance(part, torch.Tensor)):
+                return name
+        elif tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)
             if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither
                 return name
@@ -486,7 +491,10 @@ def check_room(
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     num_moments = 2 if "betas" in optimizer.defaults else 1
-    size: int = sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+    is_in_bytes = "8bit" in type(optimizer).__name__  # torchao's AdamW8bit
+    size: int = sum(each.numel() * each.element_size() for each in saved)
+    for each in trained:
+        size += num_moments * each.numel() * (1 if is_in_bytes else each.element_size())
 
     def check() -> None:
         if worker.rank == 0:
