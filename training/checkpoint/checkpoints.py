@@ -245,9 +245,8 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
 
 
 def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``; empty without
-    one. One pass over memory: ``isfinite`` takes five times as long.
-    """
+    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``, or empty, in
+    one pass over memory: ``isfinite`` takes five times as long."""
     for name, tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):  # a DTensor, or moments in 8 bits
             parts = [getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]]
@@ -491,16 +490,14 @@ def check_room(
     """
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     num_moments = 2 if "betas" in optimizer.defaults else 1
-    is_in_bytes = "8bit" in type(optimizer).__name__  # torchao's AdamW8bit
-    size: int = sum(each.numel() * each.element_size() for each in saved)
-    for each in trained:
-        size += num_moments * each.numel() * (1 if is_in_bytes else each.element_size())
+    size: int = sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+    if "8bit" in type(optimizer).__name__:  # torchao's AdamW8bit: a byte for each number
+        size -= num_moments * sum(each.numel() * (each.element_size() - 1) for each in trained)
 
     def check() -> None:
         if worker.rank == 0:
             num = keep + 1 - len(names(worker.run_uri))
-            with storage.room(worker.run_uri, size, num=num):
-                pass
+            storage.room(worker.run_uri, size, num=num)(lambda: None)()
 
     on_all_ranks(check)
     return size
