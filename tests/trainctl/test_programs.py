@@ -124,6 +124,20 @@ def test_a_script_of_one_process_gets_one_node_or_a_warning(
     assert is_warned == bool(option)
 
 
+def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_else(
+    account: Account, code: Path, cli: Cli
+) -> None:
+    account.shape |= {"head_trains": True, "head_instance_type": "g5.12xlarge"}
+    (code / "mine.py").write_text("import torch\n")
+    words = ("--code", str(code), "--yes", "--", "python", "mine.py")
+    said = cli("submit", *words).err
+    assert account.orders[0].nodes == Range(0, 0)
+    assert "runs on   the head (" in said
+    assert "warning" not in said
+    said = cli("submit", "--nodes", "1", "--run", "other", *words).err
+    assert "each node runs the same; give --nodes 0" in " ".join(said.split())
+
+
 @pytest.mark.parametrize("words", ["bash run.sh", "sh -c ./run.sh"])
 def test_scripts_that_name_themselves_or_each_other_are_read_once(made: Made, words: str) -> None:
     run = "echo 'usage: run.sh N'\nbash setup.sh\npython train.py\n"
