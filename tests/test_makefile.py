@@ -407,6 +407,10 @@ def test_an_environment_made_by_hand_is_installed_into_and_never_removed(
     assert "make did not make .venv" in said
     assert (place / "mine").exists()
 
+    node = ("-r", "requirements/training.txt")
+    checkout.make(*node, TORCH_INDEX="https://torch.example")
+    assert checkout.make(*node) == "", "the index is remembered"
+
 
 @pytest.mark.parametrize("listed", ["requirements/training.txt", "requirements.txt"])
 def test_torch_alone_comes_from_its_index_which_is_remembered(

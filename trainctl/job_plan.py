@@ -258,7 +258,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     given.check_fit(shape)
     program = programs.Program(given.code, words) if given.code else None
     is_alone = program is not None and program.is_alone
-    by_default = "1" if is_alone and given.on == On.AUTO else None
+    by_default = str(shape.min_nodes) if is_alone and given.on == On.AUTO else None
     nodes = dataclasses.replace(given, nodes=given.nodes or by_default).num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
@@ -288,13 +288,13 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
-            if is_alone and nodes.high > 1:
+            if is_alone and nodes.high > shape.min_nodes:
                 warnings.append(
-                    f"{program.entries[0].name} is one process that knows of no others: each of "
-                    f"{nodes.words} nodes runs the same; give --nodes 1, or start it with torchrun"
+                    f"{program.entries[0].name} is one process that knows of no others, and each "
+                    f"node runs the same; give --nodes {shape.min_nodes}, or start it with torchrun"
                 )
             elif is_alone:
-                why += f"; {program.entries[0].name} is one process, so 1 node by default"
+                why += f"; {program.entries[0].name} is one process, so one node by default"
     from_here = variables.variables(given.env or [])
     from_secrets = variables.secrets(given.secret or [])
     if both := from_here.keys() & from_secrets.keys():

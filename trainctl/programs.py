@@ -42,8 +42,9 @@ _PACKAGES: Final = {
 _NO_NAME: Final = re.compile(r"(?m)^\s*(-r|-e|--requirement|--editable|\.|/|[\w+]+:)")
 #: Signs of a program whose processes share their work, or that asks which of them it is.
 _SHARES: Final = re.compile(
-    r"torch\.distributed|import distributed|init_process_group|accelerate|lightning|\bray\b"
+    r"\.distributed\b|import distributed|init_process_group|accelerate|lightning|\bray\b"
     r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|NUM_NODES|MASTER_ADDR"
+    r"|megatron|mmengine|colossalai|torch_xla|TF_CONFIG|MultiWorker|SLURM_"
 )
 
 
@@ -77,10 +78,10 @@ class Program:
             for path in self._named(todo.pop()):
                 if path.suffix == ".py":
                     self.entries.append(path)
-                else:
+                elif path in files:  # once: it may name itself
+                    files.remove(path)
                     todo.append(re.sub(r"(?m)^\s*#.*", "", path.read_text(errors="replace")))
                     self.text += f"\n{todo[-1]}"
-                    files.remove(path)  # it may start itself
         self._read: set[Path] = set()
         """Those, and the modules of the folder that they lead to."""
         self.imports = self._imports()

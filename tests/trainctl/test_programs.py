@@ -100,6 +100,8 @@ def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
         (DIST, "python mine.py", [], 4),
         ("from transformers import Trainer\n", "python mine.py", [], 4),
         ("from lightning import pytorch\n", "python mine.py", [], 4),
+        ("import ignite.distributed as idist\n", "python mine.py", [], 4),
+        ("from mmengine.runner import Runner\n", "python mine.py", [], 4),
         ("import os\nos.environ['NODE_RANK']\n", "python mine.py", [], 4),
         ("import pandas\n", "torchrun mine.py", [], 4),
         ("import pandas\n", "sh -c ./mine", [], 4),
@@ -120,6 +122,29 @@ def test_a_script_of_one_process_gets_one_node_or_a_warning(
     assert (spec.nodes, spec.on) == (Range(nodes, nodes), Placement.NODES)
     is_warned = "warning: mine.py is one process that knows of no others" in said.err
     assert is_warned == bool(option)
+
+
+def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_else(
+    account: Account, code: Path, cli: Cli
+) -> None:
+    account.shape |= {"head_trains": True, "head_instance_type": "g5.12xlarge"}
+    (code / "mine.py").write_text("import torch\n")
+    words = ("--code", str(code), "--yes", "--", "python", "mine.py")
+    said = cli("submit", *words).err
+    assert account.orders[0].nodes == Range(0, 0)
+    assert "runs on   the head (" in said
+    assert "warning" not in said
+    said = cli("submit", "--nodes", "1", "--run", "other", *words).err
+    assert "each node runs the same; give --nodes 0" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("words", ["bash run.sh", "sh -c ./run.sh"])
+def test_scripts_that_name_themselves_or_each_other_are_read_once(made: Made, words: str) -> None:
+    run = "echo 'usage: run.sh N'\nbash setup.sh\npython train.py\n"
+    folder = made({"run.sh": run, "setup.sh": "# of run.sh\n. ./run.sh\n", "train.py": DIST})
+    found = Program(folder, words.split(maxsplit=2))
+    assert found.text.count("usage") == 1
+    assert {each.name for each in found.entries} == {"train.py"}
 
 
 OPTIONAL = """\

@@ -5,16 +5,24 @@ limits of all connections that a command tries, and its pauses between them, are
 """
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from botocore.exceptions import NoCredentialsError
+from botocore.exceptions import (
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
 from urllib3.util import connection
 
 from contract import exits
 from tests.trainctl.conftest import Cli
 from trainctl.aws import errors
+from trainctl.aws.clients import Clients
 from trainctl.aws.errors import explained
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -103,6 +111,26 @@ def test_without_a_network_every_command_fails_at_its_first_request(
     assert "AWS does not answer: Connect timeout" in said.out + said.err
     assert "Check the network and the region" in said.out + said.err
     assert 0 < nowhere.waited_s <= MOST_S
+
+
+@pytest.mark.parametrize(
+    ("error", "is_repeated"),
+    [
+        # TLS that takes longer than the connection may is a timeout of reading, in urllib3.
+        (ReadTimeoutError(endpoint_url="https://sts.us-east-1.amazonaws.com"), True),
+        (ConnectionClosedError(endpoint_url="https://sts.us-east-1.amazonaws.com"), True),
+        (ConnectTimeoutError(endpoint_url="https://sts.us-east-1.amazonaws.com"), False),
+    ],
+)
+def test_a_slow_network_that_is_reached_gets_the_time_of_all_other_requests(
+    error: Exception, is_repeated: bool
+) -> None:
+    first, patient = Mock(), Mock()
+    first.get_caller_identity.side_effect = error
+    session = Mock(client=lambda _, config=None: patient if config else first)
+    with nullcontext() if is_repeated else pytest.raises(ConnectTimeoutError):
+        assert Clients(session).caller is patient.get_caller_identity.return_value
+    assert patient.get_caller_identity.call_count == is_repeated
 
 
 @pytest.mark.parametrize("is_checkout", [False, True])

@@ -135,6 +135,20 @@ def test_pictures_without_classes_are_refused(tmp_path: Path, paths: list[str]) 
         library.open_set(str(tmp_path))
 
 
+def test_splits_of_other_names_are_not_taken_for_classes() -> None:
+    """As in Training/ and Test/ of Kaggle, and valid/ of Roboflow."""
+    for train, val in (("Test", "Training"), ("training", "validation"), ("a", "valid")):
+        paths = [f"{split}/{name}/1.jpg" for split in (train, val) for name in ("cats", "dogs")]
+        items = [Item(tuple(path.split("/")), path) for path in paths]
+        with pytest.raises(InputError, match=rf"it has folders of classes in .*{val}: call the"):
+            layout.arrange(items, "it", content=lambda _: b"")
+    # A class may be called so.
+    items = [Item((name, "1.jpg"), name) for name in ("test", "cats")]
+    items += [Item((name, "2.jpg"), name) for name in ("test", "cats")]
+    found = layout.arrange(items, "it", content=lambda _: b"")
+    assert {each.class_name for each in found.pictures["train"]} == {"test", "cats"}
+
+
 @pytest.mark.slow
 def test_twelve_pictures_train_on_two_workers_by_the_command(tmp_path: Path) -> None:
     data = pictures(tmp_path / "pics", cats=6, dogs=6)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
 from tests.training.bucket import Bucket, CrashError, install
-from training.data import text
+from training.data import documents, text
 from training.data.feed import Feed, Windows, feed_of, positions_in_documents
 from training.data.text import TokenStore, store_for
 
@@ -199,6 +201,15 @@ def test_progress_goes_up_to_the_whole(corpus: Path, tokenizer: Path) -> None:
     store_of(corpus, tokenizer, report=lambda *each: seen.append(each))
     assert seen == sorted(seen)
     assert seen[-1] == (corpus.stat().st_size,) * 2
+
+
+def test_a_long_table_gives_signs_of_life(tmp_path: Path, tokenizer: Path) -> None:
+    rows = [document(number) for number in range(5000)]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "one.parquet")
+    seen: list[tuple[int, int]] = []
+    store_of(tmp_path, tokenizer, report=lambda *each: seen.append(each))
+    assert len(seen) == 2 + (5000 - 1) // documents._BATCH_ROWS
+    assert seen == sorted(seen)
 
 
 def test_tokens_go_to_the_disk_while_the_text_is_read(tmp_path: Path, tokenizer: Path) -> None:

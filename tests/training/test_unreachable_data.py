@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import ProfileNotFound, ReadTimeoutError
@@ -13,6 +14,7 @@ from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.data import documents, sources
 from training.ddp.settings import DdpConfig
+from training.record.events import Failed
 from training.runtime import torchrun
 from training.system import storage
 
@@ -75,7 +77,9 @@ def test_torchrun_prints_what_stops_any_of_its_processes(
     def train(_worker: Any, _config: Any) -> None:
         raise fault
 
-    recipe = SimpleNamespace(prepare=lambda each: each, variables={}, train=lambda: train)
+    recipe = SimpleNamespace(
+        prepare=lambda each: each, variables={}, train=lambda: train, measures=()
+    )
     monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
     worker = SimpleNamespace(rank=1, close=lambda: None)
     monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
@@ -84,6 +88,13 @@ def test_torchrun_prints_what_stops_any_of_its_processes(
     code = torchrun.run_torchrun(config, command, lease=None)
     assert code == expected
     assert capsys.readouterr().err == f"error: {fault}\n"
+    # Of rank 0 the record says so too.
+    kept = Mock(result=None, is_finished=False, error=None)
+    monkeypatch.setattr(torchrun, "opened_record", lambda *_, **__: kept)
+    worker.rank = 0
+    command = SimpleNamespace(verbose=False)
+    torchrun.run_torchrun(config, command, lease=None)
+    kept.handle.assert_called_once_with(Failed(message=str(fault), code=expected))
 
 
 def test_a_text_without_an_end_of_documents_is_refused(

@@ -66,12 +66,13 @@ class Clients:
     @cached_property
     def caller(self) -> "GetCallerIdentityResponseTypeDef":
         """Account and user of the credentials, asked for once and at once (``open_session``)."""
-        from botocore.exceptions import ClientError
+        from botocore.exceptions import ClientError, HTTPClientError
 
         try:
             return self._session.client("sts").get_caller_identity()
-        except ClientError:
-            return self.sts.get_caller_identity()  # AWS is reached, and may be busy
+        except (ClientError, HTTPClientError):
+            # AWS, or a proxy, is reached; it may be busy, or slow at TLS.
+            return self.sts.get_caller_identity()
 
     def __getattr__(self, name: str) -> Any:
         """Make the client of a service when it is first used."""

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
@@ -244,11 +245,14 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
 
 
 def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``; empty without
-    one. One pass over memory: ``isfinite`` takes five times as long.
-    """
+    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``, or empty, in
+    one pass over memory: ``isfinite`` takes five times as long."""
     for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.numel():
+        if is_traceable_wrapper_subclass(tensor):  # a DTensor, or moments in 8 bits
+            parts = [getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]]
+            if unsound((name, part) for part in parts if isinstance(part, torch.Tensor)):
+                return name
+        elif tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)
             if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither
                 return name
@@ -487,12 +491,13 @@ def check_room(
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     num_moments = 2 if "betas" in optimizer.defaults else 1
     size: int = sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+    if "8bit" in type(optimizer).__name__:  # torchao's AdamW8bit: a byte for each number
+        size -= num_moments * sum(each.numel() * (each.element_size() - 1) for each in trained)
 
     def check() -> None:
         if worker.rank == 0:
             num = keep + 1 - len(names(worker.run_uri))
-            with storage.room(worker.run_uri, size, num=num):
-                pass
+            storage.room(worker.run_uri, size, num=num)(lambda: None)()
 
     on_all_ranks(check)
     return size

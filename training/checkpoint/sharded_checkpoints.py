@@ -41,7 +41,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from contract.errors import InputError
 from contract.runs import RunPaths
@@ -205,10 +204,10 @@ def write_checkpoint(
 
 
 def _parts_of(state: StateDict) -> Iterator[tuple[str, torch.Tensor]]:
-    """What this rank holds of each tensor, after its name in the checkpoint."""
+    """Each tensor after its name in the checkpoint."""
     for name, value in flatten_state_dict(state)[0].items():
         if isinstance(value, torch.Tensor):
-            yield name, value.to_local() if isinstance(value, DTensor) else value
+            yield name, value
 
 
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:

@@ -161,10 +161,11 @@ def documents(files: Sequence[Path], field: str, report: Report | None) -> Itera
         try:
             with ExitStack() as stack:
                 raw = stack.enter_context(file.open("rb"))
-                for document in _contents_of(raw, file, field, stack):
+                for number, document in enumerate(_contents_of(raw, file, field, stack)):
                     yield document
-                    if report and not is_table:
-                        report(done + raw.tell(), total)
+                    # Of a table too: who hears nothing for an hour ends this process.
+                    if report and not (is_table and number % _BATCH_ROWS):
+                        report(done + (0 if is_table else raw.tell()), total)
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{file} is not UTF-8 text ({error.reason} at byte {error.start:,} of a block)"

@@ -57,7 +57,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
     except (InputError, UnreachableError) as error:
         code = exit_code(error)
         if kept is not None:
-            kept.handle(Failed(message=str(error)))
+            kept.handle(Failed(message=str(error), code=code))
         # Of every rank: what stops one may be unknown to rank 0, which keeps the record.
         print(f"error: {error}", file=sys.stderr)
     finally:

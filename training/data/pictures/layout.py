@@ -33,6 +33,8 @@ _LISTS: Final = ("LOC_val_solution.csv", "val_annotations.txt", "val.txt", "val.
 #: Of a list: the picture, with or without its suffix, and then its class.
 _LIST_LINE: Final = re.compile(r"\s*([^\s,]+)[\s,]+([^\s,]+)")
 _NOTE_EVERY: Final = 10_000
+#: What others call train/ and val/: folders of classes, and no classes.
+_SPLITS: Final = {"training", "valid", "validation", "test", "testing", "eval", "dev"}
 #: One of so many pictures of a class is held out, but one at least, and never the only one.
 _HELD_OUT_EVERY: Final = 10
 
@@ -151,6 +153,12 @@ def _by_folder(
             f"{source} holds no training pictures of two classes or more: there must be "
             "<class>/*.jpg, or train/<class>/*.jpg and val/<class>/*.jpg, or "
             "ILSVRC2012_img_train.tar"
+        )
+    folders = {each.class_name for each in found if "/" in each.name}
+    if splits := sorted(each for each in folders if each.lower() in _SPLITS):
+        raise InputError(
+            f"{source} has folders of classes in {listed(splits)}: call the one to train on "
+            f"{TRAIN}, and the one to evaluate on {VAL} (links do)"
         )
     return found, [each for each in pictures if len(each.parts) <= depth + 1]
 
