@@ -12,16 +12,17 @@ if __name__ == "__main__":
     # cdk.json says `python3 app.py`, and python3 is seldom the Python that has the CDK. Find the
     # first one that has it, and start this file again there. Each prints which one it is, so that
     # nothing is started twice. Any Python 3 can read these lines.
-    _PROBE = "import importlib.util as u, sys; print(sys.prefix if u.find_spec('aws_cdk') else '')"
+    _SELF = "sys.prefix + sys.version.split()[0]"
+    _PROBE = f"import importlib.util as u, sys; print({_SELF} if u.find_spec('aws_cdk') else '')"
     for _python in (".venv/bin/python", sys.executable, "python"):
         try:
             _answer = subprocess.check_output([_python, "-c", _PROBE], stderr=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError):
             continue
-        _prefix = _answer.decode().strip()
-        if _prefix == sys.prefix:
+        _found = _answer.decode().strip()
+        if _found == sys.prefix + sys.version.split()[0]:
             break
-        if _prefix:
+        if _found:
             os.execlp(_python, _python, *sys.argv)
     else:
         sys.exit("error: no Python here can import aws_cdk: pip install -r requirements/laptop.txt")

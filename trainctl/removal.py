@@ -1,7 +1,9 @@
 """Removal of a run or a data set from the bucket: what uses it, a question, and its files."""
 
 import re
+from datetime import UTC, datetime
 
+from contract import runs, times
 from contract.text import byte_size, counted, utc
 from trainctl import output
 from trainctl.aws.deployment import Deployment
@@ -55,6 +57,10 @@ def remove(
             f"{what} is in use by {', '.join(jobs)}: wait until that has ended, or end it with "
             f"trainctl stop {jobs[0]}"
         )
+    # On a standing cluster or a laptop a run trains without a job; its lease is renewed.
+    leases = [each.modified for each in found if f"/{runs.LEASES_DIR}/" in each.key]
+    if leases and (datetime.now(tz=UTC) - max(leases)).total_seconds() < times.LEASE_S:
+        raise UsageError(f"{what} is being trained, or was {times.LEASE_S} s ago: stop it first")
     size = sum(each.size for each in found)
     changed = max(each.modified for each in found)
     words = f"{what}: {counted(len(found), 'file')}, {byte_size(size)}, last changed {utc(changed)}"

@@ -252,11 +252,14 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
         there, name = len(group["Instances"]), group["AutoScalingGroupName"]
         # AWS may suspend what has failed for a day (administrative suspension): it resumes nothing.
         for each in group.get("SuspendedProcesses", []):
-            print(f"{name}: {each['ProcessName']} is suspended: {each['SuspensionReason']}")
-            if not each["SuspensionReason"].startswith("User suspended"):
-                groups.resume_processes(
-                    AutoScalingGroupName=name, ScalingProcesses=[each["ProcessName"]]
-                )
+            reason = each.get("SuspensionReason", "")
+            print(f"{name}: {each['ProcessName']} is suspended: {reason}")
+            if not reason.startswith("User suspended"):
+                # A right that an organization has taken away keeps nothing else from being done.
+                with suppress(groups.exceptions.ClientError):
+                    groups.resume_processes(
+                        AutoScalingGroupName=name, ScalingProcesses=[each["ProcessName"]]
+                    )
         if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)

@@ -362,6 +362,21 @@ def test_a_node_without_ray_is_unhealthy(
 
 
 @pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_head_without_its_dashboard_is_healthy_while_the_control_service_listens(
+    monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    monkeypatch.setenv("TRAIN_NODE", nodes.HEAD)
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("", 0)) as control:
+        monkeypatch.setattr(nodes, "DASHBOARD_PORT", free.getsockname()[1])
+        free.close()
+        monkeypatch.setattr(nodes, "GCS_PORT", control.getsockname()[1])
+        if not lives:
+            control.close()
+        assert health.main() == (0 if lives else 1)
+
+
+@pytest.mark.usefixtures("ray")
 def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
     assert node.token_refused("127.0.0.1", TOKEN) is None
     refusal = node.token_refused("127.0.0.1", "another")

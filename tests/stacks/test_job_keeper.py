@@ -972,6 +972,19 @@ def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
     assert f"heads: Launch is suspended: {by_person}" in capsys.readouterr().out
 
 
+def test_a_refused_resumption_stops_no_sweep(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "ResumeProcesses")
+
+    aws.groups = {"heads": (0, 0), "workers": (2, 0)}
+    aws.suspended = {"workers": [{"ProcessName": "Launch"}]}
+    monkeypatch.setattr(aws, "resume_processes", refuse)
+    keeper.handler({}, None)
+    assert aws.groups["workers"] == (0, 0), "what follows it is done"
+
+
 def test_what_ecs_said_of_a_task_that_it_did_not_start_is_read(
     keeper: ModuleType, aws: Aws
 ) -> None:

@@ -79,12 +79,12 @@ def stepping(silence: Silence) -> Silence:
     return silence
 
 
-def test_data_and_models_may_take_an_hour_between_two_signs_of_life(silence: Silence) -> None:
+def test_data_and_models_may_take_two_hours_between_two_signs_of_life(silence: Silence) -> None:
     assert not silence.wait(1e4), "no process is known yet"
-    silence.tell((0, Joined(processes=())), (3500, Reading(done=1, total=2)))
-    assert not silence.wait(3500)
+    silence.tell((0, Joined(processes=())), (7100, Reading(done=1, total=2)))
+    assert not silence.wait(7100)
     silence.tell((0, Joined(processes=())))  # those that train
-    assert not silence.wait(3500)
+    assert not silence.wait(7100)
     assert silence.wait(200)
 
 

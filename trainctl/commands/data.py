@@ -1,5 +1,6 @@
 """``trainctl data``: data sets in the bucket, and sets of pictures prepared for training."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -204,7 +205,8 @@ def prepare(
         )
     wish = preparation.Wish(form=form, size=size, encoding=encoding)
     target = Destination(uri=to.rstrip("/"), profile=where.profile, region=where.region)
-    if target.in_s3:  # before the pictures are read
+    # Before the pictures are read. Other servers than AWS's speak S3 only, and know no caller.
+    if target.in_s3 and not os.environ.get("AWS_ENDPOINT_URL_S3"):
         _ = Clients(open_session(profile=where.profile, region=where.region)).caller
     with output.Progress() as progress:
 

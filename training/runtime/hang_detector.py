@@ -37,8 +37,9 @@ _PAUSES: Final = 3
 #: as otherwise: compilers and data that is read for the first time. The same for a save that writes
 #: nothing: S3 is asked again for a quarter of an hour.
 _PATIENCE: Final = 6
-#: The same before the start: data is prepared and copied to the disks, a model is fetched.
-_LOADING: Final = 12
+#: The same before the start: data is prepared, and a model of 140 GB comes at 100 MB/s, goes to the
+#: bucket and comes from there, partly in silence.
+_LOADING: Final = 24
 #: A command that has not looked for so long stood still itself, and knows nothing of that time.
 _STOOD_STILL_S: Final = 10.0
 _REMEMBERED: Final = 200

@@ -207,7 +207,8 @@ def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
         needed, free = byte_size(max(num, 1) * size), byte_size(_free(folder))
         raise FullError(
             f"the disk of {folder} is full: checkpoints need {needed}, {free} are free (a quota "
-            "may allow less); free some, then the same command continues the run"
+            "may allow less); free some, or give a lower --checkpoints-to-keep, then the same "
+            "command continues the run"
         ) from None
 
 
