@@ -178,7 +178,7 @@ def test_a_slow_link_fails_the_run_and_is_named(tmp_path: Path) -> None:
     *_, warned, _, end = processes.run(3, measured, str(tmp_path), method=forks.METHOD)[0]
     slow = "the link from host host-1 to host "
     assert slow in warned.message
-    assert "below the floor of 1e+06 GB/s" in end.shortfall
+    assert "below the floor of 1,000,000 GB/s" in end.shortfall
     assert slow in end.shortfall
     assert 0 < end.measures["slowest_link"] <= (16 << 20) / 0.2 / 1e9
     assert [row[0] for row in end.evaluation.rows] == [1 << 20]
