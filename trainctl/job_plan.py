@@ -61,8 +61,7 @@ _LEAST_S: Final = 900
 _SLOWEST_STEP_S: Final = 120
 #: Ratio of a deadline to the computed time of a training.
 _MARGIN: Final = 3
-_CONSONANTS: Final = "bdfghjklmnprstvz"
-_VOWELS: Final = "aiou"
+_PROQUINT: Final = ("bdfghjklmnprstvz", "aiou") * 2 + ("bdfghjklmnprstvz",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -504,14 +503,7 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
 def new_id(run: str) -> str:
     """An id for a job that can be read out, such as ``first-lusab-gutih``: 32 random bits after the
     run's name, short enough for ECS's ``startedBy``."""
-    words = "-".join(_syllables(random.randbits(16)) for _ in range(2))
+    # Consonants and vowels in turn: proquints, arXiv:0901.4016.
+    words = "-".join("".join(map(random.choice, _PROQUINT)) for _ in range(2))
     stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[: MAX_JOB_ID - len(words) - 1].rstrip("-_")
     return f"{stem}-{words}"
-
-
-def _syllables(number: int) -> str:
-    """16 bits as five letters, consonants and vowels in turn (proquints, arXiv:0901.4016)."""
-    letters = ""
-    for shift, alphabet in ((12, _CONSONANTS), (10, _VOWELS), (6, _CONSONANTS), (4, _VOWELS)):
-        letters += alphabet[number >> shift & len(alphabet) - 1]
-    return letters + _CONSONANTS[number & 15]
