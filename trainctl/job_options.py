@@ -235,11 +235,11 @@ class JobOptions:
             enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
         return min(enough, shape.max_job_hours * 3600)
 
-    def num_nodes(self, shape: Shape) -> Range:
-        """Number of worker nodes of the job. Raises InputError where that cannot be."""
-        if self.nodes is None:
-            return Range(shape.max_workers, shape.max_workers)
-        return check_nodes(shape, Range.parse(self.nodes, option="--nodes"))
+    def num_nodes(self, shape: Shape, *, default: int | None = None) -> Range:
+        """Number of worker nodes of the job; all by default. Raises InputError where that cannot
+        be."""
+        nodes = self.nodes or str(default or shape.max_workers)
+        return check_nodes(shape, Range.parse(nodes, option="--nodes"))
 
 
 def check_nodes(shape: Shape, wanted: Range) -> Range:

@@ -257,8 +257,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     given.check_fit(shape)
     program = programs.Program(given.code, words) if given.code else None
     is_alone = program is not None and program.is_alone
-    by_default = "1" if is_alone and given.on == On.AUTO else None
-    nodes = dataclasses.replace(given, nodes=given.nodes or by_default).num_nodes(shape)
+    nodes = given.num_nodes(shape, default=1 if is_alone and given.on == On.AUTO else None)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
     run = (
@@ -398,7 +397,7 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
-        address = _code_address(deployment, spec.run, longest)
+        address = f"{deployment.bucket.uri}/{runs.job_code(spec.run, longest)}"
         spec = dataclasses.replace(spec, code=address, code_sha256="0" * 64)
     spec.check_size(longest)
     _check_not_running(deployment, spec)
@@ -429,10 +428,6 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
                 f"each other's checkpoints. trainctl stop {other.id} ends it"
                 f"{'; or choose another --run' if spec.nodes.high else ''}"
             )
-
-
-def _code_address(deployment: Deployment, run: str, job: str) -> str:
-    return f"{deployment.bucket.uri}/{runs.job_code(run, job)}"
 
 
 def _check_recipe(words: Sequence[str]) -> Command:
@@ -493,8 +488,7 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
             sha256 = code_folder.pack(code, archive)
-            deployment.bucket.upload(archive, runs.job_code(run, job))
-        address = _code_address(deployment, run, job)
+            address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
     deployment.jobs.start(job, spec)
     return job

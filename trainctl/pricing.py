@@ -73,26 +73,19 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
     nat_usd, shared_usd = (None if usd is None else usd * ran_s / 3600 for usd in hourly)
     kept = timedelta(days=deployment.shape.log_retention_days)
-    seconds = None
-    if now - job.began < kept:
+    seconds, why = None, ""
+    if now - job.began >= kept:
+        why = f"ECS's events of this job have expired (log_retention_days is {kept.days})"
+    else:
         tasks = deployment.jobs.all_nodes(job) if tasks is None else tasks
         # A job without any node has cost nothing, but none succeeds without one.
         if tasks or job.status != JobStatus.SUCCEEDED:
             seconds = _seconds(tasks, now=now)
-    why = ""
-    if seconds is None:
-        why = (
-            f"ECS's events of this job have expired (log_retention_days is {kept.days})"
-            if now - job.began >= kept
-            else "ECS's events of this job are missing"
-        )
-    elif prices is None:
-        why = "its order has no prices"
-    usd = None
-    if prices is not None and seconds is not None:
-        usd = _usd(prices, seconds)
-        if usd is None:
-            why = prices.why_unknown
+        if seconds is None:
+            why = "ECS's events of this job are missing"
+    usd = _usd(prices, seconds) if prices and seconds else None
+    if usd is None and not why:
+        why = prices.why_unknown if prices else "its order has no prices"
     return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, seconds=seconds, why_unknown=why)
 
 

@@ -85,22 +85,14 @@ class Bucket:
 
         Args:
             sha256: of the file, kept with the object for ``sha256``.
-            report: called with the bytes sent so far.
+            report: called with the bytes of each part that was sent.
         """
-        sent = 0
-
-        def count(size: int) -> None:
-            nonlocal sent
-            sent += size
-            if report is not None:
-                report(sent)
-
         self._clients.s3.upload_file(
             str(file),
             self.name,
             key,
             ExtraArgs={"Metadata": {_SHA256: sha256}} if sha256 else None,
-            Callback=count,
+            Callback=report,
         )
         return f"{self.uri}/{key}"
 
