@@ -103,10 +103,10 @@ class StandingCluster:
         services = {}
         for each in found["services"]:
             node = names[each["serviceName"]]
-            newest: DeploymentTypeDef = {}
-            for one in each.get("deployments", []):
-                if one.get("status") == "PRIMARY":
-                    newest = one
+            deployments = each.get("deployments", [])
+            primary = (one for one in deployments if one.get("status") == "PRIMARY")
+            none: DeploymentTypeDef = {}
+            newest = next(primary, none)
             services[node] = Service(
                 node=node,
                 wanted=each["desiredCount"],

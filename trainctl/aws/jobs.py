@@ -86,8 +86,6 @@ class Job:
     @property
     def shell_code(self) -> int:
         """Exit code of ``trainctl wait``."""
-        if self.status == JobStatus.SUCCEEDED:
-            return exits.OK
         return self.outcome.exit_code or _SHELL_CODES.get(self.status, exits.FAILED)
 
     @classmethod
@@ -302,8 +300,10 @@ class Jobs:
         )
         until, number = next(fits, ends[-1])
         places = [Place(number=1, after=order[number], until=until)]
-        for number, before in enumerate(queued[:-1], start=2):
-            places.append(Place(number=number, after=before, until=None))
+        places += [
+            Place(number=number, after=before, until=None)
+            for number, before in enumerate(queued[:-1], start=2)
+        ]
         return dict(zip(queued, places, strict=True))
 
     def workers(self, job: Job) -> list[Task]:
@@ -345,8 +345,9 @@ class Jobs:
             return
         # One that the sweep has told to stop, because it hangs, would be followed by another.
         own = ("", STOPPED_BY_USER)
-        heads = [each for each in self.heads(job) if not each.has_stopped]
-        heads = [each for each in heads if each.stopped_reason in own]
+        heads = [
+            each for each in self.heads(job) if not each.has_stopped and each.stopped_reason in own
+        ]
         if not heads:
             self._clients.stepfunctions.stop_execution(
                 executionArn=self._execution(job.id), error=STOP_ERROR, cause=STOPPED_BY_USER

@@ -10,7 +10,7 @@ from contract.job_outcome import Ending, ending, job_of
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:
-    from mypy_boto3_ecs.type_defs import AttachmentTypeDef, ContainerTypeDef, TaskTypeDef
+    from mypy_boto3_ecs.type_defs import ContainerTypeDef, TaskTypeDef
 
 #: As many as one DescribeTasks takes.
 DESCRIBE_MOST: Final = 100
@@ -28,6 +28,7 @@ class Task:
     health: str
     """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``, as the container's own check reports."""
     address: str
+    """Of its network interface; "" while it has none."""
     runtime_id: str
     """Id of the container on its host."""
     host: str
@@ -45,12 +46,17 @@ class Task:
     def from_ecs(cls, node: str, task: "TaskTypeDef") -> Self:
         containers = task.get("containers", [])
         container: ContainerTypeDef = containers[0] if containers else {}
+        network = {
+            detail.get("name"): detail["value"]
+            for each in task.get("attachments", [])
+            for detail in each.get("details", [])
+        }
         return cls(
             node=node,
             id=task["taskArn"].rpartition("/")[2],
             status=task.get("lastStatus", ""),
             health=container.get("healthStatus") or task.get("healthStatus", "UNKNOWN"),
-            address=address_in(task.get("attachments", [])),
+            address=network.get("privateIPv4Address", ""),
             runtime_id=container.get("runtimeId", ""),
             host=task.get("containerInstanceArn", ""),
             since=task.get("startedAt") or task.get("createdAt"),
@@ -83,13 +89,6 @@ def node_of(task: Mapping[str, Any]) -> str:
     return nodes.WORKER if task.get("startedBy") == job_of(task) else nodes.JOB
 
 
-def address_in(attachments: "Sequence[AttachmentTypeDef]") -> str:
-    """The address of a task's network interface; "" while it has none."""
-    details = [detail for each in attachments for detail in each.get("details", [])]
-    found = (each["value"] for each in details if each.get("name") == "privateIPv4Address")
-    return next(found, "")
-
-
 class Tasks:
     """The tasks of one ECS cluster."""
 
@@ -119,10 +118,10 @@ class Tasks:
     def described(self, node: str, arns: Sequence[str]) -> list[Task]:
         """Tasks in the order given; of those that ECS has forgotten, only the id."""
         found = self._described(arns)
-        forgotten: dict[str, TaskTypeDef] = {
-            arn: {"taskArn": arn, "lastStatus": "STOPPED"} for arn in arns
-        }
-        return [Task.from_ecs(node, found.get(arn, forgotten[arn])) for arn in arns]
+        return [
+            Task.from_ecs(node, found.get(arn, {"taskArn": arn, "lastStatus": "STOPPED"}))
+            for arn in arns
+        ]
 
     def of_jobs(self) -> list[tuple[str, Task]]:
         """The tasks of all jobs that should run, with their jobs."""

@@ -130,13 +130,12 @@ def _wait_until_up(
             if is_up(tasks, size, expected):
                 return
             _check_for_faults(deployment, services, began)
+            now = waiting_for(tasks, size, deployment.shape, expected)
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"the cluster is not up after {timeout_s / 60:.0f} min: "
-                    f"{waiting_for(tasks, size, deployment.shape, expected)}. It keeps coming up: "
-                    "trainctl cluster up waits again, trainctl cluster down ends it"
+                    f"the cluster is not up after {timeout_s / 60:.0f} min: {now}. It keeps coming "
+                    "up: trainctl cluster up waits again, trainctl cluster down ends it"
                 )
-            now = waiting_for(tasks, size, deployment.shape, expected)
             progress.update(now)
             if (event := newest_trouble(services.values(), began)) and event != reported:
                 output.say(f"ECS reports: {event}")
@@ -190,10 +189,12 @@ def _check_for_faults(
     for service in services.values():
         if service.rollout == "FAILED":
             raise CliError(f"ECS gives up on the {service.node}: {service.rollout_reason} {after}")
-    stopped = deployment.cluster.tasks(stopped=True)
-    ended = [task for task in stopped if task.since and task.since >= began]
     # A surplus task that was stopped on purpose is no fault.
-    ended = [task for task in ended if task.ending is not Ending.SURPLUS]
+    ended = [
+        task
+        for task in deployment.cluster.tasks(stopped=True)
+        if task.since and task.since >= began and task.ending is not Ending.SURPLUS
+    ]
     for task in ended:
         if task.ending is Ending.IMAGE_NOT_FOUND:
             tag = deployment.shape.image_tag
@@ -266,10 +267,13 @@ def down(
         return
     polling, shown = Polling(is_local=deployment.is_local), 0
     with output.Progress() as progress:
-        while tasks := cluster.tasks() + _ending(deployment):
-            progress.update(f"waiting for {counted(len(tasks), 'node')} to end")
-            polling.wait(changed=len(tasks) != shown)
-            shown = len(tasks)
+        # Those that were told to stop and have not ended yet are listed as stopped.
+        while left := [
+            task for task in cluster.tasks() + cluster.tasks(stopped=True) if not task.has_stopped
+        ]:
+            progress.update(f"waiting for {counted(len(left), 'node')} to end")
+            polling.wait(changed=len(left) != shown)
+            shown = len(left)
     output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
 
 
@@ -285,11 +289,6 @@ def _release(deployment: Deployment) -> str:
     return f"{counted(count, 'empty host')} terminated"
 
 
-def _ending(deployment: Deployment) -> list[Task]:
-    """Nodes that were told to stop and have not ended yet."""
-    return [task for task in deployment.cluster.tasks(stopped=True) if not task.has_stopped]
-
-
 def status(
     *,
     as_json: AsJson = False,
@@ -299,13 +298,14 @@ def status(
     deployment = where.find()
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
     size, hosts = _ray_size(deployment, tasks), deployment.cluster.hosts()
+    is_wanted = any(service.wanted for service in services.values())
     usd = _usd_per_hour(deployment, tasks)
     prices = deployment.shape.prices(deployment.region)
     costs = "cost" if deployment.shape.shared else "costs"
     if as_json:
         output.print_json(
             {
-                "up": any(service.wanted for service in services.values()),
+                "up": is_wanted,
                 "wanted": {node: services[node].wanted for node in NODES},
                 "running": {node: services[node].running for node in NODES},
                 "tasks": [asdict(task) for task in tasks],
@@ -316,7 +316,7 @@ def status(
             }
         )
         return
-    if not tasks and not any(service.wanted for service in services.values()):
+    if not tasks and not is_wanted:
         output.print_text(
             f"The standing cluster is down; {prices.standing} {costs} {dollars(usd)} an hour.\n"
             "Start it: trainctl cluster up"
@@ -361,13 +361,10 @@ def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
 def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
     """Price of these nodes' hosts and of what always runs, in US dollars; None: not known."""
     prices = deployment.shape.prices(deployment.region)
-    total = prices.standing_usd_per_hour
-    for task in tasks:
-        host = prices.head if task.node == nodes.HEAD else prices.worker
-        if total is None or host.usd_per_hour is None:
-            return None
-        total += host.usd_per_hour
-    return total
+    hosts = [prices.head if task.node == nodes.HEAD else prices.worker for task in tasks]
+    usd = [prices.standing_usd_per_hour, *(host.usd_per_hour for host in hosts)]
+    known = [each for each in usd if each is not None]
+    return sum(known) if len(known) == len(usd) else None
 
 
 def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:

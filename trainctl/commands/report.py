@@ -54,7 +54,14 @@ def report(
         files, folders = bucket.listed(run_prefix(run))
         if not files and not folders:
             raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
-        raise _missing(run, has_ended=any(each.key.endswith(f"/{RESULT_FILE}") for each in files))
+        if any(each.key.endswith(f"/{RESULT_FILE}") for each in files):
+            raise CliError(
+                f"run {run} has a result and no report: trainctl logs {run} shows the reason"
+            )
+        raise CliError(
+            f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells "
+            "how far it is; files of your own program: trainctl download"
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         shown = html.escape(page.decode(errors="replace"))
@@ -66,14 +73,3 @@ def report(
     output.print_text(str(file))
     if browser:
         webbrowser.open(file.resolve().as_uri())
-
-
-def _missing(run: str, *, has_ended: bool) -> CliError:
-    if has_ended:
-        return CliError(
-            f"run {run} has a result and no report: trainctl logs {run} shows the reason"
-        )
-    return CliError(
-        f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells how "
-        "far it is; files of your own program: trainctl download"
-    )
