@@ -258,7 +258,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     program = programs.Program(given.code, words) if given.code else None
     is_alone = program is not None and program.is_alone
     nodes = given.num_nodes(shape, default=1 if is_alone and given.on == On.AUTO else None)
-    workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
+    workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
     what = words[0] if words and given.code is None else "code"
     run = (
         f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
