@@ -200,8 +200,7 @@ def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
     """AWS's sentence why no host comes for the tasks that wait for one, after a colon."""
     for task in tasks:
         if task.status == "PROVISIONING" and task.since:
-            node = task.node if task.node == nodes.WORKER else nodes.HEAD
-            said = deployment.cluster.refusal(node, since=task.since)
+            said = deployment.cluster.refusal(task.kind, since=task.since)
             return f": {said}" if said else ""
     return ""
 

@@ -115,8 +115,7 @@ def _seconds(tasks: Sequence[Task], *, now: datetime) -> dict[str, float] | None
         if task.has_stopped and task.stopped is None:
             return None
         if task.pulled is not None:
-            node = nodes.WORKER if task.node == nodes.WORKER else nodes.HEAD
-            seconds[node] += max(0.0, ((task.stopped or now) - task.pulled).total_seconds())
+            seconds[task.kind] += max(0.0, ((task.stopped or now) - task.pulled).total_seconds())
     return seconds
 
 

@@ -1,6 +1,5 @@
 """Jobs: executions of the state machine, and the tasks that each of them starts."""
 
-import difflib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from contract.job import (
 )
 from contract.job_outcome import job_of
 from contract.nodes import Range
-from contract.text import utc
+from contract.text import did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.errors import UsageError
@@ -224,8 +223,7 @@ class Jobs:
             if job := self._described(name):
                 return job
         there = sorted({job.run for job in newest if job.run})
-        close = difflib.get_close_matches(name, there, n=1)
-        hint = f"did you mean {close[0]}?" if close else "trainctl ls lists the jobs there are"
+        hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
     def heads(self, job: Job) -> list[Task]:

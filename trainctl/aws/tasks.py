@@ -75,6 +75,11 @@ class Task:
         )
 
     @property
+    def kind(self) -> str:
+        """``head``, of a job too, or ``worker``."""
+        return nodes.HEAD if self.node == nodes.JOB else self.node
+
+    @property
     def is_starting(self) -> bool:
         """True before it runs; not while it ends."""
         return self.status in ("PROVISIONING", "PENDING", "ACTIVATING")
