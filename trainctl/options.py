@@ -36,10 +36,10 @@ class Where:
 
     profile: Annotated[
         str | None,
-        typer.Option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
+        typer.Option(metavar="NAME", help="Profile of the AWS configuration."),
     ] = None
     region: Annotated[
-        str | None, typer.Option("--region", metavar="REGION", help="Region of the deployment.")
+        str | None, typer.Option(metavar="REGION", help="Region of the deployment.")
     ] = None
 
     def find(self, *, to_start: bool = False) -> Deployment:
@@ -93,6 +93,5 @@ Context = Annotated[
         metavar="NAME=VALUE",
         help="A deployment with this setting of cdk.json, as make deploy takes it; may be "
         "repeated.",
-        show_default=False,
     ),
 ]

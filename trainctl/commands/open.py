@@ -22,7 +22,6 @@ def open_(
             metavar="[JOB]",
             autocompletion=completion.jobs,
             help="ID of a job, or name of a run. Without: the standing cluster.",
-            show_default=False,
         ),
     ] = None,
     dashboard: Annotated[

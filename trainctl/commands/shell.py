@@ -24,7 +24,7 @@ def shell(
     *,
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="Run this instead of a shell; after -- .", show_default=False),
+        typer.Argument(help="Run this instead of a shell; after -- ."),
     ] = None,
     job: Annotated[
         str | None,
