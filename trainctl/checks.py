@@ -298,14 +298,6 @@ def offered(
     return bad(lacks, deploy)
 
 
-def family_of(machine: InstanceType, *, spot: bool) -> str:
-    """Family of the quota that an instance type counts against."""
-    if spot and machine.name.startswith("p5"):
-        return "p5"
-    letter = machine.name[0]
-    return letter if letter in ("g", "p") else "standard"
-
-
 def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
     """vCPUs that a job with all worker nodes takes, by family and whether on spot.
 
@@ -319,7 +311,8 @@ def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
         (shape.worker, shape.max_workers, shape.spot),
     ):
         if machine.purchase != "capacity-block":  # reserved already
-            key = family_of(machine, spot=spot), spot
+            family = machine.name[0] if machine.name[0] in ("g", "p") else "standard"
+            key = ("p5" if spot and machine.name.startswith("p5") else family, spot)
             needed[key] = needed.get(key, 0) + count * machine.vcpus
     return needed
 

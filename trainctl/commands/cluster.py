@@ -321,41 +321,34 @@ def status(
             f"The standing cluster is down; {prices.standing} {costs} {dollars(usd)} an hour.\n"
             "Start it: trainctl cluster up"
         )
-        _print_hosts(deployment, hosts)
-        return
-    rows = [
-        [task.node, task.id, task.status, task.health, task.address, _age(task.since)]
-        for task in tasks
-    ]
-    columns = ["node", "task", "status", "health", "address", "since"]
-    output.print_table(columns, rows, optional=["health", "address"])
-    wanted, tag = services[nodes.WORKER].wanted, deployment.shape.image_tag
-    output.print_text(
-        f"\nwanted: a head, {counted(wanted, 'worker node')}; images: {tag}\n"
-        f"Ray:    {_sized(size)}\n"
-        f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
-    )
-    _print_hosts(deployment, hosts)
-
-
-def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
-    """The instances that are billed, jobs' too."""
-    if not hosts:
-        return
-    output.print_text("\nHosts, those of jobs too:")
-    rows = [
-        [
-            host.id,
-            host.instance_type,
-            _state(host),
-            str(host.num_tasks),
-            _age(host.since),
-            _an_hour(deployment, host),
+    else:
+        rows = [
+            [task.node, task.id, task.status, task.health, task.address, _age(task.since)]
+            for task in tasks
         ]
-        for host in hosts
-    ]
-    columns = ["host", "type", "state", "tasks", "since", "an hour"]
-    output.print_table(columns, rows, optional=["tasks", "since"])
+        columns = ["node", "task", "status", "health", "address", "since"]
+        output.print_table(columns, rows, optional=["health", "address"])
+        wanted, tag = services[nodes.WORKER].wanted, deployment.shape.image_tag
+        output.print_text(
+            f"\nwanted: a head, {counted(wanted, 'worker node')}; images: {tag}\n"
+            f"Ray:    {_sized(size)}\n"
+            f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
+        )
+    if hosts:  # the instances that are billed
+        output.print_text("\nHosts, those of jobs too:")
+        rows = [
+            [
+                host.id,
+                host.instance_type,
+                _state(host),
+                str(host.num_tasks),
+                _age(host.since),
+                _an_hour(deployment, host),
+            ]
+            for host in hosts
+        ]
+        columns = ["host", "type", "state", "tasks", "since", "an hour"]
+        output.print_table(columns, rows, optional=["tasks", "since"])
 
 
 def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
