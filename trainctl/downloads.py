@@ -73,11 +73,9 @@ def find(
                 links.append(f"{source}/{name} -> {file.link}")
     of_job = {"ray": runs.ray_prefix(run), "model": f"{runs.run_prefix(run)}{runs.MODEL_DIR}/"}
     for source, folder in of_job.items() if node is None else ():
-        for key, size in bucket.sizes(folder).items():
-            name = key.removeprefix(folder)
-            if name and not name.endswith("/"):
-                target = safe_join(to / source, name, what="object of the run")
-                found.append(Wanted(source=source, name=name, key=key, size=size, target=target))
+        for target, each in bucket.placed(folder, to / source).items():
+            key, name = each.key, each.key.removeprefix(folder)
+            found.append(Wanted(source=source, name=name, key=key, size=each.size, target=target))
     if not found:
         where = f"node {node} of run {run!r}" if node is not None else f"run {run!r}"
         raise UsageError(

@@ -11,6 +11,7 @@ from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.options import Browser, RunName, Where
+from trainctl.run_list import files_of
 
 #: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
 #: Ours has no scripts.
@@ -51,10 +52,7 @@ def report(
     bucket = where.find().bucket
     page = bucket.read_of_run(run, REPORT_FILE)
     if page is None:
-        files, folders = bucket.listed(run_prefix(run))
-        if not files and not folders:
-            raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
-        if any(each.key.endswith(f"/{RESULT_FILE}") for each in files):
+        if f"{run_prefix(run)}{RESULT_FILE}" in {each.key for each in files_of(bucket, run)}:
             raise CliError(
                 f"run {run} has a result and no report: trainctl logs {run} shows the reason"
             )
