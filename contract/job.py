@@ -46,6 +46,13 @@ _TEXTS: Final = {
 
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
+#: Fields of an order that are whole numbers -> their limits.
+_NUMBERS: Final = {
+    "max_seconds": (1, MAX_SECONDS),
+    "capacity_wait_s": (0, MAX_SECONDS),
+    "grace_s": (0, MAX_GRACE_S),
+    "idle_s": (1, MAX_SECONDS),
+}
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
 
@@ -108,10 +115,10 @@ class JobSpec:
         check_run_name(self.run)
         if not self.command or not self.command[0]:
             raise _wrong("command", [*self.command], "a list whose first word is a program")
-        self._check_number("max_seconds", 1, MAX_SECONDS)
-        self._check_number("capacity_wait_s", 0, MAX_SECONDS)
-        self._check_number("grace_s", 0, MAX_GRACE_S)
-        self._check_number("idle_s", 1, MAX_SECONDS)
+        for name, (low, high) in _NUMBERS.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:  # a bool is an int too
+                raise _wrong(name, value, f"a whole number from {low} to {high}")
         object.__setattr__(self, "on", Placement(self.on))
         if self.code_sha256 and not self.code:
             raise InputError("code_sha256 is given without code: give the archive's address too")
@@ -152,11 +159,6 @@ class JobSpec:
             value = getattr(self, name)
             if not isinstance(value, Mapping):
                 raise _wrong(name, value, "an object of strings")
-
-    def _check_number(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or not low <= value <= high:  # a bool is an int too
-            raise _wrong(name, value, f"a whole number from {low} to {high}")
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""

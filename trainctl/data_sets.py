@@ -217,8 +217,10 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
     """
     values = config.to_json()
     found = [("data", each) for each in mixture.places_of(config.data)]
-    found += [(each, str(values.get(each) or "")) for each in ("model", "tokenizer")]
-    found += [("chat-template", str(values.get("chat_template") or ""))]
+    found += [
+        (name, str(values.get(name.replace("-", "_")) or ""))
+        for name in ("model", "tokenizer", "chat-template")
+    ]
     for name, place in found:
         if place.startswith("s3://") and not bucket.holds(place):
             raise UsageError(

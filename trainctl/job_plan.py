@@ -259,12 +259,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     is_alone = program is not None and program.is_alone
     nodes = given.num_nodes(shape, default=1 if is_alone and given.on == On.AUTO else None)
     workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
-    what = words[0] if words and given.code is None else "code"
-    run = (
-        f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        if given.run is None
-        else given.run
-    )
+    what = "code" if given.code else words[0]
+    run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     training_s, expected, warnings = None, None, list[str]()
     if program is None:
         command, config = _recipe_command(

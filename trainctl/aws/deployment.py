@@ -192,15 +192,13 @@ class Deployment:
     # --- its parts ------------------------------------------------------------------------------
     @cached_property
     def cluster(self) -> StandingCluster:
-        services = {
-            nodes.HEAD: self.output(stack_outputs.HEAD_SERVICE),
-            nodes.WORKER: self.output(stack_outputs.WORKER_SERVICE),
-        }
-        cluster = self.output(stack_outputs.CLUSTER)
         return StandingCluster(
             self._clients,
-            cluster=cluster,
-            services=services,
+            cluster=self.output(stack_outputs.CLUSTER),
+            services={
+                nodes.HEAD: self.output(stack_outputs.HEAD_SERVICE),
+                nodes.WORKER: self.output(stack_outputs.WORKER_SERVICE),
+            },
             keeper=self.output(stack_outputs.KEEPER),
         )
 
