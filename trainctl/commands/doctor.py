@@ -1,6 +1,7 @@
 """``trainctl doctor``: the checks of a deploy or a job, and the command that fixes each problem."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from textwrap import indent
 
@@ -79,7 +80,13 @@ def look(
         return
     yield Check("credentials", "ok", found)
 
-    place = Place(account=account, region=session.region_name, profile=where.profile, prefix=prefix)
+    place = Place(
+        account=account,
+        region=session.region_name,
+        profile=where.profile,
+        prefix=prefix,
+        context=given,
+    )
     deployment = None
     try:
         deployment = Deployment(session)
@@ -91,7 +98,7 @@ def look(
         # Deployed stacks have their share of the account already.
         missing = stacks.missing if stacks else ()
         helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
-        fix = place.make("deploy", given) if helps else ""
+        fix = place.deploy() if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
             yield from _before(place, given, missing=missing, network=deployment)
@@ -104,6 +111,7 @@ def look(
         yield from _before(place, given, missing=(), network=deployment, there=shape.shared)
         return
 
+    place = replace(place, context={"preset": shape.preset})
     own = checks.of_a_deployment(place, deployment)
     if deployment.is_local:
         yield from checks.run(own)
@@ -118,9 +126,7 @@ def look(
             "plug-in": laptop.plugin,
             **own,
             "CI": partial(checks.pipeline, place, deployment),
-            **checks.of_hosts(
-                place, shape, zone, context={"preset": shape.preset}, is_deployed=True
-            ),
+            **checks.of_hosts(place, shape, zone, is_deployed=True),
         }
     )
 
@@ -160,14 +166,8 @@ def _before(
     yield from checks.run(
         {
             "Node.js": laptop.node,
-            **checks.of_a_deploy(
-                place,
-                plan,
-                missing=missing,
-                context=given,
-                there=there,
-            ),
-            **checks.of_hosts(place, shape, zone, context=given, is_deployed=bool(subnet)),
+            **checks.of_a_deploy(place, plan, missing=missing, there=there),
+            **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }
     )
 
