@@ -56,8 +56,9 @@ def runs(ctx: typer.Context) -> list[str]:
 
 
 def _of_the_deployment(ctx: typer.Context) -> tuple[list[str], list[str]]:
-    """Jobs and runs; empty where AWS does not answer in time."""
-    found: list[tuple[list[str], list[str]]] = []
+    """Jobs and runs, as far as AWS answers in time."""
+    job_ids: list[str] = []
+    run_names: list[str] = []
 
     def ask() -> None:
         from trainctl.aws.deployment import Deployment
@@ -66,11 +67,10 @@ def _of_the_deployment(ctx: typer.Context) -> tuple[list[str], list[str]]:
             deployment = Deployment.find(
                 profile=ctx.params.get("profile"), region=ctx.params.get("region")
             )
-            job_ids = deployment.jobs.newest_ids(limit=_JOBS_MOST)
-            _files, run_names = deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")
-            found.append((job_ids, run_names))
+            job_ids.extend(deployment.jobs.newest_ids(limit=_JOBS_MOST))
+            run_names.extend(deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")[1])
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(AWS_S)
-    return found[0] if found else ([], [])
+    return job_ids, run_names

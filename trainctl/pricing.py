@@ -68,7 +68,7 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
         tasks: all nodes that it has had, where they have been asked for already.
     """
     now = datetime.now(tz=UTC)
-    prices = job.spec.prices if job.spec else None
+    prices = job.prices
     ran_s = ((job.ended or now) - job.began).total_seconds()
     hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
     nat_usd, shared_usd = (None if usd is None else usd * ran_s / 3600 for usd in hourly)
@@ -92,8 +92,8 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
 def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
     """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
     known. Asks AWS for nothing."""
-    prices, seconds = job.spec and job.spec.prices, _seconds(tasks, now=now)
-    return _usd(prices, seconds) if prices and seconds else None
+    seconds = _seconds(tasks, now=now)
+    return _usd(job.prices, seconds) if job.prices and seconds else None
 
 
 def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:

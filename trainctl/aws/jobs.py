@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from contract import exits, nodes
 from contract.admission import Limits, in_order
 from contract.errors import InputError
+from contract.instance_types import Prices
 from contract.job import (
     JOB_GROUP,
     PAUSE_STATE,
@@ -68,6 +69,11 @@ class Job:
     @property
     def run(self) -> str:
         return self.spec.run if self.spec else ""
+
+    @property
+    def prices(self) -> Prices | None:
+        """Prices of its order; None: not known."""
+        return self.spec.prices if self.spec else None
 
     @property
     def status(self) -> JobStatus:

@@ -13,7 +13,7 @@ import typer
 
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.instance_types import HostPrice, instance_type
+from contract.instance_types import HostPrice, Prices, instance_type
 from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
 from contract.text import counted, dollars, duration
@@ -299,8 +299,8 @@ def status(
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
     size, hosts = _ray_size(deployment, tasks), deployment.cluster.hosts()
     is_wanted = any(service.wanted for service in services.values())
-    usd = _usd_per_hour(deployment, tasks)
     prices = deployment.shape.prices(deployment.region)
+    usd = _usd_per_hour(prices, tasks)
     costs = "cost" if deployment.shape.shared else "costs"
     if as_json:
         output.print_json(
@@ -351,9 +351,8 @@ def status(
         output.print_table(columns, rows, optional=["tasks", "since"])
 
 
-def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
+def _usd_per_hour(prices: Prices, tasks: Sequence[Task]) -> float | None:
     """Price of these nodes' hosts and of what always runs, in US dollars; None: not known."""
-    prices = deployment.shape.prices(deployment.region)
     hosts = [prices.head if task.node == nodes.HEAD else prices.worker for task in tasks]
     usd = [prices.standing_usd_per_hour, *(host.usd_per_hour for host in hosts)]
     known = [each for each in usd if each is not None]

@@ -101,14 +101,14 @@ def look(
         fix = place.deploy() if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
-            yield from _before(place, given, missing=missing, network=deployment)
+            yield from _before(place, missing=missing, network=deployment)
         return
 
     yield Check("stacks", "ok", _described(shape))
     if only_first_deploy:
         return
     if given:
-        yield from _before(place, given, missing=(), network=deployment, there=shape.shared)
+        yield from _before(place, missing=(), network=deployment, there=shape.shared)
         return
 
     place = replace(place, context={"preset": shape.preset})
@@ -133,13 +133,12 @@ def look(
 
 def _before(
     place: Place,
-    given: dict[str, str],
     *,
     missing: Collection[str],
     network: Deployment | None,
     there: FileSystem | None = None,
 ) -> Iterator[Check]:
-    """Check what a deploy with these settings needs.
+    """Check what a deploy needs.
 
     Args:
         missing: the stacks that it would make.
@@ -147,7 +146,8 @@ def _before(
         there: the shared file system that it would change.
     """
     try:
-        plan = checkout_settings.read(checkout_settings.project(), given, region=place.region)
+        project = checkout_settings.project()
+        plan = checkout_settings.read(project, place.context, region=place.region)
     except InputError as error:
         yield Check("settings", "bad", str(error))
         yield from checks.run({"Node.js": laptop.node})
