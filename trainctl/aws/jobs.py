@@ -312,9 +312,7 @@ class Jobs:
 
     def workers(self, job: Job) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""
-        tasks = self._tasks
-        arns = tasks.started_by(job.id) + tasks.started_by(job.id, stopped=True)
-        return tasks.described(nodes.WORKER, [*dict.fromkeys(arns)])
+        return self._tasks.started_by(job.id)
 
     def all_nodes(self, job: Job) -> list[Task]:
         """All tasks that a job has had, heads first; those that have ended as ECS reported it."""

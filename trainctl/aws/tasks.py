@@ -105,13 +105,12 @@ class Tasks:
         wanted = "STOPPED" if stopped else "RUNNING"
         return self._listed(desiredStatus=wanted, serviceName=service)
 
-    def started_by(self, job: str, *, stopped: bool = False) -> list[str]:
-        """ARNs of the worker tasks that a job has started; the same choice."""
+    def started_by(self, job: str) -> list[Task]:
+        """The worker tasks that a job has started, but those that stopped over an hour ago."""
         # startedBy must be the only filter, and finds those that should run.
-        if not stopped:
-            return self._listed(startedBy=job)
-        found = self._described(self._listed(desiredStatus="STOPPED"))
-        return [arn for arn, task in found.items() if task.get("startedBy") == job]
+        arns = self._listed(startedBy=job) + self._listed(desiredStatus="STOPPED")
+        found = self._described([*dict.fromkeys(arns)]).values()
+        return [Task.from_ecs(nodes.WORKER, task) for task in found if task.get("startedBy") == job]
 
     def _listed(self, **filters: Any) -> list[str]:
         """ARNs of the tasks of the cluster; without filters, of those that should run."""
