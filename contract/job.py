@@ -34,18 +34,25 @@ MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is sta
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
 
-#: Fields of an order that are texts -> what they must be.
+#: Fields of an order that are texts -> their pattern, and the same in words.
 _TEXTS: Final = {
-    "code": "the s3:// address of an archive, or empty",
-    "code_sha256": "64 hexadecimal digits, or empty",
-    "on": "one of head, nodes",
-    "recipe": "the name of a recipe, or empty",
-    "run": "text",
-    "submitter": "the name of a user or role session of AWS, or empty",
+    "code": (r"(s3://[^/]+/.+)?", "the s3:// address of an archive, or empty"),
+    "code_sha256": (r"([0-9a-f]{64})?", "64 hexadecimal digits, or empty"),
+    "on": ("head|nodes", "one of head, nodes"),
+    "recipe": ("(?s).*", "the name of a recipe, or empty"),
+    "run": ("(?s).*", "text"),
+    "submitter": ("(?s).*", "the name of a user or role session of AWS, or empty"),
 }
 
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
+#: Fields of an order that are whole numbers -> their limits.
+_NUMBERS: Final = {
+    "max_seconds": (1, MAX_SECONDS),
+    "capacity_wait_s": (0, MAX_SECONDS),
+    "grace_s": (0, MAX_GRACE_S),
+    "idle_s": (1, MAX_SECONDS),
+}
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
 
@@ -108,14 +115,13 @@ class JobSpec:
         check_run_name(self.run)
         if not self.command or not self.command[0]:
             raise _wrong("command", [*self.command], "a list whose first word is a program")
-        self._check_number("max_seconds", 1, MAX_SECONDS)
-        self._check_number("capacity_wait_s", 0, MAX_SECONDS)
-        self._check_number("grace_s", 0, MAX_GRACE_S)
-        self._check_number("idle_s", 1, MAX_SECONDS)
-        if self.on not in {*Placement}:
-            raise _wrong("on", str(self.on), _TEXTS["on"])
+        for name, (low, high) in _NUMBERS.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:  # a bool is an int too
+                raise _wrong(name, value, f"a whole number from {low} to {high}")
         object.__setattr__(self, "on", Placement(self.on))
-        self._check_code()
+        if self.code_sha256 and not self.code:
+            raise InputError("code_sha256 is given without code: give the archive's address too")
         if self.recipe and self.code:
             raise InputError(
                 f"recipe is {self.recipe!r}, and code is given too: a recipe is code of the image; "
@@ -141,31 +147,18 @@ class JobSpec:
 
     def _check_types(self) -> None:
         """An order may be any JSON: an execution can be started without trainctl."""
-        for name, allowed in _TEXTS.items():
-            if not isinstance(value := getattr(self, name), str):
+        for name, (pattern, allowed) in _TEXTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or not re.fullmatch(pattern, value):
                 raise _wrong(name, value, allowed)
         words: object = self.command
         if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
             raise _wrong("command", words, "a list of words")
         object.__setattr__(self, "command", tuple(words))
         for name in ("variables", "secrets"):
-            if not isinstance(value := getattr(self, name), Mapping):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
                 raise _wrong(name, value, "an object of strings")
-
-    def _check_code(self) -> None:
-        if self.code and not re.fullmatch(r"s3://[^/]+/.+", self.code):
-            raise _wrong("code", self.code, _TEXTS["code"])
-        if not self.code_sha256:
-            return
-        if not re.fullmatch(r"[0-9a-f]{64}", self.code_sha256):
-            raise _wrong("code_sha256", self.code_sha256, _TEXTS["code_sha256"])
-        if not self.code:
-            raise InputError("code_sha256 is given without code: give the archive's address too")
-
-    def _check_number(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if type(value) is not int or not low <= value <= high:  # a bool is an int too
-            raise _wrong(name, value, f"a whole number from {low} to {high}")
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""

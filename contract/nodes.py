@@ -115,7 +115,7 @@ class Range:
     @property
     def words(self) -> str:
         """``2``, or ``1 to 4``."""
-        return f"{self.low}" if self.low == self.high else f"{self.low} to {self.high}"
+        return str(self).replace(":", " to ")
 
     @classmethod
     def parse(cls, text: str, *, option: str) -> Self:

@@ -1,6 +1,7 @@
 """Numbers, durations and names in words."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 
@@ -74,3 +75,9 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
     """``a, b`` of two names; of more than ``most``, the first ones ``and 7 more``."""
     rest = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str) -> str:
+    """``did you mean ddp?`` of ``dpd``; ``otherwise`` where nothing known is alike."""
+    close = difflib.get_close_matches(word, [*known], n=1)
+    return f"did you mean {close[0]}?" if close else otherwise

@@ -5,7 +5,6 @@ command. Whatever is wrong is refused here, in one sentence, before anything is 
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import re
@@ -20,6 +19,7 @@ from contract.images import content_tag
 from contract.instance_types import FileSystem, InstanceType, instance_type
 from contract.job import ORDER_VERSION
 from contract.runs import RUNS_PREFIX
+from contract.text import did_you_mean
 from stacks import setting_checks as checks
 
 ROOT: Final = Path(__file__).parents[1]
@@ -388,6 +388,5 @@ def _gpu(machine: InstanceType) -> str:
 
 
 def _unknown(name: str, known: list[str]) -> NoReturn:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
     raise InputError(f"there is no setting {name}: {hint}")

@@ -174,7 +174,7 @@ LINES: Final = {
     '.ci/run: rm -rf "$engine_folder"': "of the engine that it started",
     ".ci/uv: rm -rf .uv": "a folder that only make uses",
     '.ci/venv: rm -f "$dir/ready" # first, because `rm -r` may be ': "its mark",
-    '.ci/venv: find "$dir" -mindepth 1 -maxdepth 1 ! -name insta': "not what was made by hand",
+    '.ci/venv: find "$dir/" -mindepth 1 -maxdepth 1 ! -name insta': "not what was made by hand",
     '.ci/venv: mv "$dir/ready.new" "$dir/ready"': "its mark",
     "Makefile: rm -rf .pytest_cache .mypy_cache .ruff_cache .hypo": "of make's own tools",
     "Makefile: find contract training trainctl stacks containers ": "caches of our modules",

@@ -16,26 +16,31 @@ import typer
 from contract import exits
 from trainctl import output
 from trainctl.aws.errors import CliError, explained
-from trainctl.commands import cluster, data, local, runs
-from trainctl.commands.checkpoints import checkpoints
-from trainctl.commands.compare import compare
-from trainctl.commands.cost import cost
-from trainctl.commands.doctor import doctor
-from trainctl.commands.download import download
-from trainctl.commands.export import export
-from trainctl.commands.generate import generate
-from trainctl.commands.logs import logs
-from trainctl.commands.ls import ls
-from trainctl.commands.notebook import notebook
-from trainctl.commands.open import open_
-from trainctl.commands.plan import plan
-from trainctl.commands.report import report
-from trainctl.commands.settings import settings
-from trainctl.commands.shell import shell
-from trainctl.commands.show import show
-from trainctl.commands.stop import stop
-from trainctl.commands.submit import submit
-from trainctl.commands.wait import wait
+from trainctl.commands import (
+    checkpoints,
+    cluster,
+    compare,
+    cost,
+    data,
+    doctor,
+    download,
+    export,
+    generate,
+    local,
+    logs,
+    ls,
+    notebook,
+    plan,
+    report,
+    runs,
+    settings,
+    shell,
+    show,
+    stop,
+    submit,
+    wait,
+)
+from trainctl.commands import open as open_
 from trainctl.help import WIDTH, Command, Group, RecipeCommand
 from trainctl.options import flattened
 
@@ -63,12 +68,13 @@ app = typer.Typer(
 _PASSES_ON: Final = {"ignore_unknown_options": True}
 
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
-_takes_recipe(flattened(submit))
-_takes_recipe(flattened(plan))
+_takes_recipe(flattened(submit.submit))
+_takes_recipe(flattened(plan.plan))
+of_jobs = (settings.settings, ls.ls, show.show, logs.logs, wait.wait, stop.stop, cost.cost)
+of_runs = (compare.compare, checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
-    (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
-    (_JOBS, (compare, checkpoints, report, download, export, generate)),
-    (_OTHER, (open_, notebook, shell, doctor)),
+    (_JOBS, (*of_jobs, *of_runs, export.export, generate.generate)),
+    (_OTHER, (open_.open_, notebook.notebook, shell.shell, doctor.doctor)),
 ):
     for command in commands:
         name = command.__name__.rstrip("_")

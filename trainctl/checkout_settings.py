@@ -6,7 +6,7 @@ outputs (``trainctl.aws.deployment``) and needs no checkout.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,7 +71,7 @@ def given_settings(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
+def read(folder: Path, given: Mapping[str, str], *, region: str = "") -> Planned:
     """Settings of ``cdk.json`` with those given.
 
     Args:

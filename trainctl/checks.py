@@ -7,7 +7,7 @@ needs to go on: that is checked where it is needed, and refused there.
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -113,6 +113,8 @@ class Place:
     profile: str | None = None
     prefix: str = ""
     """Variables in front of ``make``."""
+    context: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the deployment, by ``-c``."""
 
     def with_profile(self, command: str) -> str:
         """A command of the AWS CLI or of the CDK's."""
@@ -122,11 +124,15 @@ class Place:
         """A command of the AWS CLI."""
         return self.with_profile(f"aws {command} --region {self.region}")
 
-    def make(self, target: str, context: Mapping[str, str] | None = None) -> str:
-        """A target of make, with settings of the deployment."""
-        given = " ".join(f"-c {name}={value}" for name, value in (context or {}).items())
-        arguments = f' ARGS="{given}"' if given else ""
-        return f"{self.prefix}make {target}{arguments}"
+    def make(self, target: str) -> str:
+        """A target of make."""
+        return f"{self.prefix}make {target}"
+
+    def deploy(self, **more: str) -> str:
+        """The target that deploys, with the settings and more of them."""
+        given = {**self.context, **more}.items()
+        words = " ".join(f"-c {name}={value}" for name, value in given)
+        return self.make(f'deploy ARGS="{words}"' if words else "deploy")
 
     def increase(self, service: str, code: str, value: int) -> str:
         """The command that asks AWS for a larger quota."""
@@ -137,13 +143,10 @@ class Place:
 
 
 # --- tables ---------------------------------------------------------------------------------------
-def of_hosts(
-    place: Place, shape: Shape, zone: Zone, *, context: Mapping[str, str], is_deployed: bool
-) -> Checks:
+def of_hosts(place: Place, shape: Shape, zone: Zone, *, is_deployed: bool) -> Checks:
     """Checks for hosts of these types and numbers.
 
     Args:
-        context: settings of the deployment that were given by ``-c``.
         is_deployed: whether there is a network, which fixes the zone.
     """
     machines = {machine.name: machine for machine in (shape.head, shape.worker)}
@@ -155,7 +158,6 @@ def of_hosts(
             name,
             beside=[*machines],
             zone=zone,
-            context=context,
             is_deployed=is_deployed,
         )
         for name in machines
@@ -178,14 +180,12 @@ def of_a_deploy(
     plan: Planned,
     *,
     missing: Collection[str],
-    context: Mapping[str, str],
     there: FileSystem | None,
 ) -> Checks:
     """Checks of an account for a deploy, besides those for its hosts.
 
     Args:
         missing: stacks that are not there yet.
-        context: settings of the deployment that were given by ``-c``.
         there: the file system of the stacks that are there already, which would be changed.
     """
     checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
@@ -193,7 +193,7 @@ def of_a_deploy(
         checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
         checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
         if plan.makes_github_provider:
-            checks["GitHub provider"] = partial(github_provider, place, context)
+            checks["GitHub provider"] = partial(github_provider, place)
     if stack_outputs.TRAINING_STACK in missing:
         checks["policies of logs"] = partial(log_policies, place)
     if (wanted := plan.shape.shared) is not None:
@@ -269,7 +269,6 @@ def offered(
     *,
     beside: list[str],
     zone: Zone,
-    context: Mapping[str, str],
     is_deployed: bool,
 ) -> Finding:
     """Check that the zone offers an instance type; a better zone offers all ``beside``."""
@@ -285,8 +284,7 @@ def offered(
             f"{lacks}, and no zone of {place.region} offers {' and '.join(beside)}: "
             "choose other types (-c worker_instance_type=..., head_instance_type) or a region",
         )
-    better = {**context, "availability_zone": min(common)}
-    deploy = place.make("deploy", better)
+    deploy = place.deploy(availability_zone=min(common))
     if is_deployed and here:
         lacks += ", where the training subnet is: another zone replaces the network"
         deploy = f"{place.make('destroy')} && {deploy}"
@@ -296,14 +294,6 @@ def offered(
             "-c availability_zone=..."
         )
     return bad(lacks, deploy)
-
-
-def family_of(machine: InstanceType, *, spot: bool) -> str:
-    """Family of the quota that an instance type counts against."""
-    if spot and machine.name.startswith("p5"):
-        return "p5"
-    letter = machine.name[0]
-    return letter if letter in ("g", "p") else "standard"
 
 
 def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
@@ -319,7 +309,8 @@ def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
         (shape.worker, shape.max_workers, shape.spot),
     ):
         if machine.purchase != "capacity-block":  # reserved already
-            key = family_of(machine, spot=spot), spot
+            family = machine.name[0] if machine.name[0] in ("g", "p") else "standard"
+            key = ("p5" if spot and machine.name.startswith("p5") else family, spot)
             needed[key] = needed.get(key, 0) + count * machine.vcpus
     return needed
 
@@ -355,14 +346,14 @@ def log_policies(place: Place) -> Finding:
     )
 
 
-def github_provider(place: Place, context: Mapping[str, str]) -> Finding:
+def github_provider(place: Place) -> Finding:
     """An account can have one provider for GitHub; CoreStack makes it where none is given."""
     arn = place.account.github_provider()
     if arn is None:
         return ok("none yet, the deploy makes it")
     return bad(
         "the account has one already, and the deploy cannot make another",
-        place.make("deploy", {**context, "github_oidc_provider_arn": arn}),
+        place.deploy(github_oidc_provider_arn=arn),
     )
 
 
@@ -430,11 +421,11 @@ def storage_quota(place: Place, deployment: str, more: int) -> Finding:
 def file_system(place: Place, deployment: Deployment) -> Finding:
     """Check that hosts can mount the shared file system."""
     name = deployment.output(stack_outputs.SHARED)
-    found, preset = place.account.file_system(name), deployment.shape.preset
+    found = place.account.file_system(name)
     if found is None:
         return bad(
             f"{name} is not there any more: no host can start. Deploy without it, and then with it",
-            place.make("deploy", {"preset": preset, "shared_storage": "none"}),
+            place.deploy(shared_storage="none"),
         )
     state = found["Lifecycle"]
     said = f"{name} is {state}"

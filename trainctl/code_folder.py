@@ -88,7 +88,10 @@ def look_at(folder: Path) -> str:
     if not files:
         raise UsageError(f"--code {folder}: there is no file in it")
     for path in files:
-        _check_name(str(path.relative_to(folder)), folder)
+        try:
+            check_relative(str(path.relative_to(folder)), what=f"--code {folder}: the file name")
+        except InputError as error:
+            raise UsageError(f"{error}; rename the file, or let git ignore it") from None
     _check_links(files, folder)
     if held := [path for path in files if _VARIABLES.fullmatch(path.name)]:
         raise UsageError(
@@ -159,15 +162,6 @@ def check_command(folder: Path, words: Sequence[str]) -> None:
     if program == first and not ("/" in first and os.access(path, os.X_OK)):
         shell = "python" if first.endswith(".py") else "bash"
         raise UsageError(f"{first} is not a command: give {shell} {shlex.join(words)}")
-
-
-def _check_name(name: str, folder: Path) -> None:
-    """Refuse a file's name that the head would refuse, or that an archive cannot hold."""
-    rename = "rename the file, or let git ignore it"
-    try:
-        check_relative(name, what=f"--code {folder}: the file name")
-    except InputError as error:
-        raise UsageError(f"{error}; {rename}") from None
 
 
 def _check_links(files: list[Path], folder: Path) -> None:

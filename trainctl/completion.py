@@ -1,11 +1,12 @@
 """Shell completion: names that are known here, and jobs and runs of the deployment.
 
+Typer offers those that begin with what is typed.
+
 A completion must be quick and silent: AWS has two seconds, and a failure completes nothing.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterable
 from typing import Final
 
 import typer
@@ -18,8 +19,8 @@ AWS_S: Final = 2.0
 _JOBS_MOST: Final = 100
 
 
-def recipe(incomplete: str) -> list[str]:
-    return _beginning(recipes.NAMES, incomplete)
+def recipe() -> list[str]:
+    return [*recipes.NAMES]
 
 
 def words(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -29,7 +30,7 @@ def words(ctx: typer.Context, incomplete: str) -> list[str]:
     if ctx.params.get("code") is not None:
         return []
     if not given:
-        return recipe(incomplete)
+        return recipe()
     found = next((each for each in recipes.ALL if each.name == given[0]), None)
     if found is None:
         return []
@@ -37,30 +38,27 @@ def words(ctx: typer.Context, incomplete: str) -> list[str]:
         left_out = {*command.NOT_FOR_JOBS, "-h", "--help", *given}
         actions = command.parser(found)._actions
         options = [option for action in actions for option in action.option_strings]
-        return _beginning([option for option in options if option not in left_out], incomplete)
+        return [option for option in options if option not in left_out]
     if given[-1] == "--data":
-        return _beginning([each.name for each in catalog.ALL], incomplete)
-    return _beginning(found.presets, incomplete) if given[-1] == "--preset" else []
+        return [each.name for each in catalog.ALL]
+    return [*found.presets] if given[-1] == "--preset" else []
 
 
-def jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+def jobs(ctx: typer.Context) -> list[str]:
     """IDs of jobs, and the runs whose newest job they could mean."""
     job_ids, run_names = _of_the_deployment(ctx)
-    return _beginning([*job_ids, *run_names], incomplete)
+    return [*job_ids, *run_names]
 
 
-def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+def runs(ctx: typer.Context) -> list[str]:
     """Names of the runs in the bucket."""
-    return _beginning(_of_the_deployment(ctx)[1], incomplete)
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    return _of_the_deployment(ctx)[1]
 
 
 def _of_the_deployment(ctx: typer.Context) -> tuple[list[str], list[str]]:
-    """Jobs and runs; empty where AWS does not answer in time."""
-    found: list[tuple[list[str], list[str]]] = []
+    """Jobs and runs, as far as AWS answers in time."""
+    job_ids: list[str] = []
+    run_names: list[str] = []
 
     def ask() -> None:
         from trainctl.aws.deployment import Deployment
@@ -69,11 +67,10 @@ def _of_the_deployment(ctx: typer.Context) -> tuple[list[str], list[str]]:
             deployment = Deployment.find(
                 profile=ctx.params.get("profile"), region=ctx.params.get("region")
             )
-            job_ids = deployment.jobs.newest_ids(limit=_JOBS_MOST)
-            _files, run_names = deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")
-            found.append((job_ids, run_names))
+            job_ids.extend(deployment.jobs.newest_ids(limit=_JOBS_MOST))
+            run_names.extend(deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")[1])
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(AWS_S)
-    return found[0] if found else ([], [])
+    return job_ids, run_names

@@ -122,8 +122,7 @@ def put(
     """
     before = {each: _state(path) for each, path in files.items()}
     wanted = {
-        each: StoredFile(size=path.stat().st_size, sha256=_sha256(path))
-        for each, path in files.items()
+        each: StoredFile(size=before[each][0], sha256=_sha256(path)) for each, path in files.items()
     }
     there = find(bucket, name)
     if there is not None and dict(there.files) == wanted:
@@ -137,28 +136,26 @@ def put(
         ask(f"{counted(len(sizes), 'file')}, {byte_size(sum(sizes.values()))}, {when}")
     bucket.remove([list_key(name)])
     done, total = 0, sum(each.size for each in wanted.values())
+
+    def sent(size: int) -> None:
+        nonlocal done
+        done += size
+        report(done, total)
+
     for each, path in files.items():
         key = f"{folder}{each}"
-        if sizes.get(key) != wanted[each].size or bucket.sha256(key) != wanted[each].sha256:
-            bucket.upload(
-                path,
-                key,
-                sha256=wanted[each].sha256,
-                report=partial(_report_file, report, done, total),
-            )
+        file = wanted[each]
+        if sizes.get(key) == file.size and bucket.sha256(key) == file.sha256:
+            sent(file.size)
+        else:
+            bucket.upload(path, key, sha256=file.sha256, report=sent)
         if _state(path) != before[each]:
             raise UsageError(f"{path} has changed while it was uploaded: upload it again")
-        done += wanted[each].size
-        report(done, total)
     bucket.remove([key for key in sizes if key.removeprefix(folder) not in wanted])
     now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     new = StoredSet(name=name, files=wanted, uploaded=now, by=by)
     bucket.write(list_key(name), new.to_json().encode())
     return new
-
-
-def _report_file(report: Report, before: int, total: int, size: int) -> None:
-    report(before + size, total)
 
 
 def files_of(place: Path) -> dict[str, Path]:
@@ -220,8 +217,10 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
     """
     values = config.to_json()
     found = [("data", each) for each in mixture.places_of(config.data)]
-    found += [(each, str(values.get(each) or "")) for each in ("model", "tokenizer")]
-    found += [("chat-template", str(values.get("chat_template") or ""))]
+    found += [
+        (name, str(values.get(name.replace("-", "_")) or ""))
+        for name in ("model", "tokenizer", "chat-template")
+    ]
     for name, place in found:
         if place.startswith("s3://") and not bucket.holds(place):
             raise UsageError(
@@ -284,13 +283,9 @@ def text_bytes(data: str, bucket: Bucket) -> int | None:
     Returns:
         None where that is not known here.
     """
-    total = 0
-    for place in mixture.places_of(data):
-        size = _text_bytes(place, bucket)
-        if size is None:
-            return None
-        total += size
-    return total
+    sizes = [_text_bytes(place, bucket) for place in mixture.places_of(data)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def _text_bytes(data: str, bucket: Bucket) -> int | None:

@@ -63,20 +63,19 @@ def find(
     found: list[Wanted] = []
     links: list[str] = []
     for number, content in sorted(_lists(bucket, prefix).items()):
-        if node in (None, number):
-            found += _of_node(content, number, to)
-            links += [
-                f"node-{number}/{each.name} -> {each.link}"
-                for each in content.files
-                if each.link and _matches(each.name, pattern)
-            ]
+        source = f"node-{number}"
+        for file in content.files if node in (None, number) else ():
+            name, size = file.name, file.size
+            if not file.link:
+                target = safe_join(to / source, name, what="file of the run")
+                found.append(Wanted(source=source, name=name, size=size, target=target, file=file))
+            elif _matches(name, pattern):
+                links.append(f"{source}/{name} -> {file.link}")
     of_job = {"ray": runs.ray_prefix(run), "model": f"{runs.run_prefix(run)}{runs.MODEL_DIR}/"}
     for source, folder in of_job.items() if node is None else ():
-        for key, size in bucket.sizes(folder).items():
-            name = key.removeprefix(folder)
-            if name and not name.endswith("/"):
-                target = safe_join(to / source, name, what="object of the run")
-                found.append(Wanted(source=source, name=name, key=key, size=size, target=target))
+        for target, each in bucket.placed(folder, to / source).items():
+            key, name = each.key, each.key.removeprefix(folder)
+            found.append(Wanted(source=source, name=name, key=key, size=each.size, target=target))
     if not found:
         where = f"node {node} of run {run!r}" if node is not None else f"run {run!r}"
         raise UsageError(
@@ -115,21 +114,6 @@ def _lists(bucket: Bucket, prefix: str) -> dict[int, FileList]:
     contents = {number: bucket.read(prefix + key) for number, key in newest.items()}
     # One that is missing was removed by the job, which has written a newer one.
     return {number: FileList.from_json(each) for number, each in contents.items() if each}
-
-
-def _of_node(content: FileList, number: int, to: Path) -> list[Wanted]:
-    folder = to / f"node-{number}"
-    return [
-        Wanted(
-            source=f"node-{number}",
-            name=file.name,
-            size=file.size,
-            target=safe_join(folder, file.name, what="file of the run"),
-            file=file,
-        )
-        for file in content.files
-        if not file.link
-    ]
 
 
 def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:

@@ -168,8 +168,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     heads = [task for task in tasks if task.node != nodes.WORKER]
     workers = [task for task in tasks if task.node == nodes.WORKER]
     # Hosts of its order: the deployment may have others by now.
-    own = job.spec.prices if job.spec else None
-    hosts = own or deployment.shape.prices(deployment.region)
+    hosts = job.prices or deployment.shape.prices(deployment.region)
     jobs, status = deployment.jobs, heads[-1].status if heads else ""
     if not heads and (place := jobs.queue(deployment.shape.limits).get(job.id)):
         return Waits(f"queued: {place.words}")
@@ -200,8 +199,7 @@ def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
     """AWS's sentence why no host comes for the tasks that wait for one, after a colon."""
     for task in tasks:
         if task.status == "PROVISIONING" and task.since:
-            node = task.node if task.node == nodes.WORKER else nodes.HEAD
-            said = deployment.cluster.refusal(node, since=task.since)
+            said = deployment.cluster.refusal(task.kind, since=task.since)
             return f": {said}" if said else ""
     return ""
 

@@ -5,13 +5,13 @@ the command line wins. A file is turned into the words that mean the same there,
 are checked as options are.
 """
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from contract.text import did_you_mean
 from trainctl.aws.errors import UsageError
 
 _SETTINGS: Final = "settings"
@@ -45,8 +45,7 @@ def expanded(path: Path, args: Sequence[str], given: Sequence[str], options: Any
     allowed = list(dict.fromkeys([*_OWN, *of_key, *OF_SUBMIT]))
     for key in values:
         if key not in allowed:
-            close = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"use {', '.join(allowed)}"
+            hint = did_you_mean(key, allowed, otherwise=f"use {', '.join(allowed)}")
             raise UsageError(f"{path}: there is no key {key!r}: {hint}")
     try:
         words = [_option(of_key[key], key, values[key], path) for key in values if key in of_key]

@@ -175,7 +175,7 @@ def values(line: LogLine) -> dict[str, object]:
     at = datetime.fromtimestamp(line.at / 1000, tz=UTC)
     return {
         "at": at.isoformat(timespec="milliseconds"),
-        "node": nodes.WORKER if line.task.node == nodes.WORKER else nodes.HEAD,
+        "node": line.task.kind,
         "task": line.task.id,
         "program_node": nodes.labelled_node(line.text),
         "line": line.text,

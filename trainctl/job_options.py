@@ -47,17 +47,14 @@ class JobOptions:
             metavar="RECIPE [SETTINGS]",
             help=f"One of {', '.join(recipes.NAMES)}, and its settings, such as --epochs 3 "
             "(trainctl settings lists them). With --code: the command, after -- .",
-            show_default=False,
             autocompletion=completion.words,
         ),
     ] = None
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
             metavar="NAME",
             help="Name of the run; the same again resumes it.",
-            show_default=False,
             autocompletion=completion.runs,
         ),
     ] = None
@@ -75,7 +72,6 @@ class JobOptions:
     on: Annotated[
         On,
         typer.Option(
-            "--on",
             help="Where the command of --code runs: once on the head, with Ray beside it; or on "
             "all nodes, as torchrun and other launchers need. auto: the head for programs that "
             "import ray, else the nodes.",
@@ -84,7 +80,6 @@ class JobOptions:
     max_hours: Annotated[
         float | None,
         typer.Option(
-            "--max-hours",
             min=0.001,
             max=MAX_HOURS,
             metavar="HOURS",
@@ -96,19 +91,16 @@ class JobOptions:
     max_cost: Annotated[
         float | None,
         typer.Option(
-            "--max-cost",
             min=0.01,
             max=1_000_000,
             metavar="DOLLARS",
             help="Refuse a job whose maximum cost is above this; without --max-hours, give it the "
             "longest deadline that stays within it.",
-            show_default=False,
         ),
     ] = None
     wait_minutes: Annotated[
         float,
         typer.Option(
-            "--wait-minutes",
             min=0.1,
             max=MAX_SECONDS / 60,
             metavar="MINUTES",
@@ -118,7 +110,6 @@ class JobOptions:
     grace: Annotated[
         int,
         typer.Option(
-            "--grace",
             min=0,
             max=MAX_GRACE_S,
             metavar="SECONDS",
@@ -146,7 +137,6 @@ class JobOptions:
     secret: Annotated[
         list[str] | None,
         typer.Option(
-            "--secret",
             metavar="NAME=SECRET",
             help=f"A variable from Secrets Manager; names begin with {SECRETS_PREFIX}.",
         ),
@@ -154,7 +144,6 @@ class JobOptions:
     code: Annotated[
         Path | None,
         typer.Option(
-            "--code",
             metavar="DIR",
             help="Your own code instead of a recipe, with its requirements.",
         ),
@@ -167,7 +156,6 @@ class JobOptions:
             metavar="FILE",
             help="A job file, TOML: each option is a key, settings are in a table. What is given "
             "here wins.",
-            show_default=False,
         ),
     ] = None
     """Its values are those of the other fields already (``help.RecipeCommand``)."""
@@ -235,11 +223,11 @@ class JobOptions:
             enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
         return min(enough, shape.max_job_hours * 3600)
 
-    def num_nodes(self, shape: Shape) -> Range:
-        """Number of worker nodes of the job. Raises InputError where that cannot be."""
-        if self.nodes is None:
-            return Range(shape.max_workers, shape.max_workers)
-        return check_nodes(shape, Range.parse(self.nodes, option="--nodes"))
+    def num_nodes(self, shape: Shape, *, default: int | None = None) -> Range:
+        """Number of worker nodes of the job; all by default. Raises InputError where that cannot
+        be."""
+        nodes = self.nodes or str(shape.max_workers if default is None else default)
+        return check_nodes(shape, Range.parse(nodes, option="--nodes"))
 
 
 def check_nodes(shape: Shape, wanted: Range) -> Range:

@@ -61,8 +61,7 @@ _LEAST_S: Final = 900
 _SLOWEST_STEP_S: Final = 120
 #: Ratio of a deadline to the computed time of a training.
 _MARGIN: Final = 3
-_CONSONANTS: Final = "bdfghjklmnprstvz"
-_VOWELS: Final = "aiou"
+_PROQUINT: Final = ("bdfghjklmnprstvz", "aiou") * 2 + ("bdfghjklmnprstvz",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,15 +257,11 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     given.check_fit(shape)
     program = programs.Program(given.code, words) if given.code else None
     is_alone = program is not None and program.is_alone
-    by_default = str(shape.min_nodes) if is_alone and given.on == On.AUTO else None
-    nodes = dataclasses.replace(given, nodes=given.nodes or by_default).num_nodes(shape)
-    workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
-    what = words[0] if words and given.code is None else "code"
-    run = (
-        f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        if given.run is None
-        else given.run
-    )
+    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else None
+    nodes = given.num_nodes(shape, default=by_default)
+    workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
+    what = "code" if given.code else words[0]
+    run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     training_s, expected, warnings = None, None, list[str]()
     if program is None:
         command, config = _recipe_command(
@@ -399,7 +394,7 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
-        address = _code_address(deployment, spec.run, longest)
+        address = f"{deployment.bucket.uri}/{runs.job_code(spec.run, longest)}"
         spec = dataclasses.replace(spec, code=address, code_sha256="0" * 64)
     spec.check_size(longest)
     _check_not_running(deployment, spec)
@@ -430,10 +425,6 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
                 f"each other's checkpoints. trainctl stop {other.id} ends it"
                 f"{'; or choose another --run' if spec.nodes.high else ''}"
             )
-
-
-def _code_address(deployment: Deployment, run: str, job: str) -> str:
-    return f"{deployment.bucket.uri}/{runs.job_code(run, job)}"
 
 
 def _check_recipe(words: Sequence[str]) -> Command:
@@ -494,8 +485,7 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
             sha256 = code_folder.pack(code, archive)
-            deployment.bucket.upload(archive, runs.job_code(run, job))
-        address = _code_address(deployment, run, job)
+            address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
     deployment.jobs.start(job, spec)
     return job
@@ -504,14 +494,7 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
 def new_id(run: str) -> str:
     """An id for a job that can be read out, such as ``first-lusab-gutih``: 32 random bits after the
     run's name, short enough for ECS's ``startedBy``."""
-    words = "-".join(_syllables(random.randbits(16)) for _ in range(2))
+    # Consonants and vowels in turn: proquints, arXiv:0901.4016.
+    words = "-".join("".join(map(random.choice, _PROQUINT)) for _ in range(2))
     stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[: MAX_JOB_ID - len(words) - 1].rstrip("-_")
     return f"{stem}-{words}"
-
-
-def _syllables(number: int) -> str:
-    """16 bits as five letters, consonants and vowels in turn (proquints, arXiv:0901.4016)."""
-    letters = ""
-    for shift, alphabet in ((12, _CONSONANTS), (10, _VOWELS), (6, _CONSONANTS), (4, _VOWELS)):
-        letters += alphabet[number >> shift & len(alphabet) - 1]
-    return letters + _CONSONANTS[number & 15]

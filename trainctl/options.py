@@ -26,6 +26,7 @@ JobName = Annotated[
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
 ]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 
@@ -36,10 +37,10 @@ class Where:
 
     profile: Annotated[
         str | None,
-        typer.Option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
+        typer.Option(metavar="NAME", help="Profile of the AWS configuration."),
     ] = None
     region: Annotated[
-        str | None, typer.Option("--region", metavar="REGION", help="Region of the deployment.")
+        str | None, typer.Option(metavar="REGION", help="Region of the deployment.")
     ] = None
 
     def find(self, *, to_start: bool = False) -> Deployment:
@@ -93,6 +94,5 @@ Context = Annotated[
         metavar="NAME=VALUE",
         help="A deployment with this setting of cdk.json, as make deploy takes it; may be "
         "repeated.",
-        show_default=False,
     ),
 ]

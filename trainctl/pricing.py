@@ -68,39 +68,32 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
         tasks: all nodes that it has had, where they have been asked for already.
     """
     now = datetime.now(tz=UTC)
-    prices = job.spec.prices if job.spec else None
+    prices = job.prices
     ran_s = ((job.ended or now) - job.began).total_seconds()
     hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
     nat_usd, shared_usd = (None if usd is None else usd * ran_s / 3600 for usd in hourly)
     kept = timedelta(days=deployment.shape.log_retention_days)
-    seconds = None
-    if now - job.began < kept:
+    seconds, why = None, ""
+    if now - job.began >= kept:
+        why = f"ECS's events of this job have expired (log_retention_days is {kept.days})"
+    else:
         tasks = deployment.jobs.all_nodes(job) if tasks is None else tasks
         # A job without any node has cost nothing, but none succeeds without one.
         if tasks or job.status != JobStatus.SUCCEEDED:
             seconds = _seconds(tasks, now=now)
-    why = ""
-    if seconds is None:
-        why = (
-            f"ECS's events of this job have expired (log_retention_days is {kept.days})"
-            if now - job.began >= kept
-            else "ECS's events of this job are missing"
-        )
-    elif prices is None:
-        why = "its order has no prices"
-    usd = None
-    if prices is not None and seconds is not None:
-        usd = _usd(prices, seconds)
-        if usd is None:
-            why = prices.why_unknown
+        if seconds is None:
+            why = "ECS's events of this job are missing"
+    usd = _usd(prices, seconds) if prices and seconds else None
+    if usd is None and not why:
+        why = prices.why_unknown if prices else "its order has no prices"
     return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, seconds=seconds, why_unknown=why)
 
 
 def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
     """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
     known. Asks AWS for nothing."""
-    prices, seconds = job.spec and job.spec.prices, _seconds(tasks, now=now)
-    return _usd(prices, seconds) if prices and seconds else None
+    seconds = _seconds(tasks, now=now)
+    return _usd(job.prices, seconds) if job.prices and seconds else None
 
 
 def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
@@ -122,8 +115,7 @@ def _seconds(tasks: Sequence[Task], *, now: datetime) -> dict[str, float] | None
         if task.has_stopped and task.stopped is None:
             return None
         if task.pulled is not None:
-            node = nodes.WORKER if task.node == nodes.WORKER else nodes.HEAD
-            seconds[node] += max(0.0, ((task.stopped or now) - task.pulled).total_seconds())
+            seconds[task.kind] += max(0.0, ((task.stopped or now) - task.pulled).total_seconds())
     return seconds
 
 

@@ -51,8 +51,6 @@ _SHARES: Final = re.compile(
 class Import(NamedTuple):
     """An imported module."""
 
-    file: Path
-    """The file that imports it."""
     module: str
     """With dots; of ``from a import b``, ``a.b``."""
     level: int
@@ -78,13 +76,12 @@ class Program:
             for path in self._named(todo.pop()):
                 if path.suffix == ".py":
                     self.entries.append(path)
-                elif path in files:  # once: it may name itself
-                    files.remove(path)
+                elif path in files:
+                    files.remove(path)  # it may name itself
                     todo.append(re.sub(r"(?m)^\s*#.*", "", path.read_text(errors="replace")))
                     self.text += f"\n{todo[-1]}"
-        self._read: set[Path] = set()
-        """Those, and the modules of the folder that they lead to."""
-        self.imports = self._imports()
+        self._imports = self._found()
+        """Of those, and of the modules of the folder that they lead to, by file."""
 
     def _named(self, text: str) -> list[Path]:
         """The files that a text names, and those of modules after ``-m``."""
@@ -97,19 +94,17 @@ class Program:
             found += sorted(matching, key=lambda path: len(path.parts))[:1]
         return found
 
-    def _imports(self) -> list[Import]:
-        """Imports of the entries, and of the modules of the folder that they lead to."""
-        found: list[Import] = []
+    def _found(self) -> dict[Path, list[Import]]:
+        found: dict[Path, list[Import]] = {}
         todo = [*self.entries]
         roots = [self._folder / root for root in requirements.source_folders(self._folder)]
         roots += [entry.parent for entry in self.entries]
         while todo:
             path = todo.pop()
-            if path in self._read or not path.is_file():
+            if path in found or not path.is_file():
                 continue
-            self._read.add(path)
-            for each in _imports_of(path):
-                found.append(each)
+            found[path] = [*_imports_of(path)]
+            for each in found[path]:
                 for place in [*path.parents][each.level - 1 : each.level] if each.level else roots:
                     base = place
                     for part in each.module.split("."):  # packages run before their modules
@@ -124,9 +119,9 @@ class Program:
             return ""
         if re.search(r"^ray |-m ray\b", self.text):
             return "its command"
-        for each in self.imports:
-            if not each.level and each.module.partition(".")[0] == "ray":
-                return str(each.file.relative_to(self._folder))
+        for path, imports in self._imports.items():
+            if any(f"{each.module}.".startswith("ray.") for each in imports if not each.level):
+                return str(path.relative_to(self._folder))
         return ""
 
     @property
@@ -147,7 +142,7 @@ class Program:
         """
         program = code_folder.program_of(self._words).removeprefix("-m ")
         after = " ".join(self._words).partition(f"{program} ")[2] if self.entries else ""
-        text = _plain("".join(path.read_text(errors="replace") for path in self._read))
+        text = _plain("".join(path.read_text(errors="replace") for path in self._imports))
         # A program that has an option mentions it, as one or as a field.
         found = [
             f"--{name} is passed to the program, which does not mention it: an option of the job "
@@ -181,8 +176,9 @@ class Program:
         known = own | sys.stdlib_module_names | {"contract", "containers", "training"}
         packages = {
             module: _plain(_PACKAGES.get(module, module))
-            for each in self.imports
-            if each.is_certain and each.file in self.entries and not each.level
+            for path in self.entries
+            for each in self._imports.get(path, ())
+            if each.is_certain and not each.level
             for module in each.module.split(".")[:1]
         }
         # A list has variants too: opencv-python-headless.
@@ -207,7 +203,7 @@ def _imports_of(path: Path) -> Iterator[Import]:
     except (SyntaxError, ValueError, RecursionError):
         lines = re.findall(rb"(?m)^[ \t]*(?:import|from)\b([^#\n]*)", source)
         for name in re.findall(r"[\w.]+", b" ".join(lines).decode(errors="replace")):
-            yield Import(path, name, 0, is_certain=False)
+            yield Import(name, 0, is_certain=False)
         return
     always = {*map(id, tree.body)}
     for node in ast.walk(tree):
@@ -216,4 +212,4 @@ def _imports_of(path: Path) -> Iterator[Import]:
             for alias in node.names:
                 # What is imported from a package may be a module of it.
                 module = f"{base}.{alias.name}" if base else alias.name
-                yield Import(path, module, level, is_certain=id(node) in always)
+                yield Import(module, level, is_certain=id(node) in always)

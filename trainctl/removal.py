@@ -47,7 +47,7 @@ def remove(
         UsageError: there is nothing, or it is in use, or there is nobody to ask.
     """
     bucket = deployment.bucket
-    found = [each for each in bucket.stored(beside or prefix) if each.key == beside]
+    found = [each for each in bucket.stored(beside) if each.key == beside] if beside else []
     found += bucket.stored(prefix)
     if not found or prefix.count("/") > 2:  # a part of a data set is none
         group = prefix.partition("/")[0]

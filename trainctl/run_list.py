@@ -127,18 +127,22 @@ def measures(result: Mapping[str, object]) -> list[str]:
     return [described(name, declared).phrase(found[name]) for name in names if name in found]
 
 
-def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint]:
-    """The checkpoints of a recipe's run, newest first.
+def files_of(bucket: Bucket, run: str) -> list[Stored]:
+    """All files of a run.
 
     Raises:
         InputError: no run can have that name.
         UsageError: there is no such run.
     """
-    prefix = runs.run_prefix(run)
-    files = bucket.stored(prefix)
+    files = bucket.stored(runs.run_prefix(run))
     if not files:
         raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")
-    return _checkpoints(bucket, prefix, files)
+    return files
+
+
+def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint]:
+    """The checkpoints of a recipe's run, newest first. Raises as ``files_of``."""
+    return _checkpoints(bucket, runs.run_prefix(run), files_of(bucket, run))
 
 
 def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[Checkpoint]:

@@ -1,10 +1,10 @@
 """All recipes. Standard library only: a loop is imported when it is asked for."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Final
 
 from contract.errors import InputError
+from contract.text import did_you_mean
 from training.bandwidth import RECIPE as BANDWIDTH
 from training.ddp import RECIPE as DDP
 from training.fsdp import RECIPE as FSDP
@@ -26,8 +26,7 @@ def by_name(name: str) -> Recipe:
     for recipe in ALL:
         if recipe.name == name:
             return recipe
-    close = difflib.get_close_matches(name, NAMES, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"choose {', '.join(NAMES)}"
+    hint = did_you_mean(name, NAMES, otherwise=f"choose {', '.join(NAMES)}")
     raise InputError(f"unknown recipe {name!r}: {hint}")
 
 

@@ -283,5 +283,5 @@ def test_a_shell_tells_a_node_that_ends_from_one_that_starts(account: Account, s
     job = Deployment.find(profile=None, region=None).jobs
     (head,) = job.heads(job.find("job"))
     how = "not running yet" if status in STARTING else "ending"
-    with pytest.raises(CliError, match=rf"the job is {how} \({status}\)"):
-        choose([replace(head, status=status)], node=JOB, task_id=None)
+    with pytest.raises(CliError, match=rf"the head is {how} \({status}\)"):
+        choose([replace(head, status=status)], node="head", task_id=None)

@@ -32,7 +32,7 @@ FILES = {
     "logic.py": "from helpers.deep import x\n",
     "helpers/deep.py": "try:\n    import ray\nexcept ImportError:\n    ray = None\n",
     "run.sh": "# python main.py\ncd .\nexport X=1\ntorchrun --nnodes 2 main.py\n",
-    "ray.sh": "set -e\npython main.py --x\n",
+    "ray.sh": "echo usage: ray.sh ARGUMENTS\nset -e\npython main.py --x\n",
     "pyproject.toml": "[project]\nname = 'pkg'\n",
 }
 Made = Callable[[dict[str, str]], Path]

@@ -44,14 +44,14 @@ class Host:
 
     id: str
     instance_type: str
-    state: str
+    state: str = UNREGISTERED
     """``ACTIVE``, ``DRAINING`` where no task may come any more, or ``UNREGISTERED``."""
-    is_connected: bool
+    is_connected: bool = False
     """True if its agent is connected to ECS. If not, no task comes to it, and none on it can be
     stopped; agents reconnect several times an hour, within minutes."""
-    disconnected_since: datetime | None
+    disconnected_since: datetime | None = None
     """Time at which a sweep first found it disconnected; None while no sweep has."""
-    num_tasks: int
+    num_tasks: int = 0
     since: datetime
     """Time at which it joined or, before that, was launched."""
 
@@ -76,10 +76,6 @@ class Host:
         return cls(
             id=found["InstanceId"],
             instance_type=found["InstanceType"],
-            state=UNREGISTERED,
-            is_connected=False,
-            disconnected_since=None,
-            num_tasks=0,
             since=found["LaunchTime"],
         )
 
@@ -103,10 +99,10 @@ class StandingCluster:
         services = {}
         for each in found["services"]:
             node = names[each["serviceName"]]
-            newest: DeploymentTypeDef = {}
-            for one in each.get("deployments", []):
-                if one.get("status") == "PRIMARY":
-                    newest = one
+            deployments = each.get("deployments", [])
+            primary = (one for one in deployments if one.get("status") == "PRIMARY")
+            none: DeploymentTypeDef = {}
+            newest = next(primary, none)
             services[node] = Service(
                 node=node,
                 wanted=each["desiredCount"],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from contract import nodes
 from contract import outputs as stack_outputs
 from trainctl.aws.account import Account
-from trainctl.aws.clients import Clients
+from trainctl.aws.clients import Clients, unless
 from trainctl.aws.cluster import StandingCluster
 from trainctl.aws.errors import CliError
 from trainctl.aws.files import Bucket, EmptyBucket
@@ -128,15 +128,10 @@ class Deployment:
 
     def _stack(self, name: str) -> Mapping[str, Any]:
         """A stack, as CloudFormation describes it; empty where there is none."""
-        from botocore.exceptions import ClientError
-
-        try:
+        with unless("ValidationError"):  # it does not exist: the name itself is valid
             (found,) = self._clients.cloudformation.describe_stacks(StackName=name)["Stacks"]
-        except ClientError as error:
-            if "does not exist" not in str(error):
-                raise
-            return {}
-        return found
+            return found
+        return {}
 
     def _error_of(self, states: Mapping[str, str]) -> StacksError | None:
         """The reason why nothing can be started, by the state of each stack; "": it is not there.
@@ -192,15 +187,13 @@ class Deployment:
     # --- its parts ------------------------------------------------------------------------------
     @cached_property
     def cluster(self) -> StandingCluster:
-        services = {
-            nodes.HEAD: self.output(stack_outputs.HEAD_SERVICE),
-            nodes.WORKER: self.output(stack_outputs.WORKER_SERVICE),
-        }
-        cluster = self.output(stack_outputs.CLUSTER)
         return StandingCluster(
             self._clients,
-            cluster=cluster,
-            services=services,
+            cluster=self.output(stack_outputs.CLUSTER),
+            services={
+                nodes.HEAD: self.output(stack_outputs.HEAD_SERVICE),
+                nodes.WORKER: self.output(stack_outputs.WORKER_SERVICE),
+            },
             keeper=self.output(stack_outputs.KEEPER),
         )
 

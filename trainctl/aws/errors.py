@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from contract.errors import InputError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import FAILED as EXIT_FAILED
+from trainctl.aws.clients import code_of
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -87,7 +88,7 @@ def explained(error: Exception) -> CliError | None:
 
 
 def _of_the_service(error: "ClientError") -> CliError:
-    code = error.response.get("Error", {}).get("Code", "")
+    code = code_of(error)
     said = error.response.get("Error", {}).get("Message", str(error))
     if code in _EXPIRED:
         return CliError("the AWS login has expired: log in again (aws sso login)")

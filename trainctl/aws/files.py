@@ -85,22 +85,14 @@ class Bucket:
 
         Args:
             sha256: of the file, kept with the object for ``sha256``.
-            report: called with the bytes sent so far.
+            report: called with the bytes of each part that was sent.
         """
-        sent = 0
-
-        def count(size: int) -> None:
-            nonlocal sent
-            sent += size
-            if report is not None:
-                report(sent)
-
         self._clients.s3.upload_file(
             str(file),
             self.name,
             key,
             ExtraArgs={"Metadata": {_SHA256: sha256}} if sha256 else None,
-            Callback=count,
+            Callback=report,
         )
         return f"{self.uri}/{key}"
 
@@ -144,23 +136,20 @@ class Bucket:
         """Fetch an object."""
         self._clients.s3.download_file(self.name, key, str(file))
 
-    def download_folder(self, prefix: str, folder: Path) -> int:
-        """Fetch all objects below ``prefix``, which ends in a slash; return how many.
+    def placed(self, prefix: str, folder: Path) -> dict[Path, Stored]:
+        """The objects below ``prefix``, which ends in a slash, by the files of ``folder`` that they
+        would be.
 
         Raises:
-            InputError: a key names a place outside ``folder``; nothing has been fetched then.
+            InputError: a key names a place outside ``folder``: any job may write into the bucket.
         """
-        # Any job may write into the bucket, so keys are checked before the first file is written.
+        what = f"object of {self.uri}/{prefix}"
         # A key that ends in a slash is the empty object that consoles make for a folder.
-        targets = {
-            key: safe_join(folder, key.removeprefix(prefix), what=f"object of {self.uri}/{prefix}")
-            for key in self.sizes(prefix)
-            if key != prefix and not key.endswith("/")
+        return {
+            safe_join(folder, each.key.removeprefix(prefix), what=what): each
+            for each in self.stored(prefix)
+            if not each.key.endswith("/")
         }
-        for key, target in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.download(key, target)
-        return len(targets)
 
 
 class EmptyBucket(Bucket):

@@ -1,6 +1,5 @@
 """Jobs: executions of the state machine, and the tasks that each of them starts."""
 
-import difflib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from contract import exits, nodes
 from contract.admission import Limits, in_order
 from contract.errors import InputError
+from contract.instance_types import Prices
 from contract.job import (
     JOB_GROUP,
     PAUSE_STATE,
@@ -23,7 +23,7 @@ from contract.job import (
 )
 from contract.job_outcome import job_of
 from contract.nodes import Range
-from contract.text import utc
+from contract.text import did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.errors import UsageError
@@ -71,6 +71,11 @@ class Job:
         return self.spec.run if self.spec else ""
 
     @property
+    def prices(self) -> Prices | None:
+        """Prices of its order; None: not known."""
+        return self.spec.prices if self.spec else None
+
+    @property
     def status(self) -> JobStatus:
         return self.outcome.status
 
@@ -86,8 +91,6 @@ class Job:
     @property
     def shell_code(self) -> int:
         """Exit code of ``trainctl wait``."""
-        if self.status == JobStatus.SUCCEEDED:
-            return exits.OK
         return self.outcome.exit_code or _SHELL_CODES.get(self.status, exits.FAILED)
 
     @classmethod
@@ -226,8 +229,7 @@ class Jobs:
             if job := self._described(name):
                 return job
         there = sorted({job.run for job in newest if job.run})
-        close = difflib.get_close_matches(name, there, n=1)
-        hint = f"did you mean {close[0]}?" if close else "trainctl ls lists the jobs there are"
+        hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
     def heads(self, job: Job) -> list[Task]:
@@ -302,15 +304,15 @@ class Jobs:
         )
         until, number = next(fits, ends[-1])
         places = [Place(number=1, after=order[number], until=until)]
-        for number, before in enumerate(queued[:-1], start=2):
-            places.append(Place(number=number, after=before, until=None))
+        places += [
+            Place(number=number, after=before, until=None)
+            for number, before in enumerate(queued[:-1], start=2)
+        ]
         return dict(zip(queued, places, strict=True))
 
     def workers(self, job: Job) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""
-        tasks = self._tasks
-        arns = tasks.started_by(job.id) + tasks.started_by(job.id, stopped=True)
-        return tasks.described(nodes.WORKER, [*dict.fromkeys(arns)])
+        return self._tasks.started_by(job.id)
 
     def all_nodes(self, job: Job) -> list[Task]:
         """All tasks that a job has had, heads first; those that have ended as ECS reported it."""
@@ -345,8 +347,9 @@ class Jobs:
             return
         # One that the sweep has told to stop, because it hangs, would be followed by another.
         own = ("", STOPPED_BY_USER)
-        heads = [each for each in self.heads(job) if not each.has_stopped]
-        heads = [each for each in heads if each.stopped_reason in own]
+        heads = [
+            each for each in self.heads(job) if not each.has_stopped and each.stopped_reason in own
+        ]
         if not heads:
             self._clients.stepfunctions.stop_execution(
                 executionArn=self._execution(job.id), error=STOP_ERROR, cause=STOPPED_BY_USER

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from contract import nodes
 from contract.nodes import ClusterSize
-from trainctl.aws.clients import Clients, code_of, unless
+from trainctl.aws.clients import Clients, unless
 from trainctl.aws.tasks import Task
 
 if TYPE_CHECKING:
@@ -48,22 +48,17 @@ class NodeLogs:
             since: Unix time in milliseconds.
             pattern: a filter of CloudWatch's; empty: all lines.
         """
-        from botocore.exceptions import ClientError
-
         of_stream = {self.stream(task): task for task in tasks}
         names = [name for name in of_stream if name not in self._never]
         found: list[LogLine] = []
         for first in range(0, len(names), _STREAMS_MOST):
             some = names[first : first + _STREAMS_MOST]
-            try:
-                lines = self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
-            except ClientError as error:
-                if code_of(error) != "ResourceNotFoundException":
-                    raise
-                # One stream that is not there yet fails the call for all of them.
-                some = [name for name in some if self._exists(name, of_stream[name])]
-                lines = self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
-            found += lines
+            with unless("ResourceNotFoundException"):
+                found += self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
+                continue
+            # One stream that is not there yet fails the call for all of them.
+            some = [name for name in some if self._exists(name, of_stream[name])]
+            found += self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
         # Sorting keeps the lines of a node that have the same time in their order.
         return sorted(found, key=lambda line: line.at)
 

@@ -104,7 +104,3 @@ class Shape:
             per_node=self.worker.num_gpus,
             on_head=self.head.num_gpus if self.head_trains else None,
         )
-
-    def num_workers(self, num_nodes: int) -> int:
-        """Training processes on a head and ``num_nodes`` worker nodes."""
-        return self.gpus.num_workers(num_nodes)

@@ -10,7 +10,7 @@ from contract.job_outcome import Ending, ending, job_of
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:
-    from mypy_boto3_ecs.type_defs import AttachmentTypeDef, ContainerTypeDef, TaskTypeDef
+    from mypy_boto3_ecs.type_defs import ContainerTypeDef, TaskTypeDef
 
 #: As many as one DescribeTasks takes.
 DESCRIBE_MOST: Final = 100
@@ -28,6 +28,7 @@ class Task:
     health: str
     """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``, as the container's own check reports."""
     address: str
+    """Of its network interface; "" while it has none."""
     runtime_id: str
     """Id of the container on its host."""
     host: str
@@ -45,12 +46,17 @@ class Task:
     def from_ecs(cls, node: str, task: "TaskTypeDef") -> Self:
         containers = task.get("containers", [])
         container: ContainerTypeDef = containers[0] if containers else {}
+        network = {
+            detail.get("name"): detail["value"]
+            for each in task.get("attachments", [])
+            for detail in each.get("details", [])
+        }
         return cls(
             node=node,
             id=task["taskArn"].rpartition("/")[2],
             status=task.get("lastStatus", ""),
             health=container.get("healthStatus") or task.get("healthStatus", "UNKNOWN"),
-            address=address_in(task.get("attachments", [])),
+            address=network.get("privateIPv4Address", ""),
             runtime_id=container.get("runtimeId", ""),
             host=task.get("containerInstanceArn", ""),
             since=task.get("startedAt") or task.get("createdAt"),
@@ -69,6 +75,11 @@ class Task:
         )
 
     @property
+    def kind(self) -> str:
+        """``head``, of a job too, or ``worker``."""
+        return nodes.HEAD if self.node == nodes.JOB else self.node
+
+    @property
     def is_starting(self) -> bool:
         """True before it runs; not while it ends."""
         return self.status in ("PROVISIONING", "PENDING", "ACTIVATING")
@@ -83,13 +94,6 @@ def node_of(task: Mapping[str, Any]) -> str:
     return nodes.WORKER if task.get("startedBy") == job_of(task) else nodes.JOB
 
 
-def address_in(attachments: "Sequence[AttachmentTypeDef]") -> str:
-    """The address of a task's network interface; "" while it has none."""
-    details = [detail for each in attachments for detail in each.get("details", [])]
-    found = (each["value"] for each in details if each.get("name") == "privateIPv4Address")
-    return next(found, "")
-
-
 class Tasks:
     """The tasks of one ECS cluster."""
 
@@ -101,13 +105,12 @@ class Tasks:
         wanted = "STOPPED" if stopped else "RUNNING"
         return self._listed(desiredStatus=wanted, serviceName=service)
 
-    def started_by(self, job: str, *, stopped: bool = False) -> list[str]:
-        """ARNs of the worker tasks that a job has started; the same choice."""
+    def started_by(self, job: str) -> list[Task]:
+        """The worker tasks that a job has started, but those that stopped over an hour ago."""
         # startedBy must be the only filter, and finds those that should run.
-        if not stopped:
-            return self._listed(startedBy=job)
-        found = self._described(self._listed(desiredStatus="STOPPED"))
-        return [arn for arn, task in found.items() if task.get("startedBy") == job]
+        arns = self._listed(startedBy=job) + self._listed(desiredStatus="STOPPED")
+        found = self._described([*dict.fromkeys(arns)]).values()
+        return [Task.from_ecs(nodes.WORKER, task) for task in found if task.get("startedBy") == job]
 
     def _listed(self, **filters: Any) -> list[str]:
         """ARNs of the tasks of the cluster; without filters, of those that should run."""
@@ -119,10 +122,10 @@ class Tasks:
     def described(self, node: str, arns: Sequence[str]) -> list[Task]:
         """Tasks in the order given; of those that ECS has forgotten, only the id."""
         found = self._described(arns)
-        forgotten: dict[str, TaskTypeDef] = {
-            arn: {"taskArn": arn, "lastStatus": "STOPPED"} for arn in arns
-        }
-        return [Task.from_ecs(node, found.get(arn, forgotten[arn])) for arn in arns]
+        return [
+            Task.from_ecs(node, found.get(arn, {"taskArn": arn, "lastStatus": "STOPPED"}))
+            for arn in arns
+        ]
 
     def of_jobs(self) -> list[tuple[str, Task]]:
         """The tasks of all jobs that should run, with their jobs."""

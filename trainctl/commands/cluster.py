@@ -13,7 +13,7 @@ import typer
 
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.instance_types import HostPrice, instance_type
+from contract.instance_types import HostPrice, Prices, instance_type
 from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
 from contract.text import counted, dollars, duration
@@ -130,13 +130,12 @@ def _wait_until_up(
             if is_up(tasks, size, expected):
                 return
             _check_for_faults(deployment, services, began)
+            now = waiting_for(tasks, size, deployment.shape, expected)
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"the cluster is not up after {timeout_s / 60:.0f} min: "
-                    f"{waiting_for(tasks, size, deployment.shape, expected)}. It keeps coming up: "
-                    "trainctl cluster up waits again, trainctl cluster down ends it"
+                    f"the cluster is not up after {timeout_s / 60:.0f} min: {now}. It keeps coming "
+                    "up: trainctl cluster up waits again, trainctl cluster down ends it"
                 )
-            now = waiting_for(tasks, size, deployment.shape, expected)
             progress.update(now)
             if (event := newest_trouble(services.values(), began)) and event != reported:
                 output.say(f"ECS reports: {event}")
@@ -190,10 +189,12 @@ def _check_for_faults(
     for service in services.values():
         if service.rollout == "FAILED":
             raise CliError(f"ECS gives up on the {service.node}: {service.rollout_reason} {after}")
-    stopped = deployment.cluster.tasks(stopped=True)
-    ended = [task for task in stopped if task.since and task.since >= began]
     # A surplus task that was stopped on purpose is no fault.
-    ended = [task for task in ended if task.ending is not Ending.SURPLUS]
+    ended = [
+        task
+        for task in deployment.cluster.tasks(stopped=True)
+        if task.since and task.since >= began and task.ending is not Ending.SURPLUS
+    ]
     for task in ended:
         if task.ending is Ending.IMAGE_NOT_FOUND:
             tag = deployment.shape.image_tag
@@ -266,10 +267,13 @@ def down(
         return
     polling, shown = Polling(is_local=deployment.is_local), 0
     with output.Progress() as progress:
-        while tasks := cluster.tasks() + _ending(deployment):
-            progress.update(f"waiting for {counted(len(tasks), 'node')} to end")
-            polling.wait(changed=len(tasks) != shown)
-            shown = len(tasks)
+        # Those that were told to stop and have not ended yet are listed as stopped.
+        while left := [
+            task for task in cluster.tasks() + cluster.tasks(stopped=True) if not task.has_stopped
+        ]:
+            progress.update(f"waiting for {counted(len(left), 'node')} to end")
+            polling.wait(changed=len(left) != shown)
+            shown = len(left)
     output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
 
 
@@ -285,11 +289,6 @@ def _release(deployment: Deployment) -> str:
     return f"{counted(count, 'empty host')} terminated"
 
 
-def _ending(deployment: Deployment) -> list[Task]:
-    """Nodes that were told to stop and have not ended yet."""
-    return [task for task in deployment.cluster.tasks(stopped=True) if not task.has_stopped]
-
-
 def status(
     *,
     as_json: AsJson = False,
@@ -299,13 +298,14 @@ def status(
     deployment = where.find()
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
     size, hosts = _ray_size(deployment, tasks), deployment.cluster.hosts()
-    usd = _usd_per_hour(deployment, tasks)
+    is_wanted = any(service.wanted for service in services.values())
     prices = deployment.shape.prices(deployment.region)
+    usd = _usd_per_hour(prices, tasks)
     costs = "cost" if deployment.shape.shared else "costs"
     if as_json:
         output.print_json(
             {
-                "up": any(service.wanted for service in services.values()),
+                "up": is_wanted,
                 "wanted": {node: services[node].wanted for node in NODES},
                 "running": {node: services[node].running for node in NODES},
                 "tasks": [asdict(task) for task in tasks],
@@ -316,58 +316,47 @@ def status(
             }
         )
         return
-    if not tasks and not any(service.wanted for service in services.values()):
+    if not tasks and not is_wanted:
         output.print_text(
             f"The standing cluster is down; {prices.standing} {costs} {dollars(usd)} an hour.\n"
             "Start it: trainctl cluster up"
         )
-        _print_hosts(deployment, hosts)
-        return
-    rows = [
-        [task.node, task.id, task.status, task.health, task.address, _age(task.since)]
-        for task in tasks
-    ]
-    columns = ["node", "task", "status", "health", "address", "since"]
-    output.print_table(columns, rows, optional=["health", "address"])
-    wanted, tag = services[nodes.WORKER].wanted, deployment.shape.image_tag
-    output.print_text(
-        f"\nwanted: a head, {counted(wanted, 'worker node')}; images: {tag}\n"
-        f"Ray:    {_sized(size)}\n"
-        f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
-    )
-    _print_hosts(deployment, hosts)
-
-
-def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
-    """The instances that are billed, jobs' too."""
-    if not hosts:
-        return
-    output.print_text("\nHosts, those of jobs too:")
-    rows = [
-        [
-            host.id,
-            host.instance_type,
-            _state(host),
-            str(host.num_tasks),
-            _age(host.since),
-            _an_hour(deployment, host),
+    else:
+        rows = [
+            [task.node, task.id, task.status, task.health, task.address, _age(task.since)]
+            for task in tasks
         ]
-        for host in hosts
-    ]
-    columns = ["host", "type", "state", "tasks", "since", "an hour"]
-    output.print_table(columns, rows, optional=["tasks", "since"])
+        columns = ["node", "task", "status", "health", "address", "since"]
+        output.print_table(columns, rows, optional=["health", "address"])
+        wanted, tag = services[nodes.WORKER].wanted, deployment.shape.image_tag
+        output.print_text(
+            f"\nwanted: a head, {counted(wanted, 'worker node')}; images: {tag}\n"
+            f"Ray:    {_sized(size)}\n"
+            f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
+        )
+    if hosts:  # the instances that are billed
+        output.print_text("\nHosts, those of jobs too:")
+        rows = [
+            [
+                host.id,
+                host.instance_type,
+                _state(host),
+                str(host.num_tasks),
+                _age(host.since),
+                _an_hour(deployment, host),
+            ]
+            for host in hosts
+        ]
+        columns = ["host", "type", "state", "tasks", "since", "an hour"]
+        output.print_table(columns, rows, optional=["tasks", "since"])
 
 
-def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
+def _usd_per_hour(prices: Prices, tasks: Sequence[Task]) -> float | None:
     """Price of these nodes' hosts and of what always runs, in US dollars; None: not known."""
-    prices = deployment.shape.prices(deployment.region)
-    total = prices.standing_usd_per_hour
-    for task in tasks:
-        host = prices.head if task.node == nodes.HEAD else prices.worker
-        if total is None or host.usd_per_hour is None:
-            return None
-        total += host.usd_per_hour
-    return total
+    hosts = [prices.head if task.node == nodes.HEAD else prices.worker for task in tasks]
+    usd = [prices.standing_usd_per_hour, *(host.usd_per_hour for host in hosts)]
+    known = [each for each in usd if each is not None]
+    return sum(known) if len(known) == len(usd) else None
 
 
 def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:

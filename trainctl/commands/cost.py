@@ -14,7 +14,7 @@ def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     deployment = where.find()
     job = deployment.jobs.find(name)
     found = cost_of(deployment, job)
-    prices = job.spec.prices if job.spec else None
+    prices = job.prices
     hosts = {HEAD: prices.head, WORKER: prices.worker} if prices else {}
     if as_json:
         output.print_json(

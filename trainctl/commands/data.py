@@ -27,7 +27,6 @@ def put(
         typer.Argument(
             metavar="DIR|NAME",
             help="Folder or file here; or a published data set: " + ", ".join(catalog.names()),
-            show_default=False,
         ),
     ],
     name: Annotated[
@@ -156,23 +155,18 @@ def prepare(
     *,
     layout: Annotated[
         Literal["imagenet"],
-        typer.Argument(
-            metavar="LAYOUT", help="How the source is arranged: imagenet.", show_default=False
-        ),
+        typer.Argument(metavar="LAYOUT", help="How the source is arranged: imagenet."),
     ],
     source: Annotated[
         str,
         typer.Argument(
             metavar="SRC",
             help="Folder or .tar here: train/ and val/, or the archives as they are downloaded.",
-            show_default=False,
         ),
     ],
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="DIR|s3://...", help="Where the set is written.", show_default=False
-        ),
+        typer.Option(metavar="DIR|s3://...", help="Where the set is written."),
     ],
     form: Annotated[str, typer.Option(metavar="FORM", help=f"{', '.join(FORMS)}.")] = PACKED,
     size: Annotated[

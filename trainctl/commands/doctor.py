@@ -1,6 +1,7 @@
 """``trainctl doctor``: the checks of a deploy or a job, and the command that fixes each problem."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from textwrap import indent
 
@@ -79,7 +80,13 @@ def look(
         return
     yield Check("credentials", "ok", found)
 
-    place = Place(account=account, region=session.region_name, profile=where.profile, prefix=prefix)
+    place = Place(
+        account=account,
+        region=session.region_name,
+        profile=where.profile,
+        prefix=prefix,
+        context=given,
+    )
     deployment = None
     try:
         deployment = Deployment(session)
@@ -91,19 +98,20 @@ def look(
         # Deployed stacks have their share of the account already.
         missing = stacks.missing if stacks else ()
         helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
-        fix = place.make("deploy", given) if helps else ""
+        fix = place.deploy() if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
-            yield from _before(place, given, missing=missing, network=deployment)
+            yield from _before(place, missing=missing, network=deployment)
         return
 
     yield Check("stacks", "ok", _described(shape))
     if only_first_deploy:
         return
     if given:
-        yield from _before(place, given, missing=(), network=deployment, there=shape.shared)
+        yield from _before(place, missing=(), network=deployment, there=shape.shared)
         return
 
+    place = replace(place, context={"preset": shape.preset})
     own = checks.of_a_deployment(place, deployment)
     if deployment.is_local:
         yield from checks.run(own)
@@ -118,22 +126,19 @@ def look(
             "plug-in": laptop.plugin,
             **own,
             "CI": partial(checks.pipeline, place, deployment),
-            **checks.of_hosts(
-                place, shape, zone, context={"preset": shape.preset}, is_deployed=True
-            ),
+            **checks.of_hosts(place, shape, zone, is_deployed=True),
         }
     )
 
 
 def _before(
     place: Place,
-    given: dict[str, str],
     *,
     missing: Collection[str],
     network: Deployment | None,
     there: FileSystem | None = None,
 ) -> Iterator[Check]:
-    """Check what a deploy with these settings needs.
+    """Check what a deploy needs.
 
     Args:
         missing: the stacks that it would make.
@@ -141,7 +146,8 @@ def _before(
         there: the shared file system that it would change.
     """
     try:
-        plan = checkout_settings.read(checkout_settings.project(), given, region=place.region)
+        project = checkout_settings.project()
+        plan = checkout_settings.read(project, place.context, region=place.region)
     except InputError as error:
         yield Check("settings", "bad", str(error))
         yield from checks.run({"Node.js": laptop.node})
@@ -160,14 +166,8 @@ def _before(
     yield from checks.run(
         {
             "Node.js": laptop.node,
-            **checks.of_a_deploy(
-                place,
-                plan,
-                missing=missing,
-                context=given,
-                there=there,
-            ),
-            **checks.of_hosts(place, shape, zone, context=given, is_deployed=bool(subnet)),
+            **checks.of_a_deploy(place, plan, missing=missing, there=there),
+            **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }
     )
 

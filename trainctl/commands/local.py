@@ -19,8 +19,8 @@ def up() -> None:
     After a failure or Ctrl-C nothing of it is left; what a killed start has left is removed first.
     make local installs what this needs and runs it.
     """
-    with _errors():
-        _load_cycle().up()
+    with _rehearsal() as cycle:
+        cycle.up()
     output.print_text(
         "Up. Send other commands there:\n"
         '  eval "$(trainctl local env)"\n'
@@ -34,8 +34,8 @@ def up() -> None:
 
 def status(*, as_json: AsJson = False) -> None:
     """Show what of it exists."""
-    with _errors():
-        found = _load_cycle().Rehearsal.here().status()
+    with _rehearsal() as cycle:
+        found = cycle.Rehearsal.here().status()
     if as_json:
         output.print_json(found)
     elif not any(found[what] for what in ("processes", "containers", "networks")):
@@ -48,8 +48,8 @@ def status(*, as_json: AsJson = False) -> None:
 
 def env() -> None:
     """Print the variables that send AWS clients to the local deployment, for eval."""
-    with _errors():
-        variables = _load_cycle().Rehearsal.here().environment()
+    with _rehearsal() as cycle:
+        variables = cycle.Rehearsal.here().environment()
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
 
@@ -61,14 +61,15 @@ def down(
     ] = False,
 ) -> None:
     """Remove its processes, containers and network; images stay, for the next time."""
-    cycle = _load_cycle()
-    with _errors(), cycle.uninterrupted():
+    with _rehearsal() as cycle, cycle.uninterrupted():
         was_there = cycle.Rehearsal.here().down(cycle.Steps(1), keep_images=not images)
     output.say("Removed." if was_there else "Nothing was up.")
 
 
-def _load_cycle() -> ModuleType:
-    """``rehearsal.cycle``. Raises CliError where it is not installed."""
+@contextmanager
+def _rehearsal() -> Iterator[ModuleType]:
+    """``rehearsal.cycle``, and its errors as those of a command. Raises CliError where it is not
+    installed."""
     try:
         from rehearsal import cycle
     except ModuleNotFoundError as error:
@@ -76,14 +77,7 @@ def _load_cycle() -> ModuleType:
             f"trainctl local needs the rehearsal, and Python finds no module {error.name!r}: run "
             "make local in a checkout of this project"
         ) from None
-    return cycle
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """The rehearsal's own errors as those of a command."""
-    cycle = _load_cycle()
     try:
-        yield
+        yield cycle
     except cycle.ERRORS as error:
         raise CliError(str(error)) from None

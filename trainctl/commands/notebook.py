@@ -13,7 +13,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.aws.tasks import Task
 from trainctl.commands.open import running_head
-from trainctl.options import AsJson, Browser, Where
+from trainctl.options import AsJson, Browser, Port, Where
 from trainctl.plugin import free_port, require_free, require_plugin, tunnel
 from trainctl.ray_jobs import RayJobs
 from trainctl.variables import variables
@@ -34,9 +34,7 @@ def notebook(
             help="Variable of its kernels, or of pip: PIP_INDEX_URL. Can be repeated.",
         ),
     ] = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")
-    ] = nodes.NOTEBOOK_PORT,
+    port: Port = nodes.NOTEBOOK_PORT,
     browser: Browser = True,
     as_json: AsJson = False,
     where: Where,

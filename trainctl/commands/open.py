@@ -10,7 +10,7 @@ from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
-from trainctl.options import Browser, Where
+from trainctl.options import Browser, Port, Where
 from trainctl.plugin import require_free, require_plugin, tunnel
 
 
@@ -22,7 +22,6 @@ def open_(
             metavar="[JOB]",
             autocompletion=completion.jobs,
             help="ID of a job, or name of a run. Without: the standing cluster.",
-            show_default=False,
         ),
     ] = None,
     dashboard: Annotated[
@@ -36,9 +35,7 @@ def open_(
         bool,
         typer.Option("--token", help="Only print the token that Ray's dashboard asks for."),
     ] = False,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")
-    ] = nodes.DASHBOARD_PORT,
+    port: Port = nodes.DASHBOARD_PORT,
     browser: Browser = True,
     where: Where,
 ) -> None:

@@ -11,6 +11,7 @@ from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.options import Browser, RunName, Where
+from trainctl.run_list import files_of
 
 #: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
 #: Ours has no scripts.
@@ -51,10 +52,14 @@ def report(
     bucket = where.find().bucket
     page = bucket.read_of_run(run, REPORT_FILE)
     if page is None:
-        files, folders = bucket.listed(run_prefix(run))
-        if not files and not folders:
-            raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
-        raise _missing(run, has_ended=any(each.key.endswith(f"/{RESULT_FILE}") for each in files))
+        if f"{run_prefix(run)}{RESULT_FILE}" in {each.key for each in files_of(bucket, run)}:
+            raise CliError(
+                f"run {run} has a result and no report: trainctl logs {run} shows the reason"
+            )
+        raise CliError(
+            f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells "
+            "how far it is; files of your own program: trainctl download"
+        )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         shown = html.escape(page.decode(errors="replace"))
@@ -66,14 +71,3 @@ def report(
     output.print_text(str(file))
     if browser:
         webbrowser.open(file.resolve().as_uri())
-
-
-def _missing(run: str, *, has_ended: bool) -> CliError:
-    if has_ended:
-        return CliError(
-            f"run {run} has a result and no report: trainctl logs {run} shows the reason"
-        )
-    return CliError(
-        f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells how "
-        "far it is; files of your own program: trainctl download"
-    )

@@ -7,12 +7,10 @@ import os
 import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 
-from contract import nodes
 from trainctl import completion, output
 from trainctl.aws.clients import code_of
 from trainctl.aws.deployment import Deployment
@@ -26,7 +24,7 @@ def shell(
     *,
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="Run this instead of a shell; after -- .", show_default=False),
+        typer.Argument(help="Run this instead of a shell; after -- ."),
     ] = None,
     job: Annotated[
         str | None,
@@ -54,10 +52,7 @@ def shell(
     if job is None:
         tasks = deployment.cluster.tasks()
     else:
-        tasks = [
-            replace(each, node=nodes.HEAD) if each.node == nodes.JOB else each
-            for each in deployment.jobs.alive(deployment.jobs.find(job))
-        ]
+        tasks = deployment.jobs.alive(deployment.jobs.find(job))
     chosen = choose(tasks, node=node, task_id=task)
     words = command or ["bash"]
     if deployment.is_local:
@@ -70,16 +65,16 @@ def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:
     if task_id:
         found = [task for task in tasks if task.id.startswith(task_id)]
         if len(found) != 1:
-            there = ", ".join(f"{task.node} {task.id}" for task in tasks) or "none"
+            there = ", ".join(f"{task.kind} {task.id}" for task in tasks) or "none"
             raise UsageError(f"{len(found)} tasks begin with {task_id!r}; there are: {there}")
     else:
-        found = [task for task in tasks if task.node == node]
+        found = [task for task in tasks if task.kind == node]
     if not found:
         raise CliError(f"no {node} runs: trainctl cluster up starts the standing cluster")
     if found[0].status != "RUNNING":
         how = "not running yet" if found[0].is_starting else "ending"
         raise CliError(
-            f"the {found[0].node} is {how} ({found[0].status}): trainctl cluster up waits for one"
+            f"the {found[0].kind} is {how} ({found[0].status}): trainctl cluster up waits for one"
         )
     return found[0]
 
@@ -105,7 +100,7 @@ def _in_session(deployment: Deployment, task: Task, command: list[str]) -> int:
         if code_of(error) not in ("TargetNotConnectedException", "InvalidParameterException"):
             raise
         raise CliError(
-            f"no shell on {task.node} {task.id[:8]} yet: {error.response['Error']['Message']} Its "
+            f"no shell on {task.kind} {task.id[:8]} yet: {error.response['Error']['Message']} Its "
             "agent takes up to a minute after the start: give the same command again"
         ) from None
     if len(command) > 1:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from contract.nodes import JOB, WORKER
+from contract.nodes import WORKER
 from contract.runs import RESULT_FILE
 from contract.text import dollars, duration, significant, utc
 from trainctl import follow, job_log, output, run_list
@@ -110,6 +110,5 @@ def _reached(result: Mapping[str, object]) -> list[str]:
 
 
 def _row(task: Task) -> list[str]:
-    node = "head" if task.node == JOB else task.node
     reason = "" if task.exit_code == 0 and task.stopped_reason in _ROUTINE else task.stopped_reason
-    return [node, task.id, task.status, task.address, reason]
+    return [task.kind, task.id, task.status, task.address, reason]

@@ -5,13 +5,13 @@ Files are served under their own names, directly below an address. What counts i
 decompressed content, because mirrors compress anew.
 """
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from contract.errors import InputError
+from contract.text import did_you_mean
 
 IMAGES: Final = "images"
 TEXT: Final = "text"
@@ -133,8 +133,7 @@ def names(kind: str | None = None) -> list[str]:
 
 def by_name(name: str) -> str:
     """Words that point to a data set of about this name, for an error that lacks one."""
-    close = difflib.get_close_matches(name, names(), n=1)
-    return f"did you mean {close[0]}?" if close else f"by name there are {', '.join(names())}"
+    return did_you_mean(name, names(), otherwise=f"by name there are {', '.join(names())}")
 
 
 def check_kind(data: str, kind: str) -> None:
