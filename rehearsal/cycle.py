@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypedDict
 
@@ -160,9 +160,15 @@ class Rehearsal:
             "aws_answers": bool(endpoint) and is_healthy(endpoint),
             "registry": state.get("registry", ""),
             "image_tag": state.get("image_tag", ""),
-            "processes": len(processes.find(self.name)),
-            "containers": len(self.engine.labelled("container", self.name)),
-            "networks": len(self.engine.labelled("network", self.name)),
+            **{kind: len(found) for kind, found in self._there().items()},
+        }
+
+    def _there(self) -> dict[str, Sequence[object]]:
+        """What the rehearsal has on this machine, by kind."""
+        return {
+            "processes": processes.find(self.name),
+            "containers": self.engine.labelled("container", self.name),
+            "networks": self.engine.labelled("network", self.name),
         }
 
     # --- up -----------------------------------------------------------------------------------
@@ -326,11 +332,7 @@ class Rehearsal:
             self._tidy(keep_logs=keep_logs, keep_images=keep_images)
             if keep_logs:
                 steps.say(f"what every part has said is in {self.folder}")
-        left = {
-            "processes": processes.find(self.name),
-            "containers": self.engine.labelled("container", self.name),
-            "networks": self.engine.labelled("network", self.name),
-        }
+        left = self._there()
         if any(left.values()):
             raise RehearsalError(f"still there: {left}")
         return found > 0

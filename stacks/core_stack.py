@@ -125,10 +125,8 @@ class CoreStack(cdk.Stack):
     def _limit_s3_endpoint(self) -> None:
         """Nodes read from any bucket, as images and packages need, and write into their own."""
         own = [self.bucket.bucket_arn, self.bucket.arn_for_objects("*")]
-        for statement in (
-            rights.allow("Read", "s3:Get*", "s3:List*", on=["*"]),
-            rights.allow("OwnBucket", "s3:*", on=own),
-        ):
+        reading = rights.allow("Read", "s3:Get*", "s3:List*", on=["*"])
+        for statement in (reading + rights.allow("OwnBucket", "s3:*", on=own)).statements:
             statement.add_any_principal()
             self._s3_endpoint.add_to_policy(statement)
 
@@ -266,7 +264,7 @@ class CoreStack(cdk.Stack):
             ),
             max_session_duration=Duration.hours(1),
         )
-        rights.of_image_push(role, repositories=[*self.repositories.values()]).grant(role)
+        rights.of_image_push([*self.repositories.values()]).grant(role)
         return role
 
 

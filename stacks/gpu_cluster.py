@@ -135,9 +135,8 @@ class GpuCluster(Construct):
             description="GPU hosts: join the cluster, pull images, report metrics",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
-        rights.of_host(
-            self, cluster=self.cluster, repositories=[*core.repositories.values()]
-        ).grant(role)
+        repositories = [*core.repositories.values()]
+        rights.of_host(cluster=self.cluster, repositories=repositories).grant(role)
         return role
 
     def _hosts(

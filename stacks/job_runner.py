@@ -76,9 +76,8 @@ class JobRunner(Construct):
         self.sweep = self._watch(arn)
         # On destroy it goes before tasks are ended: no queued job is admitted any more.
         assert self.keeper.role
-        listing = iam.Policy(
-            self, "Admission", roles=[self.keeper.role], statements=[rights.of_admission(arn)]
-        )
+        statements = [*rights.of_admission(arn).statements]
+        listing = iam.Policy(self, "Admission", roles=[self.keeper.role], statements=statements)
         listing.node.add_dependency(cluster.teardown.stop_tasks)
 
     def _head_task(self) -> ecs.TaskDefinition:

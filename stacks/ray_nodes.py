@@ -68,7 +68,7 @@ class RayNodes(Construct):
             description="ECS itself: pulls the images, reads the token, opens log streams",
             assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
-        rights.of_execution(self).grant(self._execution_role)
+        rights.OF_EXECUTION.grant(self._execution_role)
         # Both images, even if only one is in use: a job that began before an update goes on with
         # its own task definitions.
         for repository in core.repositories.values():
@@ -137,7 +137,7 @@ class RayNodes(Construct):
             assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
         rights.of_training_code(
-            role, bucket=self._core.bucket, shell_logs=self._cluster.shell_logs
+            bucket=self._core.bucket, shell_logs=self._cluster.shell_logs
         ).grant(role)
         return role
 

@@ -7,7 +7,7 @@ custom resources (``custom_resources``) and for pulling images and reading the t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from aws_cdk import Stack
 from aws_cdk import aws_ecr as ecr
@@ -28,7 +28,7 @@ class Rights:
 
     statements: tuple[iam.PolicyStatement, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """What ``findings.wildcard`` returns -> why it stands."""
+    """ARN with a wildcard, or ``*`` -> why it stands."""
 
     def __add__(self, other: Self) -> "Rights":
         return Rights(
@@ -40,14 +40,27 @@ class Rights:
         """Give them to a role, and accept what the checkers find."""
         for statement in self.statements:
             role.add_to_policy(statement)
-        accept(role, self.reasons)
+        accept(role, {wildcard(role, arn): reason for arn, reason in self.reasons.items()})
 
 
 def allow(
-    sid: str, *actions: str, on: Sequence[str], where: Mapping[str, Any] | None = None
-) -> iam.PolicyStatement:
-    """A statement that allows actions on resources, under conditions."""
-    return iam.PolicyStatement(sid=sid, actions=[*actions], resources=[*on], conditions=where)
+    sid: str,
+    *actions: str,
+    on: Sequence[str],
+    where: Mapping[str, Any] | None = None,
+    why: str = "",
+) -> Rights:
+    """A statement that allows actions on resources, under conditions.
+
+    Args:
+        why: the reason for the wildcards in ``on``, where no other statement gives it.
+    """
+    return Rights(
+        statements=(
+            iam.PolicyStatement(sid=sid, actions=[*actions], resources=[*on], conditions=where),
+        ),
+        reasons=dict.fromkeys(on, why) if why else {},
+    )
 
 
 def arn(scope: IConstruct, service: str, resource: str) -> str:
@@ -67,108 +80,95 @@ def of_this_account(scope: IConstruct, service: str) -> iam.ServicePrincipal:
 
 
 # --- roles ----------------------------------------------------------------------------------------
-def of_host(
-    scope: IConstruct, *, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]
-) -> Rights:
+def of_host(*, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]) -> Rights:
     """A host itself: join this cluster, pull the two images, report metrics."""
-    container_instances = in_cluster(cluster, "container-instance")
-    return Rights(
-        statements=(
-            allow(
-                "JoinCluster",
-                "ecs:DeregisterContainerInstance",
-                "ecs:RegisterContainerInstance",
-                "ecs:SubmitAttachmentStateChanges",
-                "ecs:SubmitContainerStateChange",
-                "ecs:SubmitTaskStateChange",
-                on=[cluster.cluster_arn],
-            ),
-            allow(
-                "TakeOrders",
-                "ecs:Poll",
-                "ecs:StartTelemetrySession",
-                "ecs:UpdateContainerInstancesState",
-                on=[container_instances],
-                where=_only(cluster),
-            ),
-            allow("FindTheControlPlane", "ecs:DiscoverPollEndpoint", on=["*"]),
-            allow(
-                "PullImages",
-                "ecr:BatchCheckLayerAvailability",
-                "ecr:BatchGetImage",
-                "ecr:GetDownloadUrlForLayer",
-                on=[each.repository_arn for each in repositories],
-            ),
-            allow("LogInToPull", "ecr:GetAuthorizationToken", on=["*"]),
-            allow(
-                "ReportMetrics",
-                "cloudwatch:PutMetricData",
-                on=["*"],
-                where={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
-            ),
-        ),
-        reasons={
-            wildcard(scope): "Finding the control plane, logging in to ECR and reporting "
-            "metrics have no resource; metrics are limited to one namespace.",
-            wildcard(scope, container_instances): "A host's own id is not known before it "
-            "joins; the condition limits the statement to this cluster.",
-        },
+    return (
+        allow(
+            "JoinCluster",
+            "ecs:DeregisterContainerInstance",
+            "ecs:RegisterContainerInstance",
+            "ecs:SubmitAttachmentStateChanges",
+            "ecs:SubmitContainerStateChange",
+            "ecs:SubmitTaskStateChange",
+            on=[cluster.cluster_arn],
+        )
+        + allow(
+            "TakeOrders",
+            "ecs:Poll",
+            "ecs:StartTelemetrySession",
+            "ecs:UpdateContainerInstancesState",
+            on=[in_cluster(cluster, "container-instance")],
+            where=_only(cluster),
+            why="A host's own id is not known before it joins; the condition limits the statement "
+            "to this cluster.",
+        )
+        + allow("FindTheControlPlane", "ecs:DiscoverPollEndpoint", on=["*"])
+        + allow(
+            "PullImages",
+            "ecr:BatchCheckLayerAvailability",
+            "ecr:BatchGetImage",
+            "ecr:GetDownloadUrlForLayer",
+            on=[each.repository_arn for each in repositories],
+        )
+        + allow("LogInToPull", "ecr:GetAuthorizationToken", on=["*"])
+        + allow(
+            "ReportMetrics",
+            "cloudwatch:PutMetricData",
+            on=["*"],
+            where={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
+            why="Finding the control plane, logging in to ECR and reporting metrics have no "
+            "resource; metrics are limited to one namespace.",
+        )
     )
 
 
-def of_execution(scope: IConstruct) -> Rights:
-    """ECS itself, which pulls images and reads the token; CDK writes the statements."""
-    return Rights(
-        reasons={
-            wildcard(scope): "Logging in to ECR has no resource; pulls are limited to two images.",
-        }
-    )
+#: ECS itself, which pulls images and reads the token; CDK writes the statements.
+OF_EXECUTION: Final = Rights(
+    reasons={"*": "Logging in to ECR has no resource; pulls are limited to two images."}
+)
 
 
-def of_training_code(scope: IConstruct, *, bucket: s3.Bucket, shell_logs: logs.LogGroup) -> Rights:
+def of_training_code(*, bucket: s3.Bucket, shell_logs: logs.LogGroup) -> Rights:
     """All code that trains: its bucket, and a shell for its owner, which is logged."""
-    core = Stack.of(bucket)
-    return Rights(
-        statements=(
-            allow(
-                "Bucket",
-                "s3:GetBucketLocation",
-                "s3:ListBucket",
-                "s3:ListBucketMultipartUploads",
-                on=[bucket.bucket_arn],
-            ),
-            allow(
-                "Objects",
-                "s3:AbortMultipartUpload",
-                "s3:DeleteObject",
-                "s3:GetObject",
-                "s3:ListMultipartUploadParts",
-                "s3:PutObject",
-                on=[bucket.arn_for_objects("*")],
-            ),
-            # The agent that ECS Exec puts into the container; it also looks for its log group.
-            allow(
-                "Shell",
-                "logs:DescribeLogGroups",
-                "ssmmessages:CreateControlChannel",
-                "ssmmessages:CreateDataChannel",
-                "ssmmessages:OpenControlChannel",
-                "ssmmessages:OpenDataChannel",
-                on=["*"],
-            ),
-            allow(
-                "LogShell",
-                "logs:CreateLogStream",
-                "logs:DescribeLogStreams",
-                "logs:PutLogEvents",
-                on=[shell_logs.log_group_arn],
-            ),
-        ),
-        reasons={
-            wildcard(core, core.export_value(bucket.bucket_arn) + "/*"): "Any object "
-            "of the one bucket is data or a checkpoint of some run.",
-            wildcard(scope): "The channels of ECS Exec, and finding its logs, have no resource.",
-        },
+    objects = Stack.of(bucket).export_value(bucket.bucket_arn) + "/*"
+    return (
+        allow(
+            "Bucket",
+            "s3:GetBucketLocation",
+            "s3:ListBucket",
+            "s3:ListBucketMultipartUploads",
+            on=[bucket.bucket_arn],
+        )
+        + allow(
+            "Objects",
+            "s3:AbortMultipartUpload",
+            "s3:DeleteObject",
+            "s3:GetObject",
+            "s3:ListMultipartUploadParts",
+            "s3:PutObject",
+            on=[bucket.arn_for_objects("*")],
+        )
+        # The agent that ECS Exec puts into the container; it also looks for its log group.
+        + allow(
+            "Shell",
+            "logs:DescribeLogGroups",
+            "ssmmessages:CreateControlChannel",
+            "ssmmessages:CreateDataChannel",
+            "ssmmessages:OpenControlChannel",
+            "ssmmessages:OpenDataChannel",
+            on=["*"],
+            why="The channels of ECS Exec, and finding its logs, have no resource.",
+        )
+        + allow(
+            "LogShell",
+            "logs:CreateLogStream",
+            "logs:DescribeLogStreams",
+            "logs:PutLogEvents",
+            on=[shell_logs.log_group_arn],
+        )
+        + Rights(
+            reasons={objects: "Any object of the one bucket is data or a checkpoint of some run."}
+        )
     )
 
 
@@ -178,19 +178,23 @@ def of_job_head(
     """The head of a job, beyond what all training code may: its workers, users' secrets, and to
     ask for its hosts' end."""
     secrets = arn(scope, "secretsmanager", f"secret:{SECRETS_PREFIX}*")
-    own = Rights(
-        statements=(
-            allow("Secrets", "secretsmanager:GetSecretValue", on=[secrets]),
-            allow("ReleaseHosts", "lambda:InvokeFunction", on=[keeper_arn]),
-        ),
-        reasons={
-            wildcard(scope): "Listing tasks has no resource; it is limited to this cluster. "
-            "Neither have the channels of ECS Exec and finding its logs.",
-            wildcard(scope, secrets): "The users' own secrets, by the prefix of names "
-            "that are meant for jobs.",
-        },
+    return (
+        starting_tasks(cluster, worker)
+        + ending_tasks(cluster)
+        + allow(
+            "Secrets",
+            "secretsmanager:GetSecretValue",
+            on=[secrets],
+            why="The users' own secrets, by the prefix of names that are meant for jobs.",
+        )
+        + allow("ReleaseHosts", "lambda:InvokeFunction", on=[keeper_arn])
+        + Rights(
+            reasons={
+                "*": "Listing tasks has no resource; it is limited to this cluster. Neither have "
+                "the channels of ECS Exec and finding its logs."
+            }
+        )
     )
-    return starting_tasks(cluster, worker) + ending_tasks(scope, cluster) + own
 
 
 def of_keeper(
@@ -202,51 +206,51 @@ def of_keeper(
     state_machine_arn: str,
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
-    core = Stack.of(bucket)
+    exported = Stack.of(bucket).export_value(bucket.bucket_arn)
     record, reason = runs.job_record("*", "*"), runs.job_reason("*", "*")
-    executions = execution_arn(state_machine_arn, "*")
-    own = Rights(
-        statements=(
-            allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(record)]),
-            allow(
-                "RecordsAndReasons",
-                "s3:GetObject",
-                on=[bucket.arn_for_objects(each) for each in (record, reason)],
-            ),
-            allow(
-                "Jobs", "states:DescribeExecution", "states:GetExecutionHistory", on=[executions]
-            ),
-            allow("FindHosts", "ecs:ListContainerInstances", on=[cluster.cluster_arn]),
-            allow("FindServices", "ecs:ListServices", on=["*"], where=_only(cluster)),
-            allow(
-                "MarkDisconnectedHosts",
-                "ecs:DeleteAttributes",
-                "ecs:PutAttributes",
-                on=[in_cluster(cluster, "container-instance")],
-            ),
-            allow(
-                "FindGroups",
-                "autoscaling:DescribeAutoScalingGroups",
-                "autoscaling:DescribeScalingActivities",
-                "ec2:DescribeInstances",
-                on=["*"],
-            ),
-        ),
-        reasons={
-            wildcard(scope): "Listing tasks and services, and describing groups and instances, "
-            "have no resource; tasks and services are limited to this cluster.",
-            **{
-                wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{key}"): "Runs and jobs "
-                "are named by their users."
+    return (
+        ending_tasks(cluster)
+        + releasing_hosts(scope, cluster, groups)
+        + allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(record)])
+        + allow(
+            "RecordsAndReasons",
+            "s3:GetObject",
+            on=[bucket.arn_for_objects(each) for each in (record, reason)],
+        )
+        + Rights(
+            reasons={
+                f"{exported}/{key}": "Runs and jobs are named by their users."
                 for key in (record, reason)
-            },
-            wildcard(scope, executions): "Executions of the one state machine.",
-        },
+            }
+        )
+        + allow(
+            "Jobs",
+            "states:DescribeExecution",
+            "states:GetExecutionHistory",
+            on=[execution_arn(state_machine_arn, "*")],
+            why=OF_ONE_MACHINE,
+        )
+        + allow("FindHosts", "ecs:ListContainerInstances", on=[cluster.cluster_arn])
+        + allow("FindServices", "ecs:ListServices", on=["*"], where=_only(cluster))
+        + allow(
+            "MarkDisconnectedHosts",
+            "ecs:DeleteAttributes",
+            "ecs:PutAttributes",
+            on=[in_cluster(cluster, "container-instance")],
+        )
+        + allow(
+            "FindGroups",
+            "autoscaling:DescribeAutoScalingGroups",
+            "autoscaling:DescribeScalingActivities",
+            "ec2:DescribeInstances",
+            on=["*"],
+            why="Listing tasks and services, and describing groups and instances, have no "
+            "resource; tasks and services are limited to this cluster.",
+        )
     )
-    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + own
 
 
-def of_admission(state_machine_arn: str) -> iam.PolicyStatement:
+def of_admission(state_machine_arn: str) -> Rights:
     """The function that admits jobs: see those that run. The sweep sees by it those that ended."""
     return allow("ListJobs", "states:ListExecutions", on=[state_machine_arn])
 
@@ -257,163 +261,155 @@ def of_state_machine(
     """The state machine: a head task, and the function that cleans up after it."""
     # Step Functions learns by this rule of its own that a task has ended.
     rule = arn(scope, "events", "rule/StepFunctionsGetEventsForECSTaskRule")
-    own = Rights(
-        statements=(
-            allow(
-                "HearOfTasks",
-                "events:DescribeRule",
-                "events:PutRule",
-                "events:PutTargets",
-                on=[rule],
-            ),
-            allow("CleanUp", "lambda:InvokeFunction", on=[keeper_arn]),
-        ),
+    return (
+        starting_tasks(cluster, head)
+        + allow(
+            "HearOfTasks",
+            "events:DescribeRule",
+            "events:PutRule",
+            "events:PutTargets",
+            on=[rule],
+        )
+        + allow("CleanUp", "lambda:InvokeFunction", on=[keeper_arn])
+        + ending_known_tasks(cluster)
     )
-    return starting_tasks(cluster, head) + own + ending_known_tasks(scope, cluster)
 
 
 def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str]) -> Rights:
     """The function that ends tasks and hosts when the stack is deleted."""
-    own = Rights(
-        statements=(
-            allow(
-                "EmptyCluster",
-                "ecs:DeregisterContainerInstance",
-                "ecs:ListContainerInstances",
-                on=[cluster.cluster_arn],
-            ),
-            allow(
-                "ForgetRevisions",
-                "ecs:DeregisterTaskDefinition",
-                "ecs:ListTaskDefinitions",
-                on=["*"],
-            ),
-            allow(
-                "FindHosts",
-                "autoscaling:DescribeAutoScalingGroups",
-                "ec2:DescribeInstances",
-                on=["*"],
-            ),
-            allow("SeeRollbacks", "cloudformation:DescribeStacks", on=[Stack.of(scope).stack_id]),
-        ),
-        reasons={
-            wildcard(scope): "Listing and deregistering have no resource, or one that is not known "
-            "before; what may be ended is limited to this cluster and to the two groups.",
-        },
+    return (
+        ending_tasks(cluster)
+        + allow(
+            "EmptyCluster",
+            "ecs:DeregisterContainerInstance",
+            "ecs:ListContainerInstances",
+            on=[cluster.cluster_arn],
+        )
+        + allow(
+            "ForgetRevisions",
+            "ecs:DeregisterTaskDefinition",
+            "ecs:ListTaskDefinitions",
+            on=["*"],
+        )
+        + allow(
+            "FindHosts",
+            "autoscaling:DescribeAutoScalingGroups",
+            "ec2:DescribeInstances",
+            on=["*"],
+            why="Listing and deregistering have no resource, or one that is not known before; "
+            "what may be ended is limited to this cluster and to the two groups.",
+        )
+        + allow("SeeRollbacks", "cloudformation:DescribeStacks", on=[Stack.of(scope).stack_id])
+        + ending_hosts(scope, groups, "autoscaling:DeleteAutoScalingGroup")
     )
-    groups_end = ending_hosts(scope, groups, "autoscaling:DeleteAutoScalingGroup")
-    return ending_tasks(scope, cluster) + own + groups_end
 
 
-def of_ending_jobs(scope: IConstruct, *, machine_arn: str, keeper_arn: str) -> Rights:
+def of_ending_jobs(*, machine_arn: str, keeper_arn: str) -> Rights:
     """The same function: end the jobs, and have the keeper record that."""
-    executions = execution_arn(machine_arn, "*")
-    return Rights(
-        statements=(
-            allow("FindJobs", "states:ListExecutions", on=[machine_arn]),
-            allow("EndJobs", "states:DescribeExecution", "states:StopExecution", on=[executions]),
-            allow("RecordJobs", "lambda:InvokeFunction", on=[keeper_arn]),
-        ),
-        reasons={wildcard(scope, executions): "Executions of the one state machine."},
+    return (
+        allow("FindJobs", "states:ListExecutions", on=[machine_arn])
+        + allow(
+            "EndJobs",
+            "states:DescribeExecution",
+            "states:StopExecution",
+            on=[execution_arn(machine_arn, "*")],
+            why=OF_ONE_MACHINE,
+        )
+        + allow("RecordJobs", "lambda:InvokeFunction", on=[keeper_arn])
     )
 
 
-def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) -> Rights:
+def of_image_push(repositories: Sequence[ecr.Repository]) -> Rights:
     """The workflow that pushes images."""
-    return Rights(
-        statements=(
-            allow(
-                "Push",
-                "ecr:BatchCheckLayerAvailability",
-                "ecr:BatchGetImage",
-                "ecr:CompleteLayerUpload",
-                "ecr:DescribeImages",
-                "ecr:GetDownloadUrlForLayer",
-                "ecr:InitiateLayerUpload",
-                "ecr:PutImage",
-                "ecr:UploadLayerPart",
-                on=[each.repository_arn for each in repositories],
-            ),
-            allow("Login", "ecr:GetAuthorizationToken", on=["*"]),
-        ),
-        reasons={
-            wildcard(scope): "ecr:GetAuthorizationToken has no resource; "
-            "what the token may do is limited by the statement on the two repositories.",
-        },
+    return allow(
+        "Push",
+        "ecr:BatchCheckLayerAvailability",
+        "ecr:BatchGetImage",
+        "ecr:CompleteLayerUpload",
+        "ecr:DescribeImages",
+        "ecr:GetDownloadUrlForLayer",
+        "ecr:InitiateLayerUpload",
+        "ecr:PutImage",
+        "ecr:UploadLayerPart",
+        on=[each.repository_arn for each in repositories],
+    ) + allow(
+        "Login",
+        "ecr:GetAuthorizationToken",
+        on=["*"],
+        why="ecr:GetAuthorizationToken has no resource; what the token may do is limited by the "
+        "statement on the two repositories.",
     )
 
 
 # --- what roles share -----------------------------------------------------------------------------
+OF_ONE_MACHINE: Final = "Executions of the one state machine."
+
+
 def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
     """Starting tasks of one family of definitions in the cluster."""
-    revisions = arn(cluster, "ecs", f"task-definition/{task.family}:*")
-    return Rights(
-        statements=(
-            # All revisions: a job that runs while the stack is updated keeps its own.
-            allow("StartTasks", "ecs:RunTask", on=[revisions], where=_only(cluster)),
-            allow(
-                "TagTasks",
-                "ecs:TagResource",
-                on=[in_cluster(cluster, "task")],
-                where={"StringEquals": {"ecs:CreateAction": "RunTask"}},
-            ),
-            allow(
-                "PassRoles",
-                "iam:PassRole",
-                on=[role.role_arn for role in (task.task_role, task.execution_role) if role],
-                where={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
-            ),
-        ),
-        reasons={
-            wildcard(cluster, revisions): "Revisions have numbers; they are of one family, and "
-            "only this stack's roles can be passed to them."
-        },
+    return (
+        # All revisions: a job that runs while the stack is updated keeps its own.
+        allow(
+            "StartTasks",
+            "ecs:RunTask",
+            on=[arn(cluster, "ecs", f"task-definition/{task.family}:*")],
+            where=_only(cluster),
+            why="Revisions have numbers; they are of one family, and only this stack's roles can "
+            "be passed to them.",
+        )
+        + allow(
+            "TagTasks",
+            "ecs:TagResource",
+            on=[in_cluster(cluster, "task")],
+            where={"StringEquals": {"ecs:CreateAction": "RunTask"}},
+        )
+        + allow(
+            "PassRoles",
+            "iam:PassRole",
+            on=[role.role_arn for role in (task.task_role, task.execution_role) if role],
+            where={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+        )
     )
 
 
-def ending_tasks(scope: IConstruct, cluster: ecs.Cluster) -> Rights:
+def ending_tasks(cluster: ecs.Cluster) -> Rights:
     """Finding and ending the tasks of the cluster."""
-    finding = Rights(
-        statements=(allow("FindTasks", "ecs:ListTasks", on=["*"], where=_only(cluster)),),
-        reasons={wildcard(scope): "Listing tasks has no resource; it is limited to this cluster."},
+    finding = allow(
+        "FindTasks",
+        "ecs:ListTasks",
+        on=["*"],
+        where=_only(cluster),
+        why="Listing tasks has no resource; it is limited to this cluster.",
     )
-    return finding + ending_known_tasks(scope, cluster)
+    return finding + ending_known_tasks(cluster)
 
 
-def ending_known_tasks(scope: IConstruct, cluster: ecs.Cluster) -> Rights:
+def ending_known_tasks(cluster: ecs.Cluster) -> Rights:
     """Ending tasks of the cluster whose ARNs are known."""
-    tasks = in_cluster(cluster, "task")
-    return Rights(
-        statements=(allow("EndTasks", "ecs:DescribeTasks", "ecs:StopTask", on=[tasks]),),
-        reasons={wildcard(scope, tasks): "Tasks have random names; they are this cluster's."},
+    return allow(
+        "EndTasks",
+        "ecs:DescribeTasks",
+        "ecs:StopTask",
+        on=[in_cluster(cluster, "task")],
+        why="Tasks have random names; they are this cluster's.",
     )
 
 
 def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[str]) -> Rights:
     """Draining hosts of the cluster, and terminating those of some of its groups."""
-    hosts = in_cluster(cluster, "container-instance")
-    drain = Rights(
-        statements=(
-            allow(
-                "DrainHosts",
-                "ecs:DescribeContainerInstances",
-                "ecs:UpdateContainerInstancesState",
-                on=[hosts],
-            ),
-        ),
-        reasons={wildcard(scope, hosts): "Hosts have random names; they are this cluster's."},
+    drain = allow(
+        "DrainHosts",
+        "ecs:DescribeContainerInstances",
+        "ecs:UpdateContainerInstancesState",
+        on=[in_cluster(cluster, "container-instance")],
+        why="Hosts have random names; they are this cluster's.",
     )
-    instances = arn(scope, "ec2", "instance/*")
-    end = Rights(
-        statements=(
-            allow(
-                "EndHostsAtOnce",
-                "ec2:TerminateInstances",
-                on=[instances],
-                where={"StringEquals": {f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]}},
-            ),
-        ),
-        reasons={wildcard(scope, instances): "Instances of the two groups, by Auto Scaling's tag."},
+    end = allow(
+        "EndHostsAtOnce",
+        "ec2:TerminateInstances",
+        on=[arn(scope, "ec2", "instance/*")],
+        where={"StringEquals": {f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]}},
+        why="Instances of the two groups, by Auto Scaling's tag.",
     )
     groups_end = ending_hosts(
         scope,
@@ -427,17 +423,12 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
 
 def ending_hosts(scope: IConstruct, groups: Sequence[str], *actions: str) -> Rights:
     """Actions on groups of hosts, by their names."""
-    arns = [
-        arn(scope, "autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{name}")
-        for name in groups
-    ]
-    return Rights(
-        statements=(allow("EndHosts", *actions, on=arns),),
-        reasons={
-            wildcard(scope, each): "A group's ARN holds a random id beside its name, which is "
-            "given."
-            for each in arns
-        },
+    place = "autoScalingGroup:*:autoScalingGroupName"
+    return allow(
+        "EndHosts",
+        *actions,
+        on=[arn(scope, "autoscaling", f"{place}/{name}") for name in groups],
+        why="A group's ARN holds a random id beside its name, which is given.",
     )
 
 

@@ -24,7 +24,6 @@ from contract import nodes
 from contract.instance_types import PERSISTENT
 from stacks import rights
 from stacks.core_stack import CoreStack
-from stacks.findings import wildcard
 from stacks.lambda_functions import custom_resource, lambda_function
 from stacks.settings import Settings
 
@@ -173,22 +172,21 @@ class SharedStorage(Construct):
 def rights_of_export(scope: Construct, *, file_system: str, association: str) -> rights.Rights:
     """The function that has FSx write files into the bucket before their file system is deleted."""
     tasks = rights.arn(scope, "fsx", "task/*")
-    return rights.Rights(
-        statements=(
-            rights.allow("Export", "fsx:CreateDataRepositoryTask", on=[file_system, tasks]),
-            rights.allow(
-                "StopAutomaticExport", "fsx:UpdateDataRepositoryAssociation", on=[association]
-            ),
-            rights.allow(
-                "Watch",
-                "fsx:DescribeDataRepositoryAssociations",
-                "fsx:DescribeDataRepositoryTasks",
-                on=["*"],
-            ),
-        ),
-        reasons={
-            wildcard(scope): "Describing is by a filter, which has no resource.",
-            wildcard(scope, tasks): "The id of a task is not known before it is made; its file "
-            "system is given.",
-        },
+    return (
+        rights.allow("Export", "fsx:CreateDataRepositoryTask", on=[file_system, tasks])
+        + rights.allow(
+            "StopAutomaticExport", "fsx:UpdateDataRepositoryAssociation", on=[association]
+        )
+        + rights.allow(
+            "Watch",
+            "fsx:DescribeDataRepositoryAssociations",
+            "fsx:DescribeDataRepositoryTasks",
+            on=["*"],
+            why="Describing is by a filter, which has no resource.",
+        )
+        + rights.Rights(
+            reasons={
+                tasks: "The id of a task is not known before it is made; its file system is given."
+            }
+        )
     )

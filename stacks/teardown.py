@@ -98,9 +98,7 @@ class Teardown(Construct):
         assert isinstance(resource, CfnResource)
         resource.add_property_override("Machine", machine_arn)
         resource.add_property_override("Keeper", keeper_arn)
-        rights.of_ending_jobs(self, machine_arn=machine_arn, keeper_arn=keeper_arn).grant(
-            self._role
-        )
+        rights.of_ending_jobs(machine_arn=machine_arn, keeper_arn=keeper_arn).grant(self._role)
         self.stop_tasks.node.add_dependency(*beside)
 
     def stops(self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct]) -> None:

@@ -223,8 +223,8 @@ STRICT: Final = (
     Fault(
         name="policies",
         file="stacks/rights.py",
-        old='allow("Secrets", "secretsmanager:GetSecretValue", on=[secrets])',
-        new='allow("Secrets", "secretsmanager:DescribeSecret", on=[secrets])',
+        old='"secretsmanager:GetSecretValue"',
+        new='"secretsmanager:DescribeSecret"',
         felt="a job is refused its secrets",
         tests="tests/stacks/test_roles.py",
     ),

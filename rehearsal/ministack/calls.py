@@ -14,7 +14,6 @@ from typing import Any
 
 from rehearsal.ministack import rights
 from rehearsal.ministack.internals import (
-    app,
     autoscaling,
     ec2,
     ecs,
@@ -25,7 +24,7 @@ from rehearsal.ministack.internals import (
     stepfunctions,
 )
 from rehearsal.ministack.step_functions import RUN_AND_WAIT, current_execution
-from rehearsal.ministack.validation import Answer, Request, refuse
+from rehearsal.ministack.validation import Answer, Request, refuse, routed
 from rehearsal.policies import Call
 
 INSTANCE = "container-instance"
@@ -69,9 +68,8 @@ class Calls:
 # --- what a request asks for ----------------------------------------------------------------------
 def requested(request: Request) -> tuple[str, list[Call]]:
     """The service of a request, and the calls that it is for policies; none if it is not signed."""
-    method, path, headers, body, query, _id = request
-    params = app._routing_params(method, path, headers, body, query)
-    service = router.detect_service(method, path, headers, params)
+    method, path, headers, body, _query, _id = request
+    service, params = routed(request)
     if "authorization" not in headers:
         return service, []
     action = iam_actions.extract_iam_action(service, method, path, headers, body, params)

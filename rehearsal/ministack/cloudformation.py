@@ -6,7 +6,7 @@ It assigns to MiniStack's table of handlers, whose shape is that of one version.
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rehearsal.ministack import resource_types
@@ -66,11 +66,9 @@ def fix_container_definitions() -> None:
 
 def fix_service() -> None:
     """A service must keep its Cloud Map names and its right to a shell."""
-    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Service"]
-    stock_create, stock_update = handler["create"], handler["update"]
 
-    def keep(result: Result, properties: Properties) -> Result:
-        cluster, name = result[0].split("/")[-2:]
+    def keep(arn: str, properties: Properties) -> None:
+        cluster, name = arn.split("/")[-2:]
         ecs._services[f"{cluster}/{name}"] |= {
             "serviceRegistries": provisioners._pascal_to_camel(
                 properties.get("ServiceRegistries") or []
@@ -83,13 +81,28 @@ def fix_service() -> None:
             ),
             "propagateTags": properties.get("PropagateTags", "NONE"),
         }
-        return result
+
+    add_to("AWS::ECS::Service", keep)
+
+
+def add_to(name: str, keep: Callable[[str, Properties], None]) -> None:
+    """Do more where a resource of a type is made or changed.
+
+    Args:
+        keep: called with its physical id and its properties, after the stock handler.
+    """
+    handler = provisioners._RESOURCE_HANDLERS[name]
+    stock_create, stock_update = handler["create"], handler["update"]
 
     def create(logical_id: str, properties: Properties, stack: str) -> Result:
-        return keep(stock_create(logical_id, properties, stack), properties)
+        result: Result = stock_create(logical_id, properties, stack)
+        keep(result[0], properties)
+        return result
 
     def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
-        return keep(stock_update(physical_id, old, new, stack), new)
+        result: Result = stock_update(physical_id, old, new, stack)
+        keep(result[0], new)
+        return result
 
     handler |= {"create": create, "update": update}
 
@@ -204,24 +217,16 @@ def fix_bucket() -> None:
     Both are what the CDK's emptying of buckets depends on: it looks at a tag, and without it a
     deployment on AWS could not be removed.
     """
-    handler = provisioners._RESOURCE_HANDLERS["AWS::S3::Bucket"]
-    stock_create, stock_update = handler["create"], handler["update"]
 
-    def create(logical_id: str, properties: Properties, stack: str) -> Result:
-        result: Result = stock_create(logical_id, properties, stack)
-        s3._bucket_tags[result[0]] = provisioners._tag_map(properties.get("Tags"))
-        return result
-
-    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
-        result: Result = stock_update(physical_id, old, new, stack)
-        s3._bucket_tags[result[0]] = provisioners._tag_map(new.get("Tags"))
-        return result
+    def keep(name: str, properties: Properties) -> None:
+        s3._bucket_tags[name] = provisioners._tag_map(properties.get("Tags"))
 
     def delete(physical_id: str, _properties: Properties) -> None:
         if physical_id in s3._buckets:
             call(f"bucket {physical_id}", s3._delete_bucket(physical_id))
 
-    handler |= {"create": create, "update": update, "delete": delete}
+    add_to("AWS::S3::Bucket", keep)
+    provisioners._RESOURCE_HANDLERS["AWS::S3::Bucket"]["delete"] = delete
     provisioners._STACK_TAG_PROPERTY["AWS::S3::Bucket"] = ("Tags", "list")
 
 

@@ -111,12 +111,17 @@ def refusal(service: str, code: str, found: list[str], request: Request) -> Answ
     return 400, answer, body
 
 
-def of_request(request: Request) -> Answer | None:
-    """The answer to a request that its service would refuse; None to any other."""
+def routed(request: Request) -> tuple[str, dict[str, Any]]:
+    """The service of a request, and its parameters."""
     method, path, headers, body, query, _id = request
     params = app._routing_params(method, path, headers, body, query)
-    service = router.detect_service(method, path, headers, params)
-    if found := found_in(headers, body):
+    return router.detect_service(method, path, headers, params), params
+
+
+def of_request(request: Request) -> Answer | None:
+    """The answer to a request that its service would refuse; None to any other."""
+    service, _params = routed(request)
+    if found := found_in(request.headers, request.body):
         return refusal(service, CODES.get(service, ANY_OTHER), found, request)
     return None
 

@@ -13,7 +13,7 @@ from contract.errors import InputError
 from tests.conftest import ROOT
 from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
-from training.data import documents, mixture, sources
+from training.data import documents, mixture
 from training.data.mixed_feed import feed_for
 from training.fsdp import inputs
 from training.fsdp import train as fsdp
@@ -169,10 +169,10 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     storage.write_bytes("s3://texts/a/deep/one.jsonl", b'{"text": "one"}')
     storage.write_bytes("s3://texts/a/picture.png", b"no text")
     # Text and tokens are 36 bytes together.
-    monkeypatch.setattr(sources, "bytes_free", lambda: 35)
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 35)
     with pytest.raises(InputError, match=r"use hosts with a larger disk"):
         documents.text_files("s3://texts/a")
-    monkeypatch.setattr(sources, "bytes_free", lambda: 36)
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 36)
     found = documents.text_files("s3://texts/a/")
     assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b"two"]
 

@@ -126,7 +126,7 @@ def _s3_files(source: str) -> list[Path]:
         for key, (folder, name) in folders.items()
     )
     # Tokens of two or four bytes are about as large as the text, or half.
-    if (free := sources.bytes_free()) < 2 * missing:
+    if (free := storage.bytes_free(sources.cache_dir().absolute())) < 2 * missing:
         raise InputError(
             f"{source} has {byte_size(missing)} of text that is not here yet, which takes about as "
             f"much again as tokens, and {sources.cache_dir()} has {byte_size(free)} free: use "

@@ -9,7 +9,6 @@ fetched again when its ETag has changed.
 
 import hashlib
 import shlex
-import shutil
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -81,13 +80,6 @@ def bytes_here(source: str, name: str) -> int:
     """Bytes of a file of a remote source that are in the node's cache; 0 where it is not."""
     file = safe_join(cache_dir() / _folder_name(source), name)
     return file.stat().st_size if file.exists() else 0
-
-
-def bytes_free() -> int:
-    """Bytes that are free on the disk of the node's cache."""
-    folder = cache_dir().absolute()
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    return shutil.disk_usage(there).free
 
 
 def _folder_name(source: str) -> str:

@@ -198,13 +198,13 @@ def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
     """
     folder = Path(tempfile.gettempdir() if is_s3(uri) else uri)
     try:
-        if num * size > _free(folder) and not is_s3(uri):
+        if num * size > bytes_free(folder) and not is_s3(uri):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
     except Exception as error:
         if not is_full(error):
             raise
-        needed, free = byte_size(max(num, 1) * size), byte_size(_free(folder))
+        needed, free = byte_size(max(num, 1) * size), byte_size(bytes_free(folder))
         raise FullError(
             f"the disk of {folder} is full: checkpoints need {needed}, {free} are free (a quota "
             "may allow less); free some, or give a lower --checkpoints-to-keep, then the same "
@@ -212,7 +212,7 @@ def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
         ) from None
 
 
-def _free(folder: Path) -> int:
+def bytes_free(folder: Path) -> int:
     """Free bytes of the disk of a folder, which may not be there yet."""
     place = next(each for each in (folder, *folder.parents) if each.exists())
     return shutil.disk_usage(place).free

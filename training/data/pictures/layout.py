@@ -70,6 +70,12 @@ class Arranged(NamedTuple):
     notes: tuple[str, ...]
     """What was held out, and what is not used: a sentence each."""
 
+    @property
+    def labels(self) -> dict[str, int]:
+        """Number of each class, in the order of their names."""
+        names = sorted({each.class_name for each in self.pictures[TRAIN]})
+        return {name: number for number, name in enumerate(names)}
+
 
 def find(source: Path, *, note: Note | None = None) -> Arranged:
     """All pictures of a folder or an archive.

@@ -121,9 +121,7 @@ def _tree(root: str) -> PictureSet:
         root,
         content=lambda item: storage.read_bytes(storage.join(root, *item.parts)) or b"",
     )
-    classes = tuple(sorted({each.class_name for each in found.pictures[TRAIN]}))
-    label = {name: number for number, name in enumerate(classes)}
-    splits = {}
+    label, splits = found.labels, {}
     for split, pictures in found.pictures.items():
         lines = []
         for each in pictures:
@@ -137,7 +135,7 @@ def _tree(root: str) -> PictureSet:
         splits[split] = Split("".join(lines).encode())
     index = Index(
         form=TREE,
-        classes=classes,
+        classes=tuple(label),
         counts={split: len(each) for split, each in found.pictures.items()},
         fingerprint=fingerprint(splits),
         files={},

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -129,11 +129,11 @@ def prepare(
     tell = report or (lambda _what, _done, _total: None)
     content = to.read(INDEX_FILE)  # first: to look for pictures may take minutes
     tell("looking for pictures", 0, 0)
-    found, notes = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
-    for each in notes:
+    arranged = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    found, label = arranged.pictures, arranged.labels
+    for each in arranged.notes:
         print(each, file=sys.stderr, flush=True)
-    classes = tuple(sorted({each.class_name for each in found["train"]}))
-    works = list(_works(found, classes, to, wish, shard_bytes))
+    works = list(_works(found, label, to, wish, shard_bytes))
     state = works[0].state
     if content is not None:
         there = Index.from_json(content, where=to.uri)
@@ -149,7 +149,7 @@ def prepare(
     to.write(begun, b"")  # from now on, the shards here are this preparation's
     total = sum(len(each) for each in found.values())
     parts = _run(works, processes or os.cpu_count() or 1, lambda num: tell("packing", num, total))
-    index = _write_index(works, parts, classes, to, wish)
+    index = _write_index(works, parts, tuple(label), to, wish)
     for name in [*(f"{state}/{work.name}.json" for work in works), begun]:
         to.remove(name)
     return index
@@ -157,12 +157,11 @@ def prepare(
 
 def _works(
     found: dict[str, list[Found]],
-    classes: Sequence[str],
+    label: Mapping[str, int],
     to: Destination,
     wish: Wish,
     shard_bytes: int,
 ) -> Iterator[Work]:
-    label = {name: number for number, name in enumerate(classes)}
     digest = hashlib.sha256(f"{FORMAT}{wish}{shard_bytes}".encode())
     for split in SPLITS:
         for each in found[split]:
