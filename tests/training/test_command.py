@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contract.errors import InputError
-from contract.nodes import ENV_NUM_GPUS, ENV_TRAINS, ENV_WORKER_GPUS, Gpus, Range
+from contract.nodes import ENV_JOB, ENV_NUM_GPUS, ENV_TRAINS, ENV_WORKER_GPUS, Gpus, Range
 from training import command, launch, recipes
 from training.command import Recorded, read_command
 from training.recipe import Recipe
@@ -106,6 +106,7 @@ def on_node(words: Sequence[str], workers: Range, gpus: Gpus, storage: Path) -> 
     recipe, *options = words
     added = ["--run", "r", "--workers", str(workers), "--storage", str(storage)]
     variables = {
+        ENV_JOB: "a-job",
         ENV_WORKER_GPUS: str(gpus.per_node),
         ENV_NUM_GPUS: str(gpus.on_head or 0),
         ENV_TRAINS: "0" if gpus.on_head is None else "1",

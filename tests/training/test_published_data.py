@@ -240,6 +240,7 @@ def test_tiny_shakespeare_by_name_is_the_real_one(mirror: type[Mirror], data_dir
 
 
 # --- names ---------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("mirror")
 def test_a_name_stays_a_name_for_the_workers(tmp_path: Path) -> None:
     words = ["ddp", "--data", "mnist", "--local", "--workers", "1", "--storage", str(tmp_path)]
     config, _ = launch.configured(command.parse(words))

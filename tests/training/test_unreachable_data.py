@@ -1,6 +1,7 @@
 """Proves that an S3 that does not answer fails only an attempt, and that its words are printed."""
 
 import errno
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,9 @@ from botocore.exceptions import ProfileNotFound, ReadTimeoutError
 
 from contract import exits
 from contract.errors import InputError, UnreachableError
-from training import recipes
-from training.data import documents, sources
+from contract.nodes import ENV_JOB, Range
+from training import command, recipes
+from training.data import catalog, documents, sources
 from training.ddp.settings import DdpConfig
 from training.record.events import Failed
 from training.runtime import torchrun
@@ -44,6 +46,36 @@ def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_th
     monkeypatch.setattr(storage, "filesystem", lambda _: SimpleNamespace(info=info))
     with pytest.raises(kind, match=f"^s3://bucket/data/a.gz .*{words}"):
         sources.local_files("s3://bucket/data", ["a.gz"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset", "data"),
+    [("ddp", "fast", "fashion-mnist"), ("fsdp", "tiny", "tiny-shakespeare")],
+)
+def test_without_a_way_to_published_data_a_command_ends_before_pytorch_is_loaded(
+    recipe: str, preset: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("TRAINING_DATA_MIRROR", address)
+        monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr("urllib.request.getproxies", dict)
+        look_at = recipes.by_name(recipe).look_at
+        words = [recipe, "--preset", preset, "--data", data]
+        config = command.read_command(words, run="r", workers=Range(1, 1))
+        look_at(config)
+    with pytest.raises(
+        UnreachableError, match=r"cannot reach 127.0.0.1 .*: no network\? Try again"
+    ):
+        look_at(config)
+    monkeypatch.setenv(ENV_JOB, "a-job")  # which tries again while it fetches
+    look_at(config)
+    monkeypatch.delenv(ENV_JOB)
+    folder = tmp_path / data
+    folder.mkdir()
+    for name in catalog.find(data).files:  # type: ignore[union-attr]
+        (folder / name).touch()
+    look_at(config)
 
 
 def test_a_disk_that_is_full_is_named_and_not_s3(

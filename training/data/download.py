@@ -30,6 +30,8 @@ from training.data.catalog import MIRROR_VARIABLE, DataSet
 _CHUNK_BYTES: Final = 1 << 20
 #: A server that sends nothing for so long is asked again, for the rest, which a person is told.
 _TIMEOUT_S: Final = 10.0
+#: Before anything is loaded, a connection must be made within so many seconds.
+_WAY_S: Final = 1.5
 #: Before each further attempt; one that has brought new bytes does not count.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
 _BUSY: Final = (429, 500, 502, 503, 504)
@@ -129,15 +131,40 @@ def fetch(
             try:
                 download(url, part, tell=partial(tell, done), sleep=sleep)
             except ConnectionError as error:
-                raise NotReachedError(
-                    f"{error} Try again later, which continues where it broke off, or put the "
-                    f"{counted(len(data.files), 'file')} of {data.name} into a folder and give "
-                    f"--data FOLDER; {MIRROR_VARIABLE} can name a mirror with a folder per data set"
-                ) from None
+                raise _not_reached(data, error) from None
             _verify(data, part, url, name, digest)
             part.replace(target)
         done += target.stat().st_size
     return [folder / name for name in data.files]
+
+
+def _not_reached(data: DataSet, error: Exception) -> NotReachedError:
+    return NotReachedError(
+        f"{error} Try again later, which continues where it broke off, or put the "
+        f"{counted(len(data.files), 'file')} of {data.name} into a folder and give --data FOLDER; "
+        f"{MIRROR_VARIABLE} can name a mirror with a folder per data set"
+    )
+
+
+def check_way(data: DataSet) -> None:
+    """Fail if files of a data set are missing here and its server's address accepts no connection.
+
+    Takes two seconds at most, and PyTorch need not be loaded for it. A job and a machine behind a
+    proxy find out when they fetch.
+
+    Raises:
+        NotReachedError: it does not.
+    """
+    address = urllib.parse.urlsplit(data.source)
+    is_here = all((cache_dir() / data.name / name).exists() for name in data.files)
+    if is_here or os.environ.get(ENV_JOB) or address.scheme in urllib.request.getproxies():
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname, port), timeout=_WAY_S).close()
+    except OSError as error:
+        problem = ConnectionError(f"cannot reach {address.hostname} ({error}): no network?")
+        raise _not_reached(data, problem) from None
 
 
 def published(data: DataSet, *, report: Report | None = None) -> list[Path]:

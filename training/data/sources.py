@@ -33,6 +33,19 @@ def is_remote(source: str) -> bool:
     return source.startswith(("http://", "https://", "s3://"))
 
 
+def check_way(place: str) -> None:
+    """Fail at once if a published data set has to be fetched and cannot be.
+
+    Raises:
+        UnreachableError: there is no way to its server.
+    """
+    if data := catalog.find(place):
+        try:
+            download.check_way(data)
+        except download.NotReachedError as error:
+            raise UnreachableError(str(error)) from None
+
+
 def local_files(source: str, names: Sequence[str], *, report: Report | None = None) -> list[Path]:
     """Return the paths of ``names`` on this node, fetching them first if ``source`` is remote.
 

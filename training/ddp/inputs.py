@@ -6,11 +6,14 @@ from training.ddp.settings import DdpConfig
 
 
 def look_at(config: DdpConfig) -> None:
-    """Check that a folder has the files; what is remote is left to ``prepare``.
+    """Check that a folder has the files, and the network a way to a published set; the rest of what
+    is remote is left to ``prepare``.
 
     Raises:
         InputError: a file is missing.
+        UnreachableError: there is no way.
     """
+    sources.check_way(config.data)
     if not sources.is_remote(config.data) and catalog.find(config.data) is None:
         sources.local_files(config.data, catalog.IDX_FILES)
 

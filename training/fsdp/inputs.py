@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
-from training.data import PYTHON_HELP, catalog, mixture
+from training.data import PYTHON_HELP, catalog, mixture, sources
 from training.data.download import Report
 from training.data.text import TokenStore, open_store, store_for
 from training.fsdp.settings import FsdpConfig
@@ -20,8 +20,10 @@ def look_at(config: FsdpConfig) -> None:
 
     Raises:
         InputError: one is not.
+        UnreachableError: a published text is to be fetched, and there is no way to it.
     """
     for place in mixture.places_of(config.data):
+        sources.check_way(place)
         if "://" in place or catalog.find(place) or place == PYTHON_HELP:
             continue
         if not Path(place).exists():
