@@ -413,7 +413,7 @@ CONTROL: Final = (
     ),
     _cluster(
         name="launches-stay-suspended",
-        old='            if not each["SuspensionReason"].startswith("User suspended"):\n',
+        old='            if not reason.startswith("User suspended"):\n',
         new="            if False:\n",
         felt="after a day without a host no job gets one any more",
     ),
