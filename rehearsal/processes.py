@@ -137,12 +137,14 @@ def end_group(process: subprocess.Popen[str]) -> None:
 
 class Steps:
     """Shows on stderr what is being done, and for how long: a moving line on a terminal, elsewhere
-    a line whenever ``QUIET_S`` have passed."""
+    a line that the seconds end, and another one whenever ``QUIET_S`` have passed."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._number = 0
         self._shown = ""
+        self._is_open = False
+        """True if the last line waits for its end."""
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -150,6 +152,9 @@ class Steps:
         self._number += 1
         self._shown = f"[{self._number:2}/{self._total}] {what}"
         heard[0] = ""
+        if not sys.stderr.isatty():
+            self._print(f"{self._shown} ... ", end="")
+            self._is_open = True
         began, over = time.monotonic(), threading.Event()
         watch = threading.Thread(target=self._watch, args=(began, over), daemon=True)
         watch.start()
@@ -159,7 +164,12 @@ class Steps:
             over.set()
             watch.join()
             self.seconds[what] = time.monotonic() - began
-            self._print(f"{self._shown} ... {text.duration(round(self.seconds[what]))}")
+            took = text.duration(round(self.seconds[what]))
+            if self._is_open:
+                self._is_open = False
+                self._print(took)
+            else:
+                self._print(f"{self._shown} ... {took}")
 
     def _watch(self, began: float, over: threading.Event) -> None:
         """Show the step until it is over."""
@@ -176,10 +186,10 @@ class Steps:
         for line in lines.splitlines():
             self._print(f"        {line}")
 
-    @staticmethod
-    def _print(line: str, end: str = "\n") -> None:
-        # Over what moves there.
-        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+    def _print(self, line: str, end: str = "\n") -> None:
+        # Over what moves there, or below what waits for its end.
+        clear = "\r\x1b[K" if sys.stderr.isatty() else "\n" * self._is_open
+        self._is_open = False
         print(f"{clear}{line}", end=end, file=sys.stderr, flush=True)
 
 
