@@ -21,6 +21,10 @@ class UnreachableError(Exception):
     """
 
 
+class AdvisedError(UnreachableError):
+    """The same, with a message that already tells what to do about it."""
+
+
 def is_full(error: BaseException) -> bool:
     """True if a disk or a quota is full; uv and ``copytree`` report it in words only."""
     said = str(error)

@@ -7,14 +7,15 @@ The cache outlives jobs, and what is in S3 may be replaced in the meantime: a fi
 fetched again when its ETag has changed.
 """
 
+import contextlib
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from contract.errors import InputError, UnreachableError, is_full
+from contract.errors import AdvisedError, InputError, UnreachableError, is_full
 from contract.runs import safe_join
 from training.data import catalog, download
 from training.data.download import Report
@@ -40,10 +41,17 @@ def check_way(place: str) -> None:
         UnreachableError: there is no way to its server.
     """
     if data := catalog.find(place):
-        try:
+        with _for_another_attempt():
             download.check_way(data)
-        except download.NotReachedError as error:
-            raise UnreachableError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _for_another_attempt() -> Iterator[None]:
+    """Here a server that is not reached is no mistake of the user: a job is tried again."""
+    try:
+        yield
+    except download.NotReachedError as error:
+        raise AdvisedError(str(error)) from None
 
 
 def local_files(source: str, names: Sequence[str], *, report: Report | None = None) -> list[Path]:
@@ -60,10 +68,8 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         UnreachableError: the mirror or S3 does not answer.
     """
     if data := catalog.find(source):
-        try:
+        with _for_another_attempt():
             return download.published(data, report=report)
-        except download.NotReachedError as error:
-            raise UnreachableError(str(error)) from None
     if is_remote(source):
         return _fetched(source.rstrip("/"), names)
     folder = Path(source)

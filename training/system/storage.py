@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract import exits, runs
-from contract.errors import InputError, UnreachableError, exit_code, is_full
+from contract.errors import AdvisedError, InputError, UnreachableError, exit_code, is_full
 from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
 from contract.text import byte_size
@@ -45,7 +45,7 @@ _FINAL: Final = (
 )
 
 
-class FullError(UnreachableError):
+class FullError(AdvisedError):
     """A disk is full. It may have room later, but starting again now would not help."""
 
 
@@ -178,8 +178,8 @@ def reported(error: Exception) -> int:
     code = exits.STORAGE if has_trouble else exit_code(error)
     if code == exits.FAILED:
         raise error
-    knows_better = isinstance(error, FullError) or "Try again later" in str(error)
-    then = "; check the address, or try again later" if has_trouble and not knows_better else ""
+    needs_advice = has_trouble and not isinstance(error, AdvisedError)
+    then = "; check the address, or try again later" if needs_advice else ""
     print(f"error: {error}{then}", file=sys.stderr)
     return code
 
