@@ -158,10 +158,13 @@ def _line(
     return running
 
 
-def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
+def waiting(
+    deployment: Deployment, job: Job, tasks: Sequence[Task], *, explains: bool = True
+) -> Waits:
     """Find what a running job waits for.
 
     Args:
+        explains: ask AWS why no host comes, where it waits for one.
         tasks: all that it has had. Workers that have ended are replaced, and so waited for, only
             where the head has asked ECS for others.
     """
@@ -179,7 +182,7 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
         end = "its nodes to end" if heads else "the head to be started"
         return Waits(f"waiting for {end}")
     if status == "PROVISIONING":
-        why = _refusal(deployment, heads[-1:])
+        why = _refusal(deployment, heads[-1:]) if explains else ""
         return Waits(f"waiting for 1 x {hosts.head.type}, for the head{why}")
     if status != "RUNNING":
         return Waits("waiting for the head to pull its image and start")
@@ -188,7 +191,8 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> Waits:
     present = [task for task in workers if not task.has_stopped]
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
-        return Waits(f"waiting for {to_come} x {hosts.worker.type}{_refusal(deployment, present)}")
+        why = _refusal(deployment, present) if explains else ""
+        return Waits(f"waiting for {to_come} x {hosts.worker.type}{why}")
     if pulling := [task for task in present if task.is_starting]:
         workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
         return Waits(f"waiting for {workers_left} to pull the image and start")

@@ -150,16 +150,15 @@ class Program:
             for name in options
             if re.search(rf"(^| )--{name}(=| |$)", after) and _plain(name) not in text
         ]
-        if self.missing:
+        if missing := self._missing():
             file = requirements.file_of(self._folder) or requirements.REQUIREMENTS_TXT
             found.append(
-                f"{self.entries[0].name} imports {listed(self.missing)}: neither in the images nor "
+                f"{self.entries[0].name} imports {listed(missing)}: neither in the images nor "
                 f"in {file}"
             )
         return found
 
-    @property
-    def missing(self) -> list[str]:
+    def _missing(self) -> list[str]:
         """Modules that the entry files import in any case, and that no node will have.
 
         Empty where that is not known: this is no checkout, which has the list of the images'

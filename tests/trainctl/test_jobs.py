@@ -187,6 +187,11 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account) -> Non
     assert waits().endswith(", for the head: of the heads")
     account.fails["describe_scaling_activities"] = refused("AccessDenied", "Describe", "no")
     assert waits().endswith(", for the head"), "not everybody may ask"
+    del account.fails["describe_scaling_activities"]
+    account.calls.clear()
+    for words, num_asked in ((["show", "job"], 1), (["ls"], 1)):  # a list shows no reasons
+        assert main(words) == 0
+        assert len(account.sent("describe_scaling_activities")) == num_asked, words
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequenc
     if place:
         return f"queued {place.number}"
     if not job.is_over:
-        return "waiting" if follow.waiting(deployment, job, tasks).reason else "running"
+        waits = follow.waiting(deployment, job, tasks, explains=False)
+        return "waiting" if waits.reason else "running"
     code = job.outcome.exit_code if job.status == JobStatus.FAILED else None
     return job.status.replace("_", " ") + (f" ({code})" if code else "")
 

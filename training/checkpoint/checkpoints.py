@@ -496,8 +496,8 @@ def check_room(
 
     def check() -> None:
         if worker.rank == 0:
-            num = keep + 1 - len(names(worker.run_uri))
-            storage.room(worker.run_uri, size, num=num)(lambda: None)()
+            with storage.room(worker.run_uri, size, num=keep + 1 - len(names(worker.run_uri))):
+                pass
 
     on_all_ranks(check)
     return size
