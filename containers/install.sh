@@ -1,5 +1,6 @@
 #!/bin/sh
-# A stage of the image build: `install.sh packages | torch cpu|cuda | project`. Runs as root inside the build.
+# A stage of the image build: `install.sh packages | efa VERSION SHA256 | torch cpu|cuda | project`.
+# Runs as root inside the build.
 #
 # What it reads is mounted, so that it is in no layer; what a stage changes gets one date.
 #
@@ -64,10 +65,13 @@ finish() { # bytecode of what is new in a folder, and nothing that tells when th
     touch --date=2000-01-01 /tmp
 }
 
-no_torch() { # FROM
-    echo "error: $pin cannot be installed from $1;" \
-        "to give the head another index: make images TORCH_INDEX=ADDRESS" >&2
+fail() { # MESSAGE
+    echo "error: $1" >&2
     exit 1
+}
+
+no_torch() { # FROM
+    fail "$pin cannot be installed from $1; to give the head another index: make images TORCH_INDEX=ADDRESS"
 }
 
 case $1 in
@@ -89,6 +93,39 @@ case $1 in
         echo /opt/train >"$(site_packages)/train.pth"
         prune
         finish "$(site_packages)"
+        ;;
+    efa)
+        [ -n "$2" ] || exit 0
+        without="or build without EFA: make images ARGS='--tag NAME --build-arg EFA_INSTALLER='"
+        command -v apt-get >/dev/null ||
+            fail "AWS's installer for EFA needs apt-get, which the base image lacks: take one of Debian or Ubuntu, $without"
+        address=https://efa-installer.amazonaws.com/aws-efa-installer-$2.tar.gz
+        cd /tmp
+        python3 -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' \
+            "$address" efa.tar.gz || fail "$address cannot be fetched: try again, $without"
+        echo "$3  efa.tar.gz" | sha256sum --check --quiet ||
+            fail "$address has another SHA-256 than EFA_SHA256: do not use it, $without"
+        tar -xzf efa.tar.gz
+        apt-get update -q
+        # AWS's arguments for containers: the host has the kernel module and sets the limits, and a
+        # build sees no device. (EC2 User Guide, "Install the EFA software in a container")
+        (cd aws-efa-installer && DEBIAN_FRONTEND=noninteractive ./efa_installer.sh -y --skip-kmod \
+            --skip-limit-conf --no-verify)
+        # NCCL loads libnccl-net.so by that name, and otherwise uses TCP without an error.
+        for plugin in /opt/amazon/*/lib*/libnccl-net*.so /opt/amazon/*/lib*/*/libnccl-net*.so; do
+            [ ! -e "$plugin" ] || break
+        done
+        [ -e "$plugin" ] ||
+            fail "EFA installer $2 has no plugin for NCCL on this system: take a newer one or another base image, $without"
+        folder=$(dirname "$plugin")
+        [ -e "$folder/libnccl-net.so" ] || ln -s "$(basename "$plugin")" "$folder/libnccl-net.so"
+        echo "$folder" >/etc/ld.so.conf.d/000_nccl_plugin.conf
+        ldconfig
+        /opt/amazon/efa/bin/fi_info --version
+        # No node runs MPI.
+        rm -rf /opt/amazon/openmpi* /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
+            /var/cache/debconf/*-old /var/cache/ldconfig
+        finish /opt/amazon
         ;;
     torch)
         pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$SOURCE/requirements.txt")

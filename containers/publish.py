@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from contract import exits, nodes, outputs
 from contract.errors import InputError
-from contract.images import SOURCES, content_tag
+from contract.images import SOURCES, base_image, content_tag
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCKERFILE: Final = "containers/Dockerfile"
@@ -265,7 +265,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="another argument of the Dockerfile, such as BASE_IMAGE; may be repeated, needs --tag",
+        help="another argument of the Dockerfile, such as EFA_INSTALLER=; may be repeated, needs "
+        "--tag",
     )
     parser.add_argument(
         "--build-option",
@@ -319,7 +320,7 @@ def _tag(options: argparse.Namespace) -> str:
             "the tag that the stacks compute is that of the standard build: name this one with "
             "--tag NAME, and deploy it with -c image_tag=NAME"
         )
-    return content_tag(ROOT)
+    return content_tag(ROOT, base=base_image(ROOT))
 
 
 def _publish(
@@ -331,11 +332,18 @@ def _publish(
     images = {node: f"{uri or f'ecs-train-{node}'}:{tag}" for node, uri in repositories.items()}
     done = {node: {"image": image} for node, image in images.items()}
     there = set() if options.no_push else {node for node in images if docker.has(images[node])}
+    if there and options.tag and not options.no_build:
+        raise PublishError(
+            f"{images[min(there)]} is there already, perhaps of other sources, and tags cannot be "
+            "replaced: give another --tag"
+        )
     for node in sorted(there):
         print(f"publish: {images[node]} is there already", file=sys.stderr)
     missing = {node: image for node, image in images.items() if node not in there}
     if missing and not options.no_build:
         arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
+        if base := base_image(ROOT):
+            arguments.insert(0, f"BASE_IMAGE={base}")
         if index := os.environ.get("TORCH_INDEX"):
             arguments.insert(0, f"TORCH_CPU_INDEX={index}")
         build(

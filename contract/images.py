@@ -5,6 +5,7 @@ need not be written down anywhere.
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +26,19 @@ def _is_by_the_way(part: str) -> bool:
     return part == "__pycache__" or part.startswith(".") or part.endswith(".egg-info")
 
 
-def content_tag(root: Path) -> str:
-    """The tag of images that are built from the project in ``root`` as it is on disk."""
-    content = hashlib.sha256()
+def base_image(root: Path) -> str:
+    """Setting ``base_image`` of the project in ``root``; empty: the Dockerfile's own."""
+    settings = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
+    return str(settings["base_image"])
+
+
+def content_tag(root: Path, *, base: str = "") -> str:
+    """The tag of images that are built from the project in ``root`` as it is on disk.
+
+    Args:
+        base: setting ``base_image``.
+    """
+    content = hashlib.sha256(base.encode())
     for source in SOURCES:
         path = root / source
         files = path.rglob("*") if path.is_dir() else [path]

@@ -94,7 +94,7 @@ def _wait_until_it_answers(server: subprocess.Popen[bytes], address: str, log: P
     raise RegistryError(f"the image registry does not answer at {address}; it said:\n{said}")
 
 
-BASE_IMAGE: Final = "python:3.12-slim-bookworm"
+BASE_IMAGE: Final = "python:3.12-slim-trixie"
 DEBIAN_IMAGE: Final = "ecs-train-base"
 DEBIAN_PYTHON: Final = "3.11"
 WHEELS_IMAGE: Final = "ecs-train-wheels"

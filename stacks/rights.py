@@ -326,10 +326,12 @@ def of_image_push(repositories: Sequence[ecr.Repository]) -> Rights:
         "ecr:BatchCheckLayerAvailability",
         "ecr:BatchGetImage",
         "ecr:CompleteLayerUpload",
+        "ecr:DescribeImageScanFindings",
         "ecr:DescribeImages",
         "ecr:GetDownloadUrlForLayer",
         "ecr:InitiateLayerUpload",
         "ecr:PutImage",
+        "ecr:StartImageScan",
         "ecr:UploadLayerPart",
         on=[each.repository_arn for each in repositories],
     ) + allow(

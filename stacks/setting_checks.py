@@ -29,6 +29,10 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
         "([A-Za-z0-9_][A-Za-z0-9._-]*/)+",
         "a prefix of the bucket that ends with a slash, such as datasets/",
     ),
+    "base_image": (
+        r"|[^\s@]+@sha256:[0-9a-f]{64}",
+        "an image by digest, such as NAME@sha256:… (docker buildx imagetools inspect), or empty",
+    ),
     "image_tag": ("[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag, such as v1, or empty"),
     "namespace": (
         rf"(?!.{{249}}){_LABEL}(\.{_LABEL})*",

@@ -25,9 +25,6 @@ from stacks import setting_checks as checks
 ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
 
-#: AWS's image for training, which has libfabric and the plug-in of NCCL.
-EFA_IMAGE: Final = "public.ecr.aws/deep-learning-containers/ray:train-ml-cuda"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -86,6 +83,9 @@ class Settings:
     confirm_above_usd: int
     """Jobs whose maximum cost is above this, or unknown, start only if their user types ``y``."""
 
+    base_image: str
+    """Image that both are built on, by digest; empty: Python on Debian. Set it in ``cdk.json``:
+    ``make images`` and CI read it there."""
     image_tag: str
     """Tag of both images; empty: the hash of their content, as ``make images`` computes it."""
     namespace: str
@@ -266,17 +266,6 @@ class Settings:
         )
 
     @property
-    def without_libfabric(self) -> str:
-        """What EFA lacks in the image of this checkout, in words; empty with another image."""
-        if not self.uses_efa or self.image_tag != content_tag(ROOT):
-            return ""
-        return (
-            "efa is on, and the image of this checkout has no libfabric, so that runs end at their "
-            f'start: make images ARGS="--tag efa --build-arg BASE_IMAGE={EFA_IMAGE}" builds one '
-            "that has, and -c image_tag=efa deploys it"
-        )
-
-    @property
     def head(self) -> InstanceType:
         """The head's machine."""
         return _machine("head_instance_type", self.head_instance_type)
@@ -329,7 +318,7 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
         assert isinstance(kind, type)  # the annotations above are plain types
         values[name] = _parse(name, given[name], kind)
     _check_kind(preset, presets, values)
-    values["image_tag"] = values["image_tag"] or content_tag(ROOT)
+    values["image_tag"] = values["image_tag"] or content_tag(ROOT, base=values["base_image"])
     settings = Settings(**values)
     if settings.availability_zone and region and not settings.region:
         dataclasses.replace(settings, region=region)  # raises where the zone is another region's

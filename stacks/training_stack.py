@@ -54,8 +54,6 @@ class TrainingStack(cdk.Stack):
         warnings = cdk.Annotations.of(self)
         if settings.without_efa:
             warnings.add_warning_v2("ecs-train:without-efa", settings.without_efa)
-        if settings.without_libfabric:
-            warnings.add_warning_v2("ecs-train:without-libfabric", settings.without_libfabric)
 
         outputs = {
             stack_outputs.CLUSTER: self.cluster.cluster.cluster_name,

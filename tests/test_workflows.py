@@ -31,8 +31,13 @@ def zizmor(*files: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_linter_finds_nothing() -> None:
-    assert [path.name for path in WORKFLOWS] == ["check.yml", "images.yml", "night.yml"]
-    run = zizmor(*WORKFLOWS)
+    assert [path.name for path in WORKFLOWS] == [
+        "check.yml",
+        "images.yml",
+        "night.yml",
+        "scan.yml",
+    ]
+    run = zizmor(*WORKFLOWS, ROOT / ".github" / "dependabot.yml")
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -51,7 +56,7 @@ def test_the_linter_looks(tmp_path: Path) -> None:
 
 
 def test_they_run_what_a_laptop_runs() -> None:
-    check, images, night = (path.read_text() for path in WORKFLOWS)
+    check, images, night, _ = (path.read_text() for path in WORKFLOWS)
     assert "run: .ci/run" in check
     assert "run: make night" in night
     assert "python3 -m containers.publish" in images
@@ -66,7 +71,7 @@ def jobs(path: Path) -> dict[str, str]:
 
 
 def test_images_are_pushed_from_main_after_the_checks_and_never_for_a_pull_request() -> None:
-    check, images, _ = WORKFLOWS
+    check, images, *_ = WORKFLOWS
     assert "  push:\n    branches: [main]\n" in check.read_text()
     caller = jobs(check)["images"]
     assert "needs: check\n" in caller
@@ -137,7 +142,7 @@ def test_what_has_the_right_to_push_runs_no_package_and_nobody_elses_action() ->
                 after = "".join(step.get("run", "") for step in job["steps"][role:])
                 assert "buildx" not in after
                 assert "--no-try-out" not in after
-    assert seen == ["look", "push"]
+    assert seen == ["look", "push", "scan"]
 
 
 @pytest.mark.parametrize(
@@ -324,3 +329,53 @@ def test_the_action_hands_on_what_the_cache_asks_for_and_nothing_else(tmp_path: 
     said = "ACTIONS_RESULTS_URL=https://results.example/\nACTIONS_RUNTIME_TOKEN=t\n"
     assert (tmp_path / "0").read_text() == said
     assert not (tmp_path / "1").exists()
+
+
+#: ECR, in which each image has ``$CRITICAL`` critical vulnerabilities.
+ECR = """\
+#!/bin/sh
+echo "$@" >>"$CALLS"
+case "$2" in
+    start-image-scan) exit 254 ;;
+    describe-image-scan-findings) echo "$CRITICAL" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("critical", "code"), [("None", 0), ("2", 1)])
+def test_the_weekly_scan_fails_where_ecr_has_found_something_critical(
+    critical: str, code: int, tmp_path: Path
+) -> None:
+    (step,) = [
+        each
+        for each in yaml.safe_load(WORKFLOWS[3].read_text())["jobs"]["scan"]["steps"]
+        if "run" in each
+    ]
+    for name, script in (("aws", ECR), ("python3", "#!/bin/sh\necho content-1\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        env={
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "CALLS": str(tmp_path / "calls"),
+            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+            "CRITICAL": critical,
+            "HEAD": "1.dkr.ecr.eu-west-1.amazonaws.com/core-head",
+            "WORKER": "1.dkr.ecr.eu-west-1.amazonaws.com/core-worker",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    asked = (tmp_path / "calls").read_text().splitlines()
+    # Both images, by the name of their repository and the tag of these sources.
+    for name in ("core-head", "core-worker"):
+        image = f"--repository-name {name} --image-id imageTag=content-1"
+        assert [each.split()[1] for each in asked if image in each] == [
+            "start-image-scan",
+            "wait",
+            "describe-image-scan-findings",
+        ]
+    assert (tmp_path / "summary").read_text().count(f"critical vulnerabilities: {critical}") == 2

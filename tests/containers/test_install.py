@@ -3,9 +3,11 @@
 The script itself, in a folder of its own, with a Python that notes how it was called.
 """
 
+import hashlib
 import os
 import re
 import subprocess
+import tarfile
 from importlib import metadata
 from pathlib import Path
 
@@ -41,7 +43,7 @@ class Build:
         (source / "requirements.lock").symlink_to(ROOT / "requirements.lock")
         # Every path of the image is in this folder.
         script = (ROOT / "containers" / "install.sh").read_text()
-        script = re.sub(r"(?<![\w/}])(?=/(opt|mnt|tmp|var)\b)", str(folder), script)
+        script = re.sub(r"(?<![\w/}])(?=/(opt|mnt|tmp|var|etc)\b)", str(folder), script)
         (folder / "install.sh").write_text(script)
         self.packages = folder / "packages"
         for each in (self.packages, folder / "tmp", self._programs, folder / "opt/venv/bin"):
@@ -142,3 +144,74 @@ def test_a_torch_that_cannot_be_installed_is_named_with_the_variable_of_make(
     assert done.returncode == 1
     assert f"error: {PIN} cannot be installed from {index or 'PyTorch'}" in done.stderr
     assert "make images TORCH_INDEX=ADDRESS" in done.stderr
+
+
+#: AWS's installer: notes its arguments, and leaves libfabric and, where it has one, the plug-in.
+INSTALLER = """\
+#!/bin/sh
+echo "$@" >>"$CALLS"
+mkdir -p "$IMAGE/opt/amazon/efa/bin" "$IMAGE/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
+ln -s /bin/true "$IMAGE/opt/amazon/efa/bin/fi_info"
+[ -z "$PLUGIN" ] || : >"$IMAGE/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/$PLUGIN"
+"""
+
+
+def add_efa(folder: Path, plugin: str) -> tuple[str, dict[str, str]]:
+    """Lay what is downloaded in place; return its hash and the stand-ins' variables."""
+    installer = folder / "aws-efa-installer"
+    installer.mkdir()
+    (installer / "efa_installer.sh").write_text(INSTALLER)
+    (installer / "efa_installer.sh").chmod(0o755)
+    archive = folder / "tmp" / "efa.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(installer, installer.name)
+    (folder / "etc" / "ld.so.conf.d").mkdir(parents=True)
+    for name in ("apt-get", "ldconfig"):
+        (folder / "bin" / name).symlink_to("/bin/true")
+    variables = {"IMAGE": str(folder), "PLUGIN": plugin}
+    return hashlib.sha256(archive.read_bytes()).hexdigest(), variables
+
+
+@pytest.mark.parametrize("plugin", ["libnccl-net.so", "libnccl-net-ofi.so"])
+def test_nccl_finds_the_plugin_of_efa_under_the_name_that_it_loads(
+    build: Build, tmp_path: Path, plugin: str
+) -> None:
+    hashed, variables = add_efa(tmp_path, plugin)
+    done = build.run("efa", "1.50.0", hashed, **variables)
+    assert done.returncode == 0, done.stderr
+    # As AWS's page "Install the EFA software in a container" has them.
+    assert build.calls == ["-y --skip-kmod --skip-limit-conf --no-verify"]
+    (line,) = (tmp_path / "etc/ld.so.conf.d/000_nccl_plugin.conf").read_text().splitlines()
+    assert (Path(line) / "libnccl-net.so").exists()
+
+
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        ("apt-get", "needs apt-get, which the base image lacks"),
+        ("hash", "has another SHA-256 than EFA_SHA256"),
+        ("plugin", "has no plugin for NCCL on this system"),
+    ],
+)
+def test_an_image_that_cannot_have_efa_is_refused_in_one_line(
+    build: Build, tmp_path: Path, without: str, said: str
+) -> None:
+    hashed, variables = add_efa(tmp_path, "" if without == "plugin" else "libnccl-net.so")
+    if without == "apt-get":
+        # Only what the script needs until then.
+        variables["PATH"] = str(tmp_path / "bin")
+        (tmp_path / "bin" / "apt-get").unlink()
+        for name in ("sh", "ls", "touch"):
+            (tmp_path / "bin" / name).unlink(missing_ok=True)
+            (tmp_path / "bin" / name).symlink_to(f"/bin/{name}")
+    done = build.run("efa", "1.50.0", "0" * 64 if without == "hash" else hashed, **variables)
+    assert done.returncode == 1
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("error:")]
+    assert said in line
+    assert line.endswith(
+        "or build without EFA: make images ARGS='--tag NAME --build-arg EFA_INSTALLER='"
+    )
+
+
+def test_a_build_may_leave_efa_out(build: Build) -> None:
+    assert build.run("efa", "", "").returncode == 0

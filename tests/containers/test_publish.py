@@ -166,8 +166,33 @@ def pushed(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., d
         (repository / folder).mkdir(exist_ok=True)
     (repository / "requirements" / "training.txt").write_text("ray==1.2.3\n")
     (repository / "training" / "__init__.py").write_text('__version__ = "1"\n')
+    set_base(repository, "")
     monkeypatch.setattr(publish, "DockerCommand", Registry)
     return run
+
+
+def set_base(repository: Path, image: str) -> None:
+    (repository / "cdk.json").write_text(json.dumps({"context": {"base_image": image}}))
+
+
+def test_another_base_image_makes_another_tag_and_is_what_is_built_on(
+    pushed: Callable[..., dict[str, Any]], repository: Path
+) -> None:
+    own = content_tag(repository)
+    set_base(repository, "mine@sha256:1")
+    done = pushed("--head", "r/h", "--worker", "r/w", images=[f"r/h:{own}", f"r/w:{own}"])
+    assert done["tag"] == content_tag(repository, base="mine@sha256:1") != own
+    built = [call for call in Recorder.calls if call[0] == "build"]
+    assert len(built) == 2
+    assert all("BASE_IMAGE=mine@sha256:1" in call for call in built)
+
+
+def test_a_name_that_is_taken_is_refused_because_it_says_nothing_of_the_sources(
+    pushed: Callable[..., dict[str, Any]],
+) -> None:
+    with pytest.raises(PublishError, match=r"r/h:v1 is there already.*give another --tag"):
+        pushed("--head", "r/h", "--worker", "r/w", "--tag", "v1", images=["r/h:v1"])
+    assert Recorder.calls == []
 
 
 def test_the_tag_is_that_of_the_content_and_what_is_there_is_not_built_again(

@@ -51,6 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
         engine, images.DEBIAN_PYTHON, environment=pip | {"PIP_CONFIG_FILE": os.devnull}, mark="cuda"
     )
     arguments = [f"BASE_IMAGE={BASE}", f"WHEELS_IMAGE={wheels}", "WORKER_TORCH=cuda"]
+    arguments.append("EFA_INSTALLER=")  # AWS's installer cannot be reached
     try:
         publish.build(
             docker, targets={"worker": IMAGE}, git_sha="unknown", build_arguments=arguments

@@ -217,6 +217,7 @@ BAD: list[tuple[Any, ...]] = [
         "a zone of the region in use, eu-west-1",
     ),
     ({"image_tag": "a b"}, "image_tag", "'a b'"),
+    ({"base_image": "python:3.12"}, "base_image", "an image by digest"),
     ({"namespace": "Training!"}, "namespace", "DNS name"),
     ({"namespace": "a." * 124 + "b"}, "namespace", "at most 248 characters"),
     ({"log_retention_days": "31"}, "log_retention_days", "30, 60"),
@@ -319,12 +320,7 @@ def test_one_line_says_that_node_is_past_its_support(
             {"efa": "off"},
             "each p5.48xlarge gets 100 of its 3,200 Gb/s (32 EFA interfaces have all)",
         ),
-        (
-            {},
-            'make images ARGS="--tag efa --build-arg BASE_IMAGE=public.ecr.aws/'
-            'deep-learning-containers/ray:train-ml-cuda" builds one that has, and -c image_tag=efa',
-        ),
-        ({"image_tag": "efa", "shared_storage": "fsx"}, ""),
+        ({"shared_storage": "fsx"}, ""),
     ],
 )
 def test_what_synth_prints_about_efa_is_a_warning_of_the_stack(

@@ -23,7 +23,7 @@ from tests.stacks.test_teardown import needs
 from tests.stacks.test_training_stack import container, hosts
 
 #: With EFA, whose rules are those of the same security group, and without.
-P5 = {"worker_instance_type": "p5.48xlarge", "max_workers": "2", "image_tag": "efa"}
+P5 = {"worker_instance_type": "p5.48xlarge", "max_workers": "2"}
 every_deployment = pytest.mark.parametrize("settings", [P5, {}], ids=["efa", "ddp"])
 PERSISTENT = {
     "fsx_deployment": "persistent",

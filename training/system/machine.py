@@ -125,9 +125,9 @@ def check_efa(environment: Mapping[str, str], *, backend: str, num_hosts: int) -
     name = _network(environment)
     if name != EFA:
         raise InputError(
-            f"EFA is on ({num_efa} interfaces a host), and NCCL uses {name}: the worker image "
-            "needs libfabric and AWS's plug-in for NCCL (docs/network.md: BASE_IMAGE); or deploy "
-            "with -c efa=off, or submit with --env NCCL_NET=Socket, to train over TCP"
+            f"EFA is on ({num_efa} interfaces a host), and NCCL uses {name}: see its log, and "
+            "whether the worker image has EFA (docs/network.md); or deploy with -c efa=off, or "
+            "submit with --env NCCL_NET=Socket, to train over TCP"
         )
 
 
