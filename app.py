@@ -54,6 +54,9 @@ def build(app: cdk.App) -> cdk.App:
     TrainingStack(app, TRAINING_STACK, settings=settings, core=core, env=env)
     accept(app, AUDIT)
     cdk.Tags.of(app).add("project", "ecs-train")
+    for tag in filter(None, settings.tags.split(",")):
+        name, _, value = tag.partition("=")
+        cdk.Tags.of(app).add(name, value)
     return app
 
 

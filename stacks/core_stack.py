@@ -30,9 +30,9 @@ LARGE_FILE_BYTES = 1024 * 1024
 class CoreStack(cdk.Stack):
     """One-zone VPC behind a NAT gateway, the bucket, and the repositories of the two images."""
 
-    vpc: ec2.Vpc
+    vpc: ec2.IVpc
     training_subnets: ec2.SelectedSubnets
-    bucket: s3.Bucket
+    bucket: s3.IBucket
     repositories: dict[str, ecr.Repository]
     namespace: servicediscovery.PrivateDnsNamespace
 
@@ -43,10 +43,14 @@ class CoreStack(cdk.Stack):
             description="Distributed training: network, bucket and image repositories",
             **kwargs,
         )
-        self.vpc = self._network(settings)
+        # What exists is used as it is: its routes, endpoints, flow logs and rules are its owner's.
+        self.bucket = (
+            s3.Bucket.from_bucket_name(self, "Bucket", settings.bucket)
+            if settings.bucket
+            else self._bucket(settings)
+        )
+        self.vpc = self._existing_network(settings) if settings.vpc_id else self._network(settings)
         self.training_subnets = self.vpc.select_subnets(subnet_group_name="Training")
-        self.bucket = self._bucket(settings)
-        self._limit_s3_endpoint()
         self.repositories = {node: self._repository(node) for node in (nodes.HEAD, nodes.WORKER)}
         # Whether TrainingStack needs both depends on its settings, and an export that is in use
         # cannot go: without this, a change of them would have to take two deploys.
@@ -75,6 +79,20 @@ class CoreStack(cdk.Stack):
             cdk.CfnOutput(self, name, value=value)
         contain_custom_resources(self, settings=settings)
 
+    def _existing_network(self, settings: Settings) -> ec2.IVpc:
+        vpc = ec2.Vpc.from_vpc_attributes(
+            self,
+            "Vpc",
+            vpc_id=settings.vpc_id,
+            availability_zones=[settings.availability_zone],
+            private_subnet_ids=[settings.subnet_id],
+            private_subnet_names=["Training"],
+        )
+        cdk.Annotations.of(vpc).acknowledge_warning(
+            "@aws-cdk/aws-ec2:noSubnetRouteTableId", "No route is added to it."
+        )
+        return vpc
+
     def _network(self, settings: Settings) -> ec2.Vpc:
         # One zone on purpose: gradients that cross zones are slow and billed per GB, and a cluster
         # placement group cannot span two. The public subnet only holds the NAT gateway.
@@ -102,9 +120,10 @@ class CoreStack(cdk.Stack):
         _pin(vpc, "Vpc")
         # Free, and it carries checkpoints, data and the layers of ECR's images past the NAT
         # gateway, which bills every GB.
-        self._s3_endpoint = vpc.add_gateway_endpoint(
+        endpoint = vpc.add_gateway_endpoint(
             "S3Endpoint", service=ec2.GatewayVpcEndpointAwsService.S3
         )
+        self._limit_s3_endpoint(endpoint)
         if settings.interface_endpoints:
             self._interface_endpoints(vpc, settings)
 
@@ -122,13 +141,13 @@ class CoreStack(cdk.Stack):
         )
         return vpc
 
-    def _limit_s3_endpoint(self) -> None:
+    def _limit_s3_endpoint(self, endpoint: ec2.GatewayVpcEndpoint) -> None:
         """Nodes read from any bucket, as images and packages need, and write into their own."""
         own = [self.bucket.bucket_arn, self.bucket.arn_for_objects("*")]
         reading = rights.allow("Read", "s3:Get*", "s3:List*", on=["*"])
         for statement in (reading + rights.allow("OwnBucket", "s3:*", on=own)).statements:
             statement.add_any_principal()
-            self._s3_endpoint.add_to_policy(statement)
+            endpoint.add_to_policy(statement)
 
     def _interface_endpoints(self, vpc: ec2.Vpc, settings: Settings) -> None:
         group = ec2.SecurityGroup(

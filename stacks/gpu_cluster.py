@@ -158,7 +158,9 @@ class GpuCluster(Construct):
             self,
             f"{name}Hosts",
             instance_type=ec2.InstanceType(machine.name),
-            machine_image=ecs.EcsOptimizedImage.amazon_linux2023(
+            machine_image=ec2.MachineImage.from_ssm_parameter(settings.worker_ami)
+            if settings.worker_ami and (is_worker or settings.head_trains)
+            else ecs.EcsOptimizedImage.amazon_linux2023(
                 ecs.AmiHardwareType.GPU if machine.num_gpus else ecs.AmiHardwareType.STANDARD
             ),
             role=role,

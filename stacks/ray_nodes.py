@@ -12,6 +12,7 @@ from aws_cdk import CfnDeletionPolicy, Duration, RemovalPolicy, Size, Stack
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_secretsmanager as secretsmanager
 from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
@@ -136,8 +137,11 @@ class RayNodes(Construct):
             description=what,
             assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
+        names = [name for name in self._settings.data_buckets.split(",") if name]
         rights.of_training_code(
-            bucket=self._core.bucket, shell_logs=self._cluster.shell_logs
+            bucket=self._core.bucket,
+            data=[s3.Bucket.from_bucket_name(role, name, name) for name in names],
+            shell_logs=self._cluster.shell_logs,
         ).grant(role)
         return role
 

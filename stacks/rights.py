@@ -79,6 +79,12 @@ def of_this_account(scope: IConstruct, service: str) -> iam.ServicePrincipal:
     return iam.ServicePrincipal(service, conditions={"StringEquals": account})
 
 
+def _arn_as_imported(bucket: s3.IBucket) -> str:
+    """ARN of CoreStack's bucket as the template of TrainingStack has it."""
+    is_own = isinstance(bucket, s3.Bucket)
+    return Stack.of(bucket).export_value(bucket.bucket_arn) if is_own else bucket.bucket_arn
+
+
 # --- roles ----------------------------------------------------------------------------------------
 def of_host(*, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]) -> Rights:
     """A host itself: join this cluster, pull the two images, report metrics."""
@@ -128,11 +134,21 @@ OF_EXECUTION: Final = Rights(
 )
 
 
-def of_training_code(*, bucket: s3.Bucket, shell_logs: logs.LogGroup) -> Rights:
-    """All code that trains: its bucket, and a shell for its owner, which is logged."""
-    objects = Stack.of(bucket).export_value(bucket.bucket_arn) + "/*"
+def of_training_code(
+    *, bucket: s3.IBucket, data: Sequence[s3.IBucket], shell_logs: logs.LogGroup
+) -> Rights:
+    """All code that trains: its bucket, what it reads from others, and a shell for its owner, which
+    is logged."""
+    objects = _arn_as_imported(bucket) + "/*"
+    reading = Rights()
+    if data:
+        contents = [each.arn_for_objects("*") for each in data]
+        reading = allow(
+            "Data", "s3:GetBucketLocation", "s3:ListBucket", on=[each.bucket_arn for each in data]
+        ) + allow("ReadData", "s3:GetObject", on=contents, why="The setting data_buckets names it.")
     return (
-        allow(
+        reading
+        + allow(
             "Bucket",
             "s3:GetBucketLocation",
             "s3:ListBucket",
@@ -202,11 +218,11 @@ def of_keeper(
     *,
     cluster: ecs.Cluster,
     groups: Sequence[str],
-    bucket: s3.Bucket,
+    bucket: s3.IBucket,
     state_machine_arn: str,
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
-    exported = Stack.of(bucket).export_value(bucket.bucket_arn)
+    exported = _arn_as_imported(bucket)
     record, reason = runs.job_record("*", "*"), runs.job_reason("*", "*")
     return (
         ending_tasks(cluster)

@@ -14,6 +14,9 @@ from contract.job import MAX_SECONDS
 DOCKER_NETWORK: Final = "172.17.0.0/16"
 PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 
+_BUCKET: Final = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+#: AWS reserves the prefix; CDK adds ``project``.
+_TAG: Final = r"(?!aws:|project=)[\w .:/+@-]{1,128}=[\w .:/+@-]{0,256}"
 _LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 #: Texts: pattern of all of it, and what it must be in words.
 TEXTS: Final[Mapping[str, tuple[str, str]]] = {
@@ -34,6 +37,15 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
         "an image by digest, such as NAME@sha256:… (docker buildx imagetools inspect), or empty",
     ),
     "image_tag": ("[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag, such as v1, or empty"),
+    "vpc_id": ("|vpc-[0-9a-f]{8,17}", "the id of a VPC, or empty"),
+    "subnet_id": ("|subnet-[0-9a-f]{8,17}", "the id of a subnet, or empty"),
+    "bucket": (f"|{_BUCKET}", "the name of a bucket, or empty"),
+    "data_buckets": (f"|{_BUCKET}(,{_BUCKET})*", "names of buckets, separated by commas, or empty"),
+    "worker_ami": ("|/[A-Za-z0-9_./-]+", "the name of a parameter, such as /ml/ami, or empty"),
+    "tags": (
+        f"|{_TAG}(,{_TAG})*",
+        "KEY=VALUE, separated by commas, of letters, digits, spaces and _.:/+@-, or empty",
+    ),
     "namespace": (
         rf"(?!.{{249}}){_LABEL}(\.{_LABEL})*",
         "a DNS name in lower case, of at most 248 characters, such as training.internal",

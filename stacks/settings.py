@@ -51,6 +51,9 @@ class Settings:
     """Most worker hosts at a time, 1 to 128."""
     spot: bool
     """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
+    worker_ami: str
+    """Parameter of Systems Manager with the AMI of hosts that train, made from ECS's AMI for
+    Amazon Linux 2023; empty: ECS's newest."""
     capacity_reservation_id: str
     """Reserved capacity, in the deployment's zone, that worker hosts start in, without a placement
     group."""
@@ -92,9 +95,17 @@ class Settings:
     """Private DNS domain; the head is ``head.<namespace>``."""
     vpc_cidr: str
     """Addresses of the VPC, /16 to /24: hosts take two each, of half of them."""
+    vpc_id: str
+    """Existing VPC to use; empty: a new one. Its DNS support and host names have to be on."""
+    subnet_id: str
+    """Private subnet of it for all hosts, in ``availability_zone``."""
     interface_endpoints: bool
     """Whether ECR, Logs and SSM are reached through endpoints instead of the NAT gateway."""
 
+    bucket: str
+    """Existing bucket to use, of this account and region; empty: a new one."""
+    data_buckets: str
+    """More buckets that jobs may read, separated by commas."""
     retain_bucket: bool
     """Whether the bucket survives ``cdk destroy``; otherwise it is emptied and removed."""
     archive_after_days: int
@@ -104,6 +115,8 @@ class Settings:
     log_retention_days: int
     """Days that logs are kept."""
 
+    tags: str
+    """Tags of everything that is deployed and of its hosts: ``CostCenter=42,Owner=ml``."""
     alarm_email: str
     """Address that alarms are sent to, which has to confirm; empty: only the console shows them."""
     idle_gpu_alarm_minutes: int
@@ -131,6 +144,12 @@ class Settings:
                 self.expire_after_days,
                 f"0 (never) or more than archive_after_days, {self.archive_after_days}",
             )
+        if bool(self.vpc_id) != bool(self.subnet_id):
+            checks.refuse("subnet_id", self.subnet_id, "given with vpc_id, or empty without")
+        if self.vpc_id and not self.availability_zone:
+            checks.refuse("availability_zone", "", f"the zone of {self.subnet_id}")
+        if self.vpc_id and self.interface_endpoints:
+            checks.refuse("interface_endpoints", True, "false with vpc_id: they are its owner's")
         if self.idle_gpu_alarm_minutes % 5:
             checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
 
@@ -174,7 +193,7 @@ class Settings:
         # CDK gives the hosts half of the VPC: an address for each and for its task. The others are
         # for AWS, endpoints and the shared file system.
         hosts = self.max_heads + self.max_workers
-        if 2 * hosts + 16 > IPv4Network(self.vpc_cidr).num_addresses // 2:
+        if not self.vpc_id and 2 * hosts + 16 > IPv4Network(self.vpc_cidr).num_addresses // 2:
             checks.refuse(
                 "vpc_cidr", self.vpc_cidr, f"a larger network, such as /22, for up to {hosts} hosts"
             )

@@ -62,6 +62,18 @@ def context(**settings: str) -> dict[str, Any]:
 PRESETS = tuple(context()["presets"])
 #: Every setting that is off or has another value by default, as far as they go together. Half a
 #: second for each synth: most tests of one setting read these templates.
+#: What an organization has already, in the place of what the stacks would make.
+EXISTING = {
+    "preset": "ddp",
+    "region": "eu-west-1",
+    "availability_zone": "eu-west-1b",
+    "vpc_id": "vpc-0123456789abcdef0",
+    "subnet_id": "subnet-0123456789abcdef0",
+    "bucket": "acme-training",
+    "data_buckets": "acme-images,acme.text",
+    "worker_ami": "/acme/ecs-gpu-ami",
+    "tags": "CostCenter=42,Owner=ml team",
+}
 OPTIONS = {
     "preset": "fsdp",
     "region": "us-west-2",

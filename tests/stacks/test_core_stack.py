@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.stacks.conftest import OPTIONS, OTHERS, Synth, statements, text
+from tests.stacks.conftest import EXISTING, OPTIONS, OTHERS, Synth, statements, text
 from trainctl import checks
 
 RENAMED = "CloudFormation would replace the resource, and lose what is in it"
@@ -38,6 +38,39 @@ def test_one_zone_with_a_subnet_for_the_nat_gateway_and_one_for_training(
     assert nat["CidrBlock"] == f"{network}.0.0/28"
     assert training["CidrBlock"] == f"{network}.128.0/17"
     assert [subnet["AvailabilityZone"] for subnet in (nat, training)] == [zone, zone]
+
+
+def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
+    templates = synth(**EXISTING)
+    # None of its network, whose owner has routes, endpoints and flow logs, and no bucket.
+    assert {each["Type"] for each in templates.core["Resources"].values()} == {
+        "AWS::ECR::Repository",
+        "AWS::ServiceDiscovery::PrivateDnsNamespace",
+    }
+    assert templates.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Vpc"] == EXISTING["vpc_id"]
+    for group in templates.of_type("AWS::AutoScaling::AutoScalingGroup").values():
+        assert group["VPCZoneIdentifier"] == [EXISTING["subnet_id"]]
+    assert templates.only("AWS::EC2::SecurityGroup")["VpcId"] == EXISTING["vpc_id"]
+    # Jobs read more buckets and write into none of them.
+    training = [
+        each
+        for policy in templates.of_type("AWS::IAM::Policy").values()
+        for each in statements(policy["PolicyDocument"])
+        if any("acme-images" in text(resource) for resource in each["Resource"])
+    ]
+    assert {action for each in training for action in each["Action"]} == {
+        "s3:GetBucketLocation",
+        "s3:GetObject",
+        "s3:ListBucket",
+    }
+    # Only hosts that train have the AMI; all hosts and disks have the tags.
+    ami = templates.training["Parameters"]
+    (own,) = [name for name, each in ami.items() if each.get("Default") == EXISTING["worker_ami"]]
+    for name, template in templates.of_type("AWS::EC2::LaunchTemplate").items():
+        data = template["LaunchTemplateData"]
+        assert (data["ImageId"] == {"Ref": own}) == ("Worker" in name)
+        for tags in data["TagSpecifications"]:
+            assert {"Key": "Owner", "Value": "ml team"} in tags["Tags"]
 
 
 def test_the_training_subnet_reaches_the_outside_through_the_nat_gateway_alone(

@@ -3,15 +3,19 @@
 ``rehearsal.policies`` decides, which the local AWS asks for each call of a role.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
+import aws_cdk as cdk
 import pytest
 
+import app
 from contract import nodes
 from rehearsal.policies import Call, Statement, allows, parse
-from tests.stacks.conftest import Synth, Templates
+from tests.stacks.conftest import Synth, Templates, context
 
 ACCOUNT: Final = "111122223333"
 PSEUDO: Final = {
@@ -264,3 +268,21 @@ def test_the_function_that_empties_the_bucket_is_let_in_by_the_bucket(deployed: 
     role, bucket = deployed.role("CustomS3AutoDelete"), names(deployed)["bucket"]
     assert deployed.may(role, "s3:DeleteObject", f"{bucket}/runs/r/x")
     assert not deployed.may(role, "s3:DeleteObject", "arn:aws:s3:::other/x")
+
+
+def test_a_permissions_boundary_is_on_every_role(tmp_path: Path) -> None:
+    boundary: Any = {"@aws-cdk/core:permissionsBoundary": {"name": "acme"}}
+    unchecked = cdk.App(
+        context=context() | boundary,
+        outdir=str(tmp_path),
+        builtin_cloud_formation_validation=False,
+    )
+    app.build(unchecked).synth()
+    roles = [
+        each["Properties"]
+        for template in tmp_path.glob("*.template.json")
+        for each in json.loads(template.read_text())["Resources"].values()
+        if each["Type"] == "AWS::IAM::Role"
+    ]
+    assert len(roles) == 10
+    assert all("policy/acme" in str(each["PermissionsBoundary"]) for each in roles)

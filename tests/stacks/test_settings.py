@@ -16,7 +16,9 @@ from contract.errors import InputError
 from stacks import settings as deployment
 from stacks.settings import Settings
 from tests.conftest import ROOT
-from tests.stacks.conftest import Synth, context
+from tests.stacks.conftest import EXISTING, Synth, context
+
+VPC, SUBNET = EXISTING["vpc_id"], EXISTING["subnet_id"]
 
 
 def load(**settings: str) -> Settings:
@@ -218,6 +220,16 @@ BAD: list[tuple[Any, ...]] = [
     ),
     ({"image_tag": "a b"}, "image_tag", "'a b'"),
     ({"base_image": "python:3.12"}, "base_image", "an image by digest"),
+    ({"vpc_id": "vpc-1"}, "vpc_id", "the id of a VPC"),
+    ({"vpc_id": VPC}, "subnet_id", "given with vpc_id"),
+    ({"subnet_id": SUBNET}, "subnet_id", "empty without"),
+    ({"vpc_id": VPC, "subnet_id": SUBNET}, "availability_zone", f"the zone of {SUBNET}"),
+    ({**EXISTING, "interface_endpoints": "true"}, "interface_endpoints", "its owner's"),
+    ({"bucket": "s3://mine"}, "bucket", "the name of a bucket"),
+    ({"data_buckets": "a-1, b-2"}, "data_buckets", "separated by commas"),
+    ({"worker_ami": "ami-0123456789abcdef0"}, "worker_ami", "the name of a parameter"),
+    ({"tags": "CostCenter"}, "tags", "KEY=VALUE"),
+    ({"tags": "aws:x=1"}, "tags", "KEY=VALUE"),
     ({"namespace": "Training!"}, "namespace", "DNS name"),
     ({"namespace": "a." * 124 + "b"}, "namespace", "at most 248 characters"),
     ({"log_retention_days": "31"}, "log_retention_days", "30, 60"),

@@ -43,6 +43,9 @@ PRICES = Prices.of(
     spot=False,
 )
 MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
+#: The network of others that a deploy is told to use.
+VPC, OTHERS = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
+
 OUTPUTS = {
     stack_outputs.CORE_STACK: {
         stack_outputs.BUCKET: "bucket",
@@ -134,6 +137,10 @@ class Account:
         self.zones: dict[str, list[str]] = {}
         """Where an instance type is offered, if not in all zones."""
         self.subnet_zone = "us-east-1a"
+        self.routes: list[dict[str, str]] = []
+        """Of the VPC's main table."""
+        self.dns_off: tuple[str, ...] = ()
+        """Attributes of the VPC that are off."""
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
         self.num_log_policies = 0
@@ -491,7 +498,18 @@ class Account:
         return {"imageDetails": [{}]}
 
     def on_describe_subnets(self, **_: Any) -> Any:
-        return {"Subnets": [{"AvailabilityZone": self.subnet_zone}]}
+        return {"Subnets": [{"AvailabilityZone": self.subnet_zone, "VpcId": VPC}]}
+
+    def on_describe_route_tables(self, *, Filters: Any) -> Any:  # noqa: N803
+        # The subnet has no table of its own.
+        if Filters[0]["Name"] == "association.subnet-id":
+            return {"RouteTables": []}
+        assert {"Name": "vpc-id", "Values": [VPC]} in Filters
+        return {"RouteTables": [{"Routes": self.routes}]}
+
+    def on_describe_vpc_attribute(self, *, VpcId: str, Attribute: str) -> Any:  # noqa: N803
+        assert VpcId == VPC
+        return {Attribute[0].upper() + Attribute[1:]: {"Value": Attribute not in self.dns_off}}
 
     def on_describe_availability_zones(self, **_: Any) -> Any:
         return {"AvailabilityZones": [{"ZoneName": f"us-east-1{letter}"} for letter in "bac"]}
