@@ -21,12 +21,15 @@ Sources, looked up in 2026-11:
   confirms a GiB of gp3, the NAT gateway's hour and its address; gp3's throughput and operations,
   the gateway's GB and FSx were found for us-east-1 only, and are assumed to be equal.
 - What Linux keeps of the memory: measured per type by the Karpenter project, on EKS nodes.
+- G7e and P6: rows, bandwidths and prices of 2026-09 that at least two public catalogs have alike;
+  P6-B300's price is one catalog's, of us-west-2. The memory is what ``nvidia-smi`` prints there.
 - Peaks: NVIDIA's data sheets, tensor cores, dense: half of what a sheet gives "with sparsity".
 - Bandwidth of GPU memory: the same sheets.
 """
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -130,6 +133,12 @@ class InstanceType:
         return self.name.startswith("p") and self.efa_interfaces > 0
 
     @property
+    def efa_cards(self) -> range:
+        """Numbers of the network cards with EFA. P6-B300 has a card more, its first, without."""
+        first = 1 if self.name.startswith("p6-b300") else 0
+        return range(first, first + self.efa_interfaces)
+
+    @property
     def copies_through_host(self) -> bool:
         """True if its GPUs exchange data through the host's memory: there is no NVLink."""
         return self.num_gpus > 1 and not self.name.startswith("p")
@@ -213,6 +222,9 @@ _A100_40 = Gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 1555.0)
 _A100_80 = Gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 2039.0)
 _H100 =    Gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 3350.0)
 _H200 =    Gpu("NVIDIA H200",           141.0,  989.0, 4800.0)
+_B200 =    Gpu("NVIDIA B200",           179.0, 2250.0, 7700.0)
+_B300 =    Gpu("NVIDIA B300 SXM6 AC",   268.0, 2250.0, 7700.0)
+_PRO6000 = Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 500.0, 1597.0)
 
 # Gb/s by size, of m and of c.
 _GBPS_6I = {
@@ -262,6 +274,14 @@ INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
         ("24xlarge",   768, 4,    200,   2, 15.06559),
         ("48xlarge",  1536, 8,    400,   4, 30.13118),
     ),
+    **_family("g7e", _PRO6000,
+        ("2xlarge",     64, 1,     50,   0, 3.3631),
+        ("4xlarge",    128, 1,     50,   0, 3.9982),
+        ("8xlarge",    256, 1,    100,   1, 5.2682),
+        ("12xlarge",   512, 2,    400,   1, 8.2861),
+        ("24xlarge",  1024, 4,    800,   2, 16.5722),
+        ("48xlarge",  2048, 8,   1600,   4, 33.1443),
+    ),
     **_family("p4d", _A100_40,
         ("24xlarge",  1152, 8,    400,   4, 21.957642),
     ),
@@ -279,6 +299,12 @@ INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
     **_family("p5en", _H200,
         ("48xlarge",  2048, 8,   3200,  16, 63.296),
     ),
+    **_family("p6-b200", _B200,
+        ("48xlarge",  2048, 8,   3200,   8, 113.9328),
+    ),
+    **_family("p6-b300", _B300,
+        ("48xlarge",  4096, 8,   6400,  16, 142.416),
+    ),
     **_cpu_family("m5", gib=4, usd=0.048, sizes={
         "large": 0.75, "xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "8xlarge": 10,
         "12xlarge": 12, "16xlarge": 20, "24xlarge": 25,
@@ -293,6 +319,9 @@ INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
     **_cpu_family("c7i", gib=2, usd=0.044625, efa="48xlarge", sizes=_GBPS_7I),
 })
 # fmt: on
+_GPU_FAMILIES: Final = [
+    *dict.fromkeys(name.partition(".")[0] for name, each in INSTANCE_TYPES.items() if each.gpu)
+]
 
 
 def instance_type(name: str) -> InstanceType:
@@ -314,7 +343,12 @@ def instance_type(name: str) -> InstanceType:
     if family in ("p2", "p3", "p3dn"):
         raise InputError(
             f"instance type {name!r} is too old: CUDA 13, which the images have, runs on no GPU "
-            "before the T4 (g4dn); choose one of g4dn, g5, g6, g6e, p4d, p4de, p5, p5e and p5en"
+            f"before the T4 (g4dn); choose one of {', '.join(_GPU_FAMILIES)}"
+        )
+    if re.match("trn|inf|g5g|p6e-", family):
+        raise InputError(
+            f"instance type {name!r} cannot run the images, which are for x86 and NVIDIA's GPUs; "
+            f"choose one of {', '.join(_GPU_FAMILIES)}"
         )
     raise InputError(
         f"instance type {name!r} is not known"

@@ -22,6 +22,7 @@ def attach_interfaces(
     assert isinstance(resource, ec2.CfnLaunchTemplate)
     # EC2 takes the groups of a host or those of its interfaces, and not both.
     resource.add_property_deletion_override("LaunchTemplateData.SecurityGroupIds")
+    first = "efa" if 0 in machine.efa_cards else "interface"
     resource.add_property_override(
         "LaunchTemplateData.NetworkInterfaces",
         [
@@ -34,11 +35,11 @@ def attach_interfaces(
             {
                 "NetworkCardIndex": card,
                 "DeviceIndex": 1 if card else 0,
-                "InterfaceType": "efa-only" if card else "efa",
+                "InterfaceType": "efa-only" if card else first,
                 "Groups": [group.security_group_id],
                 "DeleteOnTermination": True,
             }
-            for card in range(machine.efa_interfaces)
+            for card in sorted({0, *machine.efa_cards})
         ],
     )
 

@@ -341,7 +341,9 @@ def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
         (shape.head, 1 + shape.surplus_heads, False),
         (shape.worker, shape.max_workers, shape.spot),
     ):
-        if machine.purchase != "capacity-block":  # reserved already
+        # Reserved already; or of a family whose quota on spot is not in the table.
+        is_counted = machine.purchase != "capacity-block"
+        if is_counted and not (spot and machine.name.startswith("p6")):
             family = machine.name[0] if machine.name[0] in ("g", "p") else "standard"
             key = ("p5" if spot and machine.name.startswith("p5") else family, spot)
             needed[key] = needed.get(key, 0) + count * machine.vcpus

@@ -13,7 +13,13 @@ from tests.stacks.conftest import variables as of_container
 from tests.stacks.test_training_stack import container, hosts
 
 #: Type -> its EFA interfaces, as AWS has them, typed here a second time.
-TYPES = {"p4d.24xlarge": 4, "p5.48xlarge": 32, "g6e.12xlarge": 1, "g5.12xlarge": 1}
+TYPES = {
+    "p6-b300.48xlarge": 16,
+    "p4d.24xlarge": 4,
+    "p5.48xlarge": 32,
+    "g6e.12xlarge": 1,
+    "g5.12xlarge": 1,
+}
 #: Deployments with EFA, of a type with many interfaces and of one with a single one.
 DEPLOYED = {
     "p5.48xlarge": {"worker_instance_type": "p5.48xlarge", "max_workers": "2"},
@@ -51,6 +57,14 @@ def test_each_network_card_has_one_interface_that_names_the_group_of_the_nodes(
         assert text(group) == "<ClusterSecurityGroup0921994B.GroupId>"
         # EC2 refuses it with several interfaces, whatever its value; the subnet is the group's.
         assert not each.keys() & {"AssociatePublicIpAddress", "SubnetId"}
+
+
+def test_the_first_card_of_p6_b300_carries_only_ip(synth: Synth) -> None:
+    data = hosts(synth(worker_instance_type="p6-b300.48xlarge", max_workers="2"), "worker")
+    found = [
+        (each["NetworkCardIndex"], each["InterfaceType"]) for each in data["NetworkInterfaces"]
+    ]
+    assert found == [(0, "interface"), *((card, "efa-only") for card in range(1, 17))]
 
 
 @every_efa_type
