@@ -19,7 +19,6 @@ from trainctl.aws.errors import CliError, explained
 from trainctl.commands import (
     checkpoints,
     cluster,
-    compare,
     cost,
     data,
     doctor,
@@ -70,7 +69,7 @@ _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich
 _takes_recipe(flattened(submit.submit))
 _takes_recipe(flattened(plan.plan))
 of_jobs = (settings.settings, ls.ls, show.show, logs.logs, wait.wait, stop.stop, cost.cost)
-of_runs = (compare.compare, checkpoints.checkpoints, report.report, download.download)
+of_runs = (checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
     (_JOBS, (*of_jobs, *of_runs, export.export, generate.generate)),
     (_OTHER, (open_.open_, shell.shell, doctor.doctor)),

@@ -339,15 +339,12 @@ def step_time_plot(run: RecordedRun) -> Plot | None:
     return finished("step_time", "Time per step", text, figure)
 
 
-def line(
-    axes: Axes, places: Floats, values: Floats, *, color: str = "blue", label: str | None = None
-) -> None:
+def line(axes: Axes, places: Floats, values: Floats) -> None:
     """Values that are joined, and marked where they are few."""
     marker = "o" if len(places) <= 40 else ""
-    style: Any = {"color": light(color), "linewidth": 2, "marker": marker, "markersize": 4.5}
-    axes.plot(places, values, label=label, **style)
+    axes.plot(places, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
     if len(places) == 1:
-        # Room around it; limits that are set would cut off the other curves of a comparison.
+        # Room around it; limits that are set would cut off the marks where it resumed.
         axes.update_datalim([(places[0] + side, values[0]) for side in (-1, 1)])
 
 
