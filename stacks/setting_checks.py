@@ -25,10 +25,6 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
         "|cr-[0-9a-f]{17}",
         "the id of a reservation (cr- and 17 hexadecimal digits), or empty",
     ),
-    "fsx_prefix": (
-        "([A-Za-z0-9_][A-Za-z0-9._-]*/)+",
-        "a prefix of the bucket that ends with a slash, such as datasets/",
-    ),
     "image_tag": ("[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image tag, such as v1, or empty"),
     "namespace": (
         rf"(?!.{{249}}){_LABEL}(\.{_LABEL})*",
@@ -56,7 +52,6 @@ CHOICES: Final[Mapping[str, tuple[str | int, ...]]] = {
     "shared_storage": ("none", "fsx"),
     "fsx_deployment": (SCRATCH, PERSISTENT),
     "fsx_mbps_per_tib": tuple(PERSISTENT_GIB_MONTH),
-    "fsx_compression": ("none", "lz4"),
     "fsx_on_destroy": ("export", "delete"),
     # What CloudWatch Logs accepts.
     "log_retention_days": (
