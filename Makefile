@@ -107,7 +107,7 @@ test-slow: venv-dev venv-aws venv-docs node ## the slow tests that need no Docke
 test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(call marked,engine and not night) $(ARGS)
 
-night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, audits, soaks, a notebook, Ray's examples (hours)
+night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, audits, soaks, Ray's examples (hours)
 	@mkdir -p $(dir $(NIGHT))
 	@printf '| tests of | tests | passed | failed | seconds |\n| --- | ---: | ---: | ---: | ---: |\n' >$(NIGHT)
 	@# A part that fails keeps no other from running. 5: none of its tests was asked for.

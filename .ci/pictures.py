@@ -71,7 +71,7 @@ def report(run: Path) -> str:
             f'<text x="{x}" y="{y - 12}">{html.escape(plot.title)}</text>'
             f'<svg x="{x}" y="{y}" width="{width}" height="{height}" '
             + plot.svg.removeprefix("<svg ")
-            for plot, (x, y, width, height) in zip((*drawn[:2], drawn[-1]), PLACES, strict=True)
+            for plot, (x, y, width, height) in zip(drawn, PLACES, strict=True)
         ]
     return themed("".join(placed), "0 0 1020 720")
 

@@ -5,14 +5,12 @@ ranks.
 
 The plain loop is what one writes first: PIL images normalised one by one in a DataLoader without
 workers, fp32, Adam, DDP over the whole ResNet18. Both see the same images in the same order from
-the same weights, so their losses must agree; then they take turns, and medians are compared. A
-third loop is the recipe with all trackers (``--report-to``) in its process, W&B offline.
+the same weights, so their losses must agree; then they take turns, and medians are compared.
 """
 
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +33,6 @@ from training.ddp.settings import DdpConfig
 from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
-from training.record.events import Start, Step
-from training.record.trackers import NAMES, Trackers
 
 WORLD_SIZE: Final = 2
 _BATCH_PER_WORKER: Final = 128
@@ -114,8 +110,6 @@ class RecipeLoop:
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
         self._data = images.DeviceImages(image_set, cpu)
         self._order, self._rank = order, rank
-        self.trackers: Trackers | None = None
-        self._num_done = 0
 
     def batches(self, first: int, num: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for step in _steps(first, num):
@@ -127,38 +121,20 @@ class RecipeLoop:
         nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        loss = loss_sum.detach() / len(labels)
-        if self.trackers is not None:
-            self._num_done += 1
-            figures = {"loss": loss.item(), "lr": 1e-3, "grad_norm": 1.0, "time": time.time()}
-            self.trackers.handle(Step(step=self._num_done, epoch=1, **figures))
-        return loss
+        return loss_sum.detach() / len(labels)
 
 
 def measure(data: str, rounds: int) -> dict[str, Any]:
     """Measure on one of the two ranks."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
     dist.init_process_group("gloo")
-    with tempfile.TemporaryDirectory(prefix="trackers-") as folder:
-        trackers = Trackers(NAMES, Path(folder), "benchmark", {}, say=lambda event: say(f"{event}"))
-        found = _figures(dist.get_rank(), data, rounds, trackers)
-        trackers.close(0, wait_s=60)
-    return found
-
-
-def _figures(rank: int, data: str, rounds: int, trackers: Trackers) -> dict[str, Any]:
-    """Compare and time the loops; every rank calls this."""
+    rank = dist.get_rank()
     image_set = images.load(data)
     order = images.BatchOrder(
         num_images=len(image_set.train_images), global_batch=_config().images_per_step, seed=0
     )
     kinds: dict[str, Any] = {"plain": PlainLoop, "recipe": RecipeLoop}
     figures: dict[str, Any] = {}
-
-    # Long before rounds are timed: importing W&B takes seconds.
-    start = Start(step=0, resumed=False, world_size=WORLD_SIZE, total_steps=1, device="CPU")
-    if rank == 0:
-        trackers.handle(start)
 
     # In double precision, because in single precision two loops that round differently drift
     # apart by 1e-2 within a few steps of Adam: so does the plain loop from itself when its
@@ -172,8 +148,6 @@ def _figures(rank: int, data: str, rounds: int, trackers: Trackers) -> dict[str,
     figures["loss_first_last"] = [losses["recipe"][0], losses["recipe"][-1]]
 
     loops: dict[str, Any] = {name: kind(image_set, order, rank) for name, kind in kinds.items()}
-    loops["tracked"] = RecipeLoop(image_set, order, rank)
-    loops["tracked"].trackers = trackers if rank == 0 else None  # which keeps the record
     _progress(rank, f"timing {rounds} rounds of {_STEPS_PER_ROUND} steps each, in turn")
     for loop in loops.values():
         _rate(loop, first=0)  # buffers and oneDNN's choices are made once
@@ -182,9 +156,6 @@ def _figures(rank: int, data: str, rounds: int, trackers: Trackers) -> dict[str,
         for name, loop in loops.items():
             rates[name].append(_rate(loop, first=number * _STEPS_PER_ROUND))
     figures["images_per_s"] = {name: statistics.median(found) for name, found in rates.items()}
-    pairs = zip(rates["tracked"], rates["recipe"], strict=True)
-    figures["ratio_with_trackers"] = statistics.median(on / off for on, off in pairs)
-
     return figures
 
 
@@ -193,7 +164,6 @@ def main() -> int:
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
     parser.add_argument("--rounds", type=int, default=7, help="of a few steps of each loop")
     options = parser.parse_args()
-    os.environ.setdefault("WANDB_MODE", "offline")
     try:
         images.load(options.data)
     except InputError as error:

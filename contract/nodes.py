@@ -1,7 +1,5 @@
 """Environment variables, ports and DNS names of a node."""
 
-import hashlib
-import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -208,18 +206,3 @@ class Gpus:
 
 #: Hosts of one process each, which can have any number of them.
 ONE_EACH: Final = Gpus()
-
-
-NOTEBOOK_PORT: Final = 8888  # on the head
-NOTEBOOK_RUN: Final = "notebook"  # its files are kept as those of a run of this name
-NOTEBOOK_JOB: Final = "notebook-"  # beginning of the names of its jobs; a number follows
-NOTEBOOK_READY: Final = "notebook: ready"  # the line of its log that tells that the page answers
-
-
-def page_token(cluster_token: str) -> str:
-    """Token of the notebook's page, computable by all who know the token of the cluster.
-
-    The page's address holds it and lands in browser histories, so the cluster's own token cannot be
-    computed from it.
-    """
-    return hmac.new(cluster_token.encode(), b"notebook", hashlib.sha256).hexdigest()[:40]

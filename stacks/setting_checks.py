@@ -28,10 +28,6 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
         "|cr-[0-9a-f]{17}",
         "the id of a reservation (cr- and 17 hexadecimal digits), or empty",
     ),
-    "fsx_prefix": (
-        "([A-Za-z0-9_][A-Za-z0-9._-]*/)+",
-        "a prefix of the bucket that ends with a slash, such as datasets/",
-    ),
     "base_image": (
         r"|[^\s@]+@sha256:[0-9a-f]{64}",
         "an image by digest, such as NAME@sha256:… (docker buildx imagetools inspect), or empty",
@@ -72,7 +68,6 @@ CHOICES: Final[Mapping[str, tuple[str | int, ...]]] = {
     "shared_storage": ("none", "fsx"),
     "fsx_deployment": (SCRATCH, PERSISTENT),
     "fsx_mbps_per_tib": tuple(PERSISTENT_GIB_MONTH),
-    "fsx_compression": ("none", "lz4"),
     "fsx_on_destroy": ("export", "delete"),
     # What CloudWatch Logs accepts.
     "log_retention_days": (

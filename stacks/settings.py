@@ -18,7 +18,6 @@ from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import FileSystem, InstanceType, instance_type
 from contract.job import ORDER_VERSION
-from contract.runs import RUNS_PREFIX
 from contract.text import did_you_mean
 from stacks import setting_checks as checks
 
@@ -73,10 +72,6 @@ class Settings:
     """Size of the file system, from which its speed follows: 1200, or a multiple of 2400."""
     fsx_mbps_per_tib: int
     """Speed of a persistent one, in MB/s for each TiB: 125, 250, 500 or 1000."""
-    fsx_compression: str
-    """``lz4``: files are compressed, which JPEGs are already; ``none``."""
-    fsx_prefix: str
-    """Prefix of the bucket that is the file system's content, both ways."""
     fsx_on_destroy: str
     """``export``: destroy writes what the bucket lacks there, or fails; ``delete``: it is lost."""
     root_volume_gib: int
@@ -224,13 +219,6 @@ class Settings:
         gib = self.fsx_capacity_gib
         if gib != 1200 and not (gib > 0 and gib % 2400 == 0):
             checks.refuse("fsx_capacity_gib", gib, "1200 or a multiple of 2400: FSx has no others")
-        if self.fsx_prefix.startswith(f"{RUNS_PREFIX}/"):
-            checks.refuse(
-                "fsx_prefix",
-                self.fsx_prefix,
-                f"outside of {RUNS_PREFIX}/: two ways to write the same checkpoints would damage "
-                "them",
-            )
 
     @property
     def file_system(self) -> FileSystem | None:

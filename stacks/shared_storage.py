@@ -34,6 +34,8 @@ PORTS: Final = (ec2.Port.tcp(988), ec2.Port.tcp_range(1018, 1023))
 PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED}"
 #: What is written into the bucket by itself: a file that is deleted to make room stays there.
 EXPORTS: Final = ["NEW", "CHANGED"]
+#: The linked part of the bucket: never that of the runs, whose checkpoints would be written twice.
+DATA: Final = "datasets/"
 #: In the linked part of the bucket: which files could not be written there.
 REPORTS: Final = "export-reports"
 
@@ -71,7 +73,7 @@ class SharedStorage(Construct):
         files.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
         # FSx looks at the rules when it makes the file system, and makes none without them.
         files.node.add_dependency(group)
-        place = f"s3://{core.bucket.bucket_name}/{settings.fsx_prefix}"
+        place = f"s3://{core.bucket.bucket_name}/{DATA}"
         association = fsx.CfnDataRepositoryAssociation(
             self,
             "Association",
@@ -131,7 +133,6 @@ class SharedStorage(Construct):
             security_group_ids=[group.security_group_id],
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
                 deployment_type="PERSISTENT_2" if is_persistent else "SCRATCH_2",
-                data_compression_type=settings.fsx_compression.upper(),
                 # FSx refuses both for scratch, and backups of what is linked with a bucket.
                 per_unit_storage_throughput=settings.fsx_mbps_per_tib if is_persistent else None,
                 automatic_backup_retention_days=0 if is_persistent else None,

@@ -24,8 +24,6 @@ MEMORY: Final = "nothing on a disk or in a bucket"
 #: File:function -> its calls and the guard: what it removes, or whom it asks.
 GUARDS: Final = {
     "containers/node.py:Node._give_notice": ("replace", OURS, "its notice"),
-    "containers/notebook.py:Notebook._end": ("rmtree", OURS, "its folder, once it is saved"),
-    "containers/notebook.py:Notebook._new_folder": ("rename", OURS, "moved aside, and kept"),
     "containers/program/bucket.py:Bucket.delete": ("delete_objects", OURS, "keys of its callers"),
     "containers/program/cache.py:_remove": (
         "rename rmtree unlink",

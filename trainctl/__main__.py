@@ -19,7 +19,6 @@ from trainctl.aws.errors import CliError, explained
 from trainctl.commands import (
     checkpoints,
     cluster,
-    compare,
     cost,
     data,
     doctor,
@@ -29,7 +28,6 @@ from trainctl.commands import (
     local,
     logs,
     ls,
-    notebook,
     plan,
     report,
     runs,
@@ -46,7 +44,7 @@ from trainctl.options import flattened
 
 _EPILOG = (
     "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 130 Ctrl-C, "
-    "which never stops what runs in the cloud (0 where it closes the tunnel of open or notebook). "
+    "which never stops what runs in the cloud (0 where it closes the tunnel of open). "
     "wait and --follow exit with the job's status: 74 files lost, 75 no capacity, 79 storage, 124 "
     "deadline, 143 stopped, else the code of its command. Data goes to stdout, everything else to "
     "stderr."
@@ -71,10 +69,10 @@ _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich
 _takes_recipe(flattened(submit.submit))
 _takes_recipe(flattened(plan.plan))
 of_jobs = (settings.settings, ls.ls, show.show, logs.logs, wait.wait, stop.stop, cost.cost)
-of_runs = (compare.compare, checkpoints.checkpoints, report.report, download.download)
+of_runs = (checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
     (_JOBS, (*of_jobs, *of_runs, export.export, generate.generate)),
-    (_OTHER, (open_.open_, notebook.notebook, shell.shell, doctor.doctor)),
+    (_OTHER, (open_.open_, shell.shell, doctor.doctor)),
 ):
     for command in commands:
         name = command.__name__.rstrip("_")

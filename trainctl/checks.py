@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract import outputs as stack_outputs
-from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
@@ -41,8 +40,6 @@ QUOTAS: Final = {
 #: Network quotas: (service, code). CoreStack takes one of each.
 VPCS: Final = ("vpc", "L-F678F1CE")
 ADDRESSES: Final = ("ec2", "L-0263D0A3")
-#: Resource policies of CloudWatch Logs in an account and region, which AWS does not raise.
-MOST_LOG_POLICIES: Final = 10
 #: Version of the CDK's bootstrap stack that the templates need, and its default name.
 MIN_BOOTSTRAP: Final = 6
 QUALIFIER: Final = "hnb659fds"
@@ -52,11 +49,6 @@ _KEY_OPERATIONS: Final = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
     "DescribeKey CreateGrant"
 )
-#: Deployment of FSx -> its name there, and the quota of the storage of all such file systems.
-LUSTRE: Final = {
-    SCRATCH: ("SCRATCH_2", "L-AD2FC696"),
-    PERSISTENT: ("PERSISTENT_2", "L-8F1B9C74"),
-}
 
 
 class Finding(NamedTuple):
@@ -173,23 +165,14 @@ def of_hosts(place: Place, shape: Shape, zone: Zone, *, is_deployed: bool) -> Ch
     for role, service in roles.items():
         checks[f"role {role}"] = partial(linked_role, place, role, service)
     checks["key of disks"] = partial(disk_key, place)
-    if shape.efa:
-        checks[f"EFA of {shape.worker.name}"] = partial(efa, place, shape.worker, zone)
     return checks
 
 
-def of_a_deploy(
-    place: Place,
-    plan: Planned,
-    *,
-    missing: Collection[str],
-    there: FileSystem | None,
-) -> Checks:
+def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Checks:
     """Checks of an account for a deploy, besides those for its hosts.
 
     Args:
         missing: stacks that are not there yet.
-        there: the file system of the stacks that are there already, which would be changed.
     """
     checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
     if stack_outputs.CORE_STACK in missing:
@@ -200,13 +183,6 @@ def of_a_deploy(
             checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
         if plan.makes_github_provider:
             checks["GitHub provider"] = partial(github_provider, place)
-    if stack_outputs.TRAINING_STACK in missing:
-        checks["policies of logs"] = partial(log_policies, place)
-    if (wanted := plan.shape.shared) is not None:
-        grows = there is not None and there.deployment == wanted.deployment
-        more = wanted.capacity_gib - (there.capacity_gib if there and grows else 0)
-        if more > 0:
-            checks["quota FSx"] = partial(storage_quota, place, wanted.deployment, more)
     return checks
 
 
@@ -369,18 +345,6 @@ def one_more(place: Place, quota: tuple[str, str], count: Callable[[Account], in
     return within(place, quota, used + 1, f"{used} of {{quota}} in use, the deployment takes one")
 
 
-def log_policies(place: Place) -> Finding:
-    used = place.account.num_log_policies()
-    if used < MOST_LOG_POLICIES:
-        return ok(f"{used} of {MOST_LOG_POLICIES} in use, the deployment takes one")
-    return bad(
-        f"all {used} resource policies of CloudWatch Logs are in use, and the deployment "
-        "takes one: delete one that is not needed (aws logs delete-resource-policy --policy-name "
-        "NAME)",
-        place.aws("logs describe-resource-policies"),
-    )
-
-
 def github_provider(place: Place) -> Finding:
     """An account can have one provider for GitHub; CoreStack makes it where none is given."""
     arn = place.account.github_provider()
@@ -427,30 +391,6 @@ def disk_key(place: Place) -> Finding:
             f"arn:aws:iam::{place.account.id}:{role} --operations {_KEY_OPERATIONS}"
         ),
     )
-
-
-def efa(place: Place, machine: InstanceType, zone: Zone) -> Finding:
-    """Check that the hosts get the interfaces that the launch template asks for."""
-    here, offered = zone(), place.account.efa_interfaces(machine.name)
-    wanted = machine.efa_interfaces
-    if here and here not in place.account.zones_offering(machine.name):
-        return bad(f"{machine.name} is not offered in {here}, with EFA or without")
-    if offered < wanted:
-        return bad(
-            f"{place.region} offers it with {offered or 'no'} EFA interfaces, and the hosts ask "
-            f"for {wanted}: deploy with -c efa=off, or with another type"
-        )
-    where = f", in {here}" if here else ""
-    return ok(f"{wanted} of {offered} interfaces{where}")
-
-
-def storage_quota(place: Place, deployment: str, more: int) -> Finding:
-    kind, code = LUSTRE[deployment]
-    used = place.account.lustre_gib(kind)
-    said = (
-        f"{used} of {{quota}} GiB of {deployment} storage in use, the deployment takes {more} more"
-    )
-    return within(place, ("fsx", code), used + more, said)
 
 
 def file_system(place: Place, deployment: Deployment) -> Finding:

@@ -32,7 +32,7 @@ def node() -> Finding:
 def plugin() -> Finding:
     if found := shutil.which(PLUGIN):
         return ok(found)
-    said = f"{PLUGIN} is not installed; trainctl shell, open and notebook need it"
+    said = f"{PLUGIN} is not installed; trainctl shell and open need it"
     return Finding("next", said, _PLUGIN_PAGE)
 
 

@@ -73,13 +73,6 @@ def tunnel(
             process.communicate()
 
 
-def free_port() -> int:
-    """A port of this machine that nothing uses now."""
-    with socket.socket() as found:
-        found.bind((_LOOPBACK, 0))
-        return int(found.getsockname()[1])
-
-
 def require_free(port: int) -> None:
     """Raises UsageError where a port of this machine, that of ``--port``, is in use."""
     if not is_free(port):

@@ -110,8 +110,6 @@ ELSEWHERE = {
     "trainctl shell -- ray status": f"{_CLUSTER} gives other commands in its place",
     "trainctl cluster status --json": _CLUSTER,
     "trainctl cluster down": _CLUSTER,
-    "trainctl notebook": "tests/rehearsal/test_in_containers.py opens it in a browser",
-    "trainctl notebook --stop": "the same test stops it",
     'make destroy ARGS="-c retain_bucket=false"': "as make destroy",
     "make local": "the deployment of these tests is what it makes",
     'eval "$(trainctl local env)"': "tests/trainctl/test_local.py",

@@ -6,13 +6,11 @@ The unchanged stacks on a local AWS, the images of production, the command line 
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from containers import publish
 from contract import nodes, runs
@@ -20,7 +18,6 @@ from contract import outputs as stack_outputs
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.processes import Steps
-from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.rehearsal.conftest import cluster_status, command, succeeded, trainctl
 
@@ -178,39 +175,6 @@ def test_up_a_second_time_says_that_it_is_up(rehearsal: Rehearsal) -> None:
 def test_a_command_in_the_shell_has_its_own_exit_code_and_output(rehearsal: Rehearsal) -> None:
     run = trainctl(rehearsal, "shell", "--", "sh", "-c", "echo data; echo note >&2; exit 7")
     assert (run.returncode, run.stdout, run.stderr) == (7, "data\n", "note\n")
-
-
-def give_wheels(rehearsal: Rehearsal, container: str, folder: Path) -> None:
-    """JupyterLab's packages for the Python of a container, which reaches no index."""
-    version = "import platform; print(platform.python_version())"
-    python = rehearsal.engine("exec", container, "python", "-c", version).strip()
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
-    command += ["--no-deps", "--only-binary=:all:", "--python-version", python]
-    command += ["--requirement", "containers/notebook-requirements.txt"]
-    subprocess.run(command, cwd=ROOT, check=True)
-    rehearsal.engine("cp", str(folder), f"{container}:/tmp/wheels")
-
-
-@pytest.mark.night
-def test_a_notebook_on_the_head_is_guarded_and_its_files_are_kept(
-    rehearsal: Rehearsal, tmp_path: Path
-) -> None:
-    (head,) = tasks_of(rehearsal, nodes.HEAD)
-    give_wheels(rehearsal, head["runtime_id"], tmp_path / "wheels")
-    pip = ["--env", "PIP_NO_INDEX=1", "--env", "PIP_FIND_LINKS=/tmp/wheels"]
-    address = succeeded(rehearsal, "notebook", "--no-browser", *pip).stdout.strip()
-    page = f"http://{head['address']}:{nodes.NOTEBOOK_PORT}"
-    assert address.startswith(f"{page}/lab?token=")
-    assert "jupyter-config-data" in requests.get(address, timeout=10).text
-    file = f"{page}/api/contents/mine.txt"
-    assert requests.get(file, timeout=10).status_code == 403, "no token"
-    known = {"Authorization": f"token {address.partition('token=')[2]}"}
-    content = {"type": "file", "format": "text", "content": "one"}
-    assert requests.put(file, json=content, headers=known, timeout=10).status_code == 201
-
-    assert succeeded(rehearsal, "notebook", "--stop").stdout == ""
-    succeeded(rehearsal, "download", nodes.NOTEBOOK_RUN, "--to", str(tmp_path / "files"))
-    assert (tmp_path / "files/node-0/work/mine.txt").read_text() == "one"
 
 
 def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: Rehearsal) -> None:

@@ -29,7 +29,6 @@ PERSISTENT = {
     "fsx_deployment": "persistent",
     "fsx_capacity_gib": "4800",
     "fsx_mbps_per_tib": "500",
-    "fsx_compression": "lz4",
     "fsx_on_destroy": "delete",
 }
 #: Lustre's ports, as AWS gives them: from, to.
@@ -66,8 +65,6 @@ def test_without_it_nothing_of_it_is_there(synth: Synth, settings: dict[str, str
         ({"shared_storage": "efs"}, "setting shared_storage is 'efs': it must be one of none, fsx"),
         ({"fsx_capacity_gib": "3600"}, "1200 or a multiple of 2400: FSx has no others"),
         ({"fsx_mbps_per_tib": "200"}, "it must be one of 125, 250, 500, 1000"),
-        ({"fsx_prefix": "/datasets/"}, "a prefix of the bucket that ends with a slash"),
-        ({"fsx_prefix": "runs/"}, "it must be outside of runs/"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_a_sentence(changed: dict[str, str], message: str) -> None:
@@ -83,7 +80,6 @@ def test_scratch_is_asked_for_nothing_that_it_refuses(synth: Synth) -> None:
     assert files["StorageCapacity"] == 1200
     assert files["LustreConfiguration"] == {
         "DeploymentType": "SCRATCH_2",
-        "DataCompressionType": "NONE",
     }
 
 
@@ -92,7 +88,6 @@ def test_a_persistent_one_has_its_throughput_and_no_backups(synth: Synth) -> Non
     assert files["StorageCapacity"] == 4800
     assert files["LustreConfiguration"] == {
         "DeploymentType": "PERSISTENT_2",
-        "DataCompressionType": "LZ4",
         "PerUnitStorageThroughput": 500,
         # FSx makes none of what is linked with a bucket, and refuses to be asked.
         "AutomaticBackupRetentionDays": 0,

@@ -143,11 +143,8 @@ class Account:
         """Attributes of the VPC that are off."""
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
-        self.num_log_policies = 0
         self.disk_key = "alias/aws/ebs"
         self.identity_providers: list[str] = []
-        self.efa_interfaces: dict[str, int] = {}
-        """By instance type; others have none."""
         self.groups: list[dict[str, Any]] = []
         """Of EC2 Auto Scaling."""
         self.activities: list[dict[str, Any]] = []
@@ -519,17 +516,7 @@ class Account:
         zones = self.zones.get(machine, ["us-east-1a", "us-east-1b", "us-east-1c"])
         return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
 
-    def on_describe_instance_types(self, *, Filters: Any) -> Any:  # noqa: N803
-        (machine,) = Filters[0]["Values"]
-        number = self.efa_interfaces.get(machine, 0)
-        network: dict[str, Any] = {"EfaSupported": number > 0}
-        if number:
-            network["EfaInfo"] = {"MaximumEfaInterfaces": number}
-        return {"InstanceTypes": [{"InstanceType": machine, "NetworkInfo": network}]}
-
-    def on_describe_file_systems(self, *, FileSystemIds: Any = None) -> Any:  # noqa: N803
-        if FileSystemIds is None:
-            return {"FileSystems": self.file_systems}
+    def on_describe_file_systems(self, *, FileSystemIds: Any) -> Any:  # noqa: N803
         found = [each for each in self.file_systems if each["FileSystemId"] in FileSystemIds]
         if not found:
             raise refused("FileSystemNotFound")
@@ -555,9 +542,6 @@ class Account:
 
     def on_describe_addresses(self) -> Any:
         return {"Addresses": [{}]}
-
-    def on_describe_resource_policies(self) -> Any:
-        return {"resourcePolicies": [{}] * self.num_log_policies}
 
     def on_get_ebs_default_kms_key_id(self) -> Any:
         return {"KmsKeyId": self.disk_key}

@@ -8,11 +8,13 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
+from contract.instance_types import SCRATCH
 from contract.outputs import (
     CORE_STACK,
     PUSH_FROM,
     PUSH_ROLE,
     REPOSITORIES,
+    SHARED,
     SUBNET,
     TRAINING_STACK,
 )
@@ -205,6 +207,60 @@ def test_a_zone_without_the_type_names_one_that_offers_both(
     )
 
 
+# --- a shared file system ------------------------------------------------------------------------
+FILES = "fs-0123456789abcdef0"
+
+
+@pytest.fixture
+def shared(account: Account) -> Account:
+    """Its deployment has a file system, which is linked with the bucket."""
+    account.shape["shared"] = {"deployment": SCRATCH, "capacity_gib": 1200, "mbps_per_tib": 250}
+    account.outputs[TRAINING_STACK][SHARED] = FILES
+    account.file_systems = [
+        {
+            "FileSystemId": FILES,
+            "Lifecycle": "AVAILABLE",
+            "StorageCapacity": 1200,
+            "SubnetIds": ["subnet-1"],
+            "LustreConfiguration": {"DeploymentType": "SCRATCH_2"},
+        }
+    ]
+    return account
+
+
+def test_a_file_system_that_works_is_well(shared: Account, looked: Looked) -> None:
+    code, found = looked()
+    assert (code, bad(found)) == (0, set())
+    assert found["shared file system"]["found"] == f"{FILES} is AVAILABLE"
+    # A larger one grows in place, which takes its time.
+    shared.file_systems[0]["Lifecycle"] = "UPDATING"
+    code, found = looked()
+    assert (code, found["shared file system"]["state"]) == (0, "ok")
+
+
+def test_what_is_wrong_with_it_is_told_in_the_words_of_fsx(shared: Account, looked: Looked) -> None:
+    shared.file_systems[0] |= {"Lifecycle": "FAILED", "FailureDetails": {"Message": "a server"}}
+    code, found = looked()
+    assert (code, bad(found)) == (exits.FAILED, {"shared file system"})
+    assert found["shared file system"]["found"] == f"{FILES} is FAILED: a server"
+    assert found["shared file system"]["fix"] == (
+        f"aws fsx describe-file-systems --file-system-ids {FILES} --region us-east-1"
+    )
+
+
+def test_a_file_system_that_is_nowhere(shared: Account, looked: Looked) -> None:
+    shared.file_systems = []
+    _, found = looked()
+    assert f"{FILES} is not there any more" in found["shared file system"]["found"]
+    assert found["shared file system"]["fix"] == (
+        'make deploy ARGS="-c preset=ddp -c shared_storage=none"'
+    )
+    # Stacks that were deployed before there was such an output.
+    del shared.outputs[TRAINING_STACK][SHARED]
+    _, found = looked()
+    assert f"have no output {SHARED}" in found["shared file system"]["found"]
+
+
 # --- before a deploy ------------------------------------------------------------------------------
 @pytest.mark.usefixtures("laptop_is_ready")
 def test_without_stacks_doctor_checks_whether_they_can_be_deployed(
@@ -297,12 +353,11 @@ def test_a_deploy_is_checked_beside_the_stacks_that_are_there(
     code, found = looked("-c", "preset=cpu")
     assert (code, bad(found)) == (0, set())
     assert found["settings"]["found"].startswith("preset cpu")
-    assert not {"quota VPCs", "policies of logs", "image of the head"} & found.keys()
+    assert not {"quota VPCs", "image of the head"} & found.keys()
     # TrainingStack was destroyed, the network is there.
     account.outputs = {CORE_STACK: account.outputs[CORE_STACK]}
     _, found = looked()
     assert f"{TRAINING_STACK} is not deployed" in found["stacks"]["found"]
-    assert "policies of logs" in found
     assert "quota VPCs" not in found
 
 
@@ -350,7 +405,7 @@ def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
     account: Account, looked: Looked
 ) -> None:
     account.outputs = {}
-    account.bootstrap, account.num_vpcs, account.num_log_policies = None, 5, 10
+    account.bootstrap, account.num_vpcs = None, 5
     account.default_quotas = {checks.VPCS[1]: 5.0}
     account.identity_providers = [PROVIDER]
     account.disk_key = "arn:aws:kms:us-east-1:123456789012:key/abc"
@@ -358,7 +413,7 @@ def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
     code, found = looked("-c", "github_repository=acme/train")
     assert code == exits.FAILED
     roles = {f"role {each}" for each in checks.ROLES}
-    network = {"CDK bootstrap", "quota VPCs", "policies of logs", "GitHub provider"}
+    network = {"CDK bootstrap", "quota VPCs", "GitHub provider"}
     assert bad(found) == network | roles
     assert found["CDK bootstrap"]["fix"] == "npx cdk bootstrap aws://123456789012/us-east-1"
     assert found["GitHub provider"]["fix"] == (
@@ -370,7 +425,6 @@ def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
         "aws iam create-service-linked-role",
         "aws service-quotas request-service-quota-increase",
         "aws kms create-grant",
-        "aws logs describe-resource-policies",
     }
     _, found = looked("-c", "@aws-cdk/core:bootstrapQualifier=team")
     assert account.sent("get_parameter")[-1]["Name"] == "/cdk-bootstrap/team/version"
@@ -391,7 +445,7 @@ def test_a_stack_that_cannot_be_used_is_a_problem_and_the_account_is_checked_all
     assert "ROLLBACK_COMPLETE" in found["stacks"]["found"]
     # Nothing is left of them: the next deploy makes all of it.
     assert found["stacks"]["fix"] == "make deploy"
-    assert {"quota VPCs", "policies of logs"} <= found.keys()
+    assert "quota VPCs" in found
 
 
 @pytest.mark.usefixtures("laptop_is_ready")
@@ -406,7 +460,7 @@ def test_a_stack_that_cannot_be_used_is_a_problem_and_the_account_is_checked_all
 def test_stacks_that_are_there_need_no_second_share_of_the_account(
     account: Account, looked: Looked, status: str, fix: str
 ) -> None:
-    account.num_vpcs, account.num_log_policies = 1000, checks.MOST_LOG_POLICIES
+    account.num_vpcs = 1000
     if status == "shape":
         del account.shape["preset"]
     else:
@@ -424,8 +478,6 @@ def test_a_deploy_or_a_destroy_on_its_way_is_waited_for(account: Account, looked
     assert (code, bad(found)) == (exits.FAILED, {"stacks"})
     said = "CoreStack is being changed (DELETE_IN_PROGRESS): wait until that has ended"
     assert (found["stacks"]["found"], found["stacks"]["fix"]) == (said, "")
-    # The share of the stack that is still to come is checked, and no second one of the other.
-    assert "policies of logs" in found
     assert "quota VPCs" not in found
 
 

@@ -346,7 +346,6 @@ def test_a_download_that_breaks_off_is_explained() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("notebook", "the standing cluster is down: trainctl cluster up"),
         ("open", "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"),
     ],
 )

@@ -73,23 +73,6 @@ class Account:
         )
         return {*pages.search("InstanceTypeOfferings[].Location")}
 
-    def efa_interfaces(self, instance_type: str) -> int:
-        """Maximum number of EFA interfaces of an instance type in the region; 0: none."""
-        found = self._clients.ec2.describe_instance_types(
-            Filters=[{"Name": "instance-type", "Values": [instance_type]}]
-        )
-        for each in found["InstanceTypes"]:
-            network = each.get("NetworkInfo", {})
-            if network.get("EfaSupported"):
-                return network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)
-        return 0
-
-    def lustre_gib(self, kind: str) -> int:
-        """Storage of all file systems of a deployment type of FSx for Lustre, in the region."""
-        pages = self._clients.fsx.get_paginator("describe_file_systems").paginate()
-        of_kind = f"LustreConfiguration.DeploymentType == '{kind}'"
-        return sum(map(int, pages.search(f"FileSystems[?{of_kind}].StorageCapacity")))
-
     def file_system(self, name: str) -> Mapping[str, Any] | None:
         """A file system, as FSx describes it; None when there is none with this id."""
         with unless("FileSystemNotFound"):
@@ -119,10 +102,6 @@ class Account:
     def num_addresses(self) -> int:
         """Elastic IP addresses of the region."""
         return len(self._clients.ec2.describe_addresses()["Addresses"])
-
-    def num_log_policies(self) -> int:
-        """Resource policies of CloudWatch Logs in the region."""
-        return len(self._clients.logs.describe_resource_policies()["resourcePolicies"])
 
     def default_disk_key(self) -> str:
         """The key of disks for which none is named; ``alias/aws/ebs`` is AWS's own."""

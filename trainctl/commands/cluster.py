@@ -233,7 +233,6 @@ def _print_how_to_use(deployment: Deployment, num_nodes: int) -> None:
         f"  Ray's state     trainctl shell -- ray status\n"
         f"  train           trainctl shell -- python -m training.launch ddp\n"
         f"  Ray dashboard   trainctl open\n"
-        f"  a notebook      trainctl notebook\n"
         f"  take it down    trainctl cluster down\n"
         f"{_price(deployment, num_nodes)}"
     )

@@ -10,7 +10,6 @@ import typer
 from contract import exits
 from contract import outputs as stack_outputs
 from contract.errors import InputError
-from contract.instance_types import FileSystem
 from contract.text import counted
 from trainctl import checkout_settings, checks, laptop, output
 from trainctl.aws.account import Account
@@ -108,7 +107,7 @@ def look(
     if only_first_deploy:
         return
     if given:
-        yield from _before(place, missing=(), network=deployment, there=shape.shared)
+        yield from _before(place, missing=(), network=deployment)
         return
 
     place = replace(place, context={"preset": shape.preset})
@@ -136,14 +135,12 @@ def _before(
     *,
     missing: Collection[str],
     network: Deployment | None,
-    there: FileSystem | None = None,
 ) -> Iterator[Check]:
     """Check what a deploy needs.
 
     Args:
         missing: the stacks that it would make.
         network: what is there of it already.
-        there: the shared file system that it would change.
     """
     try:
         project = checkout_settings.project()
@@ -166,7 +163,7 @@ def _before(
     yield from checks.run(
         {
             "Node.js": laptop.node,
-            **checks.of_a_deploy(place, plan, missing=missing, there=there),
+            **checks.of_a_deploy(place, plan, missing=missing),
             **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }
     )

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from contract.text import compact
 from training.record.events import Evaluation, Measure, RankTimes, Step
 from training.record.fields import number
 from training.record.reader import RecordedRun, figure
@@ -196,7 +195,6 @@ def draw(run: RecordedRun) -> list[Plot]:
     drawn = [
         loss_plot(run),
         *(measure_plot(run, measure) for measure in run.measures[:MAX_MEASURES]),
-        throughput_plot(run),
         step_time_plot(run),
     ]
     return [plot for plot in drawn if plot is not None]
@@ -279,21 +277,6 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot | None:
     return finished(measure.name, measure.title, text, figure)
 
 
-def throughput_plot(run: RecordedRun) -> Plot | None:
-    places, rates = curve(run.evaluations, run.clock, "items_per_s")
-    if not len(rates):
-        return None
-    figure, axes = new_axes(468, 280)
-    line(axes, places, rates)
-    axes.yaxis.set_major_formatter(lambda value, _: compact(value))
-    _finish(axes, run, run.clock, top=float(rates.max()))
-    # The figure of the result, which is the median too, once there is one.
-    settled = float(np.median(rates)) if run.result is None else run.last("items_per_s")
-    text = f"{compact(settled or 0.0)} {run.items}/s over all workers, median of the "
-    text += "epochs." if run.clock == "epoch" else "stretches."
-    return finished("throughput", "Throughput", text, figure)
-
-
 def step_time_plot(run: RecordedRun) -> Plot | None:
     """Bars per rank, one part of a step behind the other; the slowest rank sets the pace."""
     ranks = run.ranks
@@ -339,24 +322,20 @@ def step_time_plot(run: RecordedRun) -> Plot | None:
     return finished("step_time", "Time per step", text, figure)
 
 
-def line(
-    axes: Axes, places: Floats, values: Floats, *, color: str = "blue", label: str | None = None
-) -> None:
+def line(axes: Axes, places: Floats, values: Floats) -> None:
     """Values that are joined, and marked where they are few."""
     marker = "o" if len(places) <= 40 else ""
-    style: Any = {"color": light(color), "linewidth": 2, "marker": marker, "markersize": 4.5}
-    axes.plot(places, values, label=label, **style)
+    axes.plot(places, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
     if len(places) == 1:
-        # Room around it; limits that are set would cut off the other curves of a comparison.
+        # Room around it; limits that are set would cut off the marks where it resumed.
         axes.update_datalim([(places[0] + side, values[0]) for side in (-1, 1)])
 
 
-def _finish(axes: Axes, run: RecordedRun, clock: str, *, top: float | None = None) -> None:
+def _finish(axes: Axes, run: RecordedRun, clock: str) -> None:
     """Add what all curves have: marks where the run resumed, a legend, the name of their axis.
 
     Args:
         clock: ``step`` or ``epoch``, by which the curve counts.
-        top: the largest value, where the scale begins at 0.
     """
     marks: Any = [resume.step for resume in run.resumes]
     if clock != "step":
@@ -368,8 +347,6 @@ def _finish(axes: Axes, run: RecordedRun, clock: str, *, top: float | None = Non
         axes.axvline(mark, color=light("muted"), linewidth=1.2, linestyle=style, label=label)
     legend(axes)
     axes.set_xlabel(clock)
-    if top is not None:
-        axes.set_ylim(0, 1.12 * top or 1)
 
 
 def column(records: Iterable[Record], key: str) -> Floats:
