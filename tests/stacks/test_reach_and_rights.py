@@ -199,18 +199,6 @@ def test_the_nodes_are_reached_by_themselves_alone(synth: Synth, settings: dict[
     assert ingress["IpProtocol"] == "-1"
 
 
-def test_the_nodes_reach_themselves_and_https(synth: Synth) -> None:
-    templates = synth()
-    group = templates.only("AWS::EC2::SecurityGroup")
-    assert [(rule["CidrIp"], rule["ToPort"]) for rule in group["SecurityGroupEgress"]] == [
-        ("0.0.0.0/0", 443)
-    ]
-    # A19: EFA wants the rule to itself; CDK drops it beside a rule to everywhere.
-    egress = templates.only("AWS::EC2::SecurityGroupEgress")
-    assert egress["GroupId"] == egress["DestinationSecurityGroupId"]
-    assert egress["IpProtocol"] == "-1"
-
-
 @each_combination
 def test_nothing_has_a_public_address_but_the_nat_gateway(
     synth: Synth, settings: dict[str, str]

@@ -20,17 +20,12 @@ from stacks.shared_storage import HANDLER
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import OPTIONS, Synth, Templates, context, statements, text, variables
 from tests.stacks.test_teardown import needs
+from tests.stacks.test_templates import PERSISTENT
 from tests.stacks.test_training_stack import container, hosts
 
 #: With EFA, whose rules are those of the same security group, and without.
 P5 = {"worker_instance_type": "p5.48xlarge", "max_workers": "2"}
 every_deployment = pytest.mark.parametrize("settings", [P5, {}], ids=["efa", "ddp"])
-PERSISTENT = {
-    "fsx_deployment": "persistent",
-    "fsx_capacity_gib": "4800",
-    "fsx_mbps_per_tib": "500",
-    "fsx_on_destroy": "delete",
-}
 #: Lustre's ports, as AWS gives them: from, to.
 PORTS = {(988, 988), (1018, 1023)}
 
@@ -74,54 +69,6 @@ def test_a_wrong_setting_is_refused_in_a_sentence(changed: dict[str, str], messa
 
 
 # --- the file system ------------------------------------------------------------------------------
-def test_scratch_is_asked_for_nothing_that_it_refuses(synth: Synth) -> None:
-    files = deployed(synth).only("AWS::FSx::FileSystem")
-    assert files["FileSystemTypeVersion"] == "2.15", "AL2023 cannot mount the default, 2.10"
-    assert files["StorageCapacity"] == 1200
-    assert files["LustreConfiguration"] == {
-        "DeploymentType": "SCRATCH_2",
-    }
-
-
-def test_a_persistent_one_has_its_throughput_and_no_backups(synth: Synth) -> None:
-    files = deployed(synth, **PERSISTENT).only("AWS::FSx::FileSystem")
-    assert files["StorageCapacity"] == 4800
-    assert files["LustreConfiguration"] == {
-        "DeploymentType": "PERSISTENT_2",
-        "PerUnitStorageThroughput": 500,
-        # FSx makes none of what is linked with a bucket, and refuses to be asked.
-        "AutomaticBackupRetentionDays": 0,
-    }
-
-
-def test_an_update_refuses_to_drop_it_and_leaves_one_that_it_replaces(synth: Synth) -> None:
-    templates = deployed(synth)
-    files = resources(templates)[named(templates, "AWS::FSx::FileSystem")]
-    assert files["UpdateReplacePolicy"] == "Retain"
-    assert files["DeletionPolicy"] == "Delete", "by destroy, once its files are exported"
-    assert templates.only("Custom::TerminateHosts")["SharedStorage"] == "fsx"
-    assert synth().only("Custom::TerminateHosts")["SharedStorage"] == "none"
-
-
-def test_it_is_linked_with_a_prefix_of_the_bucket_by_an_association_only(synth: Synth) -> None:
-    templates = deployed(synth)
-    files = templates.only("AWS::FSx::FileSystem")
-    assert not files["LustreConfiguration"].keys() & {"ImportPath", "ExportPath"}
-    link = templates.only("AWS::FSx::DataRepositoryAssociation")
-    assert text(link["DataRepositoryPath"]).endswith("/datasets/")
-    assert link["FileSystemPath"] == "/", "nothing on it is outside of the bucket"
-    assert link["BatchImportMetaDataOnCreate"] is True
-    assert link["S3"]["AutoImportPolicy"]["Events"] == ["NEW", "CHANGED", "DELETED"]
-    assert link["S3"]["AutoExportPolicy"]["Events"] == ["NEW", "CHANGED"]
-
-
-def test_it_is_in_the_subnet_of_the_hosts(synth: Synth) -> None:
-    templates = deployed(synth)
-    (subnet,) = templates.only("AWS::FSx::FileSystem")["SubnetIds"]
-    for group in templates.of_type("AWS::AutoScaling::AutoScalingGroup").values():
-        assert [text(each) for each in group["VPCZoneIdentifier"]] == [text(subnet)]
-
-
 @every_deployment
 def test_lustres_ports_are_open_both_ways_before_fsx_looks_at_them(
     synth: Synth, settings: dict[str, str]

@@ -91,91 +91,6 @@ def test_hosts_have_an_encrypted_volume_that_is_large_and_fast_enough_for_their_
         assert volume["Throughput"] <= 0.25 * volume["Iops"], "gp3 gives 0.25 MiB/s per IOPS"
 
 
-def test_the_volume_can_be_made_larger(synth: Synth) -> None:
-    data = hosts(synth(**OPTIONS), "worker")
-    assert data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 500
-
-
-def test_metadata_needs_a_token_and_stays_on_the_host_unless_spot_notices_must_be_read(
-    synth: Synth,
-) -> None:
-    for settings, hops in (({}, 1), (OPTIONS, 2)):
-        options = hosts(synth(**settings), "worker")["MetadataOptions"]
-        assert options["HttpTokens"] == "required"
-        assert options["HttpPutResponseHopLimit"] == hops
-
-
-def test_spot_is_for_workers_and_never_for_heads(synth: Synth) -> None:
-    assert "InstanceMarketOptions" not in hosts(synth(), "worker")
-    spot = synth(**OPTIONS)
-    assert hosts(spot, "worker")["InstanceMarketOptions"] == {
-        "MarketType": "spot",
-        "SpotOptions": {
-            "InstanceInterruptionBehavior": "terminate",
-            "SpotInstanceType": "one-time",
-        },
-    }
-    assert "InstanceMarketOptions" not in hosts(spot, "head")
-
-
-@pytest.mark.parametrize(
-    ("kind", "market"),
-    [("block", {"MarketType": "capacity-block"}), ("on-demand", None)],
-)
-def test_hosts_start_in_reserved_capacity_and_in_no_placement_group(
-    synth: Synth, kind: str, market: dict[str, str] | None
-) -> None:
-    reservation = "cr-0123456789abcdef0"
-    templates = synth(
-        preset="fsdp",
-        worker_instance_type="p5e.48xlarge",
-        head_instance_type="m6i.xlarge",
-        head_trains="false",
-        capacity_reservation_id=reservation,
-        capacity_reservation_type=kind,
-        max_workers="1",
-    )
-    data = hosts(templates, "worker")
-    assert data.get("InstanceMarketOptions") == market
-    assert data["CapacityReservationSpecification"] == {
-        "CapacityReservationTarget": {"CapacityReservationId": reservation}
-    }
-    assert not templates.of_type("AWS::EC2::PlacementGroup")
-    for node in ("head", "worker"):
-        assert "Placement" not in hosts(templates, node)
-    assert "CapacityReservationSpecification" not in hosts(templates, "head")
-
-
-def test_workers_share_a_cluster_placement_group_with_a_head_that_trains(synth: Synth) -> None:
-    def groups(preset: str) -> dict[str, str]:
-        templates = synth(preset=preset)
-        assert templates.only("AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
-        return {
-            node: text(hosts(templates, node).get("Placement", {}).get("GroupName", ""))
-            for node in ("head", "worker")
-        }
-
-    alone = groups("ddp")
-    assert alone == {"head": "", "worker": "<ClusterPlacement0167579F.GroupName>"}
-    together = groups("fsdp")
-    assert together["head"] == together["worker"] == alone["worker"]
-
-
-@pytest.mark.parametrize(("preset", "workers"), [("ddp", 2), ("fsdp", 1), ("cpu", 2)])
-def test_no_host_runs_after_a_deploy_and_running_ones_are_not_touched(
-    synth: Synth, preset: str, workers: int
-) -> None:
-    templates = synth(preset=preset)
-    for node, most in (("head", 1), ("worker", workers)):
-        group = named(templates, "AWS::AutoScaling::AutoScalingGroup", node)
-        assert group["MinSize"] == "0"
-        assert group["MaxSize"] == str(most)
-        assert "DesiredCapacity" not in group
-        assert [text(each) for each in group["VPCZoneIdentifier"]] == [
-            "<CoreStack:ExportsOutputRefVpcTrainingSubnet1Subnet9EBCF9C17753CDF6>"
-        ]
-
-
 def test_tasks_are_stopped_while_they_may_still_save_and_log(synth: Synth) -> None:
     templates = synth()
     (stop,) = (name for name in templates.training["Resources"] if "StopTasks" in name)
@@ -229,35 +144,6 @@ def test_a_job_pulls_its_image_though_an_update_uses_only_the_other(synth: Synth
     assert str(found[0]).count("Repository") >= 2
 
 
-def test_scale_in_takes_no_host_in_use(synth: Synth) -> None:
-    templates = synth()  # that protected hosts do not hold up `cdk destroy` is TerminateHosts' work
-    for node in ("head", "worker"):
-        group = named(templates, "AWS::AutoScaling::AutoScalingGroup", node)
-        assert group["NewInstancesProtectedFromScaleIn"] is True
-        provider = named(templates, "AWS::ECS::CapacityProvider", node)
-        assert provider["AutoScalingGroupProvider"]["ManagedTerminationProtection"] == "ENABLED"
-
-
-def test_capacity_providers_start_hosts_for_waiting_tasks_and_drain_them(synth: Synth) -> None:
-    templates = synth(**OPTIONS)
-    provider = named(templates, "AWS::ECS::CapacityProvider", "worker")["AutoScalingGroupProvider"]
-    assert provider["ManagedScaling"] == {
-        "InstanceWarmupPeriod": 300,
-        "MaximumScalingStepSize": 4,
-        "MinimumScalingStepSize": 1,
-        "Status": "ENABLED",
-        "TargetCapacity": 100,
-    }
-    assert provider["ManagedDraining"] == "ENABLED"
-    groups = templates.of_type("AWS::AutoScaling::AutoScalingGroup").values()
-    assert sorted(group["MaxSize"] for group in groups) == ["1", "4"]
-    associations = templates.only("AWS::ECS::ClusterCapacityProviderAssociations")
-    providers = [{"Ref": name} for name in templates.of_type("AWS::ECS::CapacityProvider")]
-    assert associations["CapacityProviders"] == providers
-    assert len(providers) == 2
-    assert associations["DefaultCapacityProviderStrategy"] == []
-
-
 # --- nodes ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:
@@ -273,51 +159,6 @@ def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:
         assert runs["LinuxParameters"]["SharedMemorySize"] == machine.shm_mib
         gpus = [{"Type": "GPU", "Value": str(machine.num_gpus)}] if machine.num_gpus else None
         assert runs.get("ResourceRequirements") == gpus
-
-
-def test_containers_are_set_up_for_ray(synth: Synth) -> None:
-    templates = synth()
-    for node in (nodes.HEAD, nodes.WORKER):
-        runs = container(templates, node)
-        assert runs["Name"] == nodes.CONTAINER
-        assert runs["Command"] == [node]
-        assert runs["LinuxParameters"]["InitProcessEnabled"] is True  # ECS Exec needs it
-        assert "StopTimeout" not in runs, "120 s is its maximum: that of the host's agent counts"
-        limits = {each["Name"]: each["HardLimit"] for each in runs["Ulimits"]}
-        assert limits == {"nofile": 1_048_576, "memlock": -1}
-        assert runs["HealthCheck"]["Command"][0] == "CMD"
-        log = runs["LogConfiguration"]
-        assert log["LogDriver"] == "awslogs"
-        assert log["Options"]["awslogs-stream-prefix"] == node
-        assert log["Options"]["mode"] == "non-blocking"
-
-
-def test_tasks_of_a_host_share_its_cache_one_after_the_other(synth: Synth) -> None:
-    templates = synth()
-    definitions = templates.of_type("AWS::ECS::TaskDefinition")
-    assert len(definitions) == 3, "head, worker and the head of a job"
-    for definition in definitions.values():
-        assert definition["Volumes"] == [{"Name": "cache", "Host": {"SourcePath": nodes.CACHE_DIR}}]
-        (runs,) = definition["ContainerDefinitions"]
-        assert runs["MountPoints"] == [
-            {"SourceVolume": "cache", "ContainerPath": nodes.CACHE_DIR, "ReadOnly": False}
-        ]
-        assert "User" not in runs, "the image's: who the host's folder belongs to"
-    dockerfile = (ROOT / "containers" / "Dockerfile").read_text()
-    assert dockerfile.count(f"USER {nodes.CONTAINER_USER}:{nodes.CONTAINER_USER}") == 2
-
-
-def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Synth) -> None:
-    templates = synth()
-    secret = templates.only("AWS::SecretsManager::Secret")
-    assert secret["GenerateSecretString"] == {"ExcludePunctuation": True, "PasswordLength": 64}
-    ((name, _),) = templates.of_type("AWS::SecretsManager::Secret").items()
-    for node in (nodes.HEAD, nodes.WORKER):
-        runs = container(templates, node)
-        assert runs["Secrets"] == [{"Name": "RAY_AUTH_TOKEN", "ValueFrom": {"Ref": name}}]
-        assert {"Name": "RAY_AUTH_MODE", "Value": "token"} in runs["Environment"]
-    # Its name is among the outputs; who may read the secret can read the token.
-    assert templates.training["Outputs"][stack_outputs.RAY_TOKEN]["Value"] == {"Ref": name}
 
 
 def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
@@ -373,14 +214,6 @@ def test_a_head_that_trains_runs_the_workers_image(synth: Synth) -> None:
     assert {image(trains, node, "0123abc") for node in ("head", "worker")} == {"Worker"}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_deploy_waits_for_no_task(synth: Synth, preset: str) -> None:
-    templates = synth(preset=preset)  # A5: a task that cannot start holds a stack for three hours
-    services = templates.of_type("AWS::ECS::Service")
-    assert len(services) == 2
-    assert {service["DesiredCount"] for service in services.values()} == {0}
-
-
 def test_shells_are_logged_in_a_group_of_their_own_that_their_tasks_may_write(
     synth: Synth,
 ) -> None:
@@ -401,36 +234,6 @@ def test_shells_are_logged_in_a_group_of_their_own_that_their_tasks_may_write(
         if each.get("Resource") == {"Fn::GetAtt": [group, "Arn"]}
     }
     assert writers == {"NodesHead", "NodesWorker", "Jobs"}
-
-
-def test_services_replace_tasks_without_a_spare_gpu(synth: Synth) -> None:
-    for service in synth().of_type("AWS::ECS::Service").values():
-        deployment = service["DeploymentConfiguration"]
-        assert deployment["MinimumHealthyPercent"] == 0  # A9
-        assert deployment["MaximumPercent"] == 100
-        assert service["EnableExecuteCommand"] is True
-        assert "LaunchType" not in service
-        network = service["NetworkConfiguration"]["AwsvpcConfiguration"]
-        assert len(network["Subnets"]) == len(network["SecurityGroups"]) == 1
-
-
-def test_services_use_the_hosts_of_their_kind(synth: Synth) -> None:
-    templates = synth()
-    for node in ("Head", "Worker"):
-        (strategy,) = named(templates, "AWS::ECS::Service", node)["CapacityProviderStrategy"]
-        assert f"{node}Capacity" in strategy["CapacityProvider"]["Ref"]
-
-
-def test_the_head_alone_has_a_name_that_is_soon_forgotten(synth: Synth) -> None:
-    templates = synth()
-    name = templates.only("AWS::ServiceDiscovery::Service")
-    assert name["Name"] == "head"
-    assert name["DnsConfig"]["DnsRecords"] == [{"Type": "A", "TTL": 10}]  # A16
-    ((id_, _),) = templates.of_type("AWS::ServiceDiscovery::Service").items()
-    assert named(templates, "AWS::ECS::Service", "Head")["ServiceRegistries"] == [
-        {"RegistryArn": {"Fn::GetAtt": [id_, "Arn"]}}
-    ]
-    assert "ServiceRegistries" not in named(templates, "AWS::ECS::Service", "Worker")
 
 
 # --- what watches them ---------------------------------------------------------------------------
@@ -625,32 +428,6 @@ def test_stopped_tasks_are_recorded_and_failed_ones_raise_an_alarm(synth: Synth)
     assert alarm["Threshold"] == 1
 
 
-def test_alarms_tell_of_failed_jobs_and_of_a_clean_up_that_fails_or_is_missing(
-    synth: Synth,
-) -> None:
-    templates = synth()
-    alarms = {
-        alarm["MetricName"]: alarm
-        for alarm in templates.of_type("AWS::CloudWatch::Alarm").values()
-        if "MetricName" in alarm
-    }
-    failed, errors, sweep = (alarms[name] for name in ("ExecutionsFailed", "Errors", "Invocations"))
-    (dimension,) = failed["Dimensions"]
-    assert dimension["Name"] == "StateMachineArn"
-    assert text(dimension["Value"]).startswith("<JobsStateMachine")
-    # Jobs that end call the function too: only the rule tells whether it is the sweep.
-    for alarm, namespace, whose in (
-        (errors, "AWS/Lambda", "<JobsKeeper"),
-        (sweep, "AWS/Events", "<JobsSweep"),
-    ):
-        (dimension,) = alarm["Dimensions"]
-        assert text(dimension["Value"]).startswith(whose)
-        assert (alarm["Namespace"], alarm["Statistic"]) == (namespace, "Sum")
-    assert (errors["DatapointsToAlarm"], errors["EvaluationPeriods"]) == (2, 3)
-    assert (sweep["ComparisonOperator"], sweep["Threshold"]) == ("LessThanThreshold", 1)
-    assert sweep["TreatMissingData"] == "breaching", "what is not called reports nothing"
-
-
 @pytest.mark.parametrize("settings", [OPTIONS, OTHERS], ids=["10 minutes", "180 minutes"])
 def test_no_alarm_looks_back_further_than_cloudwatch_allows(
     synth: Synth, settings: dict[str, str]
@@ -666,26 +443,9 @@ def test_no_alarm_looks_back_further_than_cloudwatch_allows(
         assert period % 60 == 0
 
 
-def test_containers_give_up_what_training_does_not_need(synth: Synth) -> None:
-    definitions = synth().of_type("AWS::ECS::TaskDefinition")
-    assert len(definitions) == 3
-    for definition in definitions.values():
-        (container,) = definition["ContainerDefinitions"]
-        dropped = container["LinuxParameters"]["Capabilities"]["Drop"]
-        assert {"NET_RAW", "MKNOD", "SETFCAP", "SYS_CHROOT"} <= {*dropped}
-        assert not container.get("Privileged")
-        # A shell by ECS Exec is root's, and must read what user 1000 has written.
-        assert "DAC_OVERRIDE" not in dropped
-        assert "Add" not in container["LinuxParameters"]["Capabilities"]
-
-
-def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
-    assert synth().of_type("AWS::SNS::Topic") == {}
-    templates = synth(**OPTIONS)
-    assert templates.only("AWS::SNS::Subscription")["Endpoint"] == "ops@example.org"
-    ((topic, _),) = templates.of_type("AWS::SNS::Topic").items()
-    for alarm in templates.of_type("AWS::CloudWatch::Alarm").values():
-        assert alarm["AlarmActions"] == [{"Ref": topic}]
+def test_the_cache_of_a_host_belongs_to_the_user_of_the_images() -> None:
+    dockerfile = (ROOT / "containers" / "Dockerfile").read_text()
+    assert dockerfile.count(f"USER {nodes.CONTAINER_USER}:{nodes.CONTAINER_USER}") == 2
 
 
 def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
@@ -697,6 +457,9 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
     wanted = names - {stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK, stack_outputs.SHARED}
     assert len(wanted) > 15
     assert wanted <= outputs
+    # Who may read the secret can read the token.
+    (token,) = templates.of_type("AWS::SecretsManager::Secret")
+    assert templates.training["Outputs"][stack_outputs.RAY_TOKEN]["Value"] == {"Ref": token}
     shape = json.loads(templates.training["Outputs"][stack_outputs.SHAPE]["Value"])
     assert shape == {
         "preset": "fsdp",
@@ -714,14 +477,6 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "log_retention_days": 7,
         "order": ORDER_VERSION,
     }
-
-
-def test_everything_carries_the_projects_tag(synth: Synth) -> None:
-    tag = {"Key": "project", "Value": "ecs-train"}
-    for kind in ("AWS::ECS::Cluster", "AWS::EC2::NatGateway", "AWS::S3::Bucket"):
-        assert tag in synth().only(kind)["Tags"]
-    specifications = hosts(synth(), "worker")["TagSpecifications"]
-    assert all(tag in each["Tags"] for each in specifications)
 
 
 def test_the_groups_of_hosts_have_names_by_which_trainctl_knows_them(synth: Synth) -> None:

@@ -1,10 +1,10 @@
 """The line of ``submit --follow``: on a terminal it shows at any moment what the job does."""
 
+import io
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
@@ -26,13 +26,19 @@ from trainctl.commands.shell import choose
 from trainctl.job_log import Printer
 
 
+class Screen(io.StringIO):
+    """A terminal. One of the system shows what was written at some later moment."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class Terminal:
-    """A real terminal of 100 columns, on which rich's thread draws once a second of the clock."""
+    """A terminal of 100 columns, on which rich's thread draws once a second of the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._end, slave = os.openpty()
-        self._file = os.fdopen(slave, "w")
-        console = Console(file=self._file, width=100, soft_wrap=True, highlight=False)
+        self._screen = Screen()
+        console = Console(file=self._screen, width=100, soft_wrap=True, highlight=False)
         assert console.is_terminal
         made: list[Live] = []
 
@@ -48,29 +54,15 @@ class Terminal:
 
     def draw(self) -> str:
         """Draw the line; return what the terminal got."""
-        os.set_blocking(self._end, False)
-        self._read()
+        before = len(self._screen.getvalue())
         self._made[-1].refresh()
-        return self._read().strip()[2:]  # without what spins
-
-    def close(self) -> None:
-        self._file.close()
-        os.close(self._end)
-
-    def _read(self) -> str:
-        self._file.flush()
-        try:
-            found = os.read(self._end, 65536).decode()
-        except BlockingIOError:
-            return ""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", found)
+        drawn = self._screen.getvalue()[before:]
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", drawn).strip()[2:]  # no spinner
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    found = Terminal(monkeypatch)
-    yield found
-    found.close()
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    return Terminal(monkeypatch)
 
 
 def shown(
@@ -211,10 +203,9 @@ def test_the_line_shows_the_cost_of_this_moment_and_the_last_line_of_a_program(
 def test_lines_of_a_followed_log_go_above_the_line_or_into_the_file_that_stdout_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to_file: bool
 ) -> None:
-    end, slave = os.openpty()
-    file = tmp_path / "log"
+    terminal, file = Screen(), tmp_path / "log"
     monkeypatch.setenv("TERM", "xterm")
-    with os.fdopen(slave, "w") as terminal, file.open("w") as opened:
+    with file.open("w") as opened:
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(sys, "stdout", opened if to_file else terminal)
         output._console.cache_clear()
@@ -225,13 +216,11 @@ def test_lines_of_a_followed_log_go_above_the_line_or_into_the_file_that_stdout_
             output.print_text("a line")
             print("{}")
         output._console.cache_clear()
-    shown = os.read(end, 65536).decode()
-    os.close(end)
     if to_file:
         assert file.read_text() == "a line\n{}\n"
     else:  # each where the line of the state was erased
-        assert re.findall(r"\x1b\[2K(a line|{})\r\n", shown) == ["a line", "{}"]
-    assert "running" in shown
+        assert re.findall(r"\x1b\[2K(a line|{})\n", terminal.getvalue()) == ["a line", "{}"]
+    assert "running" in terminal.getvalue()
 
 
 #: Every state of a task, by ECS's documentation of its life cycle, from the first to the last.
