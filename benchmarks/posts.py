@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,16 +67,16 @@ def of_dolly(found: Any) -> dict[str, float]:
     return {"dolly_tokens_per_s": recipe["tokens_per_s"], "dolly_gib": gib}
 
 
-def of_pictures(found: Any) -> dict[str, float]:
-    return {f"{run['model']}_images_per_s": run["images_per_s"] for run in found["runs"]}
+def of_pictures(model: str, found: Any) -> dict[str, float]:
+    return {f"{model}_images_per_s": found["images_per_s"] / found["world_size"]}
 
 
 #: Step of ``on_gpu`` -> figures of the JSON object that it prints.
 STEPS: Final[Mapping[str, Callable[[Any], dict[str, float]]]] = {
     "fashion": of_fashion,
     "dolly": of_dolly,
-    "resnet50": of_pictures,
-    "b7": of_pictures,
+    "resnet50": partial(of_pictures, "resnet50"),
+    "b7": partial(of_pictures, "efficientnet-b7"),
 }
 
 

@@ -18,7 +18,7 @@ from training.checkpoint.checkpoints import Position
 from training.loop import metrics
 from training.loop.worker import Worker, expect_steps
 from training.record.events import Finished, Stopped, Warned
-from training.record.result import Classification, HeldOutText
+from training.record.result import HeldOutText, Table
 from training.settings import TrainingConfig
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
@@ -32,7 +32,7 @@ class Score:
     """Mean per image or token."""
     measures: Mapping[str, float]
     """Values by the names of the recipe's measures."""
-    details: Classification | HeldOutText | None = None
+    details: HeldOutText | Table | None = None
     """What the report shows of it."""
 
 

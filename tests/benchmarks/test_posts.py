@@ -85,7 +85,7 @@ def test_what_has_been_measured_is_written_and_kept_where_a_later_step_fails(
     case = {"tokens_per_s": 9000.0, "peak_memory_bytes": 100 * 2**30, "failure": ""}
     printed("fashion", **fashion, accuracy=0.92, loss=0.2)
     printed("dolly", cases=[{"recipe": case}])
-    printed("resnet50", runs=[{"model": "resnet50", "images_per_s": 3000.0}])
+    printed("resnet50", images_per_s=6000.0, world_size=2)
     (tmp_path / "b7.txt").write_text("Traceback")
     posts.take(tmp_path)
     printed("dolly", cases=[{"recipe": case | {"failure": "out of memory"}}])

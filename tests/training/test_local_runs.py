@@ -23,7 +23,7 @@ from tests.training.local_runs import (
 from tests.training.test_data import write_images
 from training.record import fields, reader
 from training.record.events import Step
-from training.record.result import Classification
+from training.record.result import Table
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
     assert [line["rank"] for line in uninterrupted.metrics("rank")] == [0, 1] * 3
     evaluation = reader.read_json(str(folder), "evaluation.json")
     assert evaluation is not None
-    matrix = fields.from_json(Classification, evaluation).confusion_matrix
+    matrix = fields.from_json(Table, evaluation).rows
     assert sum(map(sum, matrix)) == 359
     correct = sum(row[i] for i, row in enumerate(matrix))
     assert correct / 359 == pytest.approx(result["accuracy"], abs=1e-9)

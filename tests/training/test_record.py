@@ -30,7 +30,7 @@ from training.record.events import (
 )
 from training.record.fields import Rate
 from training.record.progress import Progress
-from training.record.result import Classification, Result, Table
+from training.record.result import Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
 from training.system import storage
 
@@ -96,7 +96,7 @@ def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
 
 
 def finished() -> Finished:
-    details = Classification(class_names=("a",), confusion_matrix=((1.0,),), samples=())
+    details = Table(title="t", heads=("a",), rows=((1.0,),))
     figures = {"accuracy": 0.5}
     return Finished(step=8, loss=0.5, measures=figures, seconds=2.0, evaluation=details)
 

@@ -3,7 +3,6 @@
 Every test writes the record of a small run by hand and reads the page as a browser would.
 """
 
-import base64
 import json
 import math
 import re
@@ -106,18 +105,14 @@ def write_record(folder: Path) -> Path:
     resume = {"type": "resume", "step": 30, "world_size": 2}
     other = [{"type": "phase", "name": "start", "time": 1.7e9}, {"type": "new", "step": 60}]
     write_lines(folder / "metrics.jsonl", [*lines[:33], resume, *lines[33:], *other])
-    samples = [
-        {"index": i, "label": i % 3, "prediction": (i + i // 4) % 3, "confidence": 0.61}
-        | {"pixels": base64.b64encode(bytes(range(12))).decode(), "height": 3, "width": 4}
-        for i in range(6)
-    ]
     for name, values in {
         "config": {"run": "first", "recipe": "ddp", "preset": "ddp", "elastic": {"min": 1}},
         "environment": {"cpu": "Imaginary 9000", "gpus": [], "started_at": "2025-01-02T03:04:05Z"},
         "evaluation": {
-            "class_names": CLASSES,
-            "confusion_matrix": [[90, 7, 3], [4, 96, 0], [11, 0, 89]],
-            "samples": samples,
+            "title": "Confusion matrix",
+            "heads": CLASSES,
+            "names": CLASSES,
+            "rows": [[90, 7, 3], [4, 96, 0], [11, 0, 89]],
         },
         "result": {
             "status": "succeeded",
@@ -190,7 +185,7 @@ def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
         "90.00% after the last epoch, the best.",
         "Slowest 200 ms.",  # rank 1 after the first epoch
         "Resumed at step 30 on 2 workers.",
-        "275 of 300 right",
+        f"{CLASSES[1]} 4 96 0",
         "elastic.min 1",
         "Measured on a CPU: Imaginary 9000. No GPU took part.",
     ):
@@ -267,8 +262,6 @@ def test_the_page_can_be_read_aloud(page: Page) -> None:
     drawings = [attributes for tag, attributes in elements if tag == "svg"]
     assert len(drawings) == NUM_PLOTS
     assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
-    images = [attributes["alt"] for tag, attributes in elements if tag == "img"]
-    assert "Image of class T-shirt, predicted T-shirt" in images
     assert all(attributes["scope"] in {"row", "col"} for tag, attributes in elements if tag == "th")
 
 
@@ -283,18 +276,10 @@ def test_every_colour_of_a_drawing_follows_the_theme(content: str) -> None:
     assert len(light) == len(set(light))
 
 
-def test_right_and_wrong_samples_differ_in_words_and_marks(page: Page) -> None:
-    kinds = [attributes.get("class") for tag, attributes in page.elements if tag == "li"]
-    assert kinds == ["wrong"] * 2 + ["right"] * 4
-    assert page.words.count("✗") == 2
-    assert page.text.count(f"{CLASSES[2]} is {CLASSES[1]} 61%") == 1
-    assert page.text.count(f"{CLASSES[0]} is {CLASSES[2]} 61%") == 1
-
-
 def test_strings_of_the_record_are_never_markup(run_dir: Path) -> None:
     change(run_dir / "config.json", {"run": HOSTILE, "recipe": HOSTILE, HOSTILE: HOSTILE})
     change(run_dir / "environment.json", {"cpu": HOSTILE, "started_at": HOSTILE})
-    change(run_dir / "evaluation.json", {"class_names": [HOSTILE, "-->", "]]>"]})
+    change(run_dir / "evaluation.json", {"names": [HOSTILE, "-->", "]]>"], "title": HOSTILE})
     change(run_dir / "result.json", {"status": HOSTILE, "error": HOSTILE})
     lines = (run_dir / "metrics.jsonl").read_text()
     resume = {"type": "resume", "step": 60, "world_size": HOSTILE}
@@ -339,7 +324,7 @@ def test_an_unfinished_run_shows_its_figures_so_far(run_dir: Path) -> None:
 def test_damaged_files_are_left_out_and_told(run_dir: Path) -> None:
     (run_dir / "result.json").write_text('{"status": ')
     (run_dir / "config.json").write_text("[1, 2]")
-    (run_dir / "evaluation.json").write_text('{"class_names": ["a"], "confusion_matrix": [[1, 2]]}')
+    (run_dir / "evaluation.json").write_text('{"title": "t", "heads": ["a"], "rows": [[1, 2]]}')
     text = read(run_dir).text
     assert "result.json was left out: Expecting" in text
     assert "config.json was left out: it holds no JSON object." in text
@@ -416,18 +401,6 @@ def test_a_long_run_stays_small(run_dir: Path) -> None:
     path = write_report(run_dir)
     assert path.stat().st_size < 600_000
     assert "14-step mean" in Page(path.read_text("utf-8")).text
-
-
-def test_samples_become_images_with_the_same_pixels(run_dir: Path) -> None:
-    from matplotlib.image import imread
-
-    pixels = bytes(range(0, 240, 20))
-    path = run_dir / "sample.png"
-    path.write_bytes(plots.gray_png(pixels, 3, 4))
-    expected = np.frombuffer(pixels, np.uint8).reshape(3, 4)
-    np.testing.assert_array_equal(np.rint(imread(path) * 255), expected)
-    with pytest.raises(ValueError, match="12 bytes are no image of 4 x 4"):
-        plots.gray_png(pixels, 4, 4)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

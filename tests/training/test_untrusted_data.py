@@ -235,7 +235,7 @@ def test_indexes_of_pictures() -> None:
 def test_records_of_runs() -> None:
     result = {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5, "hosts": ["a"]}
     fuzz_values(result, lambda value: Result.from_json(as_object(value)), ValueError)
-    evaluated = {"confusion_matrix": [[1, 0], [0, 1]], "class_names": ["a", "b"], "samples": []}
+    evaluated = {"title": "t", "heads": ["a", "b"], "names": ["a", "b"], "rows": [[1, 0], [0, 1]]}
     fuzz_values(evaluated, lambda value: evaluated_from_json(as_object(value)))
     progress = {"step": 1, "total_steps": 3, "loss": 0.1, "left_s": 3.0}
     fuzz_values(progress, lambda value: line_of(as_object(value)), ValueError)
@@ -257,7 +257,7 @@ def test_reports(tmp_path: Path, name: str) -> None:
     contents = {
         "config.json": {"recipe": "ddp", "run": "r", "epochs": 3},
         "result.json": {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5},
-        "evaluation.json": {"class_names": ["a"], "confusion_matrix": [[1]], "samples": []},
+        "evaluation.json": {"title": "t", "heads": ["a"], "names": ["a"], "rows": [[1]]},
         "metrics.jsonl": step | {"time": 1.0},
     }
     for other, values in contents.items():

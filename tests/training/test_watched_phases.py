@@ -26,7 +26,7 @@ from training.record.events import (
     Step,
     Stopped,
 )
-from training.record.result import Classification
+from training.record.result import Table
 from training.runtime import driver, hang_detector
 from training.runtime.driver import Driver
 from training.runtime.processes import Seen
@@ -148,7 +148,7 @@ def test_a_hang_while_the_data_is_prepared_is_described_and_ended(
 def test_a_process_that_hangs_after_the_model_is_published_does_not_undo_the_end(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    details = Classification(class_names=("a",), confusion_matrix=((1.0,),), samples=())
+    details = Table(title="t", heads=("a",), rows=((1.0,),))
     finished = Finished(step=1, loss=0.5, seconds=1.0, evaluation=details)
     # First it waits for hosts, longer than data may be silent: Ray may use the process again.
     trains = [*[WAITS] * 500, Joined(processes=(RANK,)), start(), step(), finished, HANGS]

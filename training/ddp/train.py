@@ -11,7 +11,6 @@ run may be restarted at any step and on any number of workers: the batch of step
 and the seed (see ``training.data.images``).
 """
 
-import base64
 from functools import partial
 
 import torch
@@ -32,10 +31,9 @@ from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
 from training.record.events import phase
-from training.record.result import Classification, ImageSample
+from training.record.result import Table
 
 _EVALUATION_BATCH = 500
-_NUM_SAMPLES = 36
 
 
 def train(worker: Worker, config: DdpConfig) -> None:
@@ -171,7 +169,6 @@ def evaluate(
     first, end = images.shard_bounds(num, rank=worker.rank, world_size=worker.world_size)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     predictions = torch.zeros(num, dtype=torch.int64, device=device)
-    confidences = torch.zeros(num, device=device)
     num_correct = torch.zeros((), dtype=torch.int64, device=device)
     pulse = Pulse(worker)
     model.eval()
@@ -182,53 +179,33 @@ def evaluate(
             pixels, labels = test_set.batch(torch.arange(part.start, part.stop))
             logits = model(pixels).logits.float()
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
-            confidences[part], predictions[part] = logits.softmax(dim=1).max(dim=1)
+            predictions[part] = logits.argmax(dim=1)
             num_correct += (predictions[part] == labels).sum()
     model.train()
-    for part_of_all in (loss_sum, num_correct, predictions, confidences):
+    for part_of_all in (loss_sum, num_correct, predictions):
         dist.all_reduce(part_of_all)  # the others' parts are zeros here
     return Score(
         loss=loss_sum.item() / num,
         measures={"accuracy": num_correct.item() / num},
-        details=describe(image_set, predictions.cpu(), confidences.cpu()),
+        details=confusion_of(image_set, predictions.cpu()),
     )
 
 
-def describe(
-    image_set: images.ImageSet, predictions: torch.Tensor, confidences: torch.Tensor
-) -> Classification:
-    """What the report shows of the test split: the confusion matrix and some predictions, the
-    most confident mistakes first, then others at even distances.
+def confusion_of(image_set: images.ImageSet, predictions: torch.Tensor) -> Table:
+    """Confusion matrix of the test split.
 
     Args:
         predictions: int64 ``[num]`` on the host.
-        confidences: probability of each prediction, float32 ``[num]`` on the host.
     """
     labels = torch.tensor(image_set.test_labels, dtype=torch.int64)
     num_classes = images.NUM_CLASSES
     counts = torch.bincount(labels * num_classes + predictions, minlength=num_classes**2)
-
-    wrong = (predictions != labels).nonzero().flatten()
-    worst = wrong[confidences[wrong].argsort(descending=True)]
-    chosen = worst[: _NUM_SAMPLES // 2].tolist()
-    right = (predictions == labels).nonzero().flatten()
-    stride = max(1, len(right) // (_NUM_SAMPLES - len(chosen)))
-    chosen += right[::stride][: _NUM_SAMPLES - len(chosen)].tolist()
-    return Classification(
-        class_names=tuple(image_set.class_names),
-        confusion_matrix=tuple(map(tuple, counts.view(num_classes, num_classes).tolist())),
-        samples=tuple(
-            ImageSample(
-                index=i,
-                label=int(labels[i]),
-                prediction=int(predictions[i]),
-                confidence=float(confidences[i]),
-                pixels=base64.b64encode(image_set.test_images[i].tobytes()).decode(),
-                height=images.IMAGE_SIZE,
-                width=images.IMAGE_SIZE,
-            )
-            for i in chosen
-        ),
+    names = tuple(image_set.class_names)
+    return Table(
+        title="Confusion matrix: a row per true class, a column per predicted one",
+        heads=names,
+        names=names,
+        rows=tuple(map(tuple, counts.view(num_classes, num_classes).tolist())),
     )
 
 

@@ -2,14 +2,12 @@
 
 Reads the record that a run leaves in its folder and writes ``report.html``, which needs no
 network and no other file. An unfinished run gets a report of what there is.
-Needs NumPy, Matplotlib, Jinja2 and Pillow, but neither torch nor Ray. To watch a run live, read
+Needs NumPy, Matplotlib and Jinja2, but neither torch nor Ray. To watch a run live, read
 its ``metrics.jsonl`` instead: this draws everything again each time.
 
 The page's content is put together here; ``page.html.j2`` lays it out and ``page.css`` styles it.
 """
 
-import base64
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,11 +29,10 @@ from training.record.events import Sample, Silent
 from training.record.fields import number
 from training.record.plots import COLORS, Plot, draw
 from training.record.reader import RecordedRun, figure, listed, read_run
-from training.record.result import SUCCEEDED, Classification, HeldOutText, Result, Table
+from training.record.result import SUCCEEDED, HeldOutText, Result, Table
 from training.system import storage
 
 _HERE: Final = Path(__file__).parent
-_MAX_CLASSES: Final = 40
 
 
 def write_report(run_dir: Path, result: Result | None = None) -> Path:
@@ -75,8 +72,6 @@ def page(run: RecordedRun, drawn: Sequence[Plot]) -> str:
         resumes=_resumes(run),
         evaluations=_evaluations(run),
         section=_section(run),
-        confusion=_confusion(run.evaluated),
-        samples=_samples(run),
         held_out=_held_out(run),
         details=_details(run.evaluated) if isinstance(run.evaluated, Table) else None,
         texts=_texts(run.metrics.of(Sample)),
@@ -140,8 +135,6 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
 def _section(run: RecordedRun) -> str:
     """Which details of the evaluation the page shows; ``none`` while there are none."""
     match run.evaluated:
-        case Classification():
-            return "images"
         case Table():
             return "table"
         case HeldOutText():
@@ -151,7 +144,11 @@ def _section(run: RecordedRun) -> str:
 
 def _details(table: Table) -> dict[str, object]:
     rows = [[f"{each:,.10g}" for each in row] for row in table.rows]
-    return {"title": table.title, "heads": table.heads, "rows": rows}
+    heads = [*table.heads]
+    if table.names:
+        heads = ["", *heads]
+        rows = [[name, *row] for name, row in zip(table.names, rows, strict=True)]
+    return {"title": table.title, "heads": heads, "rows": rows}
 
 
 def _status(run: RecordedRun) -> dict[str, str]:
@@ -231,49 +228,6 @@ def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]
         when = f"after {counted(sample.step, 'step')}" if sample.step else "before training"
         by_prompt.setdefault(sample.prompt, []).append((when, sample.text))
     return [*by_prompt.items()]
-
-
-def _confusion(found: object) -> dict[str, object] | None:
-    """Confusion matrix as rows of counts, each with the percentage of its shade; None without one,
-    or with more classes than a page has room for."""
-    if not isinstance(found, Classification) or not 0 < len(found.class_names) <= _MAX_CLASSES:
-        return None
-    matrix = found.confusion_matrix
-    rows = [
-        # The square root keeps rare mistakes visible.
-        (name, [(count, round(100 * math.sqrt(count / max(sum(row), 1)))) for count in row])
-        for name, row in zip(found.class_names, matrix, strict=True)
-    ]
-    right = sum(row[i] for i, row in enumerate(matrix))
-    return {"rows": rows, "right": right, "all": sum(map(sum, matrix))}
-
-
-def _samples(run: RecordedRun) -> list[tuple[str, str, list[dict[str, str]]]]:
-    """The evaluated images that can be shown, those that were classified wrong and those that were
-    classified right, each after a title and a mark."""
-    found = run.evaluated
-    if not isinstance(found, Classification):
-        return []
-    names = dict(enumerate(found.class_names))
-    groups: dict[bool, tuple[str, str, list[dict[str, str]]]] = {
-        False: ("Wrong", "✗", []),
-        True: ("Right", "✓", []),
-    }
-    for each in found.samples:
-        try:
-            pixels = base64.b64decode(each.pixels, validate=True)
-            image = plots.gray_png(pixels, each.height, each.width)
-        except ValueError:
-            continue
-        confidence = number(each.confidence)
-        shown = {
-            "image": "data:image/png;base64," + base64.b64encode(image).decode(),
-            "label": names.get(each.label, str(each.label)),
-            "prediction": names.get(each.prediction, str(each.prediction)),
-            "confidence": "" if confidence is None else f"{confidence:.0%}",
-        }
-        groups[each.label == each.prediction][2].append(shown)
-    return [group for group in groups.values() if group[2]]
 
 
 def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:

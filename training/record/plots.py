@@ -1,6 +1,6 @@
 """The plots of a run's report, in the order of its page, as SVG.
 
-Importing it is cheap: Matplotlib and Pillow are loaded when something is drawn.
+Importing it is cheap: Matplotlib is loaded when something is drawn.
 """
 
 from __future__ import annotations
@@ -159,21 +159,6 @@ def svg(name: str, label: str, figure: Figure) -> str:
     variables = {light: f"var(--{name})" for name, (light, _) in COLORS.items()}
     body = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda match: variables[match[0]], body)
     return f'<svg {box[0]} role="img" aria-label="{html.escape(label)}">{body}'
-
-
-def gray_png(pixels: bytes, height: int, width: int) -> bytes:
-    """A PNG of ``height * width`` grey values, one byte each.
-
-    Raises:
-        ValueError: The number of bytes is another.
-    """
-    from PIL import Image
-
-    if min(height, width) < 1 or len(pixels) != height * width:
-        raise ValueError(f"{len(pixels)} bytes are no image of {height} x {width} grey values")
-    file = io.BytesIO()
-    Image.frombytes("L", (width, height), pixels).save(file, format="png", optimize=True)
-    return file.getvalue()
 
 
 Floats = npt.NDArray[np.float64]

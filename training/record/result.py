@@ -1,6 +1,5 @@
 """Result of a run: ``result.json``, and ``evaluation.json`` for its last evaluation."""
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -88,48 +87,6 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSample:
-    """One evaluated image: how it looks, what it is and what it was taken for."""
-
-    index: int
-    """Place in the test split."""
-    label: int
-    """Number of its class."""
-    prediction: int
-    """Number of the class it was taken for."""
-    confidence: float | None
-    """Probability of the prediction."""
-    pixels: str
-    """``height * width`` grey values, a byte each, as base64."""
-    height: int
-    """In pixels."""
-    width: int
-    """In pixels."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Classification:
-    """What a classifier made of the test split."""
-
-    class_names: tuple[str, ...]
-    """In the order of their numbers."""
-    confusion_matrix: tuple[tuple[float, ...], ...]
-    """Numbers of images, ``[true class][predicted class]``."""
-    samples: tuple[ImageSample, ...]
-    """Mistakes that the model was sure of first, then some that are right."""
-
-    def __post_init__(self) -> None:
-        """
-        Raises:
-            ValueError: the matrix has not a row and a column for each class.
-        """
-        num, rows = len(self.class_names), self.confusion_matrix
-        is_square = {len(rows), *map(len, rows)} == {num}
-        if not is_square or not all(0 <= each < math.inf for row in rows for each in row):
-            raise ValueError(f"the confusion matrix has not {num} rows of as many counts")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutText:
     """What a language model made of the held-out text."""
 
@@ -143,7 +100,7 @@ class HeldOutText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Figures in rows, of a recipe whose details are neither of the two above."""
+    """Figures in rows, of any other recipe: a confusion matrix, the bandwidths of a network."""
 
     title: str
     """What the rows show, as a heading."""
@@ -151,17 +108,21 @@ class Table:
     """Headings of the columns, with units."""
     rows: tuple[tuple[float, ...], ...]
     """Figures, as many in each row as there are headings."""
+    names: tuple[str, ...] = ()
+    """Heading of each row; empty: its first figure."""
 
     def __post_init__(self) -> None:
         """
         Raises:
-            ValueError: a row has not a figure for each heading.
+            ValueError: a row has not a figure for each heading, or has none itself.
         """
         if any(len(row) != len(self.heads) for row in self.rows):
             raise ValueError(f"a row has not {len(self.heads)} figures")
+        if len(self.names) not in (0, len(self.rows)):
+            raise ValueError(f"there are not {len(self.rows)} names of rows")
 
 
-Evaluated = Classification | HeldOutText | Table
+Evaluated = HeldOutText | Table
 """What ``evaluation.json`` holds; they are told apart by their fields."""
 
 
