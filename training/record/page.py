@@ -38,11 +38,14 @@ _HERE: Final = Path(__file__).parent
 _MAX_CLASSES: Final = 40
 
 
-def write_report(run_dir: Path, result: Result | None = None) -> Path:
+def write_report(
+    run_dir: Path, result: Result | None = None, *, check: Callable[[], None] | None = None
+) -> Path:
     """Write ``report.html`` into ``run_dir`` and return its path.
 
     Args:
         result: in place of that in the folder.
+        check: see ``storage.write_bytes``.
 
     The same record gives the same bytes. The file is replaced whole, so a reader never sees half
     of it. Matplotlib's settings are changed while this runs: not for use while another thread
@@ -57,7 +60,7 @@ def write_report(run_dir: Path, result: Result | None = None) -> Path:
     with plots.drawing():
         drawn = draw(run)
     path = run_dir / REPORT_FILE
-    storage.write_bytes(str(path), page(run, drawn).encode("utf-8", "replace"))
+    storage.write_bytes(str(path), page(run, drawn).encode("utf-8", "replace"), check=check)
     return path
 
 
