@@ -73,7 +73,9 @@ GUARDS: Final = {
     ),
     "trainctl/programs.py:Program.__init__": ("remove", MEMORY, "a list"),
     "trainctl/removal.py:remove": ("remove", ASKS, "and refuses what a job uses"),
-    "training/checkpoint/checkpoints.py:begin": ("remove_folder", OURS, ".step-*.part"),
+    "training/checkpoint/unfinished.py:close": ("remove_leftovers", OURS, "as below"),
+    "training/checkpoint/unfinished.py:discard": ("remove_folder rename", OURS, ".step-*.part"),
+    "training/record/writer.py:RunRecord.__init__": ("remove_leftovers", OURS, "as below"),
     "training/checkpoint/checkpoints.py:complete": ("show_folder", OURS, "fails where one is"),
     "training/checkpoint/checkpoints.py:newest_usable.pass_over": (
         "rename_folder",
@@ -91,9 +93,9 @@ GUARDS: Final = {
         "step-* and damaged-step-*",
     ),
     "training/checkpoint/checkpoints.py:publish_model": (
-        "remove_leftovers staged_folder",
+        "staged_folder",
         OURS,
-        ".staging-XXXXXXXX, two files of model/",
+        "two files of model/",
     ),
     "training/checkpoint/checkpoints.py:take_snapshot": ("replace", MEMORY, "a function"),
     "training/checkpoint/sharded_checkpoints.py:Saver.save": ("replace", MEMORY, "a function"),
@@ -139,7 +141,11 @@ GUARDS: Final = {
     "training/system/storage.py:_move": ("rename replace", OURS, "files of those names"),
     "training/system/storage.py:remove_file": ("rm_file", OURS, "names of its callers"),
     "training/system/storage.py:remove_folder": ("rm rmtree", OURS, "names of its callers"),
-    "training/system/storage.py:remove_leftovers": ("rmtree", OURS, ".staging-XXXXXXXX"),
+    "training/system/storage.py:remove_leftovers": (
+        "rmtree unlink",
+        OURS,
+        ".staging-XXXXXXXX, .NAME.XXXXXXXX of the record's names",
+    ),
     "training/system/storage.py:remove_run": (
         "remove remove_file remove_folder remove_leftovers rmdir",
         OURS,

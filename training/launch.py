@@ -76,7 +76,7 @@ def start(command: Command) -> int:
     lease = None
     try:
         if _is_first():
-            lease = Lease.take(paths.uri, take_over=command.take_over)
+            lease = Lease.take(paths.uri, take_over=command.take_over, wait=_watch_lease)
             lease.keep()
             overwrite(paths, command)
         if _is_torchrun():
@@ -100,6 +100,11 @@ def start(command: Command) -> int:
     finally:
         if lease is not None:
             lease.release()
+
+
+def _watch_lease(seconds: float) -> None:
+    print(f"looking for {seconds:.0f} s whether another process trains this run", file=sys.stderr)
+    time.sleep(seconds)
 
 
 def configured(command: Command) -> tuple[RunConfig, Range]:

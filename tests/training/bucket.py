@@ -1,6 +1,7 @@
 """A bucket in memory under ``training.system.storage``, whose requests can crash, fail or stall."""
 
 import io
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -30,9 +31,11 @@ class Bucket:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.objects: dict[str, bytes] = {}
+        self._tags: dict[str, str] = {}
         self.written: dict[str, float] = {}
         """When each object was, in Unix time."""
         self.clock = clock
+        self._number = itertools.count()
         self.is_quick = False
         """Whether the last request was to be given up soon."""
         self.num_writes = 0
@@ -50,8 +53,10 @@ class Bucket:
     def read(self) -> None:
         """Make a request that changes nothing."""
 
-    def put(self, key: str, content: bytes | None, *, is_new: bool = False) -> None:
-        """Change an object; None removes it."""
+    def put(
+        self, key: str, content: bytes | None, *, is_new: bool = False, tag: str | None = None
+    ) -> None:
+        """Change an object; None removes it. With ``tag``, only one that has it."""
 
         def effect() -> None:
             if content is None:
@@ -59,7 +64,10 @@ class Bucket:
                 return
             if is_new and key in self.objects:
                 raise OSError("it exists") from _ExistsError()
+            if tag and self._tags[key] != tag:
+                raise OSError("it has changed") from _ExistsError()
             self.objects[key], self.written[key] = content, self.clock()
+            self._tags[key] = str(next(self._number))
 
         self.write(key, effect, removes=content is None)
 
@@ -76,13 +84,28 @@ class Bucket:
     def call_s3(self, method: str, **place: str) -> dict[str, Any]:
         assert method == "head_object"
         self.read()
-        written, now = self.written[f"{place['Bucket']}/{place['Key']}"], self.clock()
+        key, now = f"{place['Bucket']}/{place['Key']}", self.clock()
+        if key not in self.objects:
+            raise FileNotFoundError(key)
+        written = self.written[key]
         headers = {"date": format_datetime(datetime.fromtimestamp(now, UTC), usegmt=True)}
         found = datetime.fromtimestamp(int(written), UTC)
-        return {"LastModified": found, "ResponseMetadata": {"HTTPHeaders": headers}}
+        return {
+            "LastModified": found,
+            "ETag": self._tags[key],
+            "ResponseMetadata": {"HTTPHeaders": headers},
+        }
 
-    def pipe_file(self, uri: str, content: bytes, mode: str = "overwrite") -> None:
-        self.put(_key(uri), bytes(content), is_new=mode == "create")
+    def pipe_file(
+        self,
+        uri: str,
+        content: bytes,
+        mode: str = "overwrite",
+        chunksize: int = 0,
+        IfMatch: str | None = None,  # noqa: N803
+    ) -> None:
+        del chunksize
+        self.put(_key(uri), bytes(content), is_new=mode == "create", tag=IfMatch)
 
     def ls(self, uri: str, *, detail: bool) -> list[dict[str, Any]]:
         assert detail

@@ -27,7 +27,7 @@ from tests import forks
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
-from training.checkpoint.manifest import DamagedError
+from training.checkpoint.manifest import DamagedError, File
 from training.loop.metrics import StepMetrics
 from training.loop.saving import Saves
 from training.runtime.torchrun import TorchrunWorker
@@ -157,14 +157,14 @@ def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
     assert checkpoints.newest(run, pytest.fail, from_scratch=True) is not None
 
 
-def one_rank(run_uri: str) -> Any:
+def one_rank(run_uri: str, fence: int = 0) -> Any:
     """The only worker of a run, which tells no one what happens."""
     return SimpleNamespace(
         rank=0,
         world_size=1,
         device=torch.device("cpu"),
         run_uri=run_uri,
-        fence=0,
+        fence=fence,
         emit=lambda *_: None,
         saves=Saves(lambda *_: None),
     )
@@ -405,6 +405,31 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_at_step_0_by_itself(
     ):
         checkpoints.newest(str(tmp_path), pytest.fail)
     assert checkpoints.newest(str(tmp_path), pytest.fail, from_scratch=True) is None
+
+
+@pytest.mark.parametrize("place", ["S3", "disk"])
+def test_what_a_stalled_rank_completes_after_others_have_resumed_does_not_count(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RUN if place == "S3" else str(tmp_path / "r")
+    install(monkeypatch)
+    save(run, 100)
+
+    def stall() -> None:
+        """In the place of the last look at the lease."""
+        found = checkpoints.shared_newest(one_rank(run, fence=2))
+        assert found is not None
+        assert found.position.step == 100
+
+    uri = f"{run}/checkpoints/step-00000200"
+    files = {"a": File(1, "")}
+    begun = checkpoints.begin(uri)
+    storage.write_bytes(f"{begun}/a", b"a")
+    with pytest.raises(OSError, match=r"No such file|was written by another process"):
+        checkpoints.complete(begun, uri, files, check=stall)
+    assert checkpoints.names(run)[0] == "step-00000100"
+    save(run, 200, keep=1, fence=3)
+    assert storage.list_folders(f"{run}/checkpoints") == ["step-00000200-lease3"]
 
 
 def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:

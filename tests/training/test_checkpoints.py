@@ -16,6 +16,7 @@ from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
 from training.models import classifiers as models
 from training.models.resnet import ResNet18
+from training.system import storage
 
 
 def trained(steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -159,9 +160,11 @@ def test_a_model_is_published_beside_what_a_user_has_put_there(
     tmp_path: Path, snapshot: Snapshot
 ) -> None:
     users = [".git/HEAD", ".venv/a", ".staging-area/a", "model/net.py", "notes.md"]
-    for name in (*users, "model/model.safetensors", ".staging-abcd_123/model.safetensors"):
+    ours = ("model/model.safetensors", ".staging-abcd_123/model.safetensors")
+    for name in (*users, *ours, ".config.json.abcd_123"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a year of work")
+    storage.remove_leftovers(str(tmp_path), "config.json")
     checkpoints.publish_model(str(tmp_path), snapshot)
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*users, "model/model.safetensors", "model/config.json"}

@@ -20,7 +20,7 @@ from benchmarks import processes
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
-from contract.times import LEASE_S
+from contract.times import LEASE_RENEW_S, LEASE_S
 from tests import forks
 from tests.training.local_runs import DIGITS, Command, launcher
 from training import launch
@@ -102,14 +102,35 @@ def test_the_command_refuses_a_run_that_is_being_trained(
     )
 
 
-@pytest.mark.parametrize(("age_s", "is_free"), [(0, False), (LEASE_S - 5, False), (LEASE_S, True)])
-def test_what_cannot_be_seen_expires(run: str, age_s: float, is_free: bool) -> None:
+@pytest.mark.parametrize(
+    ("age_s", "confirms", "said"),
+    [
+        (0, False, "0 s ago.* free in 2 min"),
+        (LEASE_S - 5, False, "1 min 55 s ago.* free in 5 s"),
+        (LEASE_S, False, ""),
+        (LEASE_S, True, "0 s ago.* free in 2 min"),
+        (3600, True, "0 s ago.* free in 2 min"),  # this clock has jumped, or the other is behind
+        (-3600, True, "0 s ago.* free in 2 min"),
+        (-3600, False, ""),
+    ],
+)
+def test_what_cannot_be_seen_expires_unless_it_is_confirmed_whatever_clocks_show(
+    run: str, age_s: float, confirms: bool, said: str
+) -> None:
     elsewhere(run, 3, age_s=age_s)
-    if is_free:
-        assert Lease.take(run).number == 4
+    uri = f"{run}/leases/00000003.json"
+
+    def wait(seconds: float) -> None:
+        assert seconds >= 2 * LEASE_RENEW_S
+        if confirms:
+            storage.write_bytes(uri, Path(uri).read_bytes())
+            os.utime(uri, (time.time() - age_s, time.time() - age_s))
+
+    if said:
+        with pytest.raises(InputError, match=f"process 7 on far, which said so {said}"):
+            Lease.take(run, wait=wait)
     else:
-        with pytest.raises(InputError, match="process 7 on far"):
-            Lease.take(run)
+        assert Lease.take(run, wait=wait).number == 4
     assert Lease.take(run, take_over=True).number == newest_number(run)
 
 
@@ -122,7 +143,7 @@ def test_a_damaged_lease_holds_nothing_up_for_long(run: str, content: bytes) -> 
         Lease.take(run)
     os.utime(uri, (time.time() - LEASE_S,) * 2)
     storage.write_bytes(f"{run}/leases/notes.txt", b"")
-    assert Lease.take(run).number == 2
+    assert Lease.take(run, wait=lambda _: None).number == 2
 
 
 def test_a_job_follows_itself_and_takes_a_run_over_once(

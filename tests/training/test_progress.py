@@ -93,7 +93,7 @@ def test_a_storage_that_fails_does_not_end_the_run(
 ) -> None:
     run = Run(tmp_path / "r")
 
-    def fail(_uri: str, _content: bytes) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("SlowDown")
 
     monkeypatch.setattr(storage, "write_bytes", fail)

@@ -3,6 +3,7 @@
 import errno
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from training.record.fields import Rate
 from training.record.progress import Progress
 from training.record.result import Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
-from training.system import storage
+from training.system import lease, storage
 
 SETTINGS = {"run": "r", "recipe": "ddp", "lr": 0.1}
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
@@ -283,6 +284,43 @@ def test_lines_of_a_process_that_had_lost_the_run_do_not_count() -> None:
     assert [(each.step, each.loss) for each in found.of(Step)] == [(1, 1), (2, 2)]
 
 
+@pytest.mark.parametrize("place", ["disk", "S3"])
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "result.json", "report.html"])
+def test_a_process_that_stalls_right_after_its_look_at_the_lease_puts_nothing_old_back(
+    name: str, place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    uri = RUN if place == "S3" else str(folder)
+    newer: list[bytes | None] = []
+    writing: list[str] = []
+    write_bytes = storage.write_bytes
+
+    def noted(target: str, content: bytes, **options: Any) -> None:
+        writing.append(target)
+        write_bytes(target, content, **options)
+
+    def check() -> None:
+        """Stall the first time that the file is about to be replaced; see it the next time."""
+        if newer:
+            raise lease.LostError("taken over")
+        if writing[-1] == storage.join(uri, name):
+            train(2)
+            newer.append(storage.read_bytes(storage.join(uri, name)))
+
+    def train(number: int, **options: Any) -> None:
+        kept = opened_at(uri, lease=number, **options)
+        tell(kept, start(), *map(step, range(1, number + 1)), finished())
+        kept.close()
+
+    monkeypatch.setattr(storage, "write_bytes", noted)
+    folder.mkdir()
+    with suppress(lease.LostError):  # where it is written to disk: that ends the command
+        train(1, check=check)
+    assert newer[0]
+    assert storage.read_bytes(storage.join(uri, name)) == newer[0]
+    assert not [each for each in storage.sizes(uri) if each.startswith(".")]
+
+
 def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) -> None:
     kept.handle(Failed(message="no data"))
     assert kept.close() is None
@@ -292,7 +330,7 @@ def test_a_run_that_never_started_gets_no_result(kept: RunRecord, folder: Path) 
 def test_a_run_is_complete_on_disk_only_once_its_report_is_there(
     kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def drawn(run_dir: Path, result: Result) -> Path:
+    def drawn(run_dir: Path, result: Result, **_: object) -> Path:
         assert reader.read_result(str(run_dir)) is None, "a kill in here would leave no report"
         return run_dir / result.status
 
@@ -437,10 +475,10 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
     kept = bucket.opened()
     write = storage.write_bytes
 
-    def only_in_s3(uri: str, content: bytes, *, quick: bool = False) -> None:
+    def only_in_s3(uri: str, content: bytes, **options: Any) -> None:
         if not storage.is_s3(uri):
             full()
-        write(uri, content, quick=quick)
+        write(uri, content, **options)
 
     with monkeypatch.context() as patch:
         opens = Path.open

@@ -35,6 +35,7 @@ from tests.training.sample_events import step
 from tests.training.test_checkpoint_faults import one_rank, snapshot
 from tests.training.test_record import opened_at
 from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.manifest import CLOSED
 from training.record import reader
 from training.record.events import Saving, Start, Step
 from training.runtime import trainer
@@ -85,9 +86,7 @@ class Life(World):
         """Steps that were written down."""
         self.refused: set[int] = set()
         """Steps that storage refused when their head wrote them: training continues without."""
-        self.num = dict.fromkeys(
-            ("restores", "saves", "zombies", "cuts", "flips", "old records"), 0
-        )
+        self.num = dict.fromkeys(("restores", "saves", "zombies", "cuts", "flips"), 0)
         self.touched: dict[str, float] = {}
         """When each lease on disk was written."""
         self.is_record_synced = False
@@ -157,19 +156,19 @@ class Life(World):
             effect()
         self.actor = before
 
-    def stall(self, what: str) -> None:
+    def wait(self, seconds: float) -> None:
         actor = self.actor
-        seconds = self.random.choice([10, 60, 150, 400])
-        self.note(f"stalls for {seconds} s before {what}")
-        self.num["zombies"] += 1
         self.sleep(seconds)
         self.actor = actor
         if actor.is_dead:
             raise CrashError
+
+    def stall(self, what: str) -> None:
+        seconds = self.random.choice([10, 60, 150, 400])
+        self.note(f"stalls for {seconds} s before {what}")
+        self.num["zombies"] += 1
+        self.wait(seconds)
         self.note(f"goes on with {what}")
-        replaces = what.startswith(("put /metrics.jsonl", "os.rename /.metrics.jsonl"))
-        if replaces and actor.fence != self.newest_lease():
-            self.num["old records"] += 1  # docs/reliability.md, "Not promised"
 
     def crash(self, text: str) -> None:
         self.note(text)
@@ -187,7 +186,7 @@ class Life(World):
         is_opened = event == "open" and bool(given[2] & (os.O_WRONLY | os.O_RDWR))
         writes = is_opened or event not in ("open", "os.scandir")
         name = place.removeprefix(self.uri)
-        if event == "os.rename" and place.endswith(".part"):
+        if event == "os.rename" and place.endswith(".part") and str(given[1])[-5:] != ".part":
             self.check_right(name)
         self.call(f"{event} {name}", lambda: None, writes=writes)
         if writes:
@@ -331,7 +330,7 @@ def value_of(weights: torch.Tensor) -> float:
 
 
 def is_whole(files: dict[str, bytes]) -> bool:
-    if not files.get(MANIFEST_FILE):
+    if files.get(MANIFEST_FILE, b"") in (b"", CLOSED):
         return False
     listed = json.loads(files[MANIFEST_FILE])["files"]
     return all(
@@ -348,6 +347,12 @@ class LiveBucket(Bucket):
     def read(self) -> None:
         self._life.call("to read", lambda: None, writes=False)
 
+    def put(self, key: str, content: bytes | None, **condition: Any) -> None:
+        is_last = key.endswith(MANIFEST_FILE) and "damaged" not in key
+        if is_last and content not in (None, CLOSED):
+            self._life.check_right(key)
+        super().put(key, content, **condition)
+
     def write(self, key: str, effect: Callable[[], None], *, removes: bool) -> None:
         name = key.removeprefix(RUN.removeprefix("s3://"))
 
@@ -360,12 +365,7 @@ class LiveBucket(Bucket):
             has_changed = before is not None and key in self.objects
             if has_changed and f"{key.rpartition('/')[0]}/{MANIFEST_FILE}" in self.objects:
                 life.fail(f"{name} is written again, in a whole checkpoint")
-            if key.endswith(METRICS_FILE) and life.actor.fence < life.newest_lease():
-                life.recorded.clear()  # until its owner writes it again
-                life.note("writes the record of its successor")
 
-        if name.endswith(MANIFEST_FILE) and "damaged" not in name and not removes:
-            self._life.check_right(name)
         self._life.call(f"{'remove' if removes else 'put'} {name}", checked, writes=True)
 
 
@@ -383,7 +383,7 @@ class Head(Actor):
     def begin(self) -> None:
         life = self.life
         try:
-            self.lease = Lease.take(life.uri, clock=life.time)
+            self.lease = Lease.take(life.uri, clock=life.time, wait=life.wait)
         except InputError as error:
             life.note(f"is refused: {str(error)[:90]}")
             return
@@ -397,9 +397,13 @@ class Head(Actor):
         life.leases.add(self.fence)
         try:
             self.record = opened_at(
-                life.uri, lease=self.lease.number, is_sure=self.lease.is_sure, clock=life.time
+                life.uri,
+                lease=self.lease.number,
+                is_sure=self.lease.is_sure,
+                check=self.lease.check,
+                clock=life.time,
             )
-        except OSError as error:
+        except (OSError, LostError) as error:
             life.note(f"cannot open the record: {error}")
             self.is_dead = True
             return
@@ -463,8 +467,8 @@ class Head(Actor):
             life.is_record_synced = False
             try:
                 life.act(self, partial(self.record.handle, event))
-            except OSError as error:
-                life.note(f"{self.name} cannot read its record: {error}")
+            except (OSError, LostError) as error:
+                life.note(f"{self.name} cannot write its record: {error}")
                 self.is_dead = True
             if isinstance(event, Step):
                 self.told.add(event.step)
@@ -542,13 +546,13 @@ class Ranks(Actor):
     def restore(self) -> tuple[str, float]:
         uri = self.life.uri
         if self.life.is_sharded:
-            found = sharded_checkpoints.newest(one_rank(uri))
+            found = sharded_checkpoints.newest(one_rank(uri, self.fence))
             if found is None:
                 return "", 0.0
             self.step = found.position.step
             weights = found.read_weights(["w"])["w"]
             return found.uri.rpartition("/")[2], value_of(weights)
-        one = checkpoints.newest(uri, lambda _: None)
+        one = checkpoints.shared_newest(one_rank(uri, self.fence))
         if one is None:
             return "", 0.0
         self.step = one.position.step
@@ -567,8 +571,6 @@ class Ranks(Actor):
             life.fail("the record is torn")
         if [*found] != sorted({*found}) or any(each > self.step for each in found):
             life.fail(f"the record has steps {found}, resumed from {began}, now {self.step}")
-        if life.num["old records"]:
-            return
         if missing := life.recorded - {*found}:
             life.fail(f"the record lacks steps {sorted(missing)}")
         if missing := {*range(1, began + 1)} - {*found} - life.refused:
@@ -616,8 +618,6 @@ class Ranks(Actor):
             self.num_failed = 0
             life.num["saves"] += 1
             life.note(f"has saved {name}")
-            if self.is_replaced:  # its last steps were dropped when others began
-                life.refused |= {*range(1, self.step + 1)} - life.recorded
             if self.fence == life.newest_lease():
                 self.report(name)
         self.go_on()

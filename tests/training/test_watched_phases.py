@@ -92,11 +92,13 @@ class ScriptedWorkers:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Play a script; returns the exit code, the workers and how long it took."""
     monkeypatch.setattr(Driver, "_catch_signals", lambda _: None)  # they are pytest's
-    monkeypatch.setattr("training.record.page.write_report", lambda folder, _: folder)
+    monkeypatch.setattr("training.record.page.write_report", lambda folder, *_, **__: folder)
     clock = FakeClock()
     watch = hang_detector.Watch
     monkeypatch.setattr(driver, "Watch", lambda uri, **given: watch(uri, **given, clock=clock.time))
-    lease = SimpleNamespace(lost="", number=1, is_sure=lambda: True, confirm=lambda: None)
+    lease = SimpleNamespace(
+        lost="", number=1, is_sure=lambda: True, confirm=lambda: None, check=None
+    )
 
     def play(prepares: Sequence[Any], trains: Sequence[Any] = ()) -> Any:
         words = ["ddp", "--local", "--run", "r", "--storage", str(tmp_path)]

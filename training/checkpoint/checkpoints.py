@@ -31,7 +31,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
-from training.checkpoint.manifest import DamagedError, File, Manifest
+from training.checkpoint import unfinished
+from training.checkpoint.manifest import CLOSED, DamagedError, File, Manifest
 from training.loop.metrics import StepMetrics
 from training.loop.worker import Worker
 from training.record import reader
@@ -182,17 +183,10 @@ def begin(uri: str) -> str:
     if storage.is_s3(uri):
         return uri
     place = Path(uri)
-    for hidden in place.parent.glob(".step-*.part"):  # of saves that were not completed
-        if _lease_of(hidden.stem[1:]) <= _lease_of(place.name):
-            storage.remove_folder(str(hidden))
+    unfinished.discard(place.parent, unfinished.lease_of(place.name))
     hidden = place.with_name(f".{place.name}.part")
     hidden.mkdir(parents=True)
     return str(hidden)
-
-
-def _lease_of(name: str) -> int:
-    """Number of the lease in a checkpoint's name; 0 in other names."""
-    return (checkpoint_key(name) or (0, 0))[1]
 
 
 def complete(place: str, uri: str, files: Mapping[str, File], *, check: Callable[[], None]) -> None:
@@ -375,7 +369,8 @@ def newest_usable(
         whole = [
             name
             for name in damaged
-            if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
+            if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE))
+            not in (None, CLOSED)
         ]
         faults = [f"{name}: {damaged[name]}" for name in whole]
         if not (is_one_usable or from_scratch or whole):
@@ -510,12 +505,11 @@ def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
     Raises:
         LostError: another process has taken the run over.
     """
-    lease.check(run_uri, fence)
-    storage.remove_leftovers(run_uri)  # of one that was killed while it did this
     uri = RunPaths(run_uri).model
     best = replace(snapshot, model=snapshot.average or snapshot.model)
     with storage.staged_folder(uri) as folder:
         write_model(best, folder)
+        lease.check(run_uri, fence)
     return uri
 
 
@@ -613,10 +607,7 @@ def _fetch(uri: str) -> Snapshot:
     with tempfile.TemporaryDirectory(prefix="training-") as scratch:
         try:
             return read(storage.fetch_folder(uri, Path(scratch)))
-        except (
-            InputError,
-            FileNotFoundError,
-        ) as error:  # a key leads out; a file is gone
+        except (InputError, FileNotFoundError) as error:  # a key leads out; a file is gone
             raise DamagedError(f"it cannot be read: {error}") from None
 
 
@@ -627,6 +618,7 @@ def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | N
     Raises:
         InputError: none of the run's checkpoints is usable, and ``from_scratch`` is not given.
     """
+    on_all_ranks(partial(unfinished.close, worker, names))
     box = [
         newest(
             worker.run_uri,

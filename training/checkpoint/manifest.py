@@ -6,10 +6,13 @@ It comes from storage that others can write to, so nothing in it is taken on tru
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, check_relative
+
+#: Manifest in S3 of a checkpoint without one: there can be no other any more.
+CLOSED: Final = b"closed"
 
 
 class DamagedError(Exception):
@@ -63,7 +66,7 @@ class Manifest:
         Raises:
             DamagedError: it is missing, cannot be read, or names a file outside its folder.
         """
-        if content is None:
+        if content in (None, CLOSED):
             raise DamagedError(f"{MANIFEST_FILE} is missing: its upload was cut off")
         try:
             values: Any = json.loads(content)

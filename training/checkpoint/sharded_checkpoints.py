@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from contract.runs import RunPaths
-from training.checkpoint import checkpoints
+from training.checkpoint import checkpoints, unfinished
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
 from training.checkpoint.manifest import DamagedError, File
@@ -352,6 +352,7 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
     Raises:
         InputError: none of the run's checkpoints is usable.
     """
+    checkpoints.on_all_ranks(partial(unfinished.close, worker, checkpoints.names))
     return checkpoints.newest_usable(
         worker.run_uri,
         partial(_checked, worker=worker),

@@ -35,11 +35,14 @@ from training.system import storage
 _HERE: Final = Path(__file__).parent
 
 
-def write_report(run_dir: Path, result: Result | None = None) -> Path:
+def write_report(
+    run_dir: Path, result: Result | None = None, *, check: Callable[[], None] | None = None
+) -> Path:
     """Write ``report.html`` into ``run_dir`` and return its path.
 
     Args:
         result: in place of that in the folder.
+        check: see ``storage.write_bytes``.
 
     The same record gives the same bytes. The file is replaced whole, so a reader never sees half
     of it. Matplotlib's settings are changed while this runs: not for use while another thread
@@ -54,7 +57,7 @@ def write_report(run_dir: Path, result: Result | None = None) -> Path:
     with plots.drawing():
         drawn = draw(run)
     path = run_dir / REPORT_FILE
-    storage.write_bytes(str(path), page(run, drawn).encode("utf-8", "replace"))
+    storage.write_bytes(str(path), page(run, drawn).encode("utf-8", "replace"), check=check)
     return path
 
 

@@ -82,6 +82,7 @@ class RunRecord:
         spending: Spending | None = None,
         lease: int = 0,
         is_sure: Callable[[], bool] = lambda: True,
+        check: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
@@ -98,6 +99,7 @@ class RunRecord:
                 line: one that comes late, after a stall, does not count.
             is_sure: whether no other process writes this record. Nothing is written while it is
                 false, as after a stall, and all of it later.
+            check: see ``storage.write_bytes``: another process may take the run at any moment.
             clock: seconds, from any beginning.
             began: its reading when this attempt began; None: now.
         """
@@ -111,7 +113,7 @@ class RunRecord:
         self.is_finished = False
         self._run, self._recipe = run, recipe
         self._lease = lease
-        self._clock, self._is_sure = clock, is_sure
+        self._clock, self._is_sure, self._check = clock, is_sure, check
         self._began = clock() if began is None else began
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
@@ -122,9 +124,11 @@ class RunRecord:
         if job and spending is not None:
             self._take_over_spending(job, spending)
         self._in_s3 = storage.is_s3(run_uri)
+        self._check_on_disk = None if self._in_s3 else check
         self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
         self._metrics = self.folder / runs.METRICS_FILE
         self._trackers = Trackers(report_to, self.folder, run, settings, say=display.show)
+        storage.remove_leftovers(run_uri, *runs.RECORD[""])
         if self._in_s3:
             uri = storage.join(run_uri, runs.METRICS_FILE)
             if earlier := storage.read_bytes(uri):
@@ -212,7 +216,9 @@ class RunRecord:
 
             assert self.result is not None
             try:
-                report = self._on_disk(lambda: write_report(self.folder, self.result))
+                report = self._on_disk(
+                    lambda: write_report(self.folder, self.result, check=self._check_on_disk)
+                )
             finally:  # a run that has a result is complete: the report comes first
                 self._write_json(runs.RESULT_FILE, self.result.to_json())
         # An upload may take its time: meanwhile the run's own files are sent.
@@ -288,7 +294,8 @@ class RunRecord:
         content = self._unsent.get(name)
         if content is None:
             content = (self.folder / name).read_bytes()
-        storage.write_bytes(storage.join(self.run_uri, name), content, quick=quick)
+        uri = storage.join(self.run_uri, name)
+        storage.write_bytes(uri, content, quick=quick, check=self._check)
         self._unsent.pop(name, None)
 
     def _on_disk(self, write: Callable[[], T]) -> T | None:
@@ -427,7 +434,7 @@ class RunRecord:
         def write() -> None:
             content = "".join(self._lines)
             if self._is_anew:
-                storage.write_bytes(str(self._metrics), content.encode())
+                storage.write_bytes(str(self._metrics), content.encode(), check=self._check_on_disk)
             else:
                 with self._metrics.open("a", encoding="utf-8") as file:
                     file.write(content)

@@ -113,6 +113,7 @@ class Lease:
         *,
         take_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
     ) -> Self:
         """Take the lease of a folder, which need not exist yet.
 
@@ -120,6 +121,7 @@ class Lease:
             take_over: also from a holder that is still there. A job does that once: started again
                 after it lost the run to another one, it leaves the run alone.
             clock: seconds, from any beginning.
+            wait: waits for so many seconds, before a lease on disk counts as expired.
 
         Raises:
             InputError: another process holds it.
@@ -129,9 +131,10 @@ class Lease:
             number = newest_number(uri)
             if number:
                 other, age_s = _read(uri, number), storage.age_s(_file(uri, number))
-                held = not other.is_gone(own) and age_s < LEASE_S
-                if held and (not take_over or _had(uri, number, own.job)):
-                    raise InputError(_refusal(uri, other, age_s))
+                can_take = other.is_gone(own) or (take_over and not _had(uri, number, own.job))
+                seems_over = abs(age_s) >= LEASE_S
+                if not can_take and (not seems_over or _is_confirmed(uri, number, wait)):
+                    raise InputError(_refusal(uri, other, 0.0 if seems_over else age_s))
             if storage.create_bytes(_file(uri, number + 1), own.as_json()):
                 return cls(uri, number + 1, own, clock=clock)
 
@@ -159,6 +162,21 @@ class Lease:
             with contextlib.suppress(Exception):  # a storage in trouble: the next time, perhaps
                 self.confirm()
 
+    def check(self) -> None:
+        """Make sure that no other process has taken it.
+
+        Raises:
+            LostError: one has.
+        """
+        newest = newest_number(self._uri)
+        if newest > self.number:
+            holder = _read(self._uri, newest)
+            if holder != self._holder:
+                error = _lost(self._uri, holder)
+                self._lost = str(error)
+                raise error
+            self.number = newest  # its workers have been started again
+
     def confirm(self, *, released: bool = False) -> None:
         """Say that this process is still there, unless another one has taken the lease.
 
@@ -166,13 +184,10 @@ class Lease:
             released: say that it has ended instead.
         """
         began = self._clock()
-        newest = newest_number(self._uri)
-        if newest > self.number:
-            holder = _read(self._uri, newest)
-            if holder != self._holder:
-                self._lost = str(_lost(self._uri, holder))
-                return
-            self.number = newest  # its workers have been started again
+        try:
+            self.check()
+        except LostError:
+            return
         said = replace(self._holder, released=released)
         storage.write_bytes(_file(self._uri, self.number), said.as_json())
         self._confirmed_at = began
@@ -230,6 +245,22 @@ def follow(uri: str, number: int) -> int:
             return number
         if storage.create_bytes(_file(uri, newest + 1), holder.as_json()):
             return newest + 1
+
+
+def _is_confirmed(uri: str, number: int, wait: Callable[[float], None]) -> bool:
+    """Watch whether a lease that looks expired is being confirmed: the clock of its host may differ
+    from that of this one, and either may have been set. Objects in S3 have one clock."""
+    if storage.is_s3(uri):
+        return False
+    before = _stamp(uri, number)
+    wait(2 * LEASE_RENEW_S)
+    return _stamp(uri, number) != before
+
+
+def _stamp(uri: str, number: int) -> tuple[int, int]:
+    """What changes with each confirmation on disk: it is another file then."""
+    found = Path(_file(uri, number)).stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _refusal(uri: str, other: Holder, age_s: float) -> str:

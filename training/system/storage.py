@@ -280,26 +280,63 @@ def read_bytes(uri: str) -> bytes | None:
     return bytes(content)
 
 
-def write_bytes(uri: str, content: bytes, *, quick: bool = False) -> None:
+def write_bytes(
+    uri: str, content: bytes, *, quick: bool = False, check: Callable[[], None] | None = None
+) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
 
     Args:
         quick: see ``filesystem``.
+        check: looks whether this process may still replace the file, and raises where it may not.
+            One that stalls right after this look replaces nothing that was written meanwhile by a
+            process with a later lease, which on disk calls ``remove_leftovers`` first.
     """
     if is_s3(uri):
         # S3 shows an object only once it is whole.
-        filesystem(uri, quick=quick).pipe_file(uri, content)
+        fs = filesystem(uri, quick=quick)
+        if check is None:
+            fs.pipe_file(uri, content)
+            return
+        while not _replace(fs, uri, content, check):
+            pass  # an earlier request of ours took effect late: not often
         return
-    with whole_file(Path(uri)) as part, part.open("wb") as file:
+    with whole_file(Path(uri), check=check) as part, part.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())  # or a loss of power may leave an empty file under the name
 
 
+def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> bool:
+    """Write an object unless another process changes it from before ``check`` on; return whether
+    that went well."""
+    try:
+        seen = _head(fs, uri)["ETag"]
+    except FileNotFoundError:
+        seen = None
+    check()
+    try:
+        if seen is None:
+            fs.pipe_file(uri, content, mode="create")
+        else:  # in one request, however large: s3fs has no condition for one in parts
+            fs.pipe_file(uri, content, chunksize=sys.maxsize, IfMatch=seen)
+    except OSError as error:
+        if _is_conflict(error):
+            return False
+        raise
+    return True
+
+
+def _is_conflict(error: OSError) -> bool:
+    """Check if S3 has refused a write because of its condition."""
+    # s3fs has a class of its own for one form of the first code alone.
+    answer = getattr(error.__cause__, "response", {}).get("Error", {})
+    return answer.get("Code") in ("PreconditionFailed", "ConditionalRequestConflict")
+
+
 @contextlib.contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def whole_file(target: Path, *, check: Callable[[], None] | None = None) -> Iterator[Path]:
     """A new file to fill, beside ``target``, whose name it then has: a reader sees the old content
-    or the new, never a part. Where filling it fails, the old one stays."""
+    or the new, never a part. Where filling it fails, or ``check``, the old one stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(handle)
@@ -307,6 +344,8 @@ def whole_file(target: Path) -> Iterator[Path]:
     try:
         yield part
         part.chmod(0o644)  # mkstemp's 0600 would hide the record from a colleague
+        if check is not None:
+            check()
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -319,9 +358,7 @@ def create_bytes(uri: str, content: bytes) -> bool:
         try:
             filesystem(uri).pipe_file(uri, content, mode="create")
         except OSError as error:
-            # s3fs has a class of its own for one form of the first code alone.
-            answer = getattr(error.__cause__, "response", {}).get("Error", {})
-            if answer.get("Code") in ("PreconditionFailed", "ConditionalRequestConflict"):
+            if _is_conflict(error):
                 return False
             raise
         return True
@@ -349,10 +386,15 @@ def age_s(uri: str) -> float:
     """Seconds since a file was written. In S3 by its own clock: no other one matters."""
     if not is_s3(uri):
         return time.time() - Path(uri).stat().st_mtime
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    found = filesystem(uri).call_s3("head_object", Bucket=bucket, Key=key)
+    found = _head(filesystem(uri), uri)
     now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
     return float((now - found["LastModified"]).total_seconds())
+
+
+def _head(fs: Any, uri: str) -> Any:
+    """What S3 says of an object."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return fs.call_s3("head_object", Bucket=bucket, Key=key)
 
 
 def list_files(uri: str) -> list[str]:
@@ -540,9 +582,13 @@ def remove_run(uri: str) -> None:
     remove_leftovers(uri)
 
 
-def remove_leftovers(uri: str) -> None:
-    """Remove what ``staged_folder`` made in a folder on disk and a killed process has left."""
+def remove_leftovers(uri: str, *names: str) -> None:
+    """Remove what ``staged_folder``, and ``whole_file`` for these names, made in a folder on disk
+    and did not give its name: by a process that was killed, or that stalls right before that."""
     if is_s3(uri):
         return
     for path in Path(uri).glob(f"{_STAGING}????????"):
         shutil.rmtree(path, ignore_errors=True)
+    for name in names:
+        for path in Path(uri).glob(f".{name}.????????"):
+            path.unlink(missing_ok=True)
