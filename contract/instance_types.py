@@ -51,10 +51,12 @@ class Gpu:
     """Per GPU, as EC2 gives it: the "24 GB" of an A10G are 24 x 10^9 bytes. What the driver has
     for programs differs by a few percent, and is less on a T4."""
     tflops: float
-    """Dense tensor-core peak in 10^12 operations per second, in bf16, or in fp16 where the GPU has
-    no bf16 (T4), accumulating in fp32 as PyTorch does."""
+    """Dense tensor-core peak in 10^12 operations per second, in bf16, accumulating in fp32 as
+    PyTorch does; peak in fp32 where the GPU has no bf16."""
     memory_gb_per_s: float
     """Bandwidth of its memory, in 10^9 bytes per second."""
+    has_bf16: bool = True
+    """Whether it has units for bf16; without them the recipes compute in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +214,7 @@ def _cpu_family(
 
 # fmt: off
 #              name                     GiB    TFLOPS GB/s
-_T4 =      Gpu("Tesla T4",               16.0,   65.0,  320.0)
+_T4 =      Gpu("Tesla T4",               16.0,    8.1,  320.0, has_bf16=False)
 # Not an A10, whose sheet has 125 TFLOPS: the A10G, made for AWS, is given as 70 dense and
 # 140 sparse. Arithmetic agrees: 80 SMs x 512 operations x 1.71 GHz, accumulating in fp32.
 _A10G =    Gpu("NVIDIA A10G",            22.35,  70.0,  600.0)

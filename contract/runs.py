@@ -60,7 +60,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 #: ``--dtype`` of an export -> the name of the type in torch, which this package does not import.
 EXPORT_DTYPES: Final[Mapping[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-DEFAULT_EXPORT_DTYPE: Final = "fp32"
+#: The type that the model came in.
+DEFAULT_EXPORT_DTYPE: Final = "auto"
 #: Tokens that ``training.generate`` adds to a prompt.
 DEFAULT_NEW_TOKENS: Final = 60
 

@@ -41,11 +41,15 @@ def export(
     found: sharded_checkpoints.Found,
     to: str,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     file_bytes: int = FILE_BYTES,
     say: Callable[[str], None] | None = None,
 ) -> str:
     """Write a checkpoint's model to a folder or an ``s3://`` address; return it.
+
+    Args:
+        dtype: of the weights; None: that of the model before training, by its ``config.json``,
+            else fp32.
 
     The folder appears whole or not at all; in S3 the index, or the only file, comes last.
 
@@ -58,6 +62,7 @@ def export(
     _check_free(to)
     settings = found.config
     config = _model_config(found, dtype)
+    dtype = getattr(torch, config["dtype"])
     adapters = _Merged(found) if settings.get("lora_rank") else None
     kind = language_models.build_on_meta(pretrained.config_of(config))
     known = adapters.weights() if adapters else found.weights()
@@ -157,7 +162,7 @@ def _parts(
     return [*parts, (names, size)]
 
 
-def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[str, Any]:
+def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype | None) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
     if "model_type" not in config:
         raise InputError(
@@ -165,7 +170,9 @@ def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[
             "transformers needs: it cannot be exported"
         )
     # transformers 5 reads "dtype"; transformers 4 and other programs read "torch_dtype".
-    config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    stored = config.get("dtype") or config.get("torch_dtype")
+    own = stored if stored in EXPORT_DTYPES.values() else "float32"
+    config["dtype"] = config["torch_dtype"] = str(dtype or own).removeprefix("torch.")
     if stops := serving.stops_of(found.read(GENERATION_FILE)):
         config["eos_token_id"] = stops[0]
     config["use_cache"] = True  # training switches it off, and generating needs it
@@ -267,9 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", required=True, metavar="PLACE", help="new folder or s3:// address")
     parser.add_argument(
         "--dtype",
-        choices=[*EXPORT_DTYPES],
+        choices=[DEFAULT_EXPORT_DTYPE, *EXPORT_DTYPES],
         default=DEFAULT_EXPORT_DTYPE,
-        help="(default: %(default)s)",
+        help="(default: that of the model's own config.json; adapters: fp32)",
     )
     parser.add_argument(
         "--adapters",
@@ -282,9 +289,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
         to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
         if options.adapters:
-            place = export_adapters(found, to, dtype=_TYPES[options.dtype])
+            place = export_adapters(found, to, dtype=_TYPES.get(options.dtype, torch.float32))
         else:
-            place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
+            place = export(found, to, dtype=_TYPES.get(options.dtype), say=_say)
     except Exception as error:
         return storage.reported(error)
     except KeyboardInterrupt:

@@ -148,7 +148,7 @@ class ReplicaConfig(TrainingConfig):
     precision: str = option(
         "auto",
         choices=PRECISIONS,
-        help="arithmetic of the model (auto: bf16 autocast on a GPU, fp32 on a CPU)",
+        help="arithmetic of the model (auto: bf16 autocast on a GPU that has it, else fp32)",
     )
     compile: bool = option(
         False, help="compile the model with torch.compile (GPU)", same_on_resume=False

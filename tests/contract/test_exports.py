@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from contract.runs import DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
+from contract.runs import EXPORT_DTYPES
 
 
 @pytest.mark.parametrize("name", EXPORT_DTYPES)
@@ -12,7 +12,3 @@ def test_every_type_of_an_export_is_one_of_torchs_floats(name: str) -> None:
     assert isinstance(dtype, torch.dtype)
     assert dtype.is_floating_point
     assert str(dtype.itemsize * 8) in name
-
-
-def test_the_default_is_offered() -> None:
-    assert DEFAULT_EXPORT_DTYPE in EXPORT_DTYPES

@@ -55,7 +55,7 @@ def test_mfu_is_work_over_peak_and_unknown_without_a_peak(monkeypatch: pytest.Mo
     ("name", "tflops"),
     [
         ("NVIDIA A10G", 70),
-        ("Tesla T4", 65),
+        ("Tesla T4", 8.1),
         ("NVIDIA L40S", 362),
         ("NVIDIA L4", 121),
         ("NVIDIA A100-SXM4-80GB", 312),

@@ -15,14 +15,16 @@ from trainctl.options import RunName, Where, Yes
 
 #: Deadline: a model of some ten billion parameters is written within it.
 _MAX_SECONDS: Final = 2 * 3600
-Dtype = Literal["fp32", "bf16", "fp16"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 def export(
     *,
     run: RunName,
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
-    dtype: Annotated[Dtype, typer.Option(help="fp32, bf16 or fp16.", metavar="TYPE")] = "fp32",
+    dtype: Annotated[
+        Dtype, typer.Option(help="fp32, bf16 or fp16; auto: as the model came.", metavar="TYPE")
+    ] = "auto",
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, for peft.")
     ] = False,

@@ -144,6 +144,11 @@ class TokenStore:
             )
         return np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
 
+    @property
+    def largest_id(self) -> int:
+        """Of all tokens; they are read once for it."""
+        return max(int(each.max(initial=0)) for each in (self.train, self.held_out))
+
     def prompts(self, *, num: int, length: int) -> list[Tokens]:
         """Prompts for a model to continue, as rows of equal length ``[num, length]``.
 

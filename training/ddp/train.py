@@ -26,7 +26,7 @@ from training.data import images
 from training.ddp.settings import DdpConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups, warmup_cosine
-from training.loop.worker import Pulse, Worker
+from training.loop.worker import Pulse, Worker, uses_bf16
 from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
@@ -40,7 +40,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     """Train until the last epoch, or until the run is asked to stop; continues what is there."""
     world_size, device = worker.world_size, worker.device
     on_gpu = device.type == "cuda"
-    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    use_bf16 = uses_bf16(config.precision, device)
     torch.manual_seed(config.seed)
     if on_gpu:
         torch.set_float32_matmul_precision("high")

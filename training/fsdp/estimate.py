@@ -1,5 +1,8 @@
 """Advice about GPU memory for runs of the FSDP recipe."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 
 from contract.errors import InputError
@@ -7,7 +10,7 @@ from contract.instance_types import INSTANCE_TYPES
 from training.fsdp.settings import FsdpConfig
 from training.models import language_models, lora, nf4
 from training.models.estimates import GIB, Setup, differences, make, smaller
-from training.models.model_shapes import ModelShape
+from training.models.model_shapes import ModelShape, UnknownShapeError
 
 
 def advice(config: FsdpConfig, model: nn.Module) -> str:
@@ -37,10 +40,12 @@ def advice(config: FsdpConfig, model: nn.Module) -> str:
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
 
 
-def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
-    """Warn that a run does not fit its GPUs; empty where it fits, or where the GPU is not known.
+def warning(model_config: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> str:
+    """Warn that a run does not fit its GPUs; empty where it fits, or where the GPU or the model is
+    not known.
 
     Args:
+        model_config: transformers' configuration.
         gpu_name: as ``torch.cuda.get_device_name`` has it.
     """
     machines = [each for each in INSTANCE_TYPES.values() if each.gpu and each.gpu.name == gpu_name]
@@ -48,6 +53,10 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
         return ""
     # The host is not known: assume the one with the most memory, so that no warning is wrong.
     machine = max(machines, key=lambda each: each.memory_mib / each.num_gpus)
+    try:
+        shape = ModelShape.from_config(model_config)
+    except UnknownShapeError:
+        return ""
     settings = {**config.to_json(), "microbatch": config.sequences_per_pass}
     setup = Setup.of(settings, machine, num_workers=config.num_workers)
     found = make(shape, setup)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from contract.errors import InputError
+from training.data import vocabulary
 from training.data.text import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.settings import PACKED_BITS, FsdpConfig
@@ -20,21 +21,32 @@ from training.models import (
 )
 
 
-def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, str]:
+def build(config: FsdpConfig, stores: Sequence[TokenStore]) -> tuple[nn.Module, Any, list[str]]:
     """The model on the meta device, its transformers configuration, and what to tell the user.
+
+    Tokens of the text that the model does not know get rows of their own in its embeddings. Those
+    that only the tokenizer has, such as Gemma 3's for pictures, get none.
 
     Raises:
         InputError: there is no such model, or it is not for this text, length of sequence, adapters
             or bits.
     """
+    notes: list[str] = []
+    num_tokens = stores[0].info.vocab_size
     model_config = pretrained.model_config(
-        config.model, runs=config.storage, vocab_size=store.info.vocab_size
+        config.model, runs=config.storage, vocab_size=num_tokens, notes=notes
     )
-    if store.info.vocab_size > model_config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {store.info.vocab_size:,} tokens, model {config.model} knows "
-            f"{model_config.vocab_size:,}: give the model's own --tokenizer"
-        )
+    known = model_config.vocab_size
+    if num_tokens > known and any(each.largest_id >= known for each in stores):
+        sizes = f"the tokenizer has {num_tokens:,} tokens, model {config.model} knows {known:,}"
+        if not _is_extended(config, known):
+            raise InputError(
+                f"{sizes}, and others under the same ids: give the model's own --tokenizer, or one "
+                "to which tokens were added"
+            )
+        model_config.vocab_size = num_tokens
+        how = ", trained whole beside the adapters" if config.lora_rank else ""
+        notes.append(f"{sizes}: its embeddings get {num_tokens - known:,} more rows{how}")
     longest = getattr(model_config, "max_position_embeddings", None)
     if longest and config.seq_len > longest:
         raise InputError(
@@ -42,7 +54,28 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, str]:
             f"most {longest}"
         )
     model, note = _built(config, model_config)
-    return model, model_config, note
+    return model, model_config, [*notes, *filter(None, [note])]
+
+
+def _is_extended(config: FsdpConfig, known: int) -> bool:
+    """Whether the first tokens of a run's tokenizer are those that its model knows."""
+    if not config.tokenizer or pretrained.is_new(config.model):
+        return True
+    own, given = (
+        vocabulary.read(
+            pretrained.tokenizer_file(each, config.model, runs=config.storage)
+        ).tokenizer.get_vocab()
+        for each in ("", config.tokenizer)
+    )
+    return all(given.get(token) == id_ for token, id_ in own.items() if id_ < known)
+
+
+def _rows(config: FsdpConfig, model_config: Any) -> int:
+    """Rows of the embeddings in the files of a run's model, where training adds some; else 0."""
+    if pretrained.is_new(config.model):
+        return 0
+    known = pretrained.num_tokens(config.model, runs=config.storage)
+    return known if known < model_config.vocab_size else 0
 
 
 def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
@@ -62,21 +95,27 @@ def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
             targets=config.lora_targets,
             dropout=config.lora_dropout,
         )
+        if _rows(config, model_config):
+            for each in model_weights.embeddings(model):
+                each.requires_grad_()
     if config.lora_bits == PACKED_BITS:
         nf4.replace(language_models.blocks(model))
     return model, note
 
 
-def fill(model: nn.Module, config: FsdpConfig) -> None:
-    """Give a model its first weights; each process fills its own shards."""
+def fill(model: nn.Module, config: FsdpConfig) -> list[str]:
+    """Give a model its first weights; each process fills its own shards. Return what to tell the
+    user."""
     if pretrained.is_new(config.model):
         model_weights.initialise(model, seed=config.seed)
-    else:
-        model_weights.load(
-            model,
-            pretrained.weights_folder(config.model, runs=config.storage),
-            seed=config.seed,
-        )
+        return []
+    note = model_weights.load(
+        model,
+        pretrained.weights_folder(config.model, runs=config.storage),
+        seed=config.seed,
+        num_tokens=_rows(config, model.config),
+    )
+    return [note] if note else []
 
 
 def rebuild(

@@ -126,8 +126,8 @@ class FsdpConfig(TrainingConfig):
     precision: str = option(
         "auto",
         choices=PRECISIONS,
-        help="arithmetic of the model (auto: bf16 on a GPU, fp32 on a CPU); trained weights are "
-        "kept and gradients reduced in fp32 either way",
+        help="arithmetic of the model (auto: bf16 on a GPU that has it, else fp32); trained "
+        "weights are kept and gradients reduced in fp32 either way",
     )
     recompute: str = option(
         "none",

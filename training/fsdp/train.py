@@ -14,7 +14,6 @@ and the seed (see ``training.data.feed``).
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -36,10 +35,9 @@ from training.fsdp.model import build, describe, fill
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
 from training.loop.optimizers import warmup_cosine
-from training.loop.worker import Worker
+from training.loop.worker import Worker, displayed, uses_bf16
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
-from training.models.model_shapes import ModelShape, UnknownShapeError
 from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
 from training.system import machine
 
@@ -63,7 +61,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     on_gpu = device.type == "cuda"
     # Fewer workers than were asked for take more passes, and no more memory for each.
     config = replace(config, num_workers=world_size)
-    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    use_bf16 = uses_bf16(config.precision, device)
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
@@ -88,14 +86,14 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(*(Warned(message=each) for each in warnings))
     held_out = HeldOut(parts, config)
 
-    model, model_config, note = build(config, stores[0])
-    if note:
-        worker.emit(Warned(message=note))
+    model, model_config, notes = build(config, stores)
     if on_gpu:
-        with suppress(UnknownShapeError):
-            shape = ModelShape.from_config(model_config.to_dict())
-            if tight := estimate.warning(shape, config, torch.cuda.get_device_name(device)):
-                worker.emit(Warned(message=tight))
+        name = torch.cuda.get_device_name(device)
+        tight = displayed(
+            worker, "memory", partial(estimate.warning, model_config.to_dict(), config, name)
+        )
+        if tight:
+            worker.emit(Warned(message=tight))
     mesh = init_device_mesh(device.type, (world_size,))
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
@@ -112,7 +110,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         reduce_bf16=config.reduce_dtype == "bf16",
     )
     model_weights.allocate(model, device)
-    fill(model, config)
+    notes += fill(model, config)
+    worker.emit(*(Warned(message=each) for each in notes))
     # Compiled for its few tokens first, the blocks would be compiled for any length afterwards.
     with torch.compiler.set_stance("force_eager"):
         agreement.check(
@@ -136,7 +135,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         steps_per_epoch=feed.steps_per_epoch,
         total_steps=total_steps,
         learning_rate=lambda step: learning_rate(config, step, total_steps),
-        flops_per_item=language_models.flops_per_token(model, config.seq_len),
+        flops_per_item=displayed(
+            worker, "MFU", partial(language_models.flops_per_token, model, config.seq_len)
+        ),
         world_size=world_size,
         device=device,
     )
@@ -293,13 +294,12 @@ def _sample(
     language_models.reshard(trained)
     if worker.rank or not found:
         return
-    from tokenizers import Tokenizer
 
-    path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
-    tokenizer = Tokenizer.from_file(str(path))
-    worker.emit(
-        *(
-            Sample(step=step, prompt=tokenizer.decode(prompt), text=tokenizer.decode(words))
-            for prompt, words in found
-        )
-    )
+    def decoded() -> list[Sample]:
+        from tokenizers import Tokenizer
+
+        path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+        decode = Tokenizer.from_file(str(path)).decode
+        return [Sample(step=step, prompt=decode(one), text=decode(two)) for one, two in found]
+
+    worker.emit(*(displayed(worker, "the text of the samples", decoded) or ()))

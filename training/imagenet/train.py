@@ -35,7 +35,7 @@ from training.imagenet.inputs import num_decoders
 from training.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups, warmup_cosine
-from training.loop.worker import Pulse, Worker
+from training.loop.worker import Pulse, Worker, uses_bf16
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
@@ -60,7 +60,7 @@ def train(worker: Worker, config: ImagenetConfig) -> None:
 def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) -> None:
     rank, world_size, device = worker.rank, worker.world_size, worker.device
     on_gpu = device.type == "cuda"
-    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    use_bf16 = uses_bf16(config.precision, device)
     torch.manual_seed(config.seed)
     if on_gpu:
         # cuDNN's convolutions use TF32 in any case, as the reference's do.

@@ -93,8 +93,8 @@ class Course:
     total_steps: int
     learning_rate: Callable[[int], float]
     """Of a step, counted from 0."""
-    flops_per_item: float
-    """Floating-point operations of one forward and backward pass."""
+    flops_per_item: float | None
+    """Floating-point operations of one forward and backward pass; None where not known."""
     world_size: int
     device: torch.device
 
@@ -192,7 +192,7 @@ class Course:
             measures: values of the recipe's measures.
         """
         items_per_s = sum(each.items_per_s or 0.0 for each in ranks)
-        flops_per_s = self.flops_per_item * items_per_s
+        flops_per_s = None if self.flops_per_item is None else self.flops_per_item * items_per_s
         peak = peak_flops(self.device)
         return Evaluation(
             step=ranks[0].step,
@@ -203,7 +203,7 @@ class Course:
             rate=Rate(items=self.items, per_s=items_per_s),
             seconds=seconds,
             flops_per_s=flops_per_s,
-            mfu=flops_per_s / (self.world_size * peak) if peak else None,
+            mfu=flops_per_s / (self.world_size * peak) if flops_per_s and peak else None,
             memory_bytes=memory_bytes,
         )
 

@@ -52,6 +52,8 @@ def build(
 def decay_groups(model: nn.Module, weight_decay: float) -> ParamsT:
     """What is trained, as an optimizer takes it: weight decay spares biases and normalization."""
     parameters = [each for each in model.parameters() if each.requires_grad]
+    kinds = {each.dtype for each in parameters}
+    assert kinds <= {torch.float32}, f"the optimizer would update weights in {kinds}"
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

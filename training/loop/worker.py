@@ -5,15 +5,18 @@ processes of one machine. Only rank 0 sends events.
 """
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from contract.times import COLLECTIVE_S
 from training.loop.saving import Saves
-from training.record.events import Evaluating, Event
+from training.record.events import Evaluating, Event, Warned
+
+Shown = TypeVar("Shown")
 
 #: Seconds between two signs of life in an evaluation.
 _PULSE_S: Final = 30.0
@@ -43,6 +46,29 @@ class Worker(Protocol):
 
         Every rank calls this after the same step. Whatever is saved then is not lost.
         """
+
+
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """Whether a model computes in bf16.
+
+    Args:
+        precision: ``fp32``, ``bf16``, or ``auto``: bf16 on GPUs with units for it, which begin with
+            compute capability 8; a T4 only emulates it, slower than fp32.
+    """
+    if precision != "auto":
+        return precision == "bf16"
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def displayed(worker: Worker, what: str, compute: Callable[[], Shown]) -> Shown | None:
+    """A figure or text that is only displayed, and that other ranks do not wait for. Where it
+    cannot be computed, a warning names it, and the run goes on without it."""
+    try:
+        return compute()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        worker.emit(Warned(message=f"{what} is not known ({reason})"))
+        return None
 
 
 def expect_steps() -> None:

@@ -106,6 +106,11 @@ class Setup:
         return max(1, -(-self.global_batch // (self.num_workers * self.microbatch)))
 
     @property
+    def bytes_per_value(self) -> float:
+        """Of what a GPU computes with: bf16, or fp32."""
+        return 2.0 if self.machine.gpu and self.machine.gpu.has_bf16 else 4.0
+
+    @property
     def usd_per_hour(self) -> float | None:
         price = self.machine.usd_per_hour
         return None if price is None else price * self.num_hosts
@@ -192,7 +197,7 @@ class Activations:
 
 def needed(shape: ModelShape, setup: Setup) -> Memory:
     """Bytes per GPU at the worst moment of a step. Trained weights, gradients and moments are fp32
-    and sharded, everything else is bf16.
+    and sharded, everything else is bf16, or fp32 on a GPU without bf16.
 
     Raises:
         InputError: the model has no matrices for four bits, or none of the names for adapters.
@@ -203,13 +208,13 @@ def needed(shape: ModelShape, setup: Setup) -> Memory:
         trained = float(shape.adapter_parameters(setup.lora_rank, setup.lora_targets))
         frozen = parameters
     # Bytes of a frozen weight, on average, and of one of a block that is gathered.
-    held = gathered = 2.0
+    held = gathered = width = setup.bytes_per_value
     unpacked = 0.0
     if setup.lora_bits == 4:
         if not shape.packed_sizes:
             raise InputError(NOTHING_TO_PACK)
-        held -= (2 - PACKED) * shape.packed_parameters / shape.parameters
-        gathered -= (2 - PACKED) * shape.packed_parameters / shape.blocks_parameters
+        held -= (width - PACKED) * shape.packed_parameters / shape.parameters
+        gathered -= (width - PACKED) * shape.packed_parameters / shape.blocks_parameters
         unpacked = _UNPACKING * max(shape.packed_sizes)
     weights = held * frozen + 4 * trained
     if setup.num_workers == 1:
@@ -218,7 +223,14 @@ def needed(shape: ModelShape, setup: Setup) -> Memory:
         moments = _shared(
             shape, setup, trained=trained, weights=weights, unpacked=unpacked, gathered=gathered
         )
-    return max(moments, key=lambda each: each.total)
+    # Of what is gathered, gradients are fp32 in any case: a bound from above.
+    wider = [
+        dataclasses.replace(
+            each, gathered=each.gathered * width / 2, activations=each.activations * width / 2
+        )
+        for each in moments
+    ]
+    return max(wider, key=lambda each: each.total)
 
 
 def _alone(
@@ -366,9 +378,10 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         # Through each link of NCCL's ring, per pass: the blocks' weights in bf16 twice, the
         # embeddings' once, and gradients. One link of the ring is the way into a host.
         across = (setup.num_workers - 1) / setup.num_workers
-        gathers = 2.0 * (shape.parameters + shape.blocks_parameters)
+        width = setup.bytes_per_value
+        gathers = width * (shape.parameters + shape.blocks_parameters)
         if setup.lora_bits == 4:
-            gathers -= 2 * (2 - PACKED) * shape.packed_parameters
+            gathers -= 2 * (width - PACKED) * shape.packed_parameters
         gathers *= across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across

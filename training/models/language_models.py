@@ -8,6 +8,7 @@ import functools
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any, Final
 
@@ -165,6 +166,9 @@ def _fit(products: Tensor, logits: Tensor) -> Bend | None:
 def build_on_meta(config: Any) -> nn.Module:
     """A causal language model of a transformers configuration, without memory for its weights.
 
+    Its weights are fp32, whatever the configuration says, which is the type of the files: an update
+    of a bf16 weight at a usual learning rate rounds to nothing.
+
     Raises:
         InputError: transformers has no causal language model of that kind, or none of these sizes.
     """
@@ -173,7 +177,10 @@ def build_on_meta(config: Any) -> nn.Module:
     config.use_cache = False
     try:
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            # A copy: transformers notes the type of the model in the configuration.
+            model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                deepcopy(config), dtype=torch.float32
+            )
     except Exception as error:  # of a configuration that lacks or mistakes something, any
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         raise InputError(

@@ -161,7 +161,8 @@ def files(
     """The two files of a folder that peft reads, by name.
 
     Args:
-        weights: the adapters' own, by the names that they have in the model.
+        weights: the adapters' own, by the names that they have in the model, and those of
+            embeddings that became larger, which peft writes beside them, too.
         base: the base model that the folder names: a folder or a Hugging Face id.
         revision: of the base model on the Hugging Face Hub; empty: the newest.
         kind: ``model_type`` of the base model.
@@ -172,7 +173,7 @@ def files(
     from peft import LoraConfig
     from safetensors.torch import save
 
-    matrices = sorted({_last(_matrix(name)) for name in weights})
+    matrices = sorted({_last(_matrix(name)) for name in weights if "lora_" in name})
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha_of(rank, alpha),

@@ -24,6 +24,9 @@ NOTHING_TO_PACK: Final = (
 #: Types of models whose sizes, and whose memory within 10 %, follow from their configuration; tests
 #: compare both with the models.
 FAMILIES: Final = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
+#: Keys of a ``config.json`` whose weights are quantized: transformers', compressed-tensors' and
+#: MLX's.
+_QUANTIZED: Final = ("quantization_config", "compression_config", "quantization")
 #: Activation functions that keep nothing but their input for the backward pass. transformers writes
 #: others out, operation by operation, and those keep several times as much.
 FUNCTIONS: Final = ("gelu", "gelu_pytorch_tanh", "silu")
@@ -236,7 +239,7 @@ def read_config(file: Path) -> dict[str, object]:
     """Read a Hugging Face ``config.json``.
 
     Raises:
-        InputError: it is not there or no JSON object.
+        InputError: it is not there or no JSON object, or is that of quantized weights.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -246,4 +249,14 @@ def read_config(file: Path) -> dict[str, object]:
         raise InputError(f"{file} is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{file} holds no JSON object")
+    for key in _QUANTIZED:
+        if found := values.get(key):
+            how = found.get("quant_method") or found.get("bits") if isinstance(found, dict) else ""
+            raise InputError(
+                f"{file} has {key} ({how or 'of an unknown method'}): quantized weights cannot be "
+                "trained. Give the model that they were made of, with --lora-rank 16 --lora-bits 4 "
+                "where memory is short; where only quantized ones are published, let transformers "
+                "write others (from_pretrained with dequantize=True in its quantization_config, "
+                "then save_pretrained)"
+            )
     return values

@@ -8,23 +8,28 @@ directions.
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models import nf4
+from contract.text import counted
+from training.models import language_models, nf4
 from training.models.language_models import local
 from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX, indexed
 
 #: Weights that are drawn at the same time, each of them whole in memory.
 _DRAWING: Final = 4
+#: Rows of two embeddings that are compared at a time.
+_ROWS: Final = 4096
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -114,36 +119,48 @@ def _initialise(model: nn.Module, name: str, parameter: Tensor, *, seed: int) ->
     is_zero, is_one = parameter.dim() < 2 or "lora_B" in name, False
     if parameter.dim() < 2:
         is_one = name.endswith("weight")
-    elif "lora_A" in name:
-        deviation = parameter.shape[1] ** -0.5
     digest = hashlib.sha256(f"{seed}/{_base_name(name)}".encode()).digest()
 
     def make() -> Tensor:
         if is_zero:
             return torch.full(shape, float(is_one))
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        if "lora_A" in name:  # as in peft: kaiming_uniform_(a=sqrt(5))
+            limit = float(shape[1] ** -0.5)
+            return torch.empty(shape).uniform_(-limit, limit, generator=generator)
         return torch.randn(shape, generator=generator) * deviation
 
     _fill(parameter, make())
 
 
 # --- weights from files ---------------------------------------------------------------------------
-def load(model: nn.Module, folder: Path, *, seed: int = 0) -> None:
+def load(model: nn.Module, folder: Path, *, seed: int = 0, num_tokens: int = 0) -> str:
     """Fill a model from a Hugging Face folder of safetensors; each process reads its part.
 
     Where files have what the model holds as one tensor in many, such as the experts of a block, a
     process holds that tensor whole for a moment. Adapters, which no folder has, begin as
     ``initialise`` makes them from ``seed``.
 
+    Args:
+        num_tokens: rows of the embeddings in the files, where the model has more of them: the new
+            ones begin as the mean of the others, nearly as in transformers.
+
+    Returns:
+        The weights of the files that the model does not use, for the user; empty if none.
+
     Raises:
         InputError: the folder has no safetensors, or not the weights of this model.
     """
     files = _files(folder)
-    stored = {_base_name(name): each for name, each in model.state_dict(keep_vars=True).items()}
+    stored = _stored(model)
+    growing = {id(each) for each in embeddings(model)} if num_tokens else set()
     loaded: set[int] = set()
-    for name, sources in _sources(model, files, stored).items():
+    found, unused = _sources(model, files, stored)
+    note = _left_over(model, unused, folder=folder)
+    for name, sources in found.items():
         if isinstance(sources, str):
-            _read_part(stored[name], files[sources], sources, folder=folder)
+            rows = num_tokens if id(stored[name]) in growing else 0
+            _read_part(stored[name], files[sources], sources, folder=folder, rows=rows)
             loaded.add(id(stored[name]))
             continue
         try:
@@ -174,12 +191,98 @@ def load(model: nn.Module, folder: Path, *, seed: int = 0) -> None:
             f"{folder} lacks weights of this model: {', '.join(missing[:3])}"
             f"{' …' if len(missing) > 3 else ''}; is it a folder of another model?"
         )
+    return note
+
+
+def embeddings(model: nn.Module) -> list[nn.Parameter]:
+    """Weights with a row for each token: one or two embeddings, and the bias of the output."""
+    of: Any = model  # transformers' own methods
+    layers = (of.get_input_embeddings(), of.get_output_embeddings())
+    return [each for layer in layers for each in layer.parameters()]
+
+
+def untie(config: Any, folder: Path) -> str:
+    """Untie the embeddings of a configuration if the files have two different ones, as transformers
+    does; return what to tell the user, or nothing.
+
+    They are left by a vocabulary that was made larger, or by training the output embedding.
+    """
+    if not config.tie_word_embeddings:
+        return ""
+    model: Any = language_models.build_on_meta(config)
+    files = _files(folder)
+    found, _ = _sources(model, files, _stored(model))
+    for pair in model.all_tied_weights_keys.items():
+        names = [each for each in map(found.get, pair) if isinstance(each, str)]
+        if len(names) == 2 and _differ(files, *names):
+            config.tie_word_embeddings = False
+            return (
+                f"{folder} ties the embeddings in its config.json and has two that differ, "
+                f"{' and '.join(pair)}: they are not tied"
+            )
+    return ""
+
+
+def _differ(files: Mapping[str, Path], *names: str) -> bool:
+    from safetensors import safe_open
+
+    with ExitStack() as stack:
+        one, two = (
+            stack.enter_context(safe_open(files[name], framework="pt")).get_slice(name)
+            for name in names
+        )
+        rows = range(0, one.get_shape()[0], _ROWS)
+        return one.get_shape() != two.get_shape() or any(
+            not torch.equal(one[row : row + _ROWS], two[row : row + _ROWS]) for row in rows
+        )
+
+
+def _stored(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model by the names that they have without adapters, unpacked."""
+    return {_base_name(name): each for name, each in model.state_dict(keep_vars=True).items()}
+
+
+def _left_over(model: nn.Module, unused: Mapping[str, str], *, folder: Path) -> str:
+    """Name the weights that no part of a model takes; empty if there are none.
+
+    Args:
+        unused: name that a weight would have in the model -> its name in a file.
+
+    Raises:
+        InputError: some belong to a part that the model has, which computes without them something
+            else than where they were trained: scales of quantized weights, biases.
+    """
+    of: Any = model
+    report = SimpleNamespace(missing_keys=set(), unexpected_keys={*unused})
+    of._adjust_missing_and_unexpected_keys(report)  # takes out what transformers knows of
+    computed = dict(model.named_buffers())  # old versions saved those, too
+    unknown = sorted(report.unexpected_keys - computed.keys())
+    parts = dict(model.named_modules())
+    inside = {id(each) for block in language_models.blocks(model) for each in block.modules()}
+    own = [each for each in unknown if _is_inside(each, parts, inside)]
+    names = [unused[each] for each in own or unknown]
+    named = f"{counted(len(names), 'weight')}, {', '.join(names[:3])}{' …' * (len(names) > 3)}"
+    if own:
+        raise InputError(
+            f"{folder} has {named}, in parts of the model that have no such weights: is it "
+            "quantized, or a folder of another model?"
+        )
+    return f"{folder} has {named}, which the model does not use" if names else ""
+
+
+def _is_inside(name: str, parts: Mapping[str, nn.Module], inside: Container[int]) -> bool:
+    """Whether a name is one below a block or another layer of a model."""
+    while name not in parts:
+        name = name.rpartition(".")[0]
+    part = parts[name]
+    return id(part) in inside or not any(part.children())
 
 
 def _sources(
     model: nn.Module, files: Mapping[str, Path], stored: Mapping[str, Tensor]
-) -> dict[str, Any]:
-    """What each weight is made of: the name of one in a file, or a conversion with its parts."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What each weight is made of: the name of one in a file, or a conversion with its parts; and
+    what is not used: the name that a weight would have -> its name in a file."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -199,18 +302,20 @@ def _sources(
         meta_state_dict=dict(stored),
     )
     found: dict[str, Any] = {}
+    unused: dict[str, str] = {}
     for name in sorted(files, key=dot_natural_key):
         target, pattern = rename(name, renamings, converters)
         if target not in stored and name in stored:
             target, pattern = rename(name, [], [])
         if target not in stored:
-            continue  # of no part that is trained, such as a second head
+            unused[target] = name
+            continue
         if pattern is None:
             found.setdefault(target, name)
             continue
         conversion = found.setdefault(target, deepcopy(by_pattern[pattern]))
         conversion.add_tensor(target, name, pattern, partial(_read, files[name], name))
-    return found
+    return found, unused
 
 
 def _read(file: Path, name: str) -> Tensor:
@@ -221,12 +326,21 @@ def _read(file: Path, name: str) -> Tensor:
         return tensor
 
 
-def _read_part(parameter: Tensor, file: Path, name: str, *, folder: Path) -> None:
-    """Read of a weight what this process holds."""
+def _read_part(parameter: Tensor, file: Path, name: str, *, folder: Path, rows: int = 0) -> None:
+    """Read of a weight what this process holds.
+
+    Args:
+        rows: in the file, of a weight that has more in the model.
+    """
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as content:
         part = content.get_slice(name)
+        if rows and rows == part.get_shape()[0]:
+            whole = content.get_tensor(name).float()
+            new = whole.mean(0, keepdim=True).expand(len(parameter) - rows, *whole.shape[1:])
+            _fill(parameter, torch.cat([whole, new]))
+            return
         _check_shape(parameter, part.get_shape(), name, folder=folder)
         first, last = _rows(parameter)
         # A number, such as one that scales, cannot be sliced.

@@ -45,13 +45,16 @@ def revision_of(model: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else (model, "")
 
 
-def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
-    """The transformers configuration of a model.
+def model_config(
+    model: str, *, runs: str, vocab_size: int = 0, notes: list[str] | None = None
+) -> Any:
+    """The transformers configuration of a model, as its weights are.
 
     Args:
         model: as in ``FsdpConfig.model``.
         runs: storage of the runs.
         vocab_size: of the tokenizer; a built-in shape takes it, rounded up to a multiple of 128.
+        notes: takes what to tell the user.
 
     Raises:
         InputError: there is no such model, or transformers does not know its type.
@@ -63,7 +66,19 @@ def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
             values["vocab_size"] = -(-vocab_size // 128) * 128
     else:
         values = read_config(model_folder(model, runs=runs) / CONFIG_FILE)
-    return config_of(values, model=model)
+    config = config_of(values, model=model)
+    if not is_new(model):
+        from training.models import model_weights
+
+        if note := model_weights.untie(config, weights_folder(model, runs=runs)):
+            (notes if notes is not None else []).append(note)
+    return config
+
+
+def num_tokens(model: str, *, runs: str) -> int:
+    """Tokens that a model with weights knows."""
+    values = read_config(model_folder(model, runs=runs) / CONFIG_FILE)
+    return int(config_of(values, model=model).vocab_size)
 
 
 def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
