@@ -22,7 +22,7 @@ from contract.text import counted
 from training import export
 from training.checkpoint import sharded_checkpoints
 from training.data import vocabulary
-from training.data.conversations import ChatWriter, Message
+from training.data.conversations import ChatWriter, Conversation, Message
 from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE, Vocabulary
 from training.models import language_models, pretrained, serving
 from training.models.language_models import WithLoss
@@ -54,7 +54,8 @@ def continuations(
     if not prompt.strip():
         raise InputError("the prompt is empty: give some text")
     if chat:
-        asked = ChatWriter(words).text((Message(role="user", content=prompt),), asks=True)
+        messages = (Message(role="user", content=prompt),)
+        asked = ChatWriter(words).text(Conversation(messages=messages), asks=True)
         ids = tokenizer.encode(asked, add_special_tokens=False).ids
     else:
         ids = tokenizer.encode(prompt).ids

@@ -1,8 +1,10 @@
 """Proves which tokens of a conversation are learned, token by token, by itself and packed, and that
 each conversation comes once an epoch on any number of workers."""
 
+import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from contract.errors import InputError
+from tests.published import chats
 from training.data import vocabulary
-from training.data.conversations import ChatWriter, Message, content_of
+from training.data.conversations import (
+    ChatWriter,
+    Conversation,
+    Message,
+    columns_given,
+    columns_of,
+    content_of,
+)
 from training.data.feed import NOTHING, Feed, Packs, best_fit, feed_of
 from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
@@ -76,17 +86,36 @@ def members(feed: Feed, step: int, *, rank: int, world_size: int) -> list[int]:
     return [member for each in mine.tolist() for member in members_of(feed, each)]
 
 
-def tokenizer_folder(folder: Path, template: str = CHATML) -> Path:
-    """A tokenizer of bytes with the tokens of ChatML, as a model publishes it."""
+def tokenizer_folder(
+    folder: Path, template: str = CHATML, *, words: Sequence[str] = (), trims: bool = True
+) -> Path:
+    """A tokenizer of bytes with the tokens of ChatML, as a model publishes it.
+
+    Args:
+        words: of a space and one or two letters, which are tokens too.
+        trims: no token begins with the space before its word.
+    """
     folder.mkdir(exist_ok=True)
     alphabet = {each: i for i, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    merges = []
+    for word in words:
+        at = "\u0120"
+        for letter in word[1:]:
+            merges.append((at, letter))
+            at += letter
+            alphabet[at] = len(alphabet)
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trims)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trims)
     tokenizer.decoder = decoders.ByteLevel()
     names = ("</s>", "<eos>", "<|im_start|>", "<|im_end|>", "<bos>")
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<eos>", "bos_token": {"content": "<bos>"}, "chat_template": template}
+    config = {
+        "eos_token": "<eos>",
+        "bos_token": {"__type": "AddedToken", "content": "<bos>"},
+        "chat_template": template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
@@ -99,8 +128,22 @@ def turns(*texts: str) -> tuple[Message, ...]:
 
 def learned(folder: Path, *texts: str) -> tuple[str, list[str]]:
     """What is written of a conversation, and the stretches of it that are learned."""
+    return learned_of(
+        folder,
+        {"messages": [{"role": each.role, "content": each.content} for each in turns(*texts)]},
+    )
+
+
+def conversation(row: dict[str, Any]) -> Conversation:
+    found = content_of(row, "text")
+    assert isinstance(found, Conversation)
+    return found
+
+
+def learned_of(folder: Path, row: dict[str, Any]) -> tuple[str, list[str]]:
+    """The same of a row."""
     words = vocabulary.read(folder)
-    (encoded,) = ChatWriter(words).encode([turns(*texts)])
+    (encoded,) = ChatWriter(words).encode([conversation(row)])
     found, stretch = [], []
     for token, is_learned in zip([*encoded.ids, -1], [*encoded.learned, False], strict=True):
         if is_learned:
@@ -184,11 +227,18 @@ def test_an_answer_is_found_where_its_words_stand_elsewhere_too(
     ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses .*: roles must alternate"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", r"leaves out, .* answer \('there'\)"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", r"leaves out message 1 \(user\)"),
+        (
+            "{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}",
+            r"leaves out, .* answer \('there'\)",
+        ),
         (CHATML.replace("{{ m.content }}", "{{ m.content }}" * 2), r"repeats .* \('there'\)"),
         # "there" stands before the answer.
         ("{% for m in messages %}there {{ m.content | upper }}{% endfor %}", r"changes .* answer"),
-        ("{{ messages | length }}{{ messages[-1].content }}", "writes earlier messages in another"),
+        (
+            "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
+            "writes earlier messages in another",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_learned_from_is_refused(
@@ -198,61 +248,27 @@ def test_a_template_that_cannot_be_learned_from_is_refused(
         learned(tokenizer_folder(tmp_path / "t", template), "Hi", "there")
 
 
-PAIR = turns("Why?", "So.")
-
-
-BRIEF = Message(role="system", content="Be brief.")
-ROWS: dict[str, tuple[dict[str, Any], object]] = {
-    "messages": (
-        {"messages": [{"role": each.role, "content": each.content} for each in PAIR]},
-        PAIR,
-    ),
-    "sharegpt": (
-        {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]},
-        PAIR,
-    ),
-    "completion": ({"prompt": "Why?", "completion": "So."}, PAIR),
-    "alpaca": ({"instruction": "Why?", "input": "", "output": "So.", "id": 7}, PAIR),
-    "dolly": (
-        {"instruction": "Why?", "context": "It is.", "response": "So."},
-        turns("Why?\n\nIt is.", "So."),
-    ),
-    "system": ({"question": "Why?", "answer": "So.", "system": "Be brief."}, (BRIEF, *PAIR)),
-    "parts": (
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": t} for t in ("Wh", "y?")]},
-                {"role": "assistant", "content": "So."},
-            ]
-        },
-        PAIR,
-    ),
-    "no-answer": ({"question": "Why?", "answer": None}, None),
-    "text": ({"text": "Once.", "messages": []}, "Once."),
-    "nothing": ({"messages": []}, None),
-}
-
-
-@pytest.mark.parametrize(("row", "expected"), ROWS.values(), ids=ROWS)
-def test_rows_are_text_conversations_or_pairs(row: dict[str, Any], expected: object) -> None:
-    assert content_of(row, "text") == expected
-    assert content_of({**row, "messages": "a text"}, "messages") == "a text"
+@pytest.mark.parametrize("each", chats.FORMATS.values(), ids=chats.FORMATS)
+def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Format) -> None:
+    unused: set[str] = set()
+    try:
+        found = chats.shown(content_of(each.row, "text", each.columns, unused=unused))
+    except ValueError as error:
+        found = str(error)
+    assert found == each.read or (each.read in found and not found.startswith(("user", "system")))
+    assert found != each.read or ", ".join(sorted(unused)) == each.unused
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"body": "x"}, 'no text under "text"'),
-        ({"messages": "[]", "prompt": 1, "completion": "y"}, "messages are written as text"),
+        ({"body": "x"}, 'no text under "text", and neither .*, but body: --columns prompt=NAME'),
         ({"text": "half \ud83d"}, "surrogates not allowed"),
         ({"prompt": "half \ud83d", "completion": "y"}, "surrogates not allowed"),
-        ({"prompt": 1, "completion": "y"}, 'under "prompt" is no text'),
-        ({"messages": [{"role": "user"}]}, "a message is no object"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "a part that is no text",
-        ),
-        ({"text": 5}, 'under "text" is neither text nor messages'),
+        ({"prompt": 1, "completion": "y"}, r"message 1 \(user\): has a part that is no text \(int"),
+        ({"messages": "Hi"}, "under messages is text, and no JSON"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"no text \(image\)"),
+        ({"text": 5}, "what is under text is no list"),
     ],
 )
 def test_a_row_that_is_none_of_them_is_refused(row: dict[str, Any], message: str) -> None:
@@ -260,8 +276,268 @@ def test_a_row_that_is_none_of_them_is_refused(row: dict[str, Any], message: str
         content_of(row, "text")
 
 
+def test_columns_are_given_by_what_they_hold() -> None:
+    assert columns_given("prompt=a,answer=b c") == {"prompt": "a", "answer": "b c"}
+    for text in ("prompt", "question=a", "prompt="):
+        with pytest.raises(InputError, match=r"--columns is .*write prompt=COLUMN,answer=COLUMN"):
+            columns_given(text)
+    assert columns_of(["a", "system"], "text", {"messages": "a"}) == {
+        "messages": "a",
+        "system": "system",
+    }
+    assert columns_of(["a"], "text", {"prompt": "a", "answer": "b"}) == {}
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+TOOL_TURNS = [
+    *chats.said("user: Where?"),
+    {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "7"},
+    {"role": "assistant", "content": "7 it is.", "reasoning_content": "Done."},
+]
+#: Writes thoughts and calls as Qwen3's does, and their arguments as DeepSeek's: only as text, and
+#: a call only where there are no words.
+CALLS = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% if m.content is none %}{% for t in m.tool_calls %}"
+    "{{ t.function.name + ' ' + t.function.arguments }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def unmarked(template: str) -> str:
+    return template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+@pytest.mark.parametrize("template", [CALLS, unmarked(CALLS)], ids=["annotated", "plain"])
+def test_calls_and_thoughts_are_learned_in_the_form_that_the_template_takes(
+    template: str, tmp_path: Path
+) -> None:
+    row = {"messages": TOOL_TURNS, "tools": [chats.WEATHER]}
+    text, found = learned_of(tokenizer_folder(tmp_path / "t", template), row)
+    assert found == [
+        '<think>Hm.</think>weather {"city": "Oslo"}<|im_end|>',
+        "<think>Done.</think>7 it is.<|im_end|>",
+    ]
+    assert '"parameters"' in text.partition("<|im_end|>")[0]
+    row["messages"] = [
+        {**each, "weight": 0} if "tool_calls" in each else each for each in TOOL_TURNS
+    ]
+    assert learned_of(tmp_path / "t", row)[1] == found[1:]
+
+
+#: Templates whose blocks hold the whole turn, in the shapes of Hugging Face's and TRL's own
+#: (huggingface/trl, trl/chat_templates/*_training.jinja): after a space, with thoughts, with calls.
+MARKED = {
+    "annotated": ANNOTATED,
+    "calls": CALLS.replace("content is none", "tool_calls").replace(
+        "arguments }}", "arguments | tojson }}"
+    ),
+    "after-a-space": (
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %} {% generation %}"
+        "{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %} {{ m.content }}\n{% endif %}"
+        "{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("trims", [True, False])
+@pytest.mark.parametrize("template", MARKED.values(), ids=MARKED)
+def test_what_a_template_marks_is_learned_as_transformers_learns_it(
+    template: str, trims: bool, tmp_path: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tokenizer_folder(tmp_path / "t", template, words=[" A", " So"], trims=trims)
+    messages = chats.said("user: A?", "assistant: A, ü. So", "user: So?", "assistant: So")
+    words = vocabulary.read(folder)
+    (encoded,) = ChatWriter(words).encode([conversation({"messages": messages})])
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert encoded.ids == theirs["input_ids"]
+    assert [*map(int, encoded.learned)] == theirs["assistant_masks"]
+    assert any(encoded.learned)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # As huggingface/trl#5988: the block ends before the token that ends the turn.
+        (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}"
+            "{% endgeneration %}<|im_end|>\n{% endfor %}".replace(
+                "{% generation %}", "{% if m.role == 'assistant' %}{% generation %}"
+            ).replace(
+                "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+            ),
+            ["So.<|im_end|>", "Yes.<|im_end|>"],
+        ),
+        # As GLM's: a turn ends where the next begins.
+        (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+            ["So.<|im_start|>", "Yes.<eos>"],
+        ),
+        # A stop in words.
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }} END\n{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}",
+            ["So. END", "Yes. END<eos>"],
+        ),
+    ],
+    ids=["block-without-end", "next-turn", "words"],
+)
+def test_the_end_of_a_turn_is_learned_under_every_template(
+    template: str, expected: list[str], tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "t", template)
+    assert learned(folder, "Why?", "So.", "Sure?", "Yes.")[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("bos", "puts", "begins"),
+    [("<bos>", False, True), ("<eos>", False, False), ("<eos>", True, True), (None, False, False)],
+    ids=["gemma", "gpt2", "opt", "qwen"],
+)
+def test_without_a_template_a_conversation_begins_as_a_text_does(
+    bos: str | None, puts: bool, begins: bool, tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "t", "")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": bos}))
+    if puts:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(str(bos), tokenizer.token_to_id(str(bos)))]
+        )
+        tokenizer.save(str(folder / "tokenizer.json"))
+    assert learned(folder, "Why?", "So.")[0].startswith(f"{bos}User:" if begins else "User:")
+
+
+# --- nothing is dropped in silence ----------------------------------------------------------------
+PLANTS: dict[str, dict[str, Any]] = {
+    "column": {"planted": 1},
+    "settings": {"chat_template_kwargs": {"planted": 1}},
+    "key": {
+        "messages": [
+            *chats.said("user: Why?"),
+            {"role": "assistant", "content": "So.", "planted": "x"},
+        ]
+    },
+    "role": {"messages": chats.said("planted: Why?", "assistant: So.")},
+    "part": {"messages": [{"role": "user", "content": [{"type": "planted"}]}]},
+    "picture": {"image": "planted.jpg"},
+    "tools": {"tools": [chats.WEATHER]},
+    "calls": {
+        "messages": [
+            *chats.said("user: Why?"),
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ]
+    },
+    "thoughts": {
+        "messages": [
+            *chats.said("user: Why?"),
+            {"role": "assistant", "content": "So.", "thinking": "Hm."},
+        ]
+    },
+}
+NAMES = {"picture": '"image"', "tools": "tools", "calls": "tool_calls", "thoughts": "thinking"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_is_planted_in_a_row_is_named(plant: str, kind: str, tmp_path: Path) -> None:
+    """In one row of forty, a thing of which neither reader nor template knows."""
+    rows: list[dict[str, Any]] = [
+        {"messages": chats.said("user: Why?", "assistant: So.")} for _ in range(40)
+    ]
+    rows[7].update(PLANTS[plant])
+    file = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "json":
+        file.write_text(json.dumps(rows))
+    else:
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = {
+            name: [json.dumps(row[name]) if name in row else None for row in rows] for name in names
+        }
+        if kind == "parquet":
+            pq.write_table(pa.table(table), file)
+        else:
+            with file.open("w", newline="") as out:
+                csv.writer(out).writerows([names, *zip(*table.values(), strict=True)])
+    (tmp_path / "planted.md").write_text("about it")
+    tokenizer = tokenizer_folder(tmp_path.with_name(f"{tmp_path.name}-t"))
+    try:
+        found = "\n".join(store_for(str(tmp_path), tokenizer, held_out_every=2).info.notes)
+        assert "files that are not used: planted.md" in found
+    except InputError as error:
+        found = str(error)
+    found = found.replace("planted.md", "")
+    assert NAMES.get(plant, "planted") in found
+    assert "columns that" in found or "1 of 40 rows" in found
+
+
+def test_bad_rows_are_all_counted_shown_with_their_places_or_skipped(tmp_path: Path) -> None:
+    row = json.dumps({"messages": chats.said("user: Why?", "assistant: So.")})
+    lines = [row] * 120
+    for number in (7, 20, 30, 40, 50, 60):
+        lines[number] = json.dumps(
+            {"messages": [*chats.said("user: Why?"), {"role": "assistant", "content": None}]}
+        )
+    lines[70] = row.replace("user", "narrator")  # only the template tells
+    lines[80] = json.dumps({"messages": []})
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join(lines))
+    tokenizer = tokenizer_folder(tmp_path / "t")
+    with pytest.raises(InputError) as caught:
+        store_for(str(file), tokenizer)
+    first, *shown = str(caught.value).splitlines()
+    assert first == "7 of 120 rows cannot be used; --skip-bad-rows leaves them out"
+    assert len(shown) == 5
+    assert shown[0] == (
+        f"  {file}, line 8: message 2 (assistant): has neither a content nor tool_calls"
+    )
+    info = store_for(str(file), tokenizer, skips_bad=True).info
+    assert info.num_documents == 112
+    assert info.notes == (
+        "left out, because they cannot be used: 7 rows",
+        "left out, because they are empty: 1 row",
+    )
+    # A text is not tokenized to its end for them.
+    file.write_text('{"text": "Once."}\n[]\n' * 30)
+    with pytest.raises(
+        InputError, match=r"30 of 60 rows cannot be used.*\n.*line 2: no JSON object"
+    ):
+        store_for(str(file), tokenizer)
+
+
+def test_another_file_is_held_out_in_place_of_a_share(tmp_path: Path) -> None:
+    for name, num in (("train", 9), ("test", 3)):
+        rows = [{"prompt": f"{name} {i}?", "completion": f"{i}."} for i in range(num)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = tokenizer_folder(tmp_path / "t")
+    train, test = (str(tmp_path / f"{name}.jsonl") for name in ("train", "test"))
+    info = store_for(train, tokenizer, validation=test).info
+    assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 3)
+    assert info.notes == ()
+    both = store_for(str(tmp_path), tokenizer, held_out_every=4).info
+    assert both.num_train_conversations == 9
+    assert any("also trained on: test.jsonl; to evaluate on them" in each for each in both.notes)
+    (tmp_path / "test.jsonl").write_text('{"prompt": "Why?", "completion": ""}\n')
+    with pytest.raises(InputError, match=r"--validation has 0"):
+        store_for(train, tokenizer, validation=test)
+
+
 # --- stores ---------------------------------------------------------------------------------------
-def chats(folder: Path, name: str) -> Path:
+def written(folder: Path, name: str) -> Path:
     """Sixty conversations of different lengths, each with its number in it."""
     rows = []
     for number in range(60):
@@ -282,7 +558,7 @@ def chats(folder: Path, name: str) -> Path:
 
 def opened(folder: Path, name: str = "chats.jsonl") -> TokenStore:
     tokenizer = tokenizer_folder(folder / "t")
-    return store_for(str(chats(folder, name)), tokenizer, held_out_every=10)
+    return store_for(str(written(folder, name)), tokenizer, held_out_every=10)
 
 
 def feed(store: TokenStore, *, seq_len: int = 160, global_batch: int = 4) -> Feed:
@@ -364,9 +640,10 @@ def test_what_is_too_long_loses_its_end_and_what_has_no_answer_left_is_out(tmp_p
     cut = int((lengths > 49).sum()) + int(
         (np.diff(store.conversations(held_out=True).starts) > 49).sum()
     )
-    assert fed.notes == [f"cut off at --seq-len 48: {cut} of 60 conversations"]
+    unused = "columns that are not used: id"
+    assert fed.notes == [unused, f"cut off at --seq-len 48: {cut} of 60 conversations"]
     # Just enough for one token of the answers to questions of one figure.
-    (note,) = feed(store, seq_len=29).notes
+    (_, note) = feed(store, seq_len=29).notes
     assert note.endswith("; left out, because no answer is left: 50")
     with pytest.raises(InputError, match=r"54 conversations in .* fewer than the 64 of one step"):
         feed(store, global_batch=64)

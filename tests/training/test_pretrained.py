@@ -86,7 +86,7 @@ for model in sys.argv[1:]:
     try:
         if model.startswith("hf://"):
             files = documents.text_files(model)
-            found.append(" ".join(documents.documents(files, "text", None)))
+            found.append(" ".join(documents.documents(files, documents.Rows(), None)))
             continue
         pretrained.check_weights(model, runs=os.environ["TEST_RUNS"])
         folder = pretrained.model_folder(model, runs=os.environ["TEST_RUNS"])

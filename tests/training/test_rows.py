@@ -9,14 +9,17 @@ import pytest
 
 from contract.errors import InputError
 from training.data import documents
-from training.data.conversations import Message
+from training.data.conversations import Conversation, Message
 
 ROWS = [{"text": f'number {i}: [a], {{b}} and "c\\"\n', "more": {"é": [i]}} for i in range(40)]
 TEXTS = [str(each["text"]) for each in ROWS]
 
 
 def read(file: Path, field: str = "text") -> list[Any]:
-    return [*documents.documents(documents.text_files(str(file)), field, None)]
+    rows = documents.Rows(text_field=field)
+    found = [*documents.documents(documents.text_files(str(file)), rows, None)]
+    rows.check()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
     assert read(file, "id") == ["1", "2", "3"]
     file.write_text("instruction,input,output\nAdd,1 and 2,3\n")
     asked = Message(role="user", content="Add\n\n1 and 2")
-    assert read(file) == [(asked, Message(role="assistant", content="3"))]
+    assert read(file) == [Conversation(messages=(asked, Message(role="assistant", content="3")))]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
         ("", "a.csv has no column 'text'"),
         (
             'messages\n"[{""role"": ""user""}]"\n',
-            "a.csv, line 2: messages are written as text: write",
+            r"a.csv, line 2: message 1 \(user\): has neither a content nor tool_calls",
         ),
     ],
 )
@@ -105,7 +108,7 @@ def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(InputError, match=rf"{name} cannot be read: .*Is a directory"):
-        [*documents.documents([tmp_path / name], "text", None)]
+        [*documents.documents([tmp_path / name], documents.Rows(), None)]
 
 
 @pytest.mark.parametrize("source", ["a.xlsx", "https://mirror/x/A.TSV?download=true"])

@@ -135,8 +135,8 @@ def test_a_text_without_an_end_of_documents_is_refused(
     monkeypatch.setattr(documents, "MAX_CHARACTERS", 20)
     path = tmp_path / "a.txt"
     path.write_text("twelve signs\n\ntwelve signs\n")
-    assert [*documents.documents([path], "text", None)] == ["twelve signs"] * 2
+    assert [*documents.documents([path], documents.Rows(), None)] == ["twelve signs"] * 2
     for content, what in (("twelve signs\n" * 2, "document"), ("no line feed " * 2, "line")):
         path.write_text(content)
         with pytest.raises(InputError, match=rf"has a {what} of more than .* or give .jsonl"):
-            [*documents.documents([path], "text", None)]
+            [*documents.documents([path], documents.Rows(), None)]

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from contract.errors import InputError
 from tests.fuzzing import damaged_bytes, fuzz, fuzz_text, fuzz_values
 from training.data import idx, vocabulary
-from training.data.documents import documents
+from training.data.documents import Rows, documents
 from training.data.pictures.index import Entry, Index, StoredFile
 from training.data.text import TokenStore
 from training.models import model_weights
@@ -88,7 +88,7 @@ def test_texts(tmp_path: Path, name: str) -> None:
     content = text.encode()
     content = gzip.compress(content) if name.endswith(".gz") else content
     content = json.dumps(rows).encode() if name.endswith(".json") else content
-    fuzz(content, at(tmp_path / name, lambda file: [*documents([file], "text", None)]), InputError)
+    fuzz(content, at(tmp_path / name, lambda file: [*documents([file], Rows(), None)]), InputError)
 
 
 def test_tables(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_tables(tmp_path: Path) -> None:
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["one", "two", None]}), file)
     for content, name in ((file.getvalue(), "a.parquet"), (b'a,text\n1,"x, ""y"""\n', "a.csv")):
-        read = at(tmp_path / name, lambda path: [*documents([path], "text", None)])
+        read = at(tmp_path / name, lambda path: [*documents([path], Rows(), None)])
         fuzz(content, read, InputError)
 
 

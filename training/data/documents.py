@@ -14,13 +14,14 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 from contract.errors import InputError
-from contract.text import byte_size
+from contract.text import byte_size, counted, listed
 from training.data import PYTHON_HELP, catalog, hub_text, sources
-from training.data.conversations import Conversation, columns_of, content_of
+from training.data.conversations import CHECKED, Conversation, columns_of, content_of
 from training.data.download import Report
 from training.system import storage
 
@@ -45,16 +46,73 @@ _BATCH_ROWS: Final = 1024
 #: Characters of a .json file, which is in memory as a whole.
 _MAX_JSON: Final = 4 * MAX_CHARACTERS
 
+#: Rows that cannot be used and are shown; all are counted.
+_SHOWN: Final = 5
+
 Content = str | Conversation
 _Content = TypeVar("_Content")
 
 
-def text_files(source: str, report: Report | None = None) -> list[Path]:
+@dataclass(kw_only=True, slots=True)
+class Rows:
+    """How rows are read, and an account of what is not used of them."""
+
+    text_field: str = "text"
+    """What ``--text-field`` asks for."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What ``--columns`` asks for."""
+    skips_bad: bool = False
+    """Rows that cannot be used are left out; without it, ``check`` refuses them."""
+    num: int = 0
+    num_empty: int = 0
+    num_bad: int = 0
+    bad: list[str] = field(default_factory=list)
+    """The first ones: place and reason."""
+    unused: set[str] = field(default_factory=set)
+    """Names of columns."""
+    files: list[str] = field(default_factory=list)
+    """Names of files that are not read."""
+
+    def refuse(self, place: str, error: ValueError) -> None:
+        """Take note of a row that cannot be used."""
+        self.num_bad += 1
+        if len(self.bad) < _SHOWN:
+            self.bad.append(f"{place}: {error}")
+
+    def check(self) -> None:
+        """
+        Raises:
+            InputError: there are rows that cannot be used.
+        """
+        if self.bad and not self.skips_bad:
+            lines = "\n  ".join(self.bad)
+            raise InputError(
+                f"{self.num_bad:,} of {counted(self.num, 'row')} cannot be used; --skip-bad-rows "
+                f"leaves them out\n  {lines}"
+            )
+
+    def notes(self) -> list[str]:
+        """What was not used, a sentence each."""
+        notes = []
+        if self.bad:
+            notes.append(f"left out, because they cannot be used: {counted(self.num_bad, 'row')}")
+        if self.num_empty:
+            notes.append(f"left out, because they are empty: {counted(self.num_empty, 'row')}")
+        for what, names in (("columns", self.unused), ("files", self.files)):
+            if names:
+                notes.append(f"{what} that are not used: {listed(sorted(names), most=8)}")
+        return notes
+
+
+def text_files(
+    source: str, report: Report | None = None, *, unread: list[str] | None = None
+) -> list[Path]:
     """The files of a text on this node, sorted by name.
 
     Args:
         source: what ``--data`` has.
         report: called while a data set of ``training.data.catalog`` is downloaded.
+        unread: takes the names of files that are there and are not read.
 
     Raises:
         InputError: there is nothing at ``source``, or nothing of a kind that can be read.
@@ -75,7 +133,7 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
         if _is(source, _ALL_KINDS) or not storage.is_s3(source):
             place, _, name = source.rpartition("/")
             return sources.local_files(place, [name])
-        return _s3_files(source.rstrip("/"))
+        return _s3_files(source.rstrip("/"), unread)
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -84,11 +142,10 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
     found = sorted(each for each in path.rglob("*") if each.is_file())
     # Hidden files are copies that editors and Jupyter keep.
     shown = [str(each) for each in found if "/." not in f"/{each.relative_to(path)}"]
-    names = _texts_of(shown, source)
-    return [Path(each) for each in names]
+    return [Path(each) for each in _texts_of(shown, source, unread)]
 
 
-def _texts_of(names: Iterable[str], source: str) -> list[str]:
+def _texts_of(names: Sequence[str], source: str, unread: list[str] | None) -> list[str]:
     """The names, in their order, of the files that are text.
 
     Raises:
@@ -96,6 +153,8 @@ def _texts_of(names: Iterable[str], source: str) -> list[str]:
     """
     for kinds in _TIERS:
         if found := [each for each in names if _is(each, kinds)]:
+            if unread is not None:
+                unread += [each.rpartition("/")[2] for each in names if not _is(each, kinds)]
             return found
     raise InputError(f"{source} holds no text: files must end in {', '.join(_ALL_KINDS)}")
 
@@ -111,7 +170,7 @@ def kind_of(name: str) -> str:
     return plain.rpartition(".")[2]
 
 
-def _s3_files(source: str) -> list[Path]:
+def _s3_files(source: str, unread: list[str] | None) -> list[Path]:
     """The files of a text in S3, sorted by their keys and brought into the node's cache.
 
     Raises:
@@ -120,7 +179,8 @@ def _s3_files(source: str) -> list[Path]:
     """
     with storage.given(source):
         found = storage.filesystem(source).find(source, detail=True)
-    folders = {key: f"s3://{key}".rpartition("/")[::2] for key in _texts_of(sorted(found), source)}
+    texts = _texts_of(sorted(found), source, unread)
+    folders = {key: f"s3://{key}".rpartition("/")[::2] for key in texts}
     missing = sum(
         max(0, int(found[key]["size"]) - sources.bytes_here(folder, name))
         for key, (folder, name) in folders.items()
@@ -148,11 +208,14 @@ def _python_help() -> Path:
     return file
 
 
-def documents(files: Sequence[Path], field: str, report: Report | None) -> Iterator[Content]:
+def documents(files: Sequence[Path], rows: Rows, report: Report | None) -> Iterator[Content]:
     """The documents or conversations of all files, in order; only one is in memory.
 
+    Args:
+        rows: takes what is not used, and the rows that hold neither.
+
     Raises:
-        InputError: a file cannot be read, or a line or a row holds neither.
+        InputError: a file cannot be read.
     """
     total = sum(file.stat().st_size for file in files)
     done = 0
@@ -161,8 +224,10 @@ def documents(files: Sequence[Path], field: str, report: Report | None) -> Itera
         try:
             with ExitStack() as stack:
                 raw = stack.enter_context(file.open("rb"))
-                for number, document in enumerate(_contents_of(raw, file, field, stack)):
-                    yield document
+                for number, document in enumerate(_contents_of(raw, file, rows, stack)):
+                    rows.num += 1
+                    if document:
+                        yield document
                     # Of a table too: who hears nothing for an hour ends this process.
                     if report and not (is_table and number % _BATCH_ROWS):
                         report(done + (0 if is_table else raw.tell()), total)
@@ -177,10 +242,12 @@ def documents(files: Sequence[Path], field: str, report: Report | None) -> Itera
             report(done, total)
 
 
-def _contents_of(raw: IO[bytes], file: Path, field: str, stack: ExitStack) -> Iterator[Content]:
+def _contents_of(
+    raw: IO[bytes], file: Path, rows: Rows, stack: ExitStack
+) -> Iterator[Content | None]:
     kind, name = kind_of(file.name), str(file)
     if kind == "parquet":
-        return _of_parquet(raw, name, field)
+        return _of_parquet(raw, name, rows)
     is_packed = file.name.partition("?")[0].lower().endswith(".gz")
     content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
     # Some programs put a byte-order mark before rows.
@@ -188,11 +255,11 @@ def _contents_of(raw: IO[bytes], file: Path, field: str, stack: ExitStack) -> It
     text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), encoding))
     match kind:
         case "jsonl":
-            return _of_json_lines(_lines(text), name, field)
+            return _of_json_lines(_lines(text), name, rows)
         case "json":
-            return _of_json(text, name, field)
+            return _of_json(text, name, rows)
         case "csv":
-            return _of_csv(_lines(text), name, field)
+            return _of_csv(_lines(text), name, rows)
         case _:
             return _paragraphs(_lines(text))
 
@@ -236,13 +303,13 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 # --- rows -----------------------------------------------------------------------------------------
-def _of_parquet(content: IO[bytes], name: str, field: str) -> Iterator[Content]:
-    """Read the text columns of a Parquet table, a thousand rows at a time.
+# Each yields None for a row that is empty or cannot be used.
+def _of_parquet(content: IO[bytes], name: str, rows: Rows) -> Iterator[Content | None]:
+    """Read the columns of a Parquet table, a thousand rows at a time.
 
     Args:
         content: the file.
         name: what an error calls it.
-        field: what ``--text-field`` asks for.
 
     Raises:
         InputError: it is no table, or has no such column.
@@ -252,15 +319,33 @@ def _of_parquet(content: IO[bytes], name: str, field: str) -> Iterator[Content]:
 
     try:
         table = pq.ParquetFile(content, buffer_size=_READ_BYTES)
-        columns = _columns(table.schema_arrow.names, name, field)
+        names = table.schema_arrow.names
+        columns = _columns(names, name, rows)
+        if rows.text_field not in columns:
+            columns += CHECKED.intersection(names).difference(columns)
+        rows.unused |= {*names} - {*columns}
         batches = table.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-        yield from _contents((row for each in batches for row in each.to_pylist()), name, field)
+        values = (_without_nulls(row) for each in batches for row in each.to_pylist())
+        yield from _contents(values, name, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name} cannot be read: {error}") from None
 
 
-def _of_csv(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
-    """Read the text columns of a CSV table, whose first row names the columns.
+def _without_nulls(value: Any, *, is_row: bool = True) -> Any:
+    """A value of a table without the keys of other rows, which it has as nulls."""
+    if isinstance(value, list):
+        return [_without_nulls(each, is_row=False) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _without_nulls(each, is_row=False)
+        for key, each in value.items()
+        if is_row or each is not None
+    }
+
+
+def _of_csv(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Content | None]:
+    """Read a CSV table, whose first row names the columns.
 
     Raises:
         InputError: it is no such table, or has no such column.
@@ -269,26 +354,26 @@ def _of_csv(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
     table = csv.reader(lines, strict=True)
     try:
         names = next(table, [])
-        _columns(names, name, field)
+        _columns(names, name, rows)
         for values in table:
             where = f"{name}, line {table.line_num}"
             if not values:  # an empty line
                 continue
-            if len(values) != len(names):
-                raise InputError(f"{where}: {len(values)} values for {len(names)} columns")
-            if content := _content(dict(zip(names, values, strict=True)), field, where):
-                yield content
+            if len(values) == len(names):
+                yield _content(dict(zip(names, values, strict=True)), rows, where)
+                continue
+            rows.refuse(where, ValueError(f"{len(values)} values for {len(names)} columns"))
+            yield None
     except csv.Error as error:
         raise InputError(f"{name}, line {table.line_num}: no CSV: {error}") from None
 
 
-def _of_json(text: IO[str], name: str, field: str) -> Iterator[Content]:
+def _of_json(text: IO[str], name: str, rows: Rows) -> Iterator[Content | None]:
     """Read the objects of a list, or one object per line: some data sets call such files .json. All
     of the file is in memory.
 
     Raises:
-        InputError: it is too large or no JSON, or an object holds neither document nor
-            conversation.
+        InputError: it is too large or no JSON.
     """
     content = text.read(_MAX_JSON + 1)
     if len(content) > _MAX_JSON:
@@ -298,46 +383,53 @@ def _of_json(text: IO[str], name: str, field: str) -> Iterator[Content]:
     except (ValueError, RecursionError) as error:
         if content.lstrip()[:1] == "[":
             raise InputError(f"{name} is no JSON: {error}") from None
-        yield from _of_json_lines(io.StringIO(content), name, field)
+        yield from _of_json_lines(io.StringIO(content), name, rows)
         return
-    yield from _contents(values if isinstance(values, list) else [values], name, field)
+    yield from _contents(values if isinstance(values, list) else [values], name, rows)
 
 
-def _of_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
+def _of_json_lines(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Content | None]:
     """Read the objects of lines.
 
     Raises:
-        InputError: a line has none, or one that holds neither document nor conversation.
+        InputError: it is one list.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        if number == 1 and line.lstrip()[0] == "[":
+            raise InputError(
+                f"{name} begins with a JSON list: name it .json, or write an object per line"
+            )
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if content := _content(row, field, f"{name}, line {number}"):
-            yield content
+        yield _content(row, rows, f"{name}, line {number}")
 
 
-def _columns(names: Sequence[str], name: str, field: str) -> list[str]:
-    if columns := columns_of(names, field):
-        return columns
+def _columns(names: Sequence[str], name: str, rows: Rows) -> list[str]:
+    if columns := columns_of(names, rows.text_field, rows.columns):
+        return [*columns.values()]
+    wanted = ", ".join(rows.columns.values()) or rows.text_field
     raise InputError(
-        f"{name} has no column {field!r} but {', '.join(names)}: give --text-field one of them"
+        f"{name} has no column {wanted!r} but {', '.join(names)}: give --text-field one of them, "
+        "or --columns prompt=NAME,answer=NAME"
     )
 
 
-def _contents(values: Iterable[Any], name: str, field: str) -> Iterator[Content]:
+def _contents(values: Iterable[Any], name: str, rows: Rows) -> Iterator[Content | None]:
     for number, row in enumerate(values, start=1):
-        if content := _content(row, field, f"{name}, row {number}"):
-            yield content
+        yield _content(row, rows, f"{name}, row {number}")
 
 
-def _content(row: Any, field: str, where: str) -> Content | None:
-    if not isinstance(row, Mapping):
-        raise InputError(f"{where}: no JSON object")
+def _content(row: Any, rows: Rows, where: str) -> Content | None:
     try:
-        return content_of(row, field)
+        if not isinstance(row, Mapping):
+            raise ValueError("no JSON object")
+        content = content_of(row, rows.text_field, rows.columns, unused=rows.unused)
     except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
+        rows.refuse(where, error)
+        return None
+    rows.num_empty += content is None
+    return replace(content, place=where) if isinstance(content, Conversation) else content

@@ -134,7 +134,7 @@ def feed_of(
     Raises:
         InputError: it does not fill a step.
     """
-    info, notes = store.info, []
+    info, notes = store.info, [*store.info.notes]
     train: Windows | Packs
     held_out: Windows | Packs
     if info.is_chat:

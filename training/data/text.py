@@ -9,6 +9,7 @@ are learned beside it (``training.data.conversations``). Use ``training.data.ima
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
-from contract.text import counted
+from contract.text import counted, listed
 from training.data import sources, vocabulary
-from training.data.conversations import ChatWriter, Conversation, Encoded
-from training.data.documents import batches, documents, text_files
+from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
+from training.data.documents import Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.system import storage
@@ -37,9 +38,16 @@ _LEARNED: Final = ".learned"
 _STARTS: Final = ".starts"
 #: Version of the files and of the tokenization: part of each key.
 _FORMAT: Final = 3
+#: The same of conversations only.
+_CHAT_FORMAT: Final = 2
 _DTYPES: Final = ("uint16", "uint32")
 _MIXED: Final = (
     "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
+)
+
+#: Names of files and folders that are not for training, as a rule.
+_NOT_TRAINED: Final = re.compile(
+    r"(?:^|/)(test|val|valid|validation|dev|eval)(?![a-z])", re.IGNORECASE
 )
 
 Tokens = npt.NDArray[np.int64]
@@ -68,6 +76,8 @@ class StoreInfo:
     """Conversations without an answer to learn."""
     stops: tuple[int, ...] = ()
     """Ids of the tokens that end answers."""
+    notes: tuple[str, ...] = ()
+    """What of the data was not used, a sentence each."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -78,7 +88,8 @@ class StoreInfo:
         """
         try:
             values = dict(json.loads((folder / STORE_FILE).read_bytes()))
-            info = cls(**values | {"stops": tuple(values.get("stops", ()))})
+            lists = {name: tuple(values.get(name, ())) for name in ("stops", "notes")}
+            info = cls(**values | lists)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{folder} is no token store ({error}): build it again") from None
         numbers = [info.vocab_size, info.end_of_text, *info.stops]
@@ -178,6 +189,9 @@ def store_for(
     *,
     held_out_every: int = 20,
     field: str = "text",
+    columns: str = "",
+    skips_bad: bool = False,
+    validation: str = "",
     template: str = "",
     shared: str | None = None,
     report: Report | None = None,
@@ -193,6 +207,9 @@ def store_for(
         tokenizer_file: a ``tokenizer.json``, or its folder.
         held_out_every: one document in so many is held out.
         field: of a line or a row, the one that holds the document or the messages.
+        columns: which columns hold what, as ``--columns`` has it.
+        skips_bad: rows that cannot be used are left out.
+        validation: another source, all of which is held out, and nothing of ``source``.
         template: a file with another chat template than the tokenizer's.
         shared: address of a folder in which the nodes of a cluster share stores.
         report: called with the bytes read and the bytes there are.
@@ -200,12 +217,14 @@ def store_for(
     Raises:
         InputError: there is no text, it is no text, or the tokenizer cannot be used.
     """
-    files = text_files(source, report)
+    rows = Rows(text_field=field, columns=columns_given(columns), skips_bad=skips_bad)
+    files = text_files(source, report, unread=rows.files)
+    apart = text_files(validation, report, unread=rows.files) if validation else []
     words = vocabulary.read(tokenizer_file, template=template)
-    contents = documents(files, field, report)
+    contents = documents(files, rows, report)
     first = next(contents, None)
-    is_chat = isinstance(first, tuple)
-    key = _key_of(files, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
+    is_chat = isinstance(first, Conversation)
+    key = _key_of(files, apart, tokenizer_file, held_out_every, rows, words, is_chat=is_chat)
     folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
         if not _is_there(folder, shared):
@@ -217,10 +236,26 @@ def store_for(
                 tokenizer_digest=_sha256(tokenizer_file),
                 held_out_every=held_out_every,
                 is_chat=is_chat,
+                rows=rows,
+                validation=documents(apart, rows, report) if apart else None,
+                notes=() if apart else _mixed_in(files),
             )
             if shared:
                 _share_store(folder, shared)
     return TokenStore.open(folder)
+
+
+def _mixed_in(files: Sequence[Path]) -> list[str]:
+    """A note about files that are called as if they were not for training."""
+    depth = 1 if len({each.parent for each in files}) == 1 else 2
+    names = ["/".join(each.parts[-depth:]) for each in files]
+    found = [each for each in names if _NOT_TRAINED.search(each)]
+    if not found or len(found) == len(files):
+        return []
+    return [
+        f"also trained on: {listed(found)}; to evaluate on them, give --data the others and "
+        "--validation these"
+    ]
 
 
 def open_store(key: str, *, shared: str | None) -> TokenStore | None:
@@ -264,16 +299,26 @@ def build(
     tokenizer_digest: str,
     held_out_every: int,
     is_chat: bool,
+    rows: Rows,
+    validation: Iterable[str | Conversation] | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write a store to ``folder``, which appears whole or not at all.
 
+    Args:
+        rows: the account of ``contents`` and ``validation``.
+        validation: all of it is held out, and nothing of ``contents``.
+        notes: about the data.
+
     Raises:
-        InputError: there is too little, or text among conversations, or the other way about.
+        InputError: there is too little, text among conversations or the other way about, or rows
+            that cannot be used.
     """
     if held_out_every < 2:
         raise InputError(f"one document in {held_out_every} cannot be held out: use 2 or more")
     dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
-    encode = _chats(ChatWriter(words)) if is_chat else _texts(words)
+    writer = ChatWriter(words) if is_chat else None
+    encode = _chats(writer, rows) if writer else _texts(words)
     number = num_left_out = 0
     stops: set[int] = set()
     with storage.staged_folder(str(folder)) as part:
@@ -282,21 +327,30 @@ def build(
                 _Output(part / name, dtype, stack, is_chat=is_chat)
                 for name in (TRAIN_FILE, _HELD_OUT_FILE)
             )
-            for batch in batches(contents):
-                for row in encode(batch):
-                    if is_chat and not any(row.learned):
-                        num_left_out += 1
-                        continue
-                    is_held_out = number % held_out_every == held_out_every - 1
-                    (held_out if is_held_out else train).add(row.ids, row.learned)
-                    stops |= row.stops
-                    number += 1
-        if number < held_out_every:
-            kind = counted(number, "conversation" if is_chat else "document")
+            for source, is_apart in ((contents, False), (validation or (), True)):
+                for batch in batches(source):
+                    if rows.bad and not rows.skips_bad and not is_chat:
+                        continue  # read to the end for its other bad rows, and refused
+                    for row in encode(batch):
+                        if is_chat and not any(row.learned):
+                            num_left_out += 1
+                            continue
+                        is_held_out = is_apart
+                        if validation is None:
+                            is_held_out = number % held_out_every == held_out_every - 1
+                        (held_out if is_held_out else train).add(row.ids, row.learned)
+                        stops |= row.stops
+                        number += 1
+        rows.check()
+        if not train.num_rows or not held_out.num_rows:
+            content = "conversation" if is_chat else "document"
             answered = " with an answer" if is_chat else ""
+            wanted = f"one in {held_out_every} is to be held out: give more text"
+            if validation is not None:
+                wanted = f"--validation has {held_out.num_rows}: give both some"
             raise InputError(
-                f"the text has {kind}{answered}, and one in {held_out_every} is to be "
-                "held out: give more text. In .txt files an empty line ends a document"
+                f"the text has {counted(number, content)}{answered}, and {wanted}. "
+                "In .txt files an empty line ends a document"
             )
         info = StoreInfo(
             key=key,
@@ -311,6 +365,7 @@ def build(
             num_held_out_conversations=held_out.num_rows if is_chat else 0,
             num_left_out=num_left_out,
             stops=tuple(sorted(stops)),
+            notes=(*rows.notes(), *notes),
         )
         (part / STORE_FILE).write_text(json.dumps(asdict(info), indent=1), encoding="utf-8")
 
@@ -355,31 +410,36 @@ def _texts(words: Vocabulary) -> _Encode:
     return encode
 
 
-def _chats(writer: ChatWriter) -> _Encode:
+def _chats(writer: ChatWriter, rows: Rows) -> _Encode:
     """Tokens of conversations."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
         chats = [each for each in batch if not isinstance(each, str)]
         if len(chats) < len(batch):
             raise InputError(_MIXED)
-        return writer.encode(chats)
+        yield from writer.encode(chats, rows.refuse)
+        rows.unused |= {f"{key} of a message" for key in writer.unused}
 
     return encode
 
 
 def _key_of(
     files: Sequence[Path],
+    apart: Sequence[Path],
     tokenizer_file: Path,
     held_out_every: int,
-    field: str,
+    rows: Rows,
     words: Vocabulary,
     *,
     is_chat: bool,
 ) -> str:
     """Hash of all that decides the tokens of a store."""
-    parts = [f"{_FORMAT}", f"{held_out_every}", field, _sha256(tokenizer_file)]
+    parts = [f"{_FORMAT}", f"{held_out_every}", rows.text_field, _sha256(tokenizer_file)]
     parts += [f"{each.name}:{_sha256(each)}" for each in files]
-    parts += [f"chat:{words.digest_of_template()}"] if is_chat else words.marks
+    parts += [f"held out:{each.name}:{_sha256(each)}" for each in apart]
+    parts += [f"column:{part}={name}" for part, name in sorted(rows.columns.items())]
+    parts += ["skips bad rows"] if rows.skips_bad else []
+    parts += [f"chat:{_CHAT_FORMAT}:{words.digest_of_template()}"] if is_chat else words.marks
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 

@@ -45,7 +45,7 @@ class Vocabulary:
     special: frozenset[int]
     """Ids of tokens that no text of a user becomes, such as the ends of turns."""
     template: str
-    """Chat template, in Jinja: the model's own, or ``PLAIN_TEMPLATE``."""
+    """Chat template, in Jinja: the model's own, or ``PLAIN_TEMPLATE`` after what begins a text."""
     has_template: bool
     """It is the model's own, or was given."""
     marks: tuple[str, ...]
@@ -104,10 +104,17 @@ def read(place: Path, *, template: str = "") -> Vocabulary:
         end_of_text=number,
         named={**named, "eos_token": end},
         special=frozenset({*special, number}),
-        template=own or PLAIN_TEMPLATE,
+        template=own or _plain(tokenizer, named.get("bos_token"), end),
         has_template=bool(own),
         marks=tuple(marks),
     )
+
+
+def _plain(tokenizer: Any, begin: str | None, end: str) -> str:
+    """``PLAIN_TEMPLATE`` after the token that begins a text, which is not the one that ends it
+    unless the tokenizer itself puts it there."""
+    first = tokenizer.encode("").tokens[:1]
+    return "{{ bos_token }}" * (first == [begin] or begin not in (None, end)) + PLAIN_TEMPLATE
 
 
 def tokenizer_file(place: Path) -> Path:

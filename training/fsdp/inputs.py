@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contract.errors import InputError
 from training.data import PYTHON_HELP, catalog, mixture, sources
+from training.data.conversations import columns_given
 from training.data.download import Report
 from training.data.text import TokenStore, open_store, store_for
 from training.fsdp.settings import FsdpConfig
@@ -22,13 +23,20 @@ def look_at(config: FsdpConfig) -> None:
         InputError: one is not.
         UnreachableError: a published text is to be fetched, and there is no way to it.
     """
-    for place in mixture.places_of(config.data):
+    columns_given(config.columns)
+    places = mixture.places_of(config.data)
+    if config.validation and len(places) > 1:
+        raise InputError(
+            "--validation is for one --data, and this is a mixture: leave it out, and a share of "
+            "each source is held out"
+        )
+    for place in [*places, *filter(None, [config.validation])]:
         sources.check_way(place)
         if "://" in place or catalog.find(place) or place == PYTHON_HELP:
             continue
         if not Path(place).exists():
             raise InputError(
-                f"text {place} does not exist: give --data a file, a folder or an address; "
+                f"text {place} does not exist: give a file, a folder or an address; "
                 f"{catalog.by_name(Path(place).name)}"
             )
     check_weights(config.model, runs=config.storage)
@@ -82,6 +90,9 @@ def _store(config: FsdpConfig, place: str, report: Report | None) -> TokenStore:
         tokenizer,
         held_out_every=config.held_out_every,
         field=config.text_field,
+        columns=config.columns,
+        skips_bad=config.skip_bad_rows,
+        validation=config.validation,
         template=config.chat_template,
         shared=shared_cache(config.storage),
         report=report,

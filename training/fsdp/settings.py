@@ -44,6 +44,19 @@ class FsdpConfig(TrainingConfig):
         "messages (default: text; else messages, conversations, or pairs such as prompt and "
         "completion)",
     )
+    columns: str = option(
+        "",
+        help="columns of a table by what they hold, such as prompt=instruction,answer=output",
+    )
+    skip_bad_rows: bool = option(
+        False, help="leave out rows that cannot be used (default: they are shown and refused)"
+    )
+    validation: str = option(
+        "",
+        help="file, folder or address of a text to evaluate on (default: a share of --data is "
+        "held out)",
+        same_on_resume=False,
+    )  # its content is what must match, and the store's key carries it
     chat_template: str = option(
         "",
         help="file or s3:// address of a chat template in Jinja (default: the tokenizer's; a plain "
