@@ -36,7 +36,7 @@ import aws_cdk as cdk
 from contract.errors import InputError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
-from contract.outputs import CORE_STACK, TRAINING_STACK
+from contract.outputs import CORE_STACK, TRAINING_STACK, stacks
 from stacks import settings as deployment
 from stacks.core_stack import CoreStack
 from stacks.findings import AUDIT, accept
@@ -50,8 +50,12 @@ def build(app: cdk.App) -> cdk.App:
     )
     # The account stays open, and with it the zones: a concrete one would be looked up at synth.
     env = cdk.Environment(region=settings.region or None)
-    core = CoreStack(app, CORE_STACK, settings=settings, env=env)
-    TrainingStack(app, TRAINING_STACK, settings=settings, core=core, env=env)
+    # The ids, by which `cdk deploy` knows them, are the same in each deployment.
+    core_name, training_name = stacks(settings.deployment)
+    core = CoreStack(app, CORE_STACK, stack_name=core_name, settings=settings, env=env)
+    TrainingStack(
+        app, TRAINING_STACK, stack_name=training_name, settings=settings, core=core, env=env
+    )
     accept(app, AUDIT)
     cdk.Tags.of(app).add("project", "ecs-train")
     for tag in filter(None, settings.tags.split(",")):

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from contract.instance_types import InstanceType, Prices
+from contract.nodes import METRICS_NAMESPACE
 from stacks import settings
 from training.record import plots
 from training.record.reader import read_run
@@ -101,7 +102,8 @@ def dashboard() -> str:
     from tests.stacks.conftest import synthesized
 
     body = cloudwatch.dashboard(synthesized((("preset", "fsdp"),)), cloudwatch.HOSTS[0])
-    metrics = cloudwatch.training_hour(agent_config(has_gpus=True))
+    config = agent_config(has_gpus=True, metrics=METRICS_NAMESPACE)
+    metrics = cloudwatch.training_hour(config)
     with plots.drawing(), matplotlib.rc_context({"svg.fonttype": "path", "font.size": 10}):
         figure = Figure(figsize=(1000 / 72, 860 / 72), dpi=72, layout="constrained")
         figure.suptitle("Made-up metrics: two hosts with four GPUs train for an hour")

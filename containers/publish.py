@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from contract import exits, nodes, outputs
 from contract.errors import InputError
-from contract.images import SOURCES, base_image, content_tag
+from contract.images import SOURCES, content_tag, setting
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCKERFILE: Final = "containers/Dockerfile"
@@ -215,18 +215,19 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
         ) from None
     session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
     once = Config(connect_timeout=1.2, retries={"total_max_attempts": 1})  # as trainctl's first
+    core, _ = outputs.stacks(setting(ROOT, "deployment"))
     if not session.region_name:
         raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
     try:
         client = session.client("cloudformation", config=once)
-        stack = client.describe_stacks(StackName=outputs.CORE_STACK)
+        stack = client.describe_stacks(StackName=core)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
         data = session.client("ecr").get_authorization_token()["authorizationData"][0]
     except ClientError as error:
         if "does not exist" not in str(error):
             raise PublishError(f"AWS refuses: {error}") from None
         raise InputError(
-            f"{outputs.CORE_STACK} is not deployed in {session.region_name}: make deploy first, or "
+            f"{core} is not deployed in {session.region_name}: make deploy first, or "
             "name the repositories with --head and --worker"
         ) from None
     except BotoCoreError as error:
@@ -320,7 +321,7 @@ def _tag(options: argparse.Namespace) -> str:
             "the tag that the stacks compute is that of the standard build: name this one with "
             "--tag NAME, and deploy it with -c image_tag=NAME"
         )
-    return content_tag(ROOT, base=base_image(ROOT))
+    return content_tag(ROOT, base=setting(ROOT, "base_image"))
 
 
 def _publish(
@@ -342,7 +343,7 @@ def _publish(
     missing = {node: image for node, image in images.items() if node not in there}
     if missing and not options.no_build:
         arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
-        if base := base_image(ROOT):
+        if base := setting(ROOT, "base_image"):
             arguments.insert(0, f"BASE_IMAGE={base}")
         if index := os.environ.get("TORCH_INDEX"):
             arguments.insert(0, f"TORCH_CPU_INDEX={index}")

@@ -26,10 +26,10 @@ def _is_by_the_way(part: str) -> bool:
     return part == "__pycache__" or part.startswith(".") or part.endswith(".egg-info")
 
 
-def base_image(root: Path) -> str:
-    """Setting ``base_image`` of the project in ``root``; empty: the Dockerfile's own."""
-    settings = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
-    return str(settings["base_image"])
+def setting(root: Path, name: str) -> str:
+    """A setting of ``cdk.json`` of the project in ``root``, such as ``base_image``."""
+    context = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
+    return str(context[name])
 
 
 def content_tag(root: Path, *, base: str = "") -> str:

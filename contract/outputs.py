@@ -7,6 +7,13 @@ from contract import nodes
 CORE_STACK: Final = "CoreStack"
 TRAINING_STACK: Final = "TrainingStack"
 
+
+def stacks(deployment: str) -> tuple[str, str]:
+    """Names of CoreStack and TrainingStack; of the deployment without a name: ""."""
+    prefix = f"{deployment}-" if deployment else ""
+    return f"{prefix}{CORE_STACK}", f"{prefix}{TRAINING_STACK}"
+
+
 # For those who call `aws` themselves: trainctl reads neither.
 VPC: Final = "VpcId"
 NAMESPACE: Final = "NamespaceName"  # in Cloud Map

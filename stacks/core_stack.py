@@ -60,7 +60,7 @@ class CoreStack(cdk.Stack):
         self.namespace = servicediscovery.PrivateDnsNamespace(
             self,
             "Namespace",
-            name=settings.namespace,
+            name=settings.domain,
             vpc=self.vpc,
             description="Nodes of the training cluster",
         )

@@ -61,7 +61,7 @@ class Dashboard(Construct):
     ) -> None:
         """``name``: of the dashboard, unique in the account: a dashboard belongs to no region."""
         super().__init__(scope, id_)
-        has_gpus = settings.worker.num_gpus > 0
+        has_gpus, namespace = settings.worker.num_gpus > 0, settings.metrics_namespace
         self.alarms = [
             self._alarm(
                 "TaskFailed",
@@ -86,7 +86,7 @@ class Dashboard(Construct):
             self._sweep_alarm(jobs),
         ]
         if has_gpus:
-            self.alarms.append(self._idle_gpu_alarm(settings.idle_gpu_alarm_minutes))
+            self.alarms.append(self._idle_gpu_alarm(namespace, settings.idle_gpu_alarm_minutes))
         if settings.alarm_email:
             self._send_alarms_to(settings.alarm_email)
 
@@ -95,14 +95,12 @@ class Dashboard(Construct):
             "Dashboard",
             dashboard_name=name,
             default_interval=Duration.hours(1),
-            variables=[_chosen_host()] if has_gpus else [],
+            variables=[_chosen_host(namespace)] if has_gpus else [],
         )
-        memory = _search(
-            f"{nodes.METRICS_NAMESPACE},InstanceId", "mem_used_percent", "${PROP('Dim.InstanceId')}"
-        )
+        memory = _search(f"{namespace},InstanceId", "mem_used_percent", "${PROP('Dim.InstanceId')}")
         # They wrap: two in each row.
         self.dashboard.add_widgets(
-            *(_gpu_graphs() if has_gpus else ()),
+            *(_gpu_graphs(namespace) if has_gpus else ()),
             _graph("Host memory used", "%", memory, top=100),
             _network_graph(cluster),
             _hosts_graph(cluster),
@@ -157,7 +155,7 @@ class Dashboard(Construct):
             treat_missing_data=cloudwatch.TreatMissingData.BREACHING,
         )
 
-    def _idle_gpu_alarm(self, minutes: int) -> cloudwatch.Alarm:
+    def _idle_gpu_alarm(self, namespace: str, minutes: int) -> cloudwatch.Alarm:
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
         # evaluates, so a host counts by its busiest moment in five minutes. Each host is a series
         # of its own (CloudWatch's guide, "Create a CloudWatch alarm based on a Metrics Insights
@@ -168,7 +166,9 @@ class Dashboard(Construct):
             f"All GPUs of a host have been idle for {minutes} minutes, and it is still billed. "
             "`trainctl ls` lists the jobs, `trainctl stop JOB` ends one; `trainctl cluster down` "
             "ends a standing cluster.",
-            _by_host("MAX", UTILIZATION, "GPU host", order=" ORDER BY MAX() ASC", minutes=5),
+            _by_host(
+                namespace, "MAX", UTILIZATION, "GPU host", order=" ORDER BY MAX() ASC", minutes=5
+            ),
             below=IDLE_PERCENT,
             periods=minutes // 5,
         )
@@ -202,23 +202,23 @@ def _graph(
     )
 
 
-def _gpu_graphs() -> Iterator[cloudwatch.GraphWidget]:
-    average = _by_host("AVG", UTILIZATION, "average")
+def _gpu_graphs(namespace: str) -> Iterator[cloudwatch.GraphWidget]:
+    average = _by_host(namespace, "AVG", UTILIZATION, "average")
     yield _graph("GPU utilization by host, average of its GPUs", "%", average, top=100)
     yield _graph(
         "GPU memory by host, its fullest GPU",
         "MiB",
-        _by_host("MAX", MEMORY_USED, "used"),
-        _by_host("MIN", "nvidia_smi_memory_free", "free"),
+        _by_host(namespace, "MAX", MEMORY_USED, "used"),
+        _by_host(namespace, "MIN", "nvidia_smi_memory_free", "free"),
     )
-    schema = ",".join((nodes.METRICS_NAMESPACE, *GPU_DIMENSIONS))
+    schema = ",".join((namespace, *GPU_DIMENSIONS))
     for metric, (title, unit, top) in GPU_GRAPHS.items():
         which = f'InstanceId="{CHOSEN_HOST}" '
         gpus = _search(schema, metric, "GPU ${PROP('Dim.index')}", which=which)
         yield _graph(f"GPU {title} of {CHOSEN_HOST}", unit, gpus, top=top)
 
 
-def _chosen_host() -> cloudwatch.DashboardVariable:
+def _chosen_host(namespace: str) -> cloudwatch.DashboardVariable:
     return cloudwatch.DashboardVariable(
         id="host",
         label="Host",
@@ -226,7 +226,7 @@ def _chosen_host() -> cloudwatch.DashboardVariable:
         value=CHOSEN_HOST,
         input_type=cloudwatch.VariableInputType.SELECT,
         values=cloudwatch.Values.from_search_components(
-            namespace=nodes.METRICS_NAMESPACE,
+            namespace=namespace,
             dimensions=[*GPU_DIMENSIONS],
             metric_name=UTILIZATION,
             populate_from="InstanceId",
@@ -287,13 +287,13 @@ def _search(schema: str, metric: str, label: str, *, which: str = "") -> cloudwa
 
 
 def _by_host(
-    function: str, metric: str, label: str, *, order: str = "", minutes: int = 1
+    namespace: str, function: str, metric: str, label: str, *, order: str = "", minutes: int = 1
 ) -> cloudwatch.MathExpression:
     """A line for each host: ``function`` of its GPUs, named by ``label`` and the host's id."""
     # Quoted: some of the names are words of the query language.
     dimensions = ", ".join(f'"{name}"' for name in GPU_DIMENSIONS)
     return cloudwatch.MathExpression(
-        expression=f'SELECT {function}({metric}) FROM SCHEMA("{nodes.METRICS_NAMESPACE}", '
+        expression=f'SELECT {function}({metric}) FROM SCHEMA("{namespace}", '
         f"{dimensions}) GROUP BY InstanceId{order}",
         using_metrics={},
         label=label,

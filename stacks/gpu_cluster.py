@@ -75,7 +75,7 @@ class GpuCluster(Construct):
             if settings.file_system
             else None
         )
-        role = self._host_role(core)
+        role = self._host_role(core, settings.metrics_namespace)
         # Hosts close together: gradients take the shortest way. Reserved capacity is where it is:
         # EC2 starts no host in a capacity block and a placement group at once (parallelcluster
         # 6311), and none of another reservation in a group that it was not made for.
@@ -127,7 +127,7 @@ class GpuCluster(Construct):
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "AWS and data by HTTPS")
         return group
 
-    def _host_role(self, core: CoreStack) -> iam.Role:
+    def _host_role(self, core: CoreStack, metrics: str) -> iam.Role:
         """What the host itself may do: join this cluster, pull the two images, report metrics."""
         role = iam.Role(
             self,
@@ -136,7 +136,7 @@ class GpuCluster(Construct):
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
         repositories = [*core.repositories.values()]
-        rights.of_host(cluster=self.cluster, repositories=repositories).grant(role)
+        rights.of_host(cluster=self.cluster, repositories=repositories, metrics=metrics).grant(role)
         return role
 
     def _hosts(
@@ -167,6 +167,7 @@ class GpuCluster(Construct):
             security_group=self.security_group,
             user_data=host_setup(
                 cluster_name=self.cluster.cluster_name,
+                metrics=settings.metrics_namespace,
                 node=node,
                 image=image.repository_uri_for_tag(settings.image_tag),
                 has_gpus=machine.num_gpus > 0,

@@ -123,6 +123,7 @@ done
 def host_setup(
     *,
     cluster_name: str,
+    metrics: str,
     node: str,
     image: str,
     has_gpus: bool,
@@ -134,6 +135,7 @@ def host_setup(
 
     Args:
         cluster_name: ECS cluster to join.
+        metrics: Namespace of the host's metrics.
         node: ``head`` or ``worker``: an attribute of the container instance.
         image: Image in ECR to pull before the agent starts.
         has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
@@ -165,7 +167,7 @@ def host_setup(
         if efa
         else "",
         wait_for_gpus=_WAIT_FOR_GPUS if has_gpus else "",
-        agent_config=json.dumps(agent_config(has_gpus=has_gpus), indent=1),
+        agent_config=json.dumps(agent_config(has_gpus=has_gpus, metrics=metrics), indent=1),
         cache=nodes.CACHE_DIR,
         user=nodes.CONTAINER_USER,
         image=image,
@@ -196,7 +198,7 @@ def ecs_config(cluster_name: str, node: str, has_gpus: bool, spot: bool) -> dict
     return config
 
 
-def agent_config(*, has_gpus: bool) -> dict[str, object]:
+def agent_config(*, has_gpus: bool, metrics: str) -> dict[str, object]:
     """Configuration of the CloudWatch agent: GPUs, memory and disk, by instance id."""
     collected: dict[str, object] = {
         "mem": {"measurement": ["mem_used_percent"]},
@@ -221,7 +223,7 @@ def agent_config(*, has_gpus: bool) -> dict[str, object]:
     return {
         "agent": {"metrics_collection_interval": METRICS_INTERVAL_S, "omit_hostname": True},
         "metrics": {
-            "namespace": nodes.METRICS_NAMESPACE,
+            "namespace": metrics,
             "append_dimensions": {"InstanceId": "${aws:InstanceId}"},
             "metrics_collected": collected,
         },

@@ -161,6 +161,8 @@ class RayNodes(Construct):
         task = ecs.TaskDefinition(
             scope,
             id_,
+            # By default from the ids of constructs, which are the same in each deployment.
+            family=f"{settings.deployment}-{scope.node.id}-{id_}" if settings.deployment else None,
             compatibility=ecs.Compatibility.EC2,
             # An address of its own: Ray's ports are then the same on every node.
             network_mode=ecs.NetworkMode.AWS_VPC,
@@ -205,7 +207,7 @@ class RayNodes(Construct):
                 # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
                 "AWS_REGION": Stack.of(self).region,
                 "AWS_DEFAULT_REGION": Stack.of(self).region,
-                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{settings.namespace}",
+                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{settings.domain}",
                 nodes.ENV_NUM_CPUS: str(machine.vcpus),
                 nodes.ENV_NUM_GPUS: str(machine.num_gpus),
                 nodes.ENV_TRAINS: "1" if trains else "0",

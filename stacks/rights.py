@@ -86,7 +86,9 @@ def _arn_as_imported(bucket: s3.IBucket) -> str:
 
 
 # --- roles ----------------------------------------------------------------------------------------
-def of_host(*, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]) -> Rights:
+def of_host(
+    *, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository], metrics: str
+) -> Rights:
     """A host itself: join this cluster, pull the two images, report metrics."""
     return (
         allow(
@@ -121,7 +123,7 @@ def of_host(*, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]) -> 
             "ReportMetrics",
             "cloudwatch:PutMetricData",
             on=["*"],
-            where={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
+            where={"StringEquals": {"cloudwatch:namespace": metrics}},
             why="Finding the control plane, logging in to ECR and reporting metrics have no "
             "resource; metrics are limited to one namespace.",
         )

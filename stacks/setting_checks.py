@@ -22,6 +22,10 @@ _LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 TEXTS: Final[Mapping[str, tuple[str, str]]] = {
     # Part of a dashboard's name.
     "preset": ("[A-Za-z0-9_-]{1,64}", "letters, digits, - and _: rename it in cdk.json"),
+    "deployment": (
+        "|[A-Za-z]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?",
+        "up to 30 letters, digits and -, between letters, or empty",
+    ),
     "region": (r"|[a-z]{2}(-[a-z]+)+-\d", "a region such as eu-west-1, or empty"),
     "availability_zone": (r"|[a-z]{2}(-[a-z]+)+-\d[a-z]", "a zone such as eu-west-1a, or empty"),
     "capacity_reservation_id": (

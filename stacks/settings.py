@@ -18,6 +18,7 @@ from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import FileSystem, InstanceType, instance_type
 from contract.job import ORDER_VERSION
+from contract.nodes import METRICS_NAMESPACE
 from contract.text import did_you_mean
 from stacks import setting_checks as checks
 
@@ -32,6 +33,9 @@ class Settings:
     preset: str
     """Machines of the deployment: ``ddp``, ``fsdp``, ``cpu``, or one that you add to ``presets`` in
     ``cdk.json``."""
+    deployment: str
+    """Name of this deployment, where an account and region has several; empty: the only one. Its
+    stacks begin with it; give it to ``trainctl`` as ``--deployment`` or ``TRAIN_DEPLOYMENT``."""
     region: str
     """Region to deploy to; empty: that of the AWS profile in use."""
     availability_zone: str
@@ -87,7 +91,8 @@ class Settings:
     image_tag: str
     """Tag of both images; empty: the hash of their content, as ``make images`` computes it."""
     namespace: str
-    """Private DNS domain; the head is ``head.<namespace>``."""
+    """Private DNS domain; the head is ``head.<namespace>``, after a deployment's name
+    ``head.<deployment>.<namespace>``."""
     vpc_cidr: str
     """Addresses of the VPC, /16 to /24: hosts take two each, of half of them."""
     vpc_id: str
@@ -198,6 +203,16 @@ class Settings:
             checks.refuse(
                 "root_volume_gib", self.root_volume_gib, "30 to 16384, or 0 for as needed"
             )
+
+    @property
+    def domain(self) -> str:
+        """Private DNS domain of this deployment: Cloud Map has each name once in a region."""
+        return ".".join(filter(None, [self.deployment.lower(), self.namespace]))
+
+    @property
+    def metrics_namespace(self) -> str:
+        """CloudWatch's namespace of what the hosts report."""
+        return "/".join(filter(None, [METRICS_NAMESPACE, self.deployment]))
 
     @property
     def num_training_nodes(self) -> int:

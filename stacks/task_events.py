@@ -11,7 +11,6 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
-from contract import nodes
 from stacks.log_groups import log_group
 from stacks.rights import arn
 from stacks.settings import Settings
@@ -68,12 +67,17 @@ class TaskEvents(Construct):
                     conditions=conditions,
                 )
             )
+        if settings.deployment:
+            # By default from the ids of constructs, which are the same in each deployment.
+            policy = self.log_group.node.find_child("Policy").node.default_child
+            assert isinstance(policy, logs.CfnResourcePolicy)
+            policy.policy_name = f"{settings.deployment}-TaskEvents"
         failed = logs.MetricFilter(
             self,
             "Failed",
             log_group=self.log_group,
             filter_pattern=logs.FilterPattern.literal(FAILED),
-            metric_namespace=nodes.METRICS_NAMESPACE,
+            metric_namespace=settings.metrics_namespace,
             metric_name=FAILED_TASKS,
             metric_value="1",
             default_value=0,

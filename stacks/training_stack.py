@@ -44,7 +44,9 @@ class TrainingStack(cdk.Stack):
         dashboard = Dashboard(
             self,
             "Dashboard",
-            name=f"training-{settings.preset}-{self.region}",
+            name="-".join(
+                filter(None, [settings.deployment, f"training-{settings.preset}", self.region])
+            ),
             settings=settings,
             cluster=self.cluster,
             jobs=self.jobs,

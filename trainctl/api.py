@@ -62,14 +62,21 @@ class Job:
 
     @classmethod
     @_explains
-    def find(cls, name: str, *, profile: str | None = None, region: str | None = None) -> Self:
+    def find(
+        cls,
+        name: str,
+        *,
+        profile: str | None = None,
+        region: str | None = None,
+        deployment: str | None = None,
+    ) -> Self:
         """The job with this id, or the newest job of the run with this name.
 
         Raises:
             UsageError: there is neither.
         """
-        deployment = Deployment.find(profile=profile, region=region)
-        return cls(deployment, deployment.jobs.find(name))
+        found = Deployment.find(profile=profile, region=region, name=deployment)
+        return cls(found, found.jobs.find(name))
 
     def __repr__(self) -> str:
         return f"Job({self.id!r})"
@@ -231,6 +238,8 @@ class Options(TypedDict, total=False):
     """Profile of the AWS configuration."""
     region: str | None
     """Region of the deployment."""
+    deployment: str | None
+    """Name of the deployment, where there are several."""
 
 
 @_explains
@@ -266,7 +275,10 @@ def submit(*command: str | float | Path, **options: Unpack[Options]) -> Job:
 
 def _deployment(options: Options) -> Deployment:
     return Deployment.find(
-        profile=options.get("profile"), region=options.get("region"), to_start=True
+        profile=options.get("profile"),
+        region=options.get("region"),
+        name=options.get("deployment"),
+        to_start=True,
     )
 
 
@@ -282,7 +294,7 @@ def _job_options(command: Sequence[str | float | Path], options: Options) -> Job
     words: list[str] = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
-        if name in ("profile", "region"):  # of the deployment, not of the job
+        if name in ("profile", "region", "deployment"):  # of the deployment, not of the job
             continue
         if name == "spot" and isinstance(value, bool):
             words.append("--spot" if value else "--on-demand")

@@ -175,7 +175,7 @@ def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Che
         missing: stacks that are not there yet.
     """
     checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
-    if stack_outputs.CORE_STACK in missing:
+    if stack_outputs.stacks(plan.settings.deployment)[0] in missing:
         if plan.settings.vpc_id:
             checks["network"] = partial(network, place, plan.settings)
         else:

@@ -65,7 +65,9 @@ def _of_the_deployment(ctx: typer.Context) -> tuple[list[str], list[str]]:
 
         with contextlib.suppress(Exception):
             deployment = Deployment.find(
-                profile=ctx.params.get("profile"), region=ctx.params.get("region")
+                profile=ctx.params.get("profile"),
+                region=ctx.params.get("region"),
+                name=ctx.params.get("deployment"),
             )
             job_ids.extend(deployment.jobs.newest_ids(limit=_JOBS_MOST))
             run_names.extend(deployment.bucket.listed(f"{run_files.RUNS_PREFIX}/")[1])

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -12,6 +12,9 @@ from trainctl import completion
 from trainctl.aws.deployment import Deployment
 
 T = TypeVar("T")
+
+#: Variable with the name of the deployment, for all commands.
+DEPLOYMENT: Final = "TRAIN_DEPLOYMENT"
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -43,9 +46,18 @@ class Where:
         str | None, typer.Option(metavar="REGION", help="Region of the deployment.")
     ] = None
 
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", envvar=DEPLOYMENT, help="Deployment, where there are several."
+        ),
+    ] = None
+
     def find(self, *, to_start: bool = False) -> Deployment:
         """As ``Deployment.find``."""
-        return Deployment.find(profile=self.profile, region=self.region, to_start=to_start)
+        return Deployment.find(
+            profile=self.profile, region=self.region, name=self.deployment, to_start=to_start
+        )
 
 
 def flattened(command: Callable[..., T]) -> Callable[..., T]:

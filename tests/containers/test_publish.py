@@ -172,7 +172,9 @@ def pushed(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., d
 
 
 def set_base(repository: Path, image: str) -> None:
-    (repository / "cdk.json").write_text(json.dumps({"context": {"base_image": image}}))
+    (repository / "cdk.json").write_text(
+        json.dumps({"context": {"base_image": image, "deployment": ""}})
+    )
 
 
 def test_another_base_image_makes_another_tag_and_is_what_is_built_on(

@@ -112,10 +112,10 @@ def synthesized(settings: tuple[tuple[str, str], ...]) -> Templates:
     # CDK's own checks take longer than all the rest; test_rules and test_deploy have them.
     unchecked = cdk.App(context=context(**dict(settings)), builtin_cloud_formation_validation=False)
     cloud = app.build(unchecked).synth()
-    training = cloud.get_stack_by_name(TRAINING_STACK)
+    training = cloud.get_stack_artifact(TRAINING_STACK)
     metadata = Path(cloud.directory, f"{TRAINING_STACK}.metadata.json")
     return Templates(
-        core=cloud.get_stack_by_name(CORE_STACK).template,
+        core=cloud.get_stack_artifact(CORE_STACK).template,
         training=training.template,
         folder=cloud.directory,
         # From the file: two packages bring the module that `training.messages` needs, and only one

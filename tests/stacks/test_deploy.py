@@ -324,3 +324,26 @@ def test_hosts_with_gpus_are_deployed_watched_and_destroyed(
     account.destroy(app)
     assert [*account.left()] == ["bucket"]
     assert len(account.left()["bucket"]) == 1
+
+
+# --- several deployments --------------------------------------------------------------------------
+def test_one_of_two_deployments_is_destroyed_and_the_other_one_stays(
+    account: Account, synth: Synth
+) -> None:
+    first, second = (
+        synth(**settings(preset="cpu", deployment=name, retain_bucket="false"))
+        for name in ("one", "two")
+    )
+    account.set_out()
+    account.deploy(first)
+    alone = account.left()
+    account.deploy(second)
+    both = account.left()
+    # Nothing of the first was replaced, and no name was taken.
+    assert {kind: len(found) for kind, found in both.items()} == {
+        kind: 2 * len(found) for kind, found in alone.items()
+    }
+    account.destroy(second)
+    assert account.left() == alone
+    account.destroy(first)
+    assert account.left() == {}

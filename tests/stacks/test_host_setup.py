@@ -59,6 +59,7 @@ class Host:
         script = (
             host_setup(
                 cluster_name="training",
+                metrics="RayTraining",
                 node="worker",
                 image=IMAGE,
                 has_gpus=has_gpus,

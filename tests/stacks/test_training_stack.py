@@ -274,7 +274,10 @@ def test_what_the_dashboard_and_alarms_ask_for_is_reported_under_just_these_dime
     synth: Synth,
 ) -> None:
     """A search finds nothing, and says nothing, where one dimension is missing or too many."""
-    templates, config = synth(**OPTIONS), agent_config(has_gpus=True)
+    templates, config = (
+        synth(**OPTIONS),
+        agent_config(has_gpus=True, metrics=nodes.METRICS_NAMESPACE),
+    )
     drawn = graphs(templates, config)
     first, second = HOSTS
     gpus = [f"GPU {index}" for index in range(4)]
@@ -313,7 +316,7 @@ def test_the_picture_in_the_docs_has_todays_graphs_and_needs_no_font(synth: Synt
 
 @pytest.mark.parametrize("changed", ["namespace", "dimension", "metric"])
 def test_a_graph_that_asks_for_what_is_not_reported_is_found(synth: Synth, changed: str) -> None:
-    config: Any = agent_config(has_gpus=True)
+    config: Any = agent_config(has_gpus=True, metrics=nodes.METRICS_NAMESPACE)
     match changed:
         case "namespace":
             config["metrics"]["namespace"] = "CWAgent"
@@ -345,7 +348,7 @@ def test_the_dashboard_has_a_name_of_its_own_and_shows_the_last_hour(synth: Synt
                 "expression": f"SEARCH('{variable['search']}', 'Average', 60)",
             }
         ],
-        training_hour(agent_config(has_gpus=True)),
+        training_hour(agent_config(has_gpus=True, metrics=nodes.METRICS_NAMESPACE)),
     )
     assert listed, "no host to choose"
 
@@ -380,7 +383,7 @@ def test_a_host_whose_gpus_idle_raises_an_alarm(
     assert looked_at == 30 * 60
     until = 3300  # the job's end
     metrics = []
-    for each in training_hour(agent_config(has_gpus=True)):
+    for each in training_hour(agent_config(has_gpus=True, metrics=nodes.METRICS_NAMESPACE)):
         idles = (
             each.dimensions["InstanceId"] == HOSTS[1] and each.dimensions.get("index", "-") in gpus
         )

@@ -559,3 +559,17 @@ def test_commands_for_people_say_what_to_type(account: Account, cli: Cli) -> Non
     printed = cli("doctor", "--profile", "work", "--region", "eu-north-1", code=exits.FAILED)
     assert "\n  AWS_PROFILE=work AWS_REGION=eu-north-1 make images\n" in printed.out
     assert "1 check failed.\n" in printed.err
+
+
+@pytest.mark.parametrize("how", ["option", "variable", "setting"])
+def test_one_of_several_deployments_is_found_by_its_name(
+    account: Account, looked: Looked, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    _, found = looked("-c", "deployment=ml") if how == "setting" else looked("--deployment", "ml")
+    assert "ml-CoreStack is not deployed" in found["stacks"]["found"]
+    account.outputs = {f"ml-{stack}": values for stack, values in account.outputs.items()}
+    words = {"option": ("--deployment", "ml"), "variable": (), "setting": ("-c", "deployment=ml")}
+    if how == "variable":
+        monkeypatch.setenv("TRAIN_DEPLOYMENT", "ml")
+    code, found = looked(*words[how])
+    assert (code, found["stacks"]["state"]) == (0, "ok")

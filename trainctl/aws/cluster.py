@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
 from contract.job_outcome import DISCONNECTED_SINCE, refusal, seen_since
-from contract.outputs import TRAINING_STACK
 from trainctl.aws.clients import Clients
 from trainctl.aws.errors import CliError
 from trainctl.aws.tasks import DESCRIBE_MOST, Task, Tasks
@@ -84,12 +83,19 @@ class StandingCluster:
     """The two services: their tasks, and how many they keep."""
 
     def __init__(
-        self, clients: Clients, *, cluster: str, services: Mapping[str, str], keeper: str
+        self,
+        clients: Clients,
+        *,
+        stack: str,
+        cluster: str,
+        services: Mapping[str, str],
+        keeper: str,
     ) -> None:
-        """``services``: names of the services by node; ``keeper``: of the function that releases
+        """``stack``: name of TrainingStack, with which CloudFormation's names of the groups begin;
+        ``services``: names of the services by node; ``keeper``: of the function that releases
         hosts."""
         self._clients, self._cluster, self._services = clients, cluster, services
-        self._keeper = keeper
+        self._stack, self._keeper = stack, keeper
         self._tasks = Tasks(clients, cluster=cluster)
 
     def services(self) -> dict[str, Service]:
@@ -131,7 +137,7 @@ class StandingCluster:
             group["AutoScalingGroupName"]: each.get("SuspensionReason", "")
             for page in found
             for group in page["AutoScalingGroups"]
-            if group["AutoScalingGroupName"].startswith(f"{TRAINING_STACK}-Cluster")
+            if group["AutoScalingGroupName"].startswith(f"{self._stack}-Cluster")
             for each in group.get("SuspendedProcesses", [])
             if each["ProcessName"] == "Launch"
         }
@@ -144,7 +150,7 @@ class StandingCluster:
         with suppress(ClientError):
             found = self._clients.autoscaling.describe_scaling_activities()["Activities"]
             # CloudFormation's names of the groups.
-            own = f"{TRAINING_STACK}-Cluster{node.title()}"
+            own = f"{self._stack}-Cluster{node.title()}"
             listed = [each for each in found if each["AutoScalingGroupName"].startswith(own)]
             return refusal(listed, since=since.timestamp())
         return ""
@@ -168,7 +174,7 @@ class StandingCluster:
         pages = self._clients.ec2.get_paginator("describe_instances").paginate(
             Filters=[
                 # CloudFormation's names of the groups.
-                {"Name": "tag:aws:autoscaling:groupName", "Values": [f"{TRAINING_STACK}-*"]},
+                {"Name": "tag:aws:autoscaling:groupName", "Values": [f"{self._stack}-*"]},
                 {"Name": "instance-state-name", "Values": ["pending", "running"]},
             ]
         )

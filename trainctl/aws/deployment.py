@@ -24,8 +24,6 @@ from trainctl.aws.shape import Shape
 if TYPE_CHECKING:
     from boto3 import Session
 
-#: Stacks, in the order in which they are deployed.
-_IN_ORDER: Final = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
 #: State of a stack whose creation has failed, and of which nothing is left.
 _NOT_CREATED: Final = "ROLLBACK_COMPLETE"
 #: No account of AWS has this number; the rehearsal's local AWS has.
@@ -80,15 +78,18 @@ def open_session(*, profile: str | None, region: str | None) -> "Session":
 class Deployment:
     """The two stacks in one account and region. Each part looks up its names when first used."""
 
-    def __init__(self, session: "Session", *, profile: str | None = None) -> None:
+    def __init__(
+        self, session: "Session", *, profile: str | None = None, name: str | None = None
+    ) -> None:
         self._clients, self._profile = Clients(session), profile
+        self._stacks = stack_outputs.stacks(name or "")  # in the order of a deploy
         self.region: str = session.region_name
         # Before anything else: it tells bad credentials from stacks that are not there.
         caller = self._clients.caller
         self.account_id: str = caller["Account"]
         self.user: str = caller["Arn"].rpartition("/")[2].rpartition(":")[2]
         """Name of the user or role session whose credentials these are."""
-        stacks = {name: self._stack(name) for name in _IN_ORDER}
+        stacks = {stack: self._stack(stack) for stack in self._stacks}
         self.is_there = all(stacks.values())
         self._error = self._error_of(
             {name: found.get("StackStatus", "") for name, found in stacks.items()}
@@ -100,12 +101,20 @@ class Deployment:
         }
 
     @classmethod
-    def find(cls, *, profile: str | None, region: str | None, to_start: bool = False) -> Self:
+    def find(
+        cls,
+        *,
+        profile: str | None,
+        region: str | None,
+        name: str | None = None,
+        to_start: bool = False,
+    ) -> Self:
         """The deployment of a profile and region, as the AWS CLI takes them.
 
         Args:
             profile: of the AWS configuration.
             region: of the deployment.
+            name: of the deployment, where there are several.
             to_start: fail unless jobs and nodes can be started. What is there can be looked at,
                 and stopped, while the stacks are changed and after that has failed.
 
@@ -113,7 +122,7 @@ class Deployment:
             CliError: the stacks are not there, are being made, or are not ready.
             botocore's errors, which ``trainctl.aws.errors`` explains.
         """
-        found = cls(open_session(profile=profile, region=region), profile=profile)
+        found = cls(open_session(profile=profile, region=region), profile=profile, name=name)
         if to_start or not found.is_there:
             found.check_ready()
         return found
@@ -147,7 +156,7 @@ class Deployment:
             if not state:
                 said = (
                     f"{name} is not deployed in account {self.account_id}, region {self.region}: "
-                    "deploy it (make deploy), or name another --profile or --region"
+                    "deploy it (make deploy), or name another --profile, --region or --deployment"
                 )
                 return StacksError(said, state="missing", missing=missing)
             if state.endswith("FAILED") or state == _NOT_CREATED:
@@ -189,6 +198,7 @@ class Deployment:
     def cluster(self) -> StandingCluster:
         return StandingCluster(
             self._clients,
+            stack=self._stacks[1],
             cluster=self.output(stack_outputs.CLUSTER),
             services={
                 nodes.HEAD: self.output(stack_outputs.HEAD_SERVICE),

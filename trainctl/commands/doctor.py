@@ -88,7 +88,7 @@ def look(
     )
     deployment = None
     try:
-        deployment = Deployment(session)
+        deployment = Deployment(session, name=where.deployment or given.get("deployment"))
         deployment.check_ready()
         shape = deployment.shape
     except (CliError, BotoCoreError, ClientError) as error:
@@ -99,7 +99,7 @@ def look(
         helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
         fix = place.deploy() if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
-        if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
+        if not only_first_deploy or any(map(_is_training, missing)):
             yield from _before(place, missing=missing, network=deployment)
         return
 
@@ -167,6 +167,10 @@ def _before(
             **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }
     )
+
+
+def _is_training(stack: str) -> bool:
+    return stack.endswith(stack_outputs.TRAINING_STACK)
 
 
 def _described(shape: Shape) -> str:

@@ -30,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.BAD_INPUT
 
     # Where the CDK deploys to, whatever the profile says.
-    where = Where(profile=options.profile, region=planned.settings.region or None)
+    found = planned.settings
+    where = Where(
+        profile=options.profile, region=found.region or None, deployment=found.deployment or None
+    )
     made = doctor.look(given, where, only_first_deploy=True)
     problems = [check for check in made if check.state == "bad" and check.what != "stacks"]
     for check in problems:
