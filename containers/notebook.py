@@ -24,7 +24,7 @@ from containers.program import requirements
 from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import Program
-from contract import exits, nodes, runs
+from contract import exits, faults, nodes, runs
 from contract.errors import InputError
 from contract.files import WORK
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
@@ -45,6 +45,7 @@ _SAVE_S: Final = 10.0  # the last copy of the files, on a node that has to end
 _SAVE_LONG_S: Final = 280.0  # on any other: Ray waits 300 s for a job that was told to stop
 
 
+@faults.command(say=say)
 def main(arguments: Sequence[str]) -> int:
     """Run until told to stop; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m containers.notebook")
@@ -55,9 +56,6 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda _number, _frame: server.stop())
     try:
         return server.run()
-    except InputError as error:
-        say(f"error: {error}")
-        return exits.BAD_INPUT
     except requirements.Stopped:
         return exits.TERMINATED
 
