@@ -6,26 +6,20 @@ from collections.abc import Sequence
 
 from containers.host.machine import say
 from containers.node import Node, NodeConfig
-from contract import exits, nodes
-from contract.errors import InputError, exit_code
+from contract import faults, nodes
+from contract.errors import InputError
 
 
+@faults.command(say=say)
 def main(arguments: Sequence[str]) -> int:
     """Be the node that the one argument names; return the container's exit code."""
-    try:
-        if len(arguments) != 1:
-            raise InputError("one argument is needed: head, worker or job")
-        if arguments[0] == nodes.JOB:
-            from containers import job  # a worker has no use for it
+    if len(arguments) != 1:
+        raise InputError("one argument is needed: head, worker or job")
+    if arguments[0] == nodes.JOB:
+        from containers import job  # a worker has no use for it
 
-            return job.run(os.environ)
-        return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
-    except Exception as error:
-        code = exit_code(error)
-        if code == exits.FAILED:
-            raise
-        say(f"error: {error}")
-        return code
+        return job.run(os.environ)
+    return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
 
 
 if __name__ == "__main__":

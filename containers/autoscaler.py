@@ -25,6 +25,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
+from contract import faults
 from contract.job import JOB_GROUP, JOB_TAG
 from contract.job_outcome import Ending, ending
 from contract.nodes import CONTAINER, HEAD
@@ -194,7 +195,8 @@ class EcsNodeProvider(NodeProvider):
         try:
             answer = self._ecs.run_task(**self._request(tags, count))
         except (ClientError, BotoCoreError) as error:
-            raise NodeLaunchException(_code(error)[:20], str(error), sys.exc_info()) from error
+            code = faults.code_of(error) or type(error).__name__
+            raise NodeLaunchException(code[:20], str(error), sys.exc_info()) from error
         now = self._clock()
         with self._lock:
             for task in answer["tasks"]:
@@ -273,7 +275,7 @@ class EcsNodeProvider(NodeProvider):
                 reason="Ray's autoscaler: not needed any more",
             )
         except ClientError as error:
-            if _code(error) != "InvalidParameterException":
+            if faults.code_of(error) != "InvalidParameterException":
                 raise
             return []
         return [answer["task"]]
@@ -335,12 +337,6 @@ def _to(tags: Mapping[str, str]) -> "list[TagTypeDef]":
 def _batches(values: Sequence[str], size: int) -> Iterable[list[str]]:
     for first in range(0, len(values), size):
         yield [*values[first : first + size]]
-
-
-def _code(error: Exception) -> str:
-    if isinstance(error, ClientError):
-        return str(error.response.get("Error", {}).get("Code", "unknown"))
-    return type(error).__name__
 
 
 def _say(message: str) -> None:

@@ -32,8 +32,8 @@ from containers.program.launch import ENV_PROGRAM, ERRORS, LaunchSpec, prepare_h
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
-from contract import exits, times
-from contract.errors import InputError, exit_code, is_full
+from contract import exits, faults, times
+from contract.errors import InputError
 from contract.files import WORK
 from contract.job import JobSpec, Placement
 from contract.nodes import (
@@ -211,7 +211,7 @@ class Job:
             code = self._until_end()
             return code
         except Exception as error:
-            code = exit_code(error)
+            code = faults.exit_code(error)
             raise
         finally:
             # The hosts of the workers wait for the next head; the keeper ends their tasks.
@@ -294,7 +294,7 @@ class Job:
         except InputError as error:
             if self._mirror:
                 self._mirror.close()  # or it would save that the folder is gone
-            if not is_full(error):
+            if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
         try:

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from contract import exits, nodes, outputs
-from contract.errors import InputError
+from contract import exits, faults, nodes, outputs
+from contract.errors import InputError, ReportedError
 from contract.images import SOURCES, content_tag, setting
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ _STDERR: Final = 2  # the file descriptor: stdout is for the result
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
-class PublishError(RuntimeError):
+class PublishError(ReportedError):
     """A build, a try-out or a push failed; what the tool printed is above."""
 
 
@@ -202,12 +202,11 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
     Raises:
         InputError: boto3 is not installed, or CoreStack is not deployed in the account and region
             in use.
-        PublishError: AWS does not answer.
+        UnreachableError: AWS does not answer.
     """
     try:
         import boto3
         from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         raise InputError(
             "to find the repositories, boto3 is needed (pip install -r requirements/laptop.txt); "
@@ -223,16 +222,12 @@ def repositories_of_the_stack() -> tuple[dict[str, str], str]:
         stack = client.describe_stacks(StackName=core)
         found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
         data = session.client("ecr").get_authorization_token()["authorizationData"][0]
-    except ClientError as error:
+    except Exception as error:  # botocore has many
         if "does not exist" not in str(error):
-            raise PublishError(f"AWS refuses: {error}") from None
+            raise faults.explained(error, "the repositories cannot be read") from None
         raise InputError(
             f"{core} is not deployed in {session.region_name}: make deploy first, or "
             "name the repositories with --head and --worker"
-        ) from None
-    except BotoCoreError as error:
-        raise PublishError(
-            f"AWS does not answer: {error}; without an account: aws configure, or aws sso login"
         ) from None
     password = base64.b64decode(data["authorizationToken"]).decode().removeprefix("AWS:")
     return {node: found[output] for node, output in outputs.REPOSITORIES.items()}, password
@@ -364,19 +359,10 @@ def _publish(
     return {"tag": tag, **done}
 
 
+@faults.command()
 def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
-    try:
-        if options.print_tag:
-            print(_tag(options))
-            return exits.OK
-        print(json.dumps(publish(options), indent=1))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exits.BAD_INPUT
-    except PublishError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exits.FAILED
+    print(_tag(options) if options.print_tag else json.dumps(publish(options), indent=1))
     return exits.OK
 
 

@@ -60,13 +60,13 @@ TROUBLE: Final[Mapping[str, Exception]] = {
 MISTAKES: Final[Mapping[str, Exception]] = {
     "data is wrong": InputError("a line is no JSON"),
     "a right is missing": InputError("storage s3://b cannot be written: Forbidden"),
+    "a refusal that was not foreseen": PermissionError(errno.EACCES, "Forbidden"),
+    "a wrong profile": ProfileNotFound(profile="mine"),
 }
 #: What nothing is known of.
 BUGS: Final[Mapping[str, Exception]] = {
     "a bug": KeyError("step"),
     "a GPU has no memory": RuntimeError("CUDA error: out of memory"),
-    "a refusal that was not foreseen": PermissionError(errno.EACCES, "Forbidden"),
-    "a wrong profile": ProfileNotFound(profile="mine"),
     "a picture is broken": OSError("cannot identify image file"),
 }
 

@@ -13,9 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-from contract import exits
+from contract import exits, faults
 from trainctl import output
-from trainctl.aws.errors import CliError, explained
+from trainctl.aws.errors import in_words
 from trainctl.commands import (
     checkpoints,
     cluster,
@@ -139,6 +139,7 @@ def trainctl(
     """
 
 
+@faults.command(say=output.say, explain=in_words)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     try:
@@ -150,14 +151,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
             return exits.CLOSED_PIPE
         return end.code if isinstance(end.code, int) else exits.OK
-    except Exception as error:
-        known = explained(error)
-        if known is None and isinstance(error, OSError):
-            known = CliError(str(error))  # of this machine, such as a folder that is read-only
-        if known is None:
-            raise
-        output.say(f"error: {known}")
-        return known.exit_code
     return exits.OK
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from contract import exits, nodes
+from contract import exits, faults, nodes
 from contract.errors import InputError
 from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from training import recipes
@@ -269,6 +269,7 @@ def run_parser(prog: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+@faults.command(interrupted="interrupted; nothing was left behind")
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = run_parser("python -m training.export", __doc__)
     parser.add_argument("--to", required=True, metavar="PLACE", help="new folder or s3:// address")
@@ -284,19 +285,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="write only the adapters of a run with --lora-rank, for peft (default: merged)",
     )
     options = parser.parse_args(arguments)
-    try:
-        found = newest_checkpoint(options.run, options.storage)
-        print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
-        to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
-        if options.adapters:
-            place = export_adapters(found, to, dtype=_TYPES.get(options.dtype, torch.float32))
-        else:
-            place = export(found, to, dtype=_TYPES.get(options.dtype), say=_say)
-    except Exception as error:
-        return storage.reported(error)
-    except KeyboardInterrupt:
-        print("interrupted; nothing was left behind", file=sys.stderr)
-        return exits.INTERRUPTED
+    found = newest_checkpoint(options.run, options.storage)
+    print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
+    to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
+    if options.adapters:
+        place = export_adapters(found, to, dtype=_TYPES.get(options.dtype, torch.float32))
+    else:
+        place = export(found, to, dtype=_TYPES.get(options.dtype), say=_say)
     print(place)
     return exits.OK
 

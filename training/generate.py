@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from contract import exits
+from contract import exits, faults
 from contract.errors import InputError
 from contract.runs import DEFAULT_NEW_TOKENS
 from contract.text import counted
@@ -98,6 +98,7 @@ def _vocabulary(found: sharded_checkpoints.Found) -> Vocabulary:
         return vocabulary.read(Path(folder))
 
 
+@faults.command()
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = export.run_parser("python -m training.generate", __doc__)
     parser.add_argument("prompt", metavar="PROMPT", help="text to be continued")
@@ -117,24 +118,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument("--to", metavar="PLACE", help="write it to this file or s3:// address too")
     options = parser.parse_args(arguments)
-    try:
-        if options.tokens < 1:
-            raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
-        found = export.newest_checkpoint(options.run, options.storage)
-        before, after = continuations(
-            found,
-            options.prompt,
-            num=options.tokens,
-            seed=options.seed,
-            chat=options.chat,
-            greedy=options.greedy,
-        )
-        step = found.position.step
-        result = {"prompt": options.prompt, "before": before, "after": after, "step": step}
-        if options.to:
-            storage.write_bytes(options.to, json.dumps(result).encode())
-    except Exception as error:
-        return storage.reported(error)
+    if options.tokens < 1:
+        raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
+    found = export.newest_checkpoint(options.run, options.storage)
+    before, after = continuations(
+        found,
+        options.prompt,
+        num=options.tokens,
+        seed=options.seed,
+        chat=options.chat,
+        greedy=options.greedy,
+    )
+    step = found.position.step
+    result = {"prompt": options.prompt, "before": before, "after": after, "step": step}
+    if options.to:
+        storage.write_bytes(options.to, json.dumps(result).encode())
     if options.json:
         print(json.dumps(result, indent=1))
     else:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from contract import exits, nodes, runs
+from contract import exits, faults, nodes, runs
 from contract.errors import InputError
 from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
@@ -30,6 +30,7 @@ from training.system.lease import Lease, newest_number
 _BESIDE: Final = {runs.JOBS_DIR, runs.OUTPUT_DIR, runs.RAY_DIR, runs.LEASES_DIR}
 
 
+@faults.command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     # Before torch is loaded: its profiler announces itself on stderr with every use.
@@ -45,18 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The command line is installed without the packages that train.
         if error.name not in {"fsspec", "ray", "torch"}:
             raise
-        print(
-            f"error: training needs packages that are not installed, {error.name} first of all: "
-            "run make venv in a checkout and use its .venv/bin/python",
-            file=sys.stderr,
-        )
-        return exits.BAD_INPUT
-    except Exception as error:
-        # A head that ends with exits.STORAGE is started again: its storage may answer then.
-        code = storage.reported(error)
-        if isinstance(error, OptionError):
-            print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)
-        return code
+        raise InputError(
+            f"training needs packages that are not installed, {error.name} first of all: run make "
+            "venv in a checkout and use its .venv/bin/python"
+        ) from None
+    except OptionError as error:
+        raise InputError(f"{error}\nsee: python -m training.launch {words[0]} --help") from None
 
 
 def start(command: Command) -> int:
@@ -64,7 +59,7 @@ def start(command: Command) -> int:
 
     Raises:
         InputError: something that was given is wrong.
-        Exception: among others, what ``storage.is_trouble`` knows.
+        Exception: among others, of a storage that does not answer.
     """
     if _is_first():
         trackers.check(command.report_to)

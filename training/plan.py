@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from contract import exits, nodes
+from contract import exits, faults, nodes
 from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from contract.nodes import Range
@@ -189,6 +189,7 @@ def expected(
     return Expected(hours=hours, tokens=tokens, fits=plan.fits)
 
 
+@faults.command()
 @exits.on_closed_pipe()
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -207,23 +208,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--efa", action="store_true", help="hosts reach each other by EFA")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options, words = parser.parse_known_args(arguments)
-    try:
-        tokens = options.tokens
-        if tokens is not None and not 0 < tokens < math.inf:
-            raise InputError(f"--tokens is {tokens:g}: it must be a positive number")
-        machine = instance_type(options.instance)
-        preset, config = _config(words, machine)
-        if options.efa and not machine.efa_interfaces:
-            raise InputError(
-                f"--efa: {machine.name} has no EFA; leave it out, or choose another type"
-            )
-        values: dict[str, Any] = config.to_json()
-        shape = shape_of(values["model"])
-        setup = Setup.of(values, machine, num_workers=config.num_workers, efa=options.efa)
-        plan = make(shape, setup)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return exits.BAD_INPUT
+    tokens = options.tokens
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise InputError(f"--tokens is {tokens:g}: it must be a positive number")
+    machine = instance_type(options.instance)
+    preset, config = _config(words, machine)
+    if options.efa and not machine.efa_interfaces:
+        raise InputError(f"--efa: {machine.name} has no EFA; leave it out, or choose another type")
+    values: dict[str, Any] = config.to_json()
+    shape = shape_of(values["model"])
+    setup = Setup.of(values, machine, num_workers=config.num_workers, efa=options.efa)
+    plan = make(shape, setup)
     tokens = tokens or trained_tokens(values) or 1e6
     best = {
         f"cheapest_per_{unit}": cheapest(shape, setup, per_token=unit == "token")

@@ -1,4 +1,4 @@
-"""S3 client for a program's files, with errors sorted into user mistakes and trouble."""
+"""S3 client for a program's files."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
 from containers.program.requirements import Stopped
-from contract import runs, times
+from contract import faults, runs, times
 from contract.errors import InputError, UnreachableError
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
@@ -50,7 +50,7 @@ class Bucket:
         try:
             self.put(key, content, IfNoneMatch="*")
         except ClientError as error:
-            if _status(error) not in (409, 412):
+            if not faults.is_taken(error):
                 raise
             return False
         return True
@@ -60,7 +60,7 @@ class Bucket:
         try:
             answer = self.client.get_object(Bucket=self._name, Key=self._prefix + key)
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in _MISSING:
+            if faults.code_of(error) in _MISSING:
                 return None
             raise
         return bytes(answer["Body"].read())
@@ -120,7 +120,7 @@ def until_answered(
         except (*ERRORS, InputError) as error:
             reason = explained(error)
             is_over = clock.monotonic() - began > times.FILES_REFUSED_S
-            if is_over and not is_refusal(error):
+            if is_over and faults.is_passing(error):
                 raise UnreachableError(f"{_NOT_RESTORED}: {reason}") from None
             if is_over or isinstance(error, InputError):
                 raise InputError(
@@ -132,35 +132,6 @@ def until_answered(
         clock.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
     raise Stopped
-
-
-def is_temporary(error: Exception) -> bool:
-    """True if an error may pass by itself: S3 is unreachable, overloaded or broken.
-
-    It does not if S3 refuses a request, such as for a missing right, nor if the node's own disk is
-    full.
-    """
-    if isinstance(error, ClientError):
-        status, code = _status(error), str(error.response.get("Error", {}).get("Code", ""))
-        if "Throttl" in code or code == "RequestTimeout":
-            return True
-        return not 400 <= status < 500 or status in (408, 429)
-    return isinstance(error, (BotoCoreError, ConnectionError, TimeoutError))
-
-
-def is_refusal(error: Exception) -> bool:
-    """True if AWS refuses the request: a wrong name, or a missing permission."""
-    return isinstance(error, InputError | ClientError) and not is_temporary(error)
-
-
-def failure(what: str, error: Exception) -> Exception:
-    """Exception to raise where AWS does not return ``what``."""
-    kind = InputError if is_refusal(error) else UnreachableError
-    return kind(f"{what} cannot be read: {explained(error)}")
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def explained(error: Exception) -> str:

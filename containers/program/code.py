@@ -21,8 +21,9 @@ import boto3
 
 from containers.host.machine import say
 from containers.program import requirements
-from containers.program.bucket import ERRORS, Bucket, failure
-from contract.errors import InputError, is_full
+from containers.program.bucket import ERRORS, Bucket
+from contract import faults
+from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256
 from contract.requirements import file_of, source_folders
@@ -121,7 +122,7 @@ def prepare_worker(
     try:
         requirements.install(folder, PACKAGES, should_stop=should_stop)
     except InputError as error:
-        if not is_full(error):  # another host may have room on its disk
+        if not faults.is_full(error):  # another host may have room on its disk
             with contextlib.suppress(*ERRORS):
                 Bucket(address, client).put(_FAILED, str(error).encode())
         raise
@@ -144,7 +145,7 @@ def _secret(manager: Any, name: str, secret: str) -> str:
     try:
         return str(manager.get_secret_value(SecretId=secret)["SecretString"])
     except ERRORS as error:
-        raise failure(f"secret {secret}, for {name},", error) from None
+        raise faults.explained(error, f"secret {secret}, for {name}, cannot be read") from None
     except KeyError:
         raise InputError(f"secret {secret}, for {name}, is no text") from None
 
@@ -172,7 +173,7 @@ def fetch(address: str, sha256: str, *, client: Any = None) -> Path:
             ARCHIVE.write_bytes(content)
             return ARCHIVE
     except ERRORS as error:
-        raise failure(f"the code {address}", error) from None
+        raise faults.explained(error, f"the code {address} cannot be read") from None
     raise InputError(
         f"the code {address} is not what was submitted: its SHA-256 is {found}, the order's is "
         f"{sha256}; submit the job again"

@@ -59,7 +59,7 @@ from containers.program.bucket import LONGEST_PAUSE_S, PARALLEL, PAUSE_S, Bucket
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.requirements import Stopped
 from containers.program.starts import Start, begin
-from contract import files, runs, times
+from contract import faults, files, runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, Claim, FileList, Mark, SavedFile, common_round, sha256_of
 from contract.text import listed
@@ -389,7 +389,9 @@ class Mirror:
             # The end counts for later rounds, and not for one that other nodes are saving now.
             if self._round(self._look(self._number() + 1, math.inf)):
                 return not self.lost  # what is above the limit stays so
-            may_pass = self._trouble is not None and store.is_temporary(self._trouble)
+            trouble = self._trouble  # a disk's own errors do not pass
+            may_pass = trouble is not None and faults.is_passing(trouble)
+            may_pass = may_pass and getattr(trouble, "errno", None) is None
             waited = self._clock.monotonic() - began
             is_over = waited > times.FILES_REFUSED_S and not may_pass
             if is_over or not self._is_on or not self._has_time(pause):

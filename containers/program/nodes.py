@@ -46,8 +46,8 @@ from containers.program.launch import (
     Status,
 )
 from containers.program.requirements import Stopped
-from contract import exits, runs, times
-from contract.errors import InputError, UnreachableError, exit_code
+from contract import exits, faults, runs, times
+from contract.errors import InputError, UnreachableError
 from contract.nodes import ENV_JOB, Range
 from contract.text import counted, listed
 
@@ -518,7 +518,7 @@ def run(group: Group) -> int:
     try:
         return group.run()
     except (InputError, UnreachableError) as error:
-        code = exit_code(error)
+        code = faults.exit_code(error)
         if code == exits.BAD_INPUT:
             group.report(f"failed: {error}")
         else:  # it is tried again

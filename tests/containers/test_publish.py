@@ -239,7 +239,7 @@ def test_the_repositories_are_those_of_the_stack_and_the_login_ends(
 
 @pytest.mark.parametrize(
     ("region", "message", "code"),
-    [("", "set AWS_REGION", 2), ("eu-west-1", "AWS does not answer", 1)],
+    [("", "set AWS_REGION", 2), ("eu-west-1", "cannot be read: Could not connect", 79)],
 )
 def test_where_there_is_no_deployment_one_sentence_says_so(
     region: str,

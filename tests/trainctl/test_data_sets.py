@@ -68,7 +68,7 @@ def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
         real(file, *rest, **named)
 
     account.on_upload_file = breaks  # type: ignore[method-assign]
-    assert put(str(folder)) == exits.FAILED
+    assert put(str(folder)) == exits.STORAGE
     assert {*account.objects} == {"data/cats/more/two.txt"}
     assert cli.json("data", "ls")["incomplete"] == ["cats"]
     assert "data set cats in s3://bucket is not complete" in cli.refuses(*SUBMIT, "--data", "cats")

@@ -225,13 +225,13 @@ STATUS = ["cluster", "status"]
         (
             STATUS,
             {"fails": {IDENTITY: EndpointConnectionError(endpoint_url="http://10.0.0.1")}},
-            1,
+            79,
             "AWS does not answer",
         ),
         (
             STATUS,
             {"fails": {IDENTITY: refused("Throttling", "GetCallerIdentity", "slow down")}},
-            1,
+            79,
             "AWS refused GetCallerIdentity: slow down (Throttling)",
         ),
         (STATUS, {"outputs": {}}, 1, "CoreStack is not deployed in account 1234"),

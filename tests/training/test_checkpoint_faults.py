@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks import processes
-from contract import exits
-from contract.errors import InputError, UnreachableError, exit_code
+from contract import exits, faults
+from contract.errors import InputError, UnreachableError
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints
@@ -41,11 +41,11 @@ NO_MEMORY = RuntimeError(
 
 def test_a_full_disk_is_trouble_of_the_storage_whichever_library_meets_it(tmp_path: Path) -> None:
     said = "Error while serializing: I/O error: No space left on device (os error 28)"
-    assert storage.is_trouble(SafetensorError(said))  # as it was seen: it writes elsewhere first
+    assert faults.is_passing(SafetensorError(said))  # as it was seen: it writes elsewhere first
     (tmp_path / checkpoints.STATE_FILE).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device") as raised:
         checkpoints.write(snapshot(1), tmp_path)
-    assert storage.is_trouble(raised.value)
+    assert faults.is_passing(raised.value)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
     save(run, 100, 200)
     with monkeypatch.context() as patch:
         patch.setattr(where, raising(error))
-        seen = UnreachableError if storage.is_trouble(error) else type(error)
+        seen = UnreachableError if faults.is_passing(error) else type(error)
         with pytest.raises(seen):
             checkpoints.newest(run, pytest.fail)
     assert newest_step(run) == 200
@@ -499,7 +499,7 @@ def test_a_full_disk_is_one_sentence_for_whole_and_sharded_checkpoints(
             write()
         said = f"the disk of {run} is full: checkpoints need 134.0 MB, 20.1 MB are free"
         assert said in str(raised.value)
-        assert exit_code(raised.value) == exits.STORAGE
+        assert faults.exit_code(raised.value) == exits.STORAGE
 
 
 def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(

@@ -149,7 +149,7 @@ def test_a_configuration_and_a_split_of_a_data_set_are_chosen(hub: str, tmp_path
     ("model", "words"),
     [
         ("./nowhere", r"model folder \./nowhere does not exist"),
-        ("owner/name", "no folder here, and huggingface.co cannot be reached"),
+        ("owner/name", "no folder here, and huggingface.co does not provide it: .*HF_HUB_OFFLINE"),
         ("ftp://host/model", r"give a folder, s3://BUCKET/PREFIX or a Hugging Face id"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from contract import exits
-from contract.errors import InputError
+from contract.errors import AdvisedError, InputError
 from contract.nodes import ENV_JOB
 from tests.conftest import ROOT
 from tests.training.mirror import Mirror, served
@@ -104,7 +104,7 @@ def test_a_busy_mirror_is_asked_again_and_in_the_end_no_longer(
     download.fetch(DATA, tmp_path / "a", sleep=paused.append)
     assert paused == [0.5, 2.0]
     mirror.answers = [503] * 4
-    with pytest.raises(InputError, match=r"plain\.bin could not be fetched: .* 503"):
+    with pytest.raises(AdvisedError, match=r"plain\.bin could not be fetched: .* 503"):
         download.fetch(DATA, tmp_path / "b", sleep=paused.append)
     assert mirror.answers == []
     mirror.answers = [404]
@@ -155,11 +155,11 @@ def test_without_a_network_a_person_is_told_at_once_and_a_job_tries_again(
         rf"^cannot reach nowhere\.invalid \(.*{fault.strerror}\): no network\? "
         r"Try again later, .* or put the 2 files of set into a folder and give --data FOLDER"
     )
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(AdvisedError, match=sentence):
         download.fetch(DATA, tmp_path, sleep=paused.append)
     assert paused == []
     monkeypatch.setenv(ENV_JOB, "ddp-20260101-000000")
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(AdvisedError, match=sentence):
         download.fetch(DATA, tmp_path, sleep=paused.append)
     assert paused == [0.5, 2.0, 8.0]
 

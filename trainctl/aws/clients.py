@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from contract import faults
+
 if TYPE_CHECKING:
     from boto3 import Session
-    from botocore.exceptions import ClientError
     from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_cloudformation import CloudFormationClient
     from mypy_boto3_ec2 import EC2Client
@@ -92,10 +93,5 @@ def unless(*codes: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if code_of(error) not in codes:
+        if faults.code_of(error) not in codes:
             raise
-
-
-def code_of(error: "ClientError") -> str:
-    """AWS's code of an error, such as ``NoSuchKey``."""
-    return error.response.get("Error", {}).get("Code", "")

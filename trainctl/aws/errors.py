@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contract.errors import InputError
+from contract import faults
+from contract.errors import InputError, ReportedError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import FAILED as EXIT_FAILED
-from trainctl.aws.clients import code_of
+from contract.exits import STORAGE as EXIT_STORAGE
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -21,7 +22,7 @@ def place_of_make(message: str) -> str:
     return " (make: in a checkout of the project)" if is_named and not is_known else ""
 
 
-class CliError(Exception):
+class CliError(ReportedError):
     """Error with what happened, why, and what to do next; printed without a traceback."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
@@ -36,17 +37,33 @@ class UsageError(CliError):
         super().__init__(message, exit_code=EXIT_BAD_INPUT)
 
 
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch")
 
 
 def explained(error: Exception) -> CliError | None:
     """``error`` in a user's words; None when it is a fault of this program."""
+    known = _known(error)
+    if known is not error and known is not None and faults.is_passing(error):
+        known.exit_code = EXIT_STORAGE
+    return known
+
+
+def in_words(error: Exception) -> Exception:
+    """The same for the end of a command: ``error`` itself where it is a fault of this program."""
+    known = explained(error)
+    if known is None and isinstance(error, OSError):
+        return CliError(str(error))  # of this machine, such as a folder that is read-only
+    return known or error
+
+
+def _known(error: Exception) -> CliError | None:
     if isinstance(error, CliError):
         return error
     if isinstance(error, InputError):
         return UsageError(str(error))
+    if isinstance(error, ReportedError):
+        return CliError(str(error), exit_code=error.exit_code)
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as aws
     from botocore.parsers import ResponseParserError
@@ -73,7 +90,7 @@ def explained(error: Exception) -> CliError | None:
         case Boto3Error():
             # From an upload or a download: it keeps AWS's own error only as its context.
             cause = error.__context__
-            known = explained(cause) if isinstance(cause, Exception) else None
+            known = _known(cause) if isinstance(cause, Exception) else None
             return known or CliError(
                 f"the transfer was interrupted: {error}. Run the command again"
             )
@@ -88,9 +105,9 @@ def explained(error: Exception) -> CliError | None:
 
 
 def _of_the_service(error: "ClientError") -> CliError:
-    code = code_of(error)
+    code = faults.code_of(error)
     said = error.response.get("Error", {}).get("Message", str(error))
-    if code in _EXPIRED:
+    if faults.is_expired(error):
         return CliError("the AWS login has expired: log in again (aws sso login)")
     if code == "RequestTimeTooSkewed" or said.startswith("Signature "):  # expired; not yet current
         return CliError(f"this machine's clock is wrong: {said}. Set it, and try again")

@@ -8,26 +8,23 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from contract import exits
-from contract.errors import InputError
+from contract import exits, faults
 from trainctl import checkout_settings, output
-from trainctl.aws.errors import UsageError
+from trainctl.aws.errors import in_words
 from trainctl.commands import doctor
 from trainctl.options import Where
 
 
+@faults.command(say=output.say, explain=in_words)
 def main(argv: Sequence[str] | None = None) -> int:
     """Check; return 1, with the commands that fix it, if the deploy would fail."""
     parser = argparse.ArgumentParser(prog="trainctl.commands.first_deploy", allow_abbrev=False)
     parser.add_argument("-c", "--context", action="append", default=[])
     parser.add_argument("--profile")
     options, _of_the_cdk_only = parser.parse_known_args(argv)
-    try:
-        given = checkout_settings.given_settings(options.context)
-        planned = checkout_settings.read(checkout_settings.project(), given)
-    except (InputError, UsageError) as error:  # here, because the CDK adds a line of its own
-        output.say(f"error: {error}")
-        return exits.BAD_INPUT
+    # Here, because the CDK adds a line of its own to an error.
+    given = checkout_settings.given_settings(options.context)
+    planned = checkout_settings.read(checkout_settings.project(), given)
 
     # Where the CDK deploys to, whatever the profile says.
     found = planned.settings

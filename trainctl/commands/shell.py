@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from contract import faults
 from trainctl import completion, output
-from trainctl.aws.clients import code_of
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
@@ -97,7 +97,11 @@ def _in_session(deployment: Deployment, task: Task, command: list[str]) -> int:
     try:
         session = deployment.sessions.shell(task, shlex.join(command))
     except ClientError as error:
-        if code_of(error) not in ("TargetNotConnectedException", "InvalidParameterException"):
+        code = faults.code_of(error)
+        if code not in (
+            "TargetNotConnectedException",
+            "InvalidParameterException",
+        ):
             raise
         raise CliError(
             f"no shell on {task.kind} {task.id[:8]} yet: {error.response['Error']['Message']} Its "

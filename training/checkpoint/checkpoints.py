@@ -29,7 +29,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from contract.errors import InputError, UnreachableError
+from contract import faults
+from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
 from training.checkpoint import unfinished
 from training.checkpoint.manifest import CLOSED, DamagedError, File, Manifest
@@ -642,12 +643,10 @@ def on_all_ranks(task: Callable[[], T]) -> list[T]:
     own: T | Exception
     try:
         own = task()
-    except (InputError, storage.FullError) as error:
-        own = type(error)(str(error))
     except Exception as error:
-        if not storage.is_trouble(error):
+        if not isinstance(error, InputError) and not faults.is_passing(error):
             raise
-        own = UnreachableError(f"a checkpoint cannot be read: {error}")
+        own = faults.explained(error, "a checkpoint cannot be read")
     found: list[Any] = [own]
     if is_distributed():
         found = [None] * dist.get_world_size()

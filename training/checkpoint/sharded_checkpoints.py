@@ -42,7 +42,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from contract.errors import InputError
+from contract import faults
+from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from training.checkpoint import checkpoints, unfinished
 from training.checkpoint.checkpoints import Position
@@ -171,7 +172,8 @@ def write_checkpoint(
     Raises:
         LostError: another process has taken the run over; on every rank.
         InputError: a rank's part of the state is not sound; on every rank.
-        OSError: the storage refuses to be written to; what is written is left as it is.
+        OSError, UnreachableError: the storage refuses to be written to; what is written is left as
+            it is.
     """
     uri = RunPaths(run_uri).checkpoint(step, fence)
     check = partial(lease.check, run_uri, fence)
@@ -189,7 +191,7 @@ def write_checkpoint(
     try:
         save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-        raise OSError(storage.first_line(_cause(error))) from None
+        raise _sendable(_cause(error)) from None
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
 
     def complete() -> None:
@@ -219,8 +221,8 @@ def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
             box = [task()]
         except lease.LostError as error:
             box = [error]
-        except Exception as error:  # may hold what cannot be sent
-            box = [OSError(str(error) or type(error).__name__)]
+        except Exception as error:
+            box = [_sendable(error)]
     dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
     if isinstance(box[0], Exception):
         raise box[0]
@@ -283,7 +285,7 @@ class Found:
             if not _is_misfit(cause):
                 raise cause from None
             raise InputError(
-                f"checkpoint {self.uri} does not fit the model: {storage.first_line(cause)}; "
+                f"checkpoint {self.uri} does not fit the model: {faults.text(cause)}; "
                 "give the model that the run began with, or another --run"
             ) from None
 
@@ -319,12 +321,11 @@ class Found:
             try:
                 load(state, storage_reader=self._reader, planner=LoadPlanner(), no_dist=True)
             except CheckpointException as error:
-                cause = _cause(error)
-                then = "train the run further, or use another one"
-                if storage.is_trouble(cause):
-                    then = "the storage does not answer; try again later"
+                cause, what = _cause(error), f"checkpoint {self.uri} cannot be read"
+                if faults.is_passing(cause):
+                    raise faults.explained(cause, what) from None
                 raise InputError(
-                    f"checkpoint {self.uri} cannot be read: {storage.first_line(cause)}; {then}"
+                    f"{what}: {faults.text(cause)}; train the run further, or use another one"
                 ) from None
         return tensors
 
@@ -452,7 +453,13 @@ def _cause(error: CheckpointException) -> Any:
     """Failure of the rank that says most: a wrong model before a lack of memory, and that before a
     storage that may answer the next time."""
     failures = [each for each, _ in error.failures.values()]
-    return min(failures, key=lambda each: (not _is_misfit(each), storage.is_trouble(each)))
+    return min(failures, key=lambda each: (not _is_misfit(each), faults.is_passing(each)))
+
+
+def _sendable(error: Exception) -> Exception:
+    """The same, without what it holds."""
+    kind = UnreachableError if faults.is_passing(error) else OSError
+    return kind(faults.text(error))
 
 
 def _is_misfit(error: BaseException) -> bool:

@@ -20,9 +20,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from contract.errors import InputError
+from contract import faults
+from contract.errors import AdvisedError, InputError
 from contract.nodes import ENV_JOB
 from contract.text import counted
 from training.data.catalog import MIRROR_VARIABLE, DataSet
@@ -34,18 +35,15 @@ _TIMEOUT_S: Final = 10.0
 _WAY_S: Final = 1.5
 #: Before each further attempt; one that has brought new bytes does not count.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
-_BUSY: Final = (429, 500, 502, 503, 504)
 #: Of connections on a machine without a network.
 _NO_WAY: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED)
 
 CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
 
+T = TypeVar("T")
+
 Report = Callable[[int, int], None]
 """Is called with the bytes fetched or read so far, and those there are."""
-
-
-class NotReachedError(InputError):
-    """There is no way to the server, or it fails again and again."""
 
 
 def _print(text: str) -> None:
@@ -108,7 +106,8 @@ def fetch(
 
     Raises:
         InputError: a file cannot be fetched, or is not the published one, or the mirror is no
-            address; of the class NotReachedError if another attempt may help.
+            address.
+        AdvisedError: the server cannot be reached, or fails again and again.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -138,8 +137,8 @@ def fetch(
     return [folder / name for name in data.files]
 
 
-def _not_reached(data: DataSet, error: Exception) -> NotReachedError:
-    return NotReachedError(
+def _not_reached(data: DataSet, error: Exception) -> AdvisedError:
+    return AdvisedError(
         f"{error} Try again later, which continues where it broke off, or put the "
         f"{counted(len(data.files), 'file')} of {data.name} into a folder and give --data FOLDER; "
         f"{MIRROR_VARIABLE} can name a mirror with a folder per data set"
@@ -153,7 +152,7 @@ def check_way(data: DataSet) -> None:
     proxy find out when they fetch.
 
     Raises:
-        NotReachedError: it does not.
+        AdvisedError: it does not.
     """
     address = urllib.parse.urlsplit(data.source)
     is_here = all((cache_dir() / data.name / name).exists() for name in data.files)
@@ -208,10 +207,10 @@ def download(
                 part.unlink()
                 continue
             problem = f"{url} could not be fetched: the server answers {error.code} {error.reason}"
-            if error.code not in _BUSY:
+            if not faults.is_passing(error):
                 raise InputError(f"{problem}; {MIRROR_VARIABLE} can name a mirror") from None
         except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and faults.is_full(error):
                 raise not_writable(part.parent, error) from None
             reason = getattr(error, "reason", None) or error
             problem = f"{url} could not be fetched: {reason}"
@@ -230,6 +229,26 @@ def download(
         failures += 1
         say(f"{problem}; retrying in {pause:g} s ({failures} of {len(_PAUSES_S)})")
         sleep(pause)
+
+
+def persistently(
+    call: Callable[[], T], *, what: str, sleep: Callable[[float], None] = time.sleep
+) -> T:
+    """Call until it succeeds or fails with what does not pass, with pauses, some times.
+
+    Where there is no network, a person is told at once, as by ``download``.
+    """
+    for number, pause in enumerate(_PAUSES_S, start=1):
+        try:
+            return call()
+        except Exception as error:
+            has_answered = any(map(faults.status_of, faults.chain(error)))
+            if not faults.is_passing(error) or not (has_answered or os.environ.get(ENV_JOB)):
+                raise
+            retry = f"retrying in {pause:g} s ({number} of {len(_PAUSES_S)})"
+            say(f"{what}: {faults.text(error)}; {retry}")
+        sleep(pause)
+    return call()
 
 
 def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> None:

@@ -1,16 +1,25 @@
 """Files of the Hugging Face Hub, in the cache of this node."""
 
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from contract import faults
 from contract.errors import InputError
+from training.data import download
 
 _TIMEOUT_S: Final = 10.0
 
 
 def fetch(
-    name: str, patterns: tuple[str, ...], *, kind: str = "model", what: str = "model"
+    name: str,
+    patterns: tuple[str, ...],
+    *,
+    kind: str = "model",
+    what: str = "model",
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
     """Files of a repository of the Hugging Face Hub, in the node's cache.
 
@@ -21,22 +30,25 @@ def fetch(
         what: how an error calls it.
 
     Raises:
-        InputError: there is none, it needs a token, or the Hub cannot be reached.
+        InputError: there is none, or it needs a token.
+        UnreachableError: the Hub cannot be reached, or is busy.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     repository, _, revision = name.partition("@")
     try:
-        folder = snapshot_download(
-            repository, repo_type=kind, revision=revision or None, allow_patterns=[*patterns]
+        folder = download.persistently(
+            lambda: snapshot_download(
+                repository, repo_type=kind, revision=revision or None, allow_patterns=[*patterns]
+            ),
+            what=f"{what} {name} could not be fetched",
+            sleep=sleep,
         )
     except GatedRepoError:
         raise InputError(
@@ -45,13 +57,6 @@ def fetch(
         ) from None
     except RevisionNotFoundError:
         raise InputError(f"{what} {repository} has no revision {revision!r}") from None
-    except LocalEntryNotFoundError:
-        offline = os.environ.get("HF_HUB_OFFLINE")
-        why = f"HF_HUB_OFFLINE is {offline}" if offline else "check network and proxy"
-        raise InputError(
-            f"{what} {name} is no folder here, and huggingface.co cannot be reached ({why}): give "
-            "a folder or an s3:// address, or try again later"
-        ) from None
     except RepositoryNotFoundError:
         token = (
             "the token in HF_TOKEN may not see it"
@@ -66,13 +71,18 @@ def fetch(
             f"{what} {name!r} is neither a folder, nor an s3:// address, nor a Hugging Face id "
             "(owner/name)"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise InputError(f"{what} {name} could not be fetched: {error}") from None
+    except Exception as error:  # those of its HTTP library, too
+        said = f"{what} {name} is no folder here, and huggingface.co does not provide it"
+        raise faults.explained(error, said) from None
     return Path(folder)
 
 
 def names(name: str, *, kind: str = "model") -> list[str] | None:
-    """Names of the files of a repository; None where the Hub does not tell: ``fetch`` says why."""
+    """Names of the files of a repository; None where the Hub refuses to tell: ``fetch`` says why.
+
+    Raises:
+        UnreachableError: it does not answer.
+    """
     from huggingface_hub import HfApi
 
     repository, _, revision = name.partition("@")
@@ -80,6 +90,8 @@ def names(name: str, *, kind: str = "model") -> list[str] | None:
         found: Any = HfApi().repo_info(
             repository, repo_type=kind, revision=revision or None, timeout=_TIMEOUT_S
         )
-    except Exception:  # without a network, it is one of the HTTP library below
+    except Exception as error:
+        if faults.is_passing(error):
+            raise faults.explained(error, f"{kind} {name} is not provided") from None
         return None
     return [each.rfilename for each in found.siblings or []]

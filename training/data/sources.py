@@ -7,15 +7,15 @@ The cache outlives jobs, and what is in S3 may be replaced in the meantime: a fi
 fetched again when its ETag has changed.
 """
 
-import contextlib
 import hashlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from contract.errors import AdvisedError, InputError, UnreachableError, is_full
+from contract import faults
+from contract.errors import InputError, UnreachableError
 from contract.runs import safe_join
 from training.data import catalog, download
 from training.data.download import Report
@@ -41,17 +41,7 @@ def check_way(place: str) -> None:
         UnreachableError: there is no way to its server.
     """
     if data := catalog.find(place):
-        with _for_another_attempt():
-            download.check_way(data)
-
-
-@contextlib.contextmanager
-def _for_another_attempt() -> Iterator[None]:
-    """Here a server that is not reached is no mistake of the user: a job is tried again."""
-    try:
-        yield
-    except download.NotReachedError as error:
-        raise AdvisedError(str(error)) from None
+        download.check_way(data)
 
 
 def local_files(source: str, names: Sequence[str], *, report: Report | None = None) -> list[Path]:
@@ -68,8 +58,7 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         UnreachableError: the mirror or S3 does not answer.
     """
     if data := catalog.find(source):
-        with _for_another_attempt():
-            return download.published(data, report=report)
+        return download.published(data, report=report)
     if is_remote(source):
         return _fetched(source.rstrip("/"), names)
     folder = Path(source)
@@ -146,7 +135,7 @@ def _fetch(url: str, target: Path) -> None:
     except ConnectionError as error:
         raise UnreachableError(str(error)) from None
     except OSError as error:
-        if is_full(error):
+        if faults.is_full(error):
             raise download.not_writable(target.parent, error) from None
         raise
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from contract import faults
 from contract.errors import InputError
 from training.record.events import Event, Saved, Saving, Warned
 from training.system import storage
@@ -119,6 +120,6 @@ class Saves:
         self._emit(
             Warned(
                 message=f"the checkpoint of step {self._step} could not be saved "
-                f"({storage.first_line(error)}): {then}"
+                f"({faults.text(error)}): {then}"
             )
         )

@@ -5,6 +5,7 @@ runs by the first who fetches it, so that eight workers take it from there, free
 traffic, and need no token of the Hub.
 """
 
+import contextlib
 import hashlib
 import re
 import textwrap
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from training.data import hub, sources, vocabulary
 from training.data.vocabulary import TOKENIZER_FILE
 from training.models import conversion, weight_files
@@ -139,7 +140,8 @@ def check_weights(model: str, *, runs: str) -> None:
         if copy is None:
             _folder(model, (CONFIG_FILE,), runs=runs, what="model")
         if copy is None or not storage.exists(storage.join(copy, _COMPLETE)):
-            names = hub.names(model)
+            with contextlib.suppress(UnreachableError):  # it may be in the cache
+                names = hub.names(model)
     if names is not None and not is_new(model):
         weight_files.check_weights(names, model)
 
@@ -236,10 +238,8 @@ def _put(folder: Path, copy: str) -> None:
 
 def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
     """The files of a folder in S3 that match, in the node's cache; none that are gone there."""
-    try:
+    with storage.given(f"{what} {uri}"):
         there = storage.sizes(uri)
-    except Exception as error:  # s3fs lets botocore's many exceptions through
-        raise InputError(f"{what} {uri} cannot be read: {error}") from None
     if not there:
         raise InputError(f"{what} {uri} does not exist, or may not be read")
     if patterns == _MODEL_FILES and not weight_files.has_safetensors(there):

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from contract import exits, runs
+from contract import exits, faults, runs
 from training.record import events, fields
 from training.record.events import (
     Evaluation,
@@ -313,7 +313,7 @@ class RunRecord:
     def _warn(self, error: Exception) -> None:
         """Say once that the storage fails."""
         if not self._is_failing:
-            reason = storage.first_line(error)
+            reason = faults.text(error)
             message = f"the record cannot be written to {self.run_uri} for now ({reason})"
             self._display.show(Warned(message=f"{message}: it is tried again every minute"))
         self._is_failing = True

@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from contract import exits
-from contract.errors import InputError, UnreachableError, exit_code
+from contract import exits, faults
+from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.recipe import Recipe
 from training.record.events import Event, Failed, Process, Start, Warned
@@ -296,9 +296,8 @@ def _run(
         messages.send(task(messages.send, *arguments))
     except BaseException as error:
         text, code = traceback.format_exc().strip(), exits.FAILED
-        if storage.is_trouble(error):  # its traceback tells nothing about the program
-            # One of fsspec's timeouts has no text.
-            text, code = str(error) or type(error).__name__, exits.STORAGE
+        if faults.is_passing(error):  # its traceback tells nothing about the program
+            text, code = faults.text(error), exits.STORAGE
         messages.send(_Crash(text=text, time=time.time(), code=code))
         raise
 
@@ -322,9 +321,12 @@ def _train(
     processes.introduce(worker, node=_HOST, host=_HOST)
     try:
         recipes.by_name(config.recipe).train()(worker, config)
-    except (InputError, storage.FullError) as error:
+    except Exception as error:
+        told = faults.explained(error)
+        if not isinstance(told, InputError | storage.FullError):
+            raise
         worker.saves.finish()
-        send([Failed(message=str(error), code=exit_code(error))])
+        send([Failed(message=str(told), code=faults.exit_code(told))])
     else:
         worker.saves.finish()
     return _Done()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from training import recipes
@@ -39,8 +40,11 @@ def prepared(
         send([Joined(processes=(here,))])
     try:
         return recipes.by_name(config.recipe).prepare(config, report)
-    except (InputError, UnreachableError) as error:
-        return error.with_traceback(None)
+    except Exception as error:
+        told = faults.explained(error)
+        if not isinstance(told, InputError | UnreachableError):
+            raise
+        return told.with_traceback(None)
 
 
 def opened_record(

@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from contract.errors import InputError, UnreachableError, exit_code
+from contract import faults
+from contract.errors import InputError
 from training import recipes
 from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
@@ -109,12 +110,13 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         machine.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.saves.finish()
-    except (InputError, storage.FullError) as error:
-        worker.saves.finish()
-        failed = Failed(message=str(error), code=exit_code(error))
-        ray.get(worker._events.put.remote([failed]))
     except Exception as error:
-        if not storage.is_trouble(error):
+        told = faults.explained(error)
+        if isinstance(told, InputError | storage.FullError):
+            worker.saves.finish()
+            failed = Failed(message=str(told), code=faults.exit_code(told))
+            ray.get(worker._events.put.remote([failed]))
+        elif told is error:
             raise
-        # Of a class that the command knows, and that can be sent.
-        raise UnreachableError(storage.first_line(error)) from error
+        else:  # of a class that the command knows, and that can be sent
+            raise told from error

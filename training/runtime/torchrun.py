@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from contract import exits
-from contract.errors import InputError, UnreachableError, exit_code
+from contract import exits, faults
+from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
@@ -54,12 +54,15 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
         recipe.train()(worker, config)
         if worker.stop_requested():
             code = exits.INTERRUPTED
-    except (InputError, UnreachableError) as error:
-        code = exit_code(error)
+    except Exception as error:
+        told = faults.explained(error)
+        if not isinstance(told, InputError | UnreachableError):
+            raise
+        code = faults.exit_code(told)
         if kept is not None:
-            kept.handle(Failed(message=str(error), code=code))
+            kept.handle(Failed(message=str(told), code=code))
         # Of every rank: what stops one may be unknown to rank 0, which keeps the record.
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {told}", file=sys.stderr)
     finally:
         worker.close()
         if lease is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from contract import host_check, nodes
+from contract import faults, host_check, nodes
 from contract.errors import InputError, UnreachableError
 from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
@@ -20,7 +20,7 @@ from training.record.events import Event, Start
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import on_nodes
 from training.settings import RunConfig
-from training.system import lease, storage
+from training.system import lease
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
@@ -141,18 +141,18 @@ def fit(submission: Submission, events: Any) -> str | UnreachableError:
         _free_places()
         with contextlib.suppress(ray.exceptions.RayError):
             begun_at = ray.get(events.begun_at.remote(), timeout=_ASK_S)
-        faults = _host_faults() if is_failure else []
-        for fault in faults:
+        of_host = _host_faults() if is_failure else []
+        for fault in of_host:
             _log.warning("this failure is not counted: %s", fault)
-        if failures.is_one_too_many(begun_at, is_counted=is_failure and not faults):
+        if failures.is_one_too_many(begun_at, is_counted=is_failure and not of_host):
             return reason
         # Those that were cut off with their host may still be writing a checkpoint.
         try:
             fence = lease.follow(submission.run_uri, submission.fence)
         except Exception as error:
-            if not storage.is_trouble(error):
+            if not faults.is_passing(error):
                 raise
-            return UnreachableError(storage.first_line(error))
+            return UnreachableError(faults.text(error))
         submission = replace(submission, fence=fence)
 
 

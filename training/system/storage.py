@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -18,8 +17,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from contract import exits, runs
-from contract.errors import AdvisedError, InputError, UnreachableError, exit_code, is_full
+from contract import faults, runs
+from contract.errors import AdvisedError, InputError
 from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
 from contract.text import byte_size
@@ -32,17 +31,6 @@ _ATTEMPTS: Final = 10
 _ROUNDS: Final = 2
 #: Name of a ``staged_folder``; ``mkdtemp`` appends eight characters.
 _STAGING: Final = ".staging-"
-#: Errors of the system, and what s3fs makes of S3's, that do not pass by themselves.
-_FINAL: Final = (
-    errno.ENOENT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EINVAL,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.EROFS,
-)
 
 
 class FullError(AdvisedError):
@@ -131,13 +119,7 @@ def check_writable(root: str) -> None:
             fs.pipe_file(probe, b"")
             fs.rm_file(probe)
         except Exception as error:  # s3fs lets botocore's many exceptions through
-            message = f"storage {root} cannot be written: {str(error) or type(error).__name__}"
-            if is_trouble(error):
-                raise UnreachableError(message) from error
-            raise InputError(
-                f"{message}; check the bucket's name, the region and the credentials (aws sts "
-                "get-caller-identity)"
-            ) from None
+            raise faults.explained(error, f"storage {root} cannot be written") from None
         return
     parent = Path(root).parent
     if not parent.exists():  # a disk that is not mounted, or a slip of the pen: do not make it
@@ -154,34 +136,6 @@ def check_writable(root: str) -> None:
             f"storage {root} cannot be written ({error.strerror or error}): give --storage a "
             "folder that you may write, or s3://BUCKET/PREFIX"
         ) from None
-
-
-def is_trouble(error: BaseException) -> bool:
-    """Whether S3, the network or a disk failed, so that another attempt may succeed."""
-    # Safetensors tells of a full disk in words only.
-    if isinstance(error, UnreachableError | ConnectionError | TimeoutError) or is_full(error):
-        return True
-    # By name: the S3 client is not installed where there is no S3.
-    if type(error).__module__.startswith(("botocore.", "aiobotocore.", "aiohttp.")):
-        return not _is_of_user(error)
-    # One without a number is a library's own: of a picture that cannot be decoded, say.
-    return isinstance(error, OSError) and error.errno not in (None, *_FINAL)
-
-
-def reported(error: Exception) -> int:
-    """Print an error that its user can act on; return the command's exit code.
-
-    Raises:
-        Exception: the error itself, if it is a fault of the program.
-    """
-    has_trouble = is_trouble(error)
-    code = exits.STORAGE if has_trouble else exit_code(error)
-    if code == exits.FAILED:
-        raise error
-    needs_advice = has_trouble and not isinstance(error, AdvisedError)
-    then = "; check the address, or try again later" if needs_advice else ""
-    print(f"error: {error}{then}", file=sys.stderr)
-    return code
 
 
 @contextlib.contextmanager
@@ -202,11 +156,13 @@ def room(uri: str, size: int, *, num: int = 0) -> Iterator[None]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
     except Exception as error:
-        if not is_full(error):
+        states = {"full": faults.is_full, "read-only": faults.is_read_only}
+        state = next((name for name, is_so in states.items() if is_so(error)), "")
+        if not state:
             raise
         needed, free = byte_size(max(num, 1) * size), byte_size(bytes_free(folder))
         raise FullError(
-            f"the disk of {folder} is full: checkpoints need {needed}, {free} are free (a quota "
+            f"the disk of {folder} is {state}: checkpoints need {needed}, {free} are free (a quota "
             "may allow less); free some, or give a lower --checkpoints-to-keep, then the same "
             "command continues the run"
         ) from None
@@ -218,51 +174,26 @@ def bytes_free(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def first_line(error: Exception) -> str:
-    """An error's first line, or the name of its class where it has no text."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 @contextlib.contextmanager
-def given(uri: str) -> Iterator[None]:
+def given(what: str) -> Iterator[None]:
     """Turn errors of reading what a user gave into those that say whose mistake they are.
 
+    Args:
+        what: its address, as errors call it.
+
     Raises:
-        InputError: there is nothing at ``uri``, or it may not be read.
+        InputError: there is none, or it may not be read.
         OSError: the disk is full.
         UnreachableError: it cannot be read, for another reason.
     """
     try:
         yield
-    except InputError:
-        raise
     except FileNotFoundError:
-        raise InputError(f"{uri} does not exist, or these credentials may not read it") from None
+        raise InputError(f"{what} does not exist, or these credentials may not read it") from None
     except Exception as error:  # s3fs lets botocore's many exceptions through
-        if is_full(error):
+        if faults.is_full(error):
             raise
-        message = f"{uri} cannot be read: {str(error) or type(error).__name__}"
-        if _is_of_user(error):
-            raise InputError(message) from None
-        raise UnreachableError(message) from error
-
-
-def _is_of_user(error: BaseException | None) -> bool:
-    """Whether an error of s3fs or botocore lies in what they were given: an address, a right, a
-    profile, credentials that have expired."""
-    from botocore import exceptions
-
-    on_the_way = (
-        exceptions.ConnectionError,
-        exceptions.HTTPClientError,
-        exceptions.IncompleteReadError,
-        exceptions.MetadataRetrievalError,
-    )
-    if isinstance(error, exceptions.BotoCoreError):
-        return not isinstance(error, on_the_way)
-    # What s3fs makes of a wrong region, name or token.
-    is_invalid = isinstance(error, OSError) and error.errno == errno.EINVAL
-    return is_invalid or isinstance(error, PermissionError)
+        raise faults.explained(error, f"{what} cannot be read") from None
 
 
 def exists(uri: str) -> bool:
@@ -328,9 +259,8 @@ def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> bo
 
 def _is_conflict(error: OSError) -> bool:
     """Check if S3 has refused a write because of its condition."""
-    # s3fs has a class of its own for one form of the first code alone.
-    answer = getattr(error.__cause__, "response", {}).get("Error", {})
-    return answer.get("Code") in ("PreconditionFailed", "ConditionalRequestConflict")
+    # s3fs has a class of its own for one form of that alone.
+    return error.__cause__ is not None and faults.is_taken(error.__cause__)
 
 
 @contextlib.contextmanager

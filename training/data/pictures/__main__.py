@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from contract import exits
-from contract.errors import InputError, UnreachableError
+from contract import exits, faults
+from contract.errors import InputError
 from training.data import download
 from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
@@ -60,26 +60,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@faults.command(interrupted="interrupted; a preparation continues when its command is given again")
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
-    try:
-        wish = Wish(form=options.form, size=options.size, encoding=options.encoding)
-        index = prepare(
-            fetched(options.source),
-            Destination(uri=options.to.rstrip("/")),
-            wish,
-            processes=options.processes,
-            report=_Tenths(),
-        )
-    except InputError as error:
-        _say(f"error: {error}")
-        return exits.BAD_INPUT
-    except UnreachableError as error:
-        _say(f"error: {error}. Give the command again, it continues")
-        return exits.FAILED
-    except KeyboardInterrupt:
-        _say("interrupted; a preparation continues when its command is given again")
-        return exits.INTERRUPTED
+    wish = Wish(form=options.form, size=options.size, encoding=options.encoding)
+    index = prepare(
+        fetched(options.source),
+        Destination(uri=options.to.rstrip("/")),
+        wish,
+        processes=options.processes,
+        report=_Tenths(),
+    )
     for each in index.damaged:
         _say(f"left out: {each}")
     _say(f"{index.num_pictures:,} pictures of {len(index.classes):,} classes in {options.to}")

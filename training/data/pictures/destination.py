@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from contract import faults
 from contract.errors import InputError
 from contract.runs import safe_join
 
@@ -26,7 +27,7 @@ _PLACES: Final = "give a folder, or s3://BUCKET/PREFIX"
 class Destination:
     """Files by their names relative to a folder or prefix. It may be sent to other processes.
 
-    Whatever the disk or S3 refuses is an InputError of all its methods.
+    All its methods raise InputError or UnreachableError where the disk or S3 fails.
     """
 
     uri: str
@@ -89,16 +90,8 @@ class Destination:
             yield
         except (NotADirectoryError, FileExistsError):
             raise InputError(f"{self.uri} is not a folder: {_PLACES}") from None
-        except OSError as error:
-            why = error.strerror or error
-            raise InputError(f"{self.uri}/{name} cannot be {what}: {why}") from None
         except Exception as error:
-            if not self.in_s3 or not _is_of_aws(error):
-                raise
-            raise InputError(
-                f"{self.uri}/{name} cannot be {what}: {str(error).rstrip('.')}; check the bucket's "
-                "name, the region and the credentials (aws sts get-caller-identity)"
-            ) from None
+            raise faults.explained(error, f"{self.uri}/{name} cannot be {what}") from None
 
     def _path(self, name: str) -> Path:
         return safe_join(Path(self.uri), name, what="file")
@@ -120,9 +113,3 @@ class Destination:
 
     def __getstate__(self) -> dict[str, str | None]:
         return {"uri": self.uri, "profile": self.profile, "region": self.region}
-
-
-def _is_of_aws(error: Exception) -> bool:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return isinstance(error, (BotoCoreError, ClientError))
