@@ -249,6 +249,12 @@ def test_capacity_providers_start_hosts_for_waiting_tasks_and_drain_them(synth: 
         "TargetCapacity": 100,
     }
     assert provider["ManagedDraining"] == "ENABLED"
+    slow = synth(worker_instance_type="g4dn.metal")
+    for node, seconds in (("worker", 900), ("head", 300)):  # bare metal starts for a quarter hour
+        found = named(slow, "AWS::ECS::CapacityProvider", node)["AutoScalingGroupProvider"]
+        assert found["ManagedScaling"]["InstanceWarmupPeriod"] == seconds
+        group = named(slow, "AWS::AutoScaling::AutoScalingGroup", node)
+        assert group["DefaultInstanceWarmup"] == seconds
     groups = templates.of_type("AWS::AutoScaling::AutoScalingGroup").values()
     assert sorted(group["MaxSize"] for group in groups) == ["1", "4"]
     associations = templates.only("AWS::ECS::ClusterCapacityProviderAssociations")
