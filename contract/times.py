@@ -5,6 +5,7 @@ program, Ray, the ECS agent, a state machine, a function. ``tests/contract/test_
 order. Limits of a single call (a socket, a subprocess) stay beside that call.
 """
 
+import re
 from typing import Final
 
 # --- a node that is told to end: SIGTERM, then SIGKILL --------------------------------------------
@@ -40,6 +41,9 @@ SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it
 CONSISTENT_S: Final = 10  # answers of ECS and Step Functions show what has just changed
 IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may come before
 DISCONNECTED_S: Final = 540  # agents reconnect within minutes, says AWS; three sweeps have seen it
+AGENT_LOST_S: Final = (
+    3600  # the same below a task, which trains on, but whose end is never heard of
+)
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 420  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone
@@ -50,6 +54,7 @@ SURPLUS_HOST_S: Final = 2400  # one too many that the sweep spares: its start, 1
 
 # --- a node that starts ---------------------------------------------------------------------------
 HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile
+SLOW_HOST_WARMUP_S: Final = 900  # the same of bare metal and of P instances
 QUEUE_LOOK_S: Final = 3600  # between two looks of a job that has waited for days for its turn
 QUEUE_S: Final = 14 * 24 * 3600  # a job waits no longer for its turn: the longest job is over then
 HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a head's host, or a fault; at first
@@ -87,3 +92,8 @@ RAY_HEALTH_EVERY_S: Final = 2  # and repeats it
 RAY_HEALTH_TIMEOUT_S: Final = 6  # shorter, and a node with busy processors would be taken for dead
 HOST_CHECK_S: Final = 90  # after a failure; 10 s as a rule, 60 s until nvidia-smi counts as hung
 RAY_RECONNECT_S: Final = 30  # a worker that has lost its head ends, and releases its host
+
+
+def is_slow(instance_type: str) -> bool:
+    """Whether hosts of a type start for up to 15 minutes: bare metal and P instances."""
+    return re.match(r"p\d|.*metal", instance_type) is not None

@@ -16,7 +16,8 @@ tasks (developer guide of ECS, "Amazon ECS task lifecycle")
                   ends its host. The model has RUNNING with the desired status STOPPED instead
     STOPPED, DELETED  over; ECS describes it for an hour
 container instances (API reference of ECS, ContainerInstance)
-    ACTIVE        takes tasks; without one it is released, disconnected it is lost
+    ACTIVE        takes tasks; without one it is released, disconnected it is lost, and its task
+                  is after AGENT_LOST_S
     DRAINING      takes none; the keeper ends it once its tasks have ended
     REGISTERING, REGISTRATION_FAILED, DEREGISTERING  only with awsvpcTrunking, an account's setting;
                   one that stays so takes no task and is released as idle
@@ -32,7 +33,8 @@ instances of a group (user guide of EC2 Auto Scaling, "Instance lifecycle")
     Warmed:Terminating, Warmed:Terminating:Wait, Warmed:Terminating:Proceed,
     Warmed:Terminating:Retained, Warmed:Terminated, Warmed:Stopped, Warmed:Running,
     Warmed:Hibernated  of warm pools: there are none
-    A group's launches may be suspended: by AWS, which the sweep resumes, or by a person
+    A group's launches may be suspended: by AWS, which the sweep resumes, or by a person; a group
+    may replace an instance below a task, which then has its host for two days
 executions and their machine (API reference of Step Functions)
     RUNNING       the job queues, runs or pauses; the teardown ends it
     SUCCEEDED, FAILED, TIMED_OUT, ABORTED  over: each has its record, from the clean-up or a sweep
@@ -240,7 +242,8 @@ class Model:
         self._after(self.times.stops, self._kill, task)
 
     def _kill(self, task: Record) -> None:
-        if task["lastStatus"] == "RUNNING":
+        # Linux kills no process in uninterruptible sleep.
+        if task["lastStatus"] == "RUNNING" and "_is_stuck" not in task:
             self._agent.kill(task)
             self.end(task, 137)
 
@@ -340,7 +343,8 @@ class Model:
             host for host in self.hosts.values() if host["capacityProviderName"] == group.provider
         ]
         waiting = len(self.waiting(group))
-        needed = sum(bool(self.on(host)) for host in mine) + waiting
+        # Assumed: one that is being terminated does not count.
+        needed = sum(bool(self.on(host)) and not host["_leaves"] for host in mine) + waiting
         if waiting and not group.there:
             needed = max(needed, 2)
         idle = [host for host in mine if not self.on(host) and not host["_leaves"]]
@@ -417,9 +421,9 @@ class Model:
 
     def connect(self, arn: str, *, is_connected: bool) -> None:
         """A disconnected agent reports and hears nothing, until it is connected again."""
-        if (host := self.hosts.get(arn)) is None:
+        if (host := self.hosts.get(arn)) is None or host["agentConnected"] is is_connected:
             return
-        host["agentConnected"] = is_connected
+        host |= {"agentConnected": is_connected, "_away_since": self._now()}
         if is_connected:
             unreported, host["_unreported"] = host["_unreported"], []
             for each in unreported:
@@ -460,14 +464,11 @@ class Model:
             raise ValueError("ValidationError")
         group.instances[instance]["_leaves"] = True
         group.desired -= lowers
-        # Managed draining: what was told to stop may end first (developer guide of ECS). What does
-        # not end, or was never there, keeps the host (containers-roadmap 2467 and 2685).
+        # Managed draining: tasks that no service keeps run on until they end (developer guide of
+        # ECS). What does not end, or was never there, keeps the host (roadmap 2467 and 2685).
         self._after(self.times.drains, self.end_at_once, instance)
         if host := self._host_of(instance):
             host |= {"status": "DRAINING", "_leaves": True}
-            for task in self.on(host):
-                if task["desiredStatus"] == "RUNNING":
-                    self._lose(task, instance)
             if not self.on(host) and host["agentConnected"]:
                 self._shut_down(group, instance)
         self.fill(group)

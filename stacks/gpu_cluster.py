@@ -207,6 +207,8 @@ class GpuCluster(Construct):
         if is_worker and settings.capacity_reservation_id:
             _take_reservation(template, settings)
 
+        is_slow = times.is_slow(machine.name)
+        warmup_s = times.SLOW_HOST_WARMUP_S if is_slow else times.HOST_WARMUP_S
         group = autoscaling.AutoScalingGroup(
             self,
             f"{name}Group",
@@ -220,7 +222,7 @@ class GpuCluster(Construct):
             # `cdk destroy` (aws-cdk 18179): TerminateHosts force-deletes the groups.
             new_instances_protected_from_scale_in=True,
             group_metrics=[autoscaling.GroupMetrics.all()],
-            default_instance_warmup=Duration.seconds(times.HOST_WARMUP_S),
+            default_instance_warmup=Duration.seconds(warmup_s),
         )
         findings.accept(group, findings.HOST_GROUP)
         provider = ecs.CfnCapacityProvider(
@@ -233,7 +235,7 @@ class GpuCluster(Construct):
                     target_capacity=100,
                     minimum_scaling_step_size=1,
                     maximum_scaling_step_size=settings.max_workers if is_worker else 1,
-                    instance_warmup_period=times.HOST_WARMUP_S,
+                    instance_warmup_period=warmup_s,
                 ),
                 # ECS lifts the protection of hosts without tasks, and only theirs.
                 managed_termination_protection="ENABLED",

@@ -4,7 +4,6 @@ Packed beside it, under this name; not for other parts of the project.
 """
 
 import os
-import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -287,7 +286,7 @@ def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
     ended = []
     for instance in [each for part in reservations for each in part["Instances"]]:
         name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
-        is_slow = re.match(r"p\d|.*metal", instance.get("InstanceType", ""))
+        is_slow = times.is_slow(instance.get("InstanceType", ""))
         limit = times.SLOW_HOST_JOINS_S if is_slow else times.HOST_JOINS_S
         if name in joined or age < limit:
             continue
@@ -334,7 +333,9 @@ def ailment(host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None") -> str
     status = task["lastStatus"] if task else ""
     if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
         what, limit_s = "did not start", times.TASK_STARTS_S
-    elif task and task.get("healthStatus") == "UNHEALTHY" and host["agentConnected"]:
+    elif task and not host["agentConnected"]:
+        what, limit_s = "lost its agent", times.AGENT_LOST_S
+    elif task and task.get("healthStatus") == "UNHEALTHY":
         what, limit_s = "did not answer its health check", times.SWEEP_EVERY_S // 2
     elif not task and host["runningTasksCount"] + host["pendingTasksCount"]:
         what, limit_s = "did not end", times.STOP_TIMEOUT_S

@@ -31,6 +31,13 @@ TASKS: Final = "arn:aws:ecs:us-east-1:1:task/c/"
 BUCKET: Final = "bucket"
 #: botocore tries a call so often in all.
 ATTEMPTS: Final = 5
+DAY_S: Final = 86_400
+#: A job whose fault is over trains again within this time.
+RECOVERS_S: Final = 5400
+#: What the state machine of some earlier commit does not tell the keeper.
+NEW_IN_EVENTS: Final = ("Asked", "InARow")
+#: Why RunTask places a task nowhere (developer guide of ECS, "API failure reasons").
+UNPLACED: Final = ("Capacity is unavailable at this time.", "AGENT", "RESOURCE:GPU", "RESOURCE:ENI")
 #: The reason with which Step Functions stops the task of an execution that is over.
 MANAGED: Final = "The execution which was managing this resource was aborted"
 
@@ -172,7 +179,7 @@ class Client:
             number = account.world.random.randrange(asked) if is_short else asked
             account.world.happened["RunTask placed some"] += is_short
             started = account.run(request | {"count": number}) if number else []
-            failures = [{"arn": "", "reason": "Capacity is unavailable at this time."}]
+            failures = [{"arn": "", "reason": account.world.random.choice(UNPLACED)}]
             return {
                 "tasks": [task.copy() for task in started],
                 "failures": failures * (asked - len(started)),
@@ -216,13 +223,11 @@ class Client:
 
     def put_attributes(self, cluster: str, attributes: list[Record]) -> Any:
         del cluster
-        (each,) = attributes
-        self._call(lambda: self._account.host(each["targetId"]).update(attributes=[each]))
+        self._call(lambda: self._account.mark(attributes, *attributes))
 
     def delete_attributes(self, cluster: str, attributes: list[Record]) -> Any:
         del cluster
-        (each,) = attributes
-        self._call(lambda: self._account.host(each["targetId"]).update(attributes=[]))
+        self._call(lambda: self._account.mark([], *attributes))
 
     # --- Lambda
     def invoke(self, FunctionName: str, InvocationType: str, Payload: bytes) -> Any:  # noqa: N803
@@ -272,7 +277,7 @@ class Client:
     def _describe_instances(self, Filters: Any) -> Any:  # noqa: N803
         del Filters
         instances = [
-            each
+            each | {"InstanceType": self._account.instance_type}
             for group in self._account.model.groups.values()
             for each in group.instances.values()
             if "_ends" not in each
@@ -296,7 +301,6 @@ class Client:
         statusFilter: str = "",  # noqa: N803
         PaginationConfig: Any = None,  # noqa: N803
     ) -> Any:
-        del PaginationConfig
         assert stateMachineArn == MACHINE
         now, lag = self._account.world.now, self._account.model.times.shows
         found = [
@@ -310,7 +314,9 @@ class Client:
             for job in self._account.executions.values()
             if statusFilter in ("", job.status) and now - max(job.began, job.ended) > lag
         ]
-        return {"executions": found[::-1]}
+        most = PaginationConfig["MaxItems"] if PaginationConfig else len(found)
+        self._account.world.happened["more than 100 executions listed"] += len(found) > 100
+        return {"executions": found[::-1][:most]}
 
     def _get_execution_history(self, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
         del PaginationConfig
@@ -366,10 +372,30 @@ class Account:
         self.is_faulty, self.trouble = True, 0.01
         self.is_broken = False
         """The keeper fails at its first call."""
+        self.skew_s = self.slack_s = 0.0
+        """By how much the keeper's clock is ahead of AWS's; the most that it ever was off."""
+        self.instance_type = "g5.xlarge"
+        self.understood: Callable[[str | None], JobSpec | None] = lambda _: None
+        self.least_workers = 0
+        """That the deployment ever allowed."""
+        self.outdated: set[str] = set()
+        """Runs with orders that the deployed keeper does not understand."""
+        self.deployed_at = 0.0
+        """When it was last deployed with other limits."""
+        self.due = 0.0
+        """When the last event comes."""
         self.client = functools.cache(functools.partial(Client, self))
-        self._was_left = True
+        self._was_left, self._num_skipped = True, 0
+        self.skips = False
+        """Whether this life lasts days."""
         self.failed_at = 0.0
         """When the keeper last failed, or was killed."""
+        self.billed_s = 0.0
+        """Of all instances, together."""
+        self.trained: dict[str, float] = {}
+        """When a job trained last."""
+        self.calm_at = float("inf")
+        """When the last fault is over."""
 
     def execution(self, arn: str) -> "Execution":
         found = self.executions.get(arn.rpartition(":")[2])
@@ -417,6 +443,11 @@ class Account:
         if len(alive) > job.granted.high:
             self.world.blame(f"{job.name} has {len(alive)} workers of {job.granted}")
 
+    def spec_of(self, order: str | None) -> JobSpec | None:
+        """A job's order, as the keeper that is deployed understands it."""
+        spec = self.understood(order)
+        return None if spec and spec.run in self.outdated else spec
+
     def start(self, name: str, order: str) -> None:
         """StartExecution: the same again starts nothing (API reference of Step Functions)."""
         if (known := self.executions.get(name)) is None:
@@ -424,10 +455,15 @@ class Account:
         elif known.status != "RUNNING" or known.order != order:
             raise refused("ExecutionAlreadyExists")
 
-    def host(self, arn: str) -> Record:
-        if arn not in self.model.hosts:
-            raise refused("InvalidParameterException")
-        return self.model.hosts[arn]
+    def mark(self, new: list[Record], old: Record) -> None:
+        """PutAttributes and DeleteAttributes."""
+        host = self.model.hosts.get(old["targetId"])
+        if host is None or self.world.now < host.get("_refuses_until", 0):
+            self.world.happened["attributes refused"] += host is not None
+            raise refused("TargetNotFoundException")
+        host["attributes"] = new + [
+            each for each in host["attributes"] if each["name"] != old["name"]
+        ]
 
     def job_of(self, task: Record) -> "Execution | None":
         return self.executions.get(task["group"].removeprefix("job:"))
@@ -446,9 +482,10 @@ class Account:
         job = self.job_of(task)
         # A host that comes later than the job wants to wait may come while it is being stopped.
         host_at = task["startedAt"].timestamp() if "startedAt" in task else self.world.now
-        is_starved = job and host_at - task["createdAt"].timestamp() > job.patience_s
+        waited = host_at - task["createdAt"].timestamp() + self.slack_s
+        is_starved = job and waited > job.patience_s
         is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
-        if who == "keeper" and job and job.is_healthy and is_well:
+        if who == "keeper" and job and job.is_healthy and is_well and not job.is_redriven:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
     def _ails(self, task: Record) -> bool:
@@ -456,8 +493,13 @@ class Account:
         since = task.get("_hangs_since") or task.get("_placed_at") or self.world.now
         is_hung = "_hangs_since" in task and task["lastStatus"] == "RUNNING"
         least = times.SWEEP_EVERY_S // 2 if is_hung else times.TASK_STARTS_S
+        least -= int(self.slack_s)
         has_run = task["lastStatus"] == "RUNNING" and not is_hung
-        return not has_run and self.world.now - since > least
+        host = self.model.hosts.get(task.get("containerInstanceArn", ""), {})
+        is_away = not host.get("agentConnected", True)
+        away_s = self.world.now - host["_away_since"] if is_away else 0
+        is_ailing = not has_run and self.world.now - since > least
+        return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
     def set_state(self, arn: str, status: str, who: str) -> None:
         """Of a host that has gone, it answers a failure and no error (botocore)."""
@@ -499,7 +541,10 @@ class Account:
         """Nothing that shall run, or can still end in time, is cut off."""
         for host in [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]:
             for task in self.model.on(host) if host["agentConnected"] else ():
-                told = task.get("_told_at", self.world.now)
+                job = self.job_of(
+                    task
+                )  # Step Functions itself stops the head of one that was aborted
+                told = task.get("_told_at", job.ended if job and job.ended else self.world.now)
                 is_late = self.world.now - told > times.STOP_TIMEOUT_S
                 if task["lastStatus"] == "RUNNING" and not is_late:
                     self.world.blame(f"{who} ends {instance} at once, below {name_of(task)}")
@@ -517,7 +562,8 @@ class Account:
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
         is_over = is_in_vain(last["stoppedReason"])  # so the sweep has ended its job
-        if job and job.status == "RUNNING" and idle < times.IDLE_HOST_S and not is_over:
+        is_early = idle + self.slack_s < times.IDLE_HOST_S
+        if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 
     def set_desired(self, name: str, number: int) -> None:
@@ -530,8 +576,12 @@ class Account:
 
     def resume(self, name: str) -> None:
         for group in self.model.groups.values():
-            if group.name == name and group.record.pop("SuspendedProcesses", None):
+            if group.name == name and (found := group.record.pop("SuspendedProcesses", None)):
                 self.world.happened["suspended group resumed"] += 1
+                if found[0]["SuspensionReason"].startswith("User"):
+                    self.world.blame(f"{name} is resumed, which a person has suspended")
+                is_day = self.model.times.suspends >= DAY_S
+                self.world.happened["launches that have failed for a day resumed"] += is_day
                 self.model.fill(group)
 
     def put(self, key: str, body: bytes, *, is_new: bool) -> None:
@@ -608,34 +658,72 @@ class Account:
             or any("SuspendedProcesses" in group.record for group in model.groups.values())
             or any(task["lastStatus"] != "STOPPED" for task in model.tasks.values())
             or any(
-                not 0 < job.ended < closed or job.record not in self.objects
-                for job in self.executions.values()
+                not 0 < job.ended < closed or job.lacks_record for job in self.executions.values()
             )
         )
-        if is_left or self._was_left:
+        # Of days, most sweeps find all as the one before has left it: one in an hour is played.
+        self._num_skipped = self._num_skipped + 1 if self.skips and self._is_steady() else 0
+        if (is_left or self._was_left) and not self._num_skipped % 12:
             self.notify({"Action": "sweep"})
         self._was_left = is_left
         self._check_billed()
         self._check_refused()
+        self._check_progress()
+        number = sum(len(group.instances) for group in model.groups.values())
+        self.billed_s += number * times.SWEEP_EVERY_S
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
 
+    def _is_steady(self) -> bool:
+        """There is nothing that a sweep could do: every host has its task, or none is there."""
+        model = self.model
+        return all(
+            each["lastStatus"] == each["desiredStatus"] == "RUNNING" and "_hangs_since" not in each
+            for each in model.tasks.values()
+            if each["lastStatus"] not in ("STOPPED", "PROVISIONING")
+        ) and all(
+            len(group.instances)
+            == sum(
+                bool(model.on(host))
+                for host in model.hosts.values()
+                if host["capacityProviderName"] == group.provider and host["agentConnected"]
+            )
+            and "SuspendedProcesses" not in group.record
+            and (
+                not group.activities or not is_in_vain(group.activities[0].get("StatusMessage", ""))
+            )
+            for group in model.groups.values()
+        )
+
     def _check_refused(self) -> None:
         """No head waits for long where AWS has said that it will start no host."""
         for group in self.model.groups.values():
             for each in group.record.get("SuspendedProcesses", []):
                 seen = each.setdefault("_seen", self.world.now)
+                if each["SuspensionReason"].startswith("User"):
+                    continue
                 if self.world.now - max(seen, self.failed_at) > 2 * times.SWEEP_EVERY_S + 60:
                     self.world.blame(f"launches of {group.name} stay suspended")
             said = group.activities[0].get("StatusMessage", "") if group.activities else ""
             for task in self.model.waiting(group) if group.fails_since else ():
                 since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
                 is_long = self.world.now - since > 2 * times.SWEEP_EVERY_S + 60
-                if is_in_vain(said) and is_long and task["_family"] == "head":
+                job = self.job_of(task)
+                is_told = task["_family"] == "head" and not (job and job.is_outdated)
+                if is_in_vain(said) and is_long and is_told:
                     self.world.blame(f"{name_of(task)} waits in vain: {said}")
+
+    def _check_progress(self) -> None:
+        """A job whose fault is over trains again."""
+        for job in self.executions.values():
+            if job.status == "RUNNING" and job.admitted_at and not job.is_redriven:
+                trained = self.trained.get(job.name, 0)
+                late_s = self.world.now - max(job.admitted_at, self.calm_at, trained)
+                if late_s > RECOVERS_S:
+                    self.world.blame(f"{job.name} has not trained for {late_s:.0f} s")
 
     def _check_billed(self) -> None:
         """No state lasts: a host that does nothing for anybody is released in some sweeps."""
@@ -648,7 +736,8 @@ class Account:
             limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
             what = "starts" if starts else "hangs" if hangs else "idles"
             is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
-            if is_well or host["_leaves"] or host.get("_does") != what:
+            refuses = now < host.get("_refuses_until", 0)  # the mark that the sweep needs
+            if is_well or refuses or host["_leaves"] or host.get("_does") != what:
                 host["_since"] = now
             host["_does"] = what
             if now - max(host["_since"], self.failed_at) > limit + sweeps and not self.is_broken:
@@ -674,9 +763,15 @@ class Execution:
         """When they were submitted, and their ARNs."""
         self.heard: list[Record] = []
         """Heads that ran, and of whose end it has heard."""
-        spec = JobSpec.from_json(order)
-        self.patience_s, self.nodes = spec.capacity_wait_s, spec.nodes
-        self.record = runs.job_record(spec.run, name)
+        self.spec = spec = account.spec_of(order)
+        self.patience_s = spec.capacity_wait_s if spec else 0
+        self.nodes = spec.nodes if spec else Range(0, 0)
+        self.record = runs.job_record(spec.run, name) if spec else ""
+        self.is_old = self.is_redriven = False
+        """The definition that it began with is of an earlier deployment; a person has redriven
+        it."""
+        self.event_s = 0.0
+        """How long the event of its end takes at least."""
         self.granted = Range(0, 0)
         """Worker nodes that it was admitted with."""
         self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
@@ -697,6 +792,15 @@ class Execution:
         """It goes on, for all that anybody can know."""
         late = self.account.world.now > self.variables.get("deadline", float("inf"))
         return self.status == "RUNNING" and not self.is_ending and not late
+
+    @property
+    def lacks_record(self) -> bool:
+        is_known = self.spec is not None and not self.is_outdated
+        return is_known and self.record not in self.account.objects
+
+    @property
+    def is_outdated(self) -> bool:
+        return self.spec is not None and self.spec.run in self.account.outdated
 
     def described(self) -> Record:
         found: Record = {"name": self.name, "status": "RUNNING", "input": self.order}
@@ -725,6 +829,12 @@ class Execution:
             world.after(world.random.uniform(0, 5), stop)
         self._notify()
 
+    def redrive(self) -> None:
+        """RedriveExecution: from the state that did not end well, with all that it knew."""
+        self.is_redriven, self.is_ending = True, False
+        self.status, self.error, self.cause, self.ended = "RUNNING", "", "", 0.0
+        self._process = self.account.world.spawn(self._run, self.at)
+
     def _notify(self) -> None:
         world = self.account.world
         event = {
@@ -740,18 +850,29 @@ class Execution:
         # EventBridge delivers at least once, and tries for 24 hours (its user guide).
         late = world.random.uniform(600, 3 * 3600)
         first = late if world.random.random() < 0.05 else world.random.uniform(0.5, 20)
-        world.after(first, self.account.notify, event)
+        world.after(max(first, self.event_s), self.account.notify, event)
+        self.account.due = max(self.account.due, world.now + self.event_s)
         if world.random.random() < 0.2:
             world.after(world.random.choice([late, late / 100]), self.account.notify, event)
 
     # --- states
-    def _run(self) -> None:
+    def _run(self, at: str = "") -> None:
+        try:
+            self._play(at)
+        except RuntimeError as error:  # of an expression, which no state catches
+            if self.spec:
+                self.account.world.blame(f"{self.name}: {error!r}")
+            self.error = f"States.QueryEvaluationError: {error}"
+            self._finish("FAILED")
+            self._notify()
+
+    def _play(self, at: str) -> None:
         world, states = self.account.world, self.account.states["States"]
         start = stamp(self.began).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         order = json.loads(self.order)
         context = {"Execution": {"Name": self.name, "StartTime": start, "Input": order}}
         variables = self.variables
-        at = self.account.states["StartAt"]
+        at = at or self.account.states["StartAt"]
         while True:
             state, self.at = states[at], at
             world.happened[f"state {at}"] += 1
@@ -819,6 +940,8 @@ class Execution:
                     raise
 
     def _invoke(self, payload: Record) -> Any:
+        if self.is_old:  # an earlier definition did not send all
+            payload = {name: each for name, each in payload.items() if name not in NEW_IN_EVENTS}
         answer, is_well = self.account.answer(payload, 10 * times.KEEPER_TIMEOUT_S)
         if not is_well:
             raise StateError("Lambda.Unknown", "it failed")
@@ -827,13 +950,19 @@ class Execution:
     def _run_and_wait(self, arguments: Record, seconds: float) -> Any:
         world, account = self.account.world, self.account
         chance, self.head = world.random, None
-        fate = chance.random() if account.is_faulty else 1.0
-        if fate < account.trouble:
-            raise StateError("ECS.AmazonECSException", "Rate exceeded")
         (container,) = arguments["Overrides"]["ContainerOverrides"]
         variables = {each["Name"]: each["Value"] for each in container["Environment"]}
         self.is_ending = False
         self._check_turn(JobSpec.from_json(variables[ENV_JOB_SPEC]).nodes)
+        fate = chance.random() if account.is_faulty else 1.0
+        if fate < account.trouble:
+            raise StateError("ECS.AmazonECSException", "Rate exceeded")
+        is_known = bool(account.model.known(arguments.get("ClientToken", "")))
+        if fate < 1.5 * account.trouble and not is_known:
+            reason = chance.choice(UNPLACED)
+            world.happened[f"RunTask refuses a head: {reason}"] += 1
+            failures = [{"Arn": "", "Reason": reason}]
+            raise StateError("AmazonECS.Unknown", json.dumps({"Failures": failures, "Tasks": []}))
         (task,) = account.run(
             {
                 # Its name in the synthesized definition is not known before the deployment.
@@ -889,7 +1018,7 @@ class Execution:
     def _check_turn(self, granted: Range) -> None:
         """A job starts beside all that earlier jobs may have, those that wait too, so that it
         delays none of them; and beside what later ones have."""
-        if self.admitted_at:
+        if self.admitted_at or self.is_redriven:
             return
         world, jobs = self.account.world, self.account.executions.values()
         self.admitted_at, self.granted = world.now, granted
@@ -900,7 +1029,12 @@ class Execution:
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
         world.happened["job started beside others"] += bool(earlier or later)
         world.happened["job started with fewer nodes"] += granted != self.nodes
+        world.happened["job waited for its turn for a day"] += world.now - self.began > DAY_S
         limits = self.account.keeper.LIMITS
+        # What was admitted before a deploy may have more than there is now, or is not understood.
+        is_deployed = self.began < self.account.deployed_at
+        if is_deployed or any(each.is_redriven or each.is_outdated for each in running):
+            return
         if len(earlier) + len(later) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")
         taken = sum(each.nodes.high for each in earlier) + sum(each.granted.high for each in later)

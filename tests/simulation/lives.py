@@ -8,8 +8,8 @@ import contextlib
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -36,7 +36,7 @@ from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
 from stacks.job_keeper import cluster
-from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of, stamp
+from tests.simulation.account import BUCKET, DAY_S, MACHINE, Account, Execution, name_of, stamp
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling
 from trainctl.aws import jobs
@@ -62,6 +62,10 @@ SHORT: Final = (
 )
 #: Between two looks of a head; always Ray's five seconds would take four times as long.
 TICKS_S: Final = (5.0, 20.0, 40.0)
+#: The same in a life of days, unless something happens.
+LONG_TICK_S: Final = 1800.0
+#: Of lives that have one more fault, of the rare ones.
+RARE_SHARE: Final = 0.28
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +76,35 @@ class Program:
     code: int
 
 
+#: Returns the jobs that it happens to; None: there is nothing that it could happen to.
+Fault = Callable[["Life"], list[Execution] | None]
+
+
+class Clock:
+    """The clock of the keeper, which may be off by minutes."""
+
+    def __init__(self, account: Account) -> None:
+        self._account, self._world = account, account.world
+        self.monotonic, self.sleep = self._world.time, self._world.sleep
+
+    def time(self) -> float:
+        return self._world.now + self._account.skew_s
+
+
 class Life:
     """One deployment, from its first job until nothing may be left."""
 
-    def __init__(self, seed: int, *, states: Record, keeper: ModuleType) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        states: Record,
+        keeper: ModuleType,
+        faults: Sequence[Fault],
+        rare: Sequence[Fault],
+        long: Collection[Fault],
+    ) -> None:
+        """``rare``: faults of which a life has one at most; ``long``: those that take days."""
         world = self.world = World(seed)
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
@@ -119,6 +148,12 @@ class Life:
         self.heads: dict[str, Head] = {}
         self.own: dict[str, int] = {}
         """Of heads: how their command has ended by itself."""
+        self._faults = faults
+        self._rare = self.chance.choice(rare) if self.chance.random() < RARE_SHARE else None
+        self.is_long = self._rare in long
+        self.hours, self.calm_h = (100, 80) if self.is_long else (HOURS, QUIET_AFTER_H)
+        self.account.skips = self.is_long
+        self.account.least_workers = self.max_workers
         self.limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
     # --- what EC2 has
@@ -162,10 +197,11 @@ class Life:
                 self.world.blame(f"{name_of(task)} comes to {host['ec2InstanceId']}, which is bad")
 
     def terminate(self, task: Record) -> None:
-        if "_hangs_since" in task:
-            return  # it hears nothing, and is killed in the end
+        if "_hangs_since" in task or "_is_stuck" in task:
+            return  # it hears nothing, and is killed in the end, if it can be
         if head := self.heads.get(task["taskArn"]):
             head.is_stopped = True
+            head.wake()
         elif self.chance.random() > 0.05:  # else it hears nothing, and is killed in the end
             self.world.after(self.chance.choice([1, 5, 30, 110]), self.model.end, task, 143)
 
@@ -177,6 +213,9 @@ class Life:
     def ended(self, task: Record) -> None:
         if hear := task.pop("_hear", None):
             hear()
+        for head in self.heads.values() if self.is_long else ():
+            if head.job.name == task["startedBy"]:
+                head.wake()
 
     def forsake(self, head: "Head") -> None:
         """Workers end by themselves when their head is gone, but for those that hang."""
@@ -188,7 +227,9 @@ class Life:
 
     def _end_alone(self, task: Record) -> None:
         heads = [each for each in self.heads.values() if each.job.name == task["startedBy"]]
-        if task["lastStatus"] == "RUNNING" and not any(each.is_alive for each in heads):
+        is_stuck = "_is_stuck" in task and task["desiredStatus"] == "STOPPED"
+        is_there = task["lastStatus"] == "RUNNING" and not is_stuck
+        if is_there and not any(each.is_alive for each in heads):
             self.model.end(task, 1)
 
     # --- what happens
@@ -202,33 +243,41 @@ class Life:
             name = f"r{number}-bado-kilo"  # as job_plan.new_id makes them
             low = chance.randint(0, min(2, self.max_workers))
             high = chance.randint(low, self.max_workers)
+            is_long = self.is_long and not number
             spec = JobSpec(
                 run=f"r{number}",
                 command=("x",),
                 nodes=Range(low, high),
                 recipe=chance.choice(["", "ddp"]),
                 on=Placement.HEAD,
-                max_seconds=chance.choice([1500, 9000, 12000]),
-                capacity_wait_s=chance.choice([300, 1800, 7200]),
+                max_seconds=4 * DAY_S if is_long else chance.choice([1500, 9000, 12000]),
+                capacity_wait_s=3 * DAY_S if is_long else chance.choice([300, 1800, 7200]),
             )
             program = Program(
-                seconds=chance.choice([60, 600, 3000]),
-                code=chance.choice([0, 0, 0, 1, 3, exits.KILLED, exits.BAD_HOST]),
+                seconds=2.2 * DAY_S if is_long else chance.choice([60, 600, 3000]),
+                code=0 if is_long else chance.choice([0, 0, 0, 1, 3, exits.KILLED, exits.BAD_HOST]),
             )
-            at = chance.choice([0, chance.uniform(0, 600), chance.uniform(0, latest)])
+            at = (
+                0
+                if is_long
+                else chance.choice([0, chance.uniform(0, 600), chance.uniform(0, latest)])
+            )
             submits.append(at)
             self.programs[name] = program
             world.after(at, world.spawn, self.submit, name, spec)
         self.account.on_state = self._ambush
         for _ in range(chance.randint(3, 8)):
-            fault = chance.choice(FAULTS)
+            fault = chance.choice(self._faults)
             if chance.random() < 0.4:  # while something short goes on
                 self._ambushes.append((chance.choice(["CleanUp", "Head", "Pause", "Queue"]), fault))
             else:
                 # Most come while there is a job.
                 at = chance.choice(submits) + chance.expovariate(1 / 1200)
                 world.after(at, self._befall, fault)
-        world.after(QUIET_AFTER_H * 3600, self._calm_down)
+        if self._rare:
+            at = 60 if self.is_long else chance.choice([0, chance.choice(submits)])
+            world.after(at + chance.expovariate(1 / 1200), self._befall, self._rare)
+        world.after(self.calm_h * 3600, self._calm_down)
 
     def submit(self, job: str, spec: JobSpec) -> None:
         """As ``trainctl submit``; its user tries again."""
@@ -252,7 +301,8 @@ class Life:
         except (CliError, ClientError, BotoCoreError) as error:
             self.world.tell(f"trainctl stop {name}: {error}")
             # Of which the sweep takes the host, later than the command waits.
-            is_deaf = any("agent" in name or "docker" in name for name in self.world.happened)
+            names = ("agent", "docker", "carried")
+            is_deaf = any(each in name for each in names for name in self.world.happened)
             if job and not self._has_trouble and not is_deaf:
                 self.world.blame("trainctl stop fails")
 
@@ -273,17 +323,27 @@ class Life:
         elif world.now < BEGAN + FAULTS_UNTIL_H * 3600:  # there was nothing that it could hit
             world.after(self.chance.uniform(60, 1200), self._befall, fault)
         else:
-            self._befall(self.chance.choice(FAULTS))
+            self._befall(self.chance.choice(self._faults))
 
     def _calm_down(self) -> None:
         for _, fault in self._ambushes:  # no job came to that state
             self._befall(fault)
         self._ambushes.clear()
         self.account.is_faulty = False
+        self.account.calm_at = self.world.now
         self.account.is_broken, self.account.trouble = False, 0.01
+        self.resume_launches()
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
         for planned in self._fates.values():
             planned.clear()
+
+    def resume_launches(self) -> None:
+        """As a person does, who has suspended them."""
+        for group in self.model.groups.values():
+            found = group.record.get("SuspendedProcesses", [])
+            if any(each["SuspensionReason"].startswith("User") for each in found):
+                del group.record["SuspendedProcesses"]
+                self.model.fill(group)
 
     def any_host(self) -> Record | None:
         hosts = [host for host in self.model.hosts.values() if not host["_leaves"]]
@@ -301,7 +361,13 @@ class Life:
     def is_over(self) -> bool:
         """Whether sweeps have had the time to end what the last job has left."""
         ends = [job.ended or self.world.now for job in self.account.executions.values()]
-        return max(ends, default=0) < self.world.now - times.HOST_JOINS_S - 2 * times.SWEEP_EVERY_S
+        left = times.SLOW_HOST_JOINS_S if self.is_slow else times.HOST_JOINS_S
+        last = max([*ends, self.account.due])
+        return last < self.world.now - left - 2 * times.SWEEP_EVERY_S - self.account.slack_s
+
+    @property
+    def is_slow(self) -> bool:
+        return self.account.instance_type != "g5.xlarge"
 
     def state_of(self, job: Execution) -> str:
         """Where a job is: in the state machine, and at its head."""
@@ -352,10 +418,18 @@ class Life:
         if job.status == "RUNNING":
             world.blame(f"{job.name} never ends")
             return
+        if job.spec is None:
+            if job.heads:
+                world.blame(f"{job.name} has a head, and its order is not understood")
+            return
+        if record is None and job.is_outdated:
+            return
         if record is None:
             world.blame(f"{job.name} has no record")
             return
         written = json.loads(record)
+        if job.is_redriven:  # its record is that of its first end (docs/jobs.md)
+            return
         world.happened[f"job {written['status']}"] += 1
         if job.status == "ABORTED":
             head = job.head or {}
@@ -372,6 +446,9 @@ class Life:
             if job.at != "CleanUp":
                 world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
             return
+        may_wait = job.nodes.low <= self.account.least_workers
+        if not job.num_starts and may_wait and not job.is_outdated:
+            world.blame(f"{job.name} ends before its turn: {written['reason']}")
         if written["status"] != result:
             world.blame(f"{job.name} is {result}, and its record says {written['status']}")
         tasks, own = self.model.tasks, (f"job:{job.name}", "head")
@@ -395,7 +472,8 @@ class Life:
         waited = job.ended - (job.admitted_at or job.ended)
         in_vain = is_in_vain(written["reason"])
         world.happened["job ended as waiting is in vain"] += in_vain
-        if result == JobStatus.NO_CAPACITY and waited < job.patience_s and not in_vain:
+        is_early = waited + self.account.slack_s < job.patience_s and not job.is_old
+        if result == JobStatus.NO_CAPACITY and is_early and not in_vain:
             world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
         self._check_cause(job, written)
 
@@ -443,6 +521,7 @@ class Head:
         assert job is not None
         self.job = job
         self.is_stopped = False
+        self.wake: Callable[[], None] = lambda: None
         self.at = "starts"
         self.process: Any = None
         self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
@@ -476,8 +555,14 @@ class Head:
         program = life.programs[self.job.name]
         left, looked = program.seconds, world.now
         short_since: float | None = None
+        steady_since, was_at = short_since, ""
         while code is None:
-            world.sleep(life.chance.choice(TICKS_S))
+            tick = life.chance.choice(TICKS_S)
+            if life.is_long and steady_since and world.now - steady_since > 3600:
+                world.wait(self._register, LONG_TICK_S)
+                life.programs[self.job.name] = replace(program, seconds=max(60, left))
+            else:
+                world.sleep(tick)
             there = self._reconcile()
             found = decisions.decide(
                 Seen(
@@ -490,6 +575,10 @@ class Head:
             is_short = there < self.spec.nodes.low
             short_since = (short_since or world.now) if is_short else None
             self.at = "lacks nodes" if is_short else "trains"
+            steady_since = None if self.at != was_at else steady_since or world.now
+            was_at = self.at
+            if not is_short:
+                life.account.trained[self.job.name] = world.now
             # A recipe waits for nodes that it has lost, and a program goes on without them.
             if not is_short or (left < program.seconds and not self.spec.recipe):
                 left -= world.now - looked
@@ -511,6 +600,9 @@ class Head:
         self._release()
         life.model.end(self.task, code)
         life.forsake(self)
+
+    def _register(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
 
     def _nodes(self) -> list[str]:
         return self.provider.non_terminated_nodes(WORKERS)
@@ -538,149 +630,6 @@ class Head:
             self.world.tell(f"head of {self.job.name}: {error!r:.100}")
 
 
-# --- faults ---------------------------------------------------------------------------------------
-#: Returns the jobs that it happens to; None: there is nothing that it could happen to.
-Fault = Callable[[Life], list[Execution] | None]
-
-
-def spot_host_is_taken(life: Life) -> list[Execution] | None:
-    if not (host := life.any_host()):
-        return None
-    hit = life.on(host)
-    life.model.lose(host["containerInstanceArn"])
-    if life.chance.random() < 0.5:  # EC2 takes spot hosts where it is short of them
-        seconds = life.chance.choice([300, 1200, 5000])
-        life._short_until[host["capacityProviderName"]] = life.world.now + seconds
-    return hit
-
-
-def agent_is_disconnected_for_a_while(life: Life) -> list[Execution] | None:
-    if not (host := life.any_host()):
-        return None
-    connect = functools.partial(life.model.connect, host["containerInstanceArn"])
-    connect(is_connected=False)
-    life.world.after(life.chance.uniform(60, 500), lambda: connect(is_connected=True))
-    return life.on(host)
-
-
-def agent_dies(life: Life) -> list[Execution] | None:
-    if not (host := life.any_host()):
-        return None
-    life.model.connect(host["containerInstanceArn"], is_connected=False)
-    return life.on(host)
-
-
-def next_host_never_joins(life: Life) -> list[Execution]:
-    life._fates[life.chance.choice([*FAMILIES])].append("unjoined")
-    return life.running()
-
-
-def next_host_lacks_its_gpu(life: Life) -> list[Execution]:
-    life._fates[life.chance.choice([*FAMILIES])].append("lacks")
-    return life.running()
-
-
-def next_host_is_bad(life: Life) -> list[Execution]:
-    life._fates[life.chance.choice([*FAMILIES])].append("bad")
-    return life.running()
-
-
-def next_hosts_docker_hangs(life: Life) -> list[Execution]:
-    """Tasks stay PENDING there."""
-    life._fates[life.chance.choice([*FAMILIES])].append("hangs")
-    return life.running()
-
-
-def node_hangs(life: Life) -> list[Execution] | None:
-    """Its container runs, and does not answer its health check."""
-    tasks = life.model.tasks.values()
-    running = [each for each in tasks if each["lastStatus"] == "RUNNING"]
-    running = [each for each in running if "_hangs_since" not in each]
-    if not running:
-        return None
-    task = life.chance.choice(running)
-    task |= {"healthStatus": "UNHEALTHY", "_hangs_since": life.world.now, "_joins": 1e12}
-    if head := life.heads.get(task["taskArn"]):
-        head.process.is_dead = True
-        life.forsake(head)
-    job = life.account.job_of(task)
-    return [job] if job else []
-
-
-def ec2_has_no_host(life: Life) -> list[Execution]:
-    provider = life.chance.choice([*FAMILIES])
-    life._short_until[provider] = life.world.now + life.chance.choice([300, 1200, 5000])
-    life._sentences[provider] = life.chance.choice(SHORT)
-    return life.running()
-
-
-def aws_is_in_trouble(life: Life) -> list[Execution]:
-    life.account.trouble = life.chance.choice([0.1, 0.3, 0.6])
-    seconds = life.chance.choice([60, 300, 1500])
-    life.world.after(seconds, setattr, life.account, "trouble", 0.01)
-    return life.running()
-
-
-def keeper_is_broken(life: Life) -> list[Execution]:
-    life.account.is_broken = True
-    seconds = life.chance.choice([60, 600, 2400])
-    life.world.after(seconds, setattr, life.account, "is_broken", False)
-    return life.running()
-
-
-def user_stops_a_job(life: Life) -> list[Execution] | None:
-    """As ``trainctl stop``."""
-    if not (running := life.running()):
-        return None
-    job = life.chance.choice(running)
-    life.world.spawn(life.stop, job.name)
-    return [job]
-
-
-def job_is_aborted(life: Life) -> list[Execution] | None:
-    if not (running := life.running()):
-        return None
-    job = life.chance.choice(running)
-    job.abort()
-    return [job]
-
-
-def standing_cluster_goes_down(life: Life) -> list[Execution]:
-    """As ``trainctl cluster down``, whose hosts go at once: not those that a job waits for."""
-    life.account.notify({"Action": "release"})
-    return life.running()
-
-
-def head_is_killed(life: Life) -> list[Execution] | None:
-    alive = [each for each in life.heads.values() if each.is_alive]
-    if not alive:
-        return None
-    head = life.chance.choice(alive)
-    life.kill(head.task)
-    life.model.end(head.task, exits.KILLED)
-    return [head.job]
-
-
-FAULTS: Final[tuple[Fault, ...]] = (
-    spot_host_is_taken,
-    spot_host_is_taken,
-    agent_is_disconnected_for_a_while,
-    agent_dies,
-    next_host_never_joins,
-    next_host_lacks_its_gpu,
-    next_host_is_bad,
-    next_hosts_docker_hangs,
-    node_hangs,
-    ec2_has_no_host,
-    aws_is_in_trouble,
-    keeper_is_broken,
-    user_stops_a_job,
-    job_is_aborted,
-    standing_cluster_goes_down,
-    head_is_killed,
-)
-
-
 # --- one life -------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def _handed_in(
@@ -699,22 +648,28 @@ def _handed_in(
         "FAMILIES": ["head", "standing", "worker"],
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module in (keeper, cluster, job_outcome, jobs, polling, follow):
+        for module in (keeper, cluster, job_outcome):
+            patch.setattr(module, "time", Clock(account))
+        for module in (jobs, polling, follow):
             patch.setattr(module, "time", world)
         for module in (keeper, cluster):
             for name, value in own.items():
                 patch.setattr(module, name, value, raising=False)
-        patch.setattr(keeper, "spec_of", functools.cache(keeper.spec_of))  # a life asks very often
+        # A life asks very often.
+        account.understood = functools.cache(keeper.spec_of)
+        patch.setattr(keeper, "spec_of", account.spec_of)
         yield
 
 
-def live(seed: int, *, states: Record, keeper: ModuleType) -> Life:
-    life = Life(seed, states=states, keeper=keeper)
+def live(seed: int, **given: Any) -> Life:
+    """The life of a seed; the rest is given to ``Life``."""
+    life = Life(seed, **given)
     began = life.world.now
-    with _handed_in(life.world, life.account, keeper, life.limits):
+    with _handed_in(life.world, life.account, life.account.keeper, life.limits):
         life.plan()
-        life.world.run(began + HOURS * 3600)
-        while life.world.now < began + 2 * HOURS * 3600 and not life.is_over:
+        life.world.run(began + life.hours * 3600)
+        latest = max(began + 2 * life.hours * 3600, life.account.due + 4 * 3600)
+        while life.world.now < latest and not life.is_over:
             life.world.run(life.world.now + times.SWEEP_EVERY_S)
         life.check()
     return life

@@ -676,6 +676,9 @@ AILMENTS: list[tuple[dict[str, Any], dict[str, Any], str, float, bool]] = [
     ({"healthStatus": "UNHEALTHY"}, {}, "did not answer its health check", 290, True),
     ({"healthStatus": "UNHEALTHY"}, {}, "did not answer its health check", 90, False),
     ({"healthStatus": "HEALTHY"}, {}, "did not answer its health check", 9000, False),
+    # It trains, maybe, and ECS never hears of its end.
+    ({}, {"agentConnected": False}, "lost its agent", times.AGENT_LOST_S + 1, True),
+    ({}, {"agentConnected": False}, "lost its agent", times.AGENT_LOST_S - 60, False),
     # The last that ECS has heard; the agent may come back.
     (
         {"healthStatus": "UNHEALTHY"},

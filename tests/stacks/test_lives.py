@@ -15,7 +15,8 @@ from contract.job import DEFAULT_MAX_SECONDS, MAX_SECONDS, JobStatus
 from contract.times import CONSISTENT_S
 from rehearsal import model
 from tests.simulation.account import evaluate
-from tests.simulation.lives import FAULTS, live
+from tests.simulation.faults import FAULTS, LONG, RARE
+from tests.simulation.lives import live
 from tests.simulation.world import BEGAN
 from tests.stacks.conftest import Synth
 from tests.stacks.test_job_keeper import SPEC, definition
@@ -33,13 +34,15 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
     """The first life that goes wrong is printed; ``FIRST_LIFE=SEED LIVES=1`` plays it alone."""
     monkeypatch.setattr(autoscaler, "_say", lambda _: None)
     states, happened, pairs = definition(synth), Counter[str](), Counter[tuple[str, str]]()
+    lives = Counter[str]()
     for seed in [*(KEPT if NUM >= 1000 else ()), *range(FIRST, FIRST + NUM)]:
-        life = live(seed, states=states, keeper=keeper)
+        life = live(seed, states=states, keeper=keeper, faults=FAULTS, rare=RARE, long=LONG)
         happened += life.world.happened
+        lives.update(what for what, number in life.world.happened.items() if number)
         pairs += life.pairs
         assert life.world.wrong == [], f"seed {seed}:\n{life.story()}"
     for what, times in sorted(happened.items()):
-        print(f"{times:9,} {what}")
+        print(f"{times:9,} in {lives[what]:6,} lives: {what}")
     print("\nHow often a fault hit a job in a state:")
     faults, seen = sorted({fault for fault, _ in pairs}), sorted({state for _, state in pairs})
     for fault in faults:

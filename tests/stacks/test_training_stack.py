@@ -144,6 +144,15 @@ def test_a_job_pulls_its_image_though_an_update_uses_only_the_other(synth: Synth
     assert str(found[0]).count("Repository") >= 2
 
 
+def test_hosts_that_start_slowly_are_given_the_time(synth: Synth) -> None:
+    slow = synth(worker_instance_type="g4dn.metal")
+    for node, seconds in (("worker", 900), ("head", 300)):  # bare metal starts for a quarter hour
+        found = named(slow, "AWS::ECS::CapacityProvider", node)["AutoScalingGroupProvider"]
+        assert found["ManagedScaling"]["InstanceWarmupPeriod"] == seconds
+        group = named(slow, "AWS::AutoScaling::AutoScalingGroup", node)
+        assert group["DefaultInstanceWarmup"] == seconds
+
+
 # --- nodes ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
