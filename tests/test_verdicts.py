@@ -147,7 +147,7 @@ def in_driver(patch: pytest.MonkeyPatch, fit: Callable[[Any], Any], events: obje
     patch.setattr(signal, "signal", lambda *_: None)
     patch.setattr(outcome, "environment", dict)
     storage = str(Path(os.environ["PYTEST_TMP"]))
-    held: Any = SimpleNamespace(number=1, lost="", confirm=lambda: None, is_sure=lambda: True)
+    held: Any = SimpleNamespace(number=1, lost="", confirm=lambda: None, check=None)
     own = driver.Driver(
         DdpConfig(recipe="ddp", run="r", storage=storage, data=""),
         command.parse(["ddp", "--storage", storage]),

@@ -383,7 +383,7 @@ class Head(Actor):
     def begin(self) -> None:
         life = self.life
         try:
-            self.lease = Lease.take(life.uri, clock=life.time, wait=life.wait)
+            self.lease = Lease.take(life.uri, wait=life.wait)
         except InputError as error:
             life.note(f"is refused: {str(error)[:90]}")
             return
@@ -399,7 +399,6 @@ class Head(Actor):
             self.record = opened_at(
                 life.uri,
                 lease=self.lease.number,
-                is_sure=self.lease.is_sure,
                 check=self.lease.check,
                 clock=life.time,
             )
@@ -473,8 +472,7 @@ class Head(Actor):
             if isinstance(event, Step):
                 self.told.add(event.step)
             is_safe = life.in_s3 or life.is_record_synced
-            # One whose job has another head meanwhile is sure of its lease until it looks again.
-            is_owner = self.fence == life.newest_lease() and self.lease.is_sure()
+            is_owner = self.fence == life.newest_lease()
             if is_safe and self.has_written and is_owner:
                 life.recorded |= self.told
                 life.refused -= self.told

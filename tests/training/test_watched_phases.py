@@ -96,9 +96,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     clock = FakeClock()
     watch = hang_detector.Watch
     monkeypatch.setattr(driver, "Watch", lambda uri, **given: watch(uri, **given, clock=clock.time))
-    lease = SimpleNamespace(
-        lost="", number=1, is_sure=lambda: True, confirm=lambda: None, check=None
-    )
+    lease = SimpleNamespace(lost="", number=1, confirm=lambda: None, check=None)
 
     def play(prepares: Sequence[Any], trains: Sequence[Any] = ()) -> Any:
         words = ["ddp", "--local", "--run", "r", "--storage", str(tmp_path)]

@@ -81,7 +81,6 @@ class RunRecord:
         job: str = "",
         spending: Spending | None = None,
         lease: int = 0,
-        is_sure: Callable[[], bool] = lambda: True,
         check: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
@@ -97,8 +96,6 @@ class RunRecord:
             spending: counts what that job costs.
             lease: number of the lease that this process holds; 0 without one. It stands in each
                 line: one that comes late, after a stall, does not count.
-            is_sure: whether no other process writes this record. Nothing is written while it is
-                false, as after a stall, and all of it later.
             check: see ``storage.write_bytes``: another process may take the run at any moment.
             clock: seconds, from any beginning.
             began: its reading when this attempt began; None: now.
@@ -113,7 +110,7 @@ class RunRecord:
         self.is_finished = False
         self._run, self._recipe = run, recipe
         self._lease = lease
-        self._clock, self._is_sure, self._check = clock, is_sure, check
+        self._clock, self._check = clock, check
         self._began = clock() if began is None else began
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
@@ -260,8 +257,6 @@ class RunRecord:
 
     def flush(self) -> None:
         """Bring S3 up to date, and have a folder on disk survive a loss of power."""
-        if not self._is_sure():
-            return
         if not self._in_s3 and self._metrics.exists():
             self._write_lines()
             self._on_disk(lambda: storage.sync(self._metrics))
@@ -424,8 +419,7 @@ class RunRecord:
 
     def _append(self, event: Event) -> None:
         self._lines.append(self._line(event) + "\n")
-        if self._in_s3 or self._is_sure():
-            self._write_lines()
+        self._write_lines()
 
     def _line(self, event: Event) -> str:
         return json.dumps(events.to_json(event) | ({"lease": self._lease} if self._lease else {}))
@@ -440,8 +434,6 @@ class RunRecord:
                     file.write(content)
             self._lines, self._is_anew = [], False
 
-        if not (self._in_s3 or self._is_sure()):
-            return  # the run's own folder may be another process's by now
         if self._lines or self._is_anew:
             self._on_disk(write)
             self._note_lines()
@@ -456,8 +448,6 @@ class RunRecord:
         self._unsent[name] = content
         if self._in_s3:  # for the report, which is drawn from this machine's disk
             self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
-        if not self._is_sure():
-            return
         if not self._in_s3:
             self._on_disk(lambda: self._write(name, quick=False))
         elif not self._is_failing and name != runs.RESULT_FILE:

@@ -62,7 +62,7 @@ def opened_record(
     """
     recipe, run_uri = command.recipe, RunPaths.of(config.storage, config.run).uri
     if lease is not None:
-        more |= {"lease": lease.number, "is_sure": lease.is_sure, "check": lease.check}
+        more |= {"lease": lease.number, "check": lease.check}
     return RunRecord(
         run_uri,
         run=config.run,

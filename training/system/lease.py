@@ -95,13 +95,10 @@ class Holder:
 class Lease:
     """The lease of a folder, while this process holds it."""
 
-    def __init__(
-        self, uri: str, number: int, holder: Holder, *, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, uri: str, number: int, holder: Holder) -> None:
         """For ``take``."""
         self.number = number
-        self._uri, self._holder, self._clock = uri, holder, clock
-        self._confirmed_at = clock()
+        self._uri, self._holder = uri, holder
         self._lost = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -112,7 +109,6 @@ class Lease:
         uri: str,
         *,
         take_over: bool = False,
-        clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> Self:
         """Take the lease of a folder, which need not exist yet.
@@ -120,7 +116,6 @@ class Lease:
         Args:
             take_over: also from a holder that is still there. A job does that once: started again
                 after it lost the run to another one, it leaves the run alone.
-            clock: seconds, from any beginning.
             wait: waits for so many seconds, before a lease on disk counts as expired.
 
         Raises:
@@ -136,19 +131,12 @@ class Lease:
                 if not can_take and (not seems_over or _is_confirmed(uri, number, wait)):
                     raise InputError(_refusal(uri, other, 0.0 if seems_over else age_s))
             if storage.create_bytes(_file(uri, number + 1), own.as_json()):
-                return cls(uri, number + 1, own, clock=clock)
+                return cls(uri, number + 1, own)
 
     @property
     def lost(self) -> str:
         """What has become of it, in a sentence; empty while this process holds it."""
         return self._lost
-
-    def is_sure(self) -> bool:
-        """Whether no other process can have it without having been told to take it over.
-
-        A process that has stalled is not, until it has asked.
-        """
-        return not self._lost and self._clock() - self._confirmed_at < LEASE_S - LEASE_RENEW_S
 
     def keep(self, every_s: float = LEASE_RENEW_S) -> None:
         """Confirm it from now on, in a thread, until it is released or lost."""
@@ -183,14 +171,12 @@ class Lease:
         Args:
             released: say that it has ended instead.
         """
-        began = self._clock()
         try:
             self.check()
         except LostError:
             return
         said = replace(self._holder, released=released)
         storage.write_bytes(_file(self._uri, self.number), said.as_json())
-        self._confirmed_at = began
 
     def release(self) -> None:
         """Let others have it at once; where the storage fails, they have it when it expires."""
@@ -252,15 +238,14 @@ def _is_confirmed(uri: str, number: int, wait: Callable[[float], None]) -> bool:
     from that of this one, and either may have been set. Objects in S3 have one clock."""
     if storage.is_s3(uri):
         return False
-    before = _stamp(uri, number)
+
+    def stamp() -> tuple[int, int]:  # each time it is another file
+        found = Path(_file(uri, number)).stat()
+        return found.st_ino, found.st_mtime_ns
+
+    before = stamp()
     wait(2 * LEASE_RENEW_S)
-    return _stamp(uri, number) != before
-
-
-def _stamp(uri: str, number: int) -> tuple[int, int]:
-    """What changes with each confirmation on disk: it is another file then."""
-    found = Path(_file(uri, number)).stat()
-    return found.st_ino, found.st_mtime_ns
+    return stamp() != before
 
 
 def _refusal(uri: str, other: Holder, age_s: float) -> str:

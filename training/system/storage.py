@@ -228,9 +228,8 @@ def write_bytes(
         fs = filesystem(uri, quick=quick)
         if check is None:
             fs.pipe_file(uri, content)
-            return
-        while not _replace(fs, uri, content, check):
-            pass  # an earlier request of ours took effect late: not often
+        else:
+            _replace(fs, uri, content, check)
         return
     with whole_file(Path(uri), check=check) as part, part.open("wb") as file:
         file.write(content)
@@ -238,24 +237,21 @@ def write_bytes(
         os.fsync(file.fileno())  # or a loss of power may leave an empty file under the name
 
 
-def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> bool:
-    """Write an object unless another process changes it from before ``check`` on; return whether
-    that went well."""
-    try:
-        seen = _head(fs, uri)["ETag"]
-    except FileNotFoundError:
-        seen = None
-    check()
-    try:
-        if seen is None:
-            fs.pipe_file(uri, content, mode="create")
-        else:  # in one request, however large: s3fs has no condition for one in parts
-            fs.pipe_file(uri, content, chunksize=sys.maxsize, IfMatch=seen)
-    except OSError as error:
-        if _is_conflict(error):
-            return False
-        raise
-    return True
+def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> None:
+    """Write an object that nobody has changed since before ``check``."""
+    while True:
+        condition: dict[str, Any] = {"mode": "create"}
+        with contextlib.suppress(FileNotFoundError):
+            # In one request, however large: s3fs has no condition for one in parts.
+            condition = {"IfMatch": _head(fs, uri)["ETag"], "chunksize": sys.maxsize}
+        check()
+        try:
+            fs.pipe_file(uri, content, **condition)
+            return
+        except OSError as error:
+            # Also where an earlier request of this process has taken effect late.
+            if not _is_conflict(error):
+                raise
 
 
 def _is_conflict(error: OSError) -> bool:
