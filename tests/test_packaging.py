@@ -1,6 +1,5 @@
 """The environment has what the lock lists, and the lock what the requirement files ask for."""
 
-import ast
 import os
 import re
 import shutil
@@ -280,35 +279,3 @@ def test_what_is_installed_is_what_is_locked() -> None:
         if lock.get(name) != version and not of_torch.match(name)
     }
     assert strays == set()
-
-
-def followed_by_mypy(module: str) -> bool:
-    """Whether mypy reads a module: the most specific of the patterns that match it decides."""
-    overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
-    how = {
-        pattern: override["follow_imports"]
-        for override in overrides
-        if "follow_imports" in override
-        for pattern in override["module"]
-    }
-    parts = module.split(".")
-    parents = [".".join(parts[:end]) + ".*" for end in range(len(parts), 0, -1)]
-    return next((how[each] for each in (module, *parents) if each in how), "normal") == "normal"
-
-
-def test_mypy_reads_every_module_that_is_imported() -> None:
-    """It takes what it does not read for Any, and says nothing."""
-    assert not followed_by_mypy("aws_cdk.aws_quicksight")
-    assert not followed_by_mypy("transformers.models.bert")
-    packages = Path(sysconfig.get_path("purelib"))
-    imported = set()
-    for folder in ("stacks", "training", "trainctl", "containers", "benchmarks", "tests"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    imported |= {each.name for each in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    imported |= {f"{node.module}.{each.name}" for each in node.names}
-    modules = {name for name in imported if packages.joinpath(*name.split(".")).is_dir()}
-    assert "aws_cdk.aws_ecs" in modules
-    assert sorted(name for name in modules if not followed_by_mypy(name)) == []

@@ -1,7 +1,5 @@
 """CoreStack has the network, bucket, repositories and push role that it promises, and no more."""
 
-import pytest
-
 from tests.stacks.conftest import EXISTING, OPTIONS, Synth, statements, text
 from trainctl import checks
 
@@ -22,22 +20,6 @@ def test_the_bootstrap_that_doctor_asks_for_is_what_the_templates_need(synth: Sy
     rule = synth().core["Rules"]["CheckBootstrapVersion"]["Assertions"][0]["Assert"]
     too_old = rule["Fn::Not"][0]["Fn::Contains"][0]
     assert [int(each) for each in too_old] == [*range(1, checks.MIN_BOOTSTRAP)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "network", "zone"),
-    [({}, "10.0", {"Fn::Select": [0, {"Fn::GetAZs": ""}]}), (OPTIONS, "10.7", "us-west-2b")],
-    ids=["default", "options"],
-)
-def test_one_zone_with_a_subnet_for_the_nat_gateway_and_one_for_training(
-    synth: Synth, settings: dict[str, str], network: str, zone: object
-) -> None:
-    templates = synth(**settings)
-    assert templates.only("AWS::EC2::VPC")["CidrBlock"] == f"{network}.0.0/16"
-    nat, training = templates.of_type("AWS::EC2::Subnet").values()
-    assert nat["CidrBlock"] == f"{network}.0.0/28"
-    assert training["CidrBlock"] == f"{network}.128.0/17"
-    assert [subnet["AvailabilityZone"] for subnet in (nat, training)] == [zone, zone]
 
 
 def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:

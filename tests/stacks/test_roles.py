@@ -3,6 +3,8 @@
 ``rehearsal.policies`` decides, which the local AWS asks for each call of a role.
 """
 
+import ast
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import aws_cdk as cdk
+import botocore.session
 import pytest
+from botocore import xform_name
 
 import app
 from contract import nodes
 from rehearsal.policies import Call, Statement, allows, parse
+from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates, context
 
 ACCOUNT: Final = "111122223333"
@@ -233,6 +238,47 @@ def test_a_call_that_a_role_does_not_need_is_refused(
 
 def test_each_role_has_a_call_that_is_refused(deployed: Deployed) -> None:
     assert {deployed.role(prefix) for prefix, *_ in NEEDLESS} == deployed.roles.keys()
+
+
+#: Role -> what runs under it, of which each call of AWS needs a right.
+CALLERS: Final = {
+    "JobsKeeperRole": ("stacks/job_keeper/index.py", "stacks/job_keeper/cluster.py"),
+    "ClusterTeardownRole": ("stacks/teardown_handler/index.py",),
+    "JobsRole": ("containers/autoscaler.py",),
+}
+#: Service in boto3 -> its name in actions.
+SERVICES: Final = {
+    "stepfunctions": "states",
+    **{each: each for each in ("autoscaling", "cloudformation", "ec2", "ecs", "lambda", "s3")},
+}
+#: Calls whose action has another name.
+RENAMED: Final = {"lambda:Invoke": "lambda:InvokeFunction"}
+
+
+@functools.cache
+def actions() -> dict[str, str]:
+    """Action of each call that a client of boto3 has."""
+    session = botocore.session.get_session()
+    return {
+        xform_name(each): RENAMED.get(f"{prefix}:{each}", f"{prefix}:{each}")
+        for service, prefix in SERVICES.items()
+        for each in session.get_service_model(service).operation_names
+    }
+
+
+@pytest.mark.parametrize("role", CALLERS)
+def test_a_role_may_make_each_call_of_what_runs_under_it(deployed: Deployed, role: str) -> None:
+    words = {
+        word
+        for file in CALLERS[role]
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        for word in (getattr(node, "attr", None), getattr(node, "value", None))
+        if isinstance(word, str)  # of a method, or a paginator's
+    }
+    called = {actions()[word] for word in words & actions().keys()}
+    assert len(called) > 4
+    given = {each for own in deployed.roles[deployed.role(role)] for each in own.actions}
+    assert called - given == set()
 
 
 def test_what_a_job_needs_is_allowed(deployed: Deployed) -> None:

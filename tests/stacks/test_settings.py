@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -60,92 +59,68 @@ def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
     assert settings.retain_bucket is False
 
 
-def test_a_fourth_preset_is_one_more_entry_in_cdk_json() -> None:
-    given: dict[str, Any] = json.loads(json.dumps(context(preset="large")))
-    given["presets"]["large"] = {
-        "head_instance_type": "m6i.xlarge",
-        "head_trains": False,
-        "worker_instance_type": "g6e.12xlarge",
-        "max_workers": 8,
-    }
-    settings = deployment.load(given)
-    assert (settings.preset, settings.worker.name, settings.max_workers) == (
-        "large",
-        "g6e.12xlarge",
-        8,
-    )
-    with pytest.raises(InputError, match="one of ddp, fsdp, cpu, large"):
-        deployment.load(given | {"preset": "larger"})
-    with pytest.raises(InputError, match="a type with GPUs in preset large, which has them"):
-        deployment.load(given | {"worker_instance_type": "m6i.xlarge"})
+#: Presets beside those of cdk.json: a name, what changes of which one, and where that is wrong, a
+#: setting on the command line and words of the sentence. None: the setting is missing.
+PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
+    ("large", "ddp", {"worker_instance_type": "g6e.12xlarge", "max_workers": 8}, {}, ""),
+    ("many", "cpu", {"max_workers": 16}, {}, ""),
+    ("large", "ddp", {}, {"preset": "larger"}, "one of ddp, fsdp, cpu, large"),
+    (
+        *("large", "ddp", {}, {"worker_instance_type": "m6i.xlarge"}),
+        "a type with GPUs in preset large, which has them",
+    ),
+    (
+        *("many", "cpu", {}, {"worker_instance_type": "g5.xlarge"}),
+        "a type without GPUs in preset many, which has none",
+    ),
+    ("my ddp", "ddp", {}, {}, "preset is 'my ddp': it must be letters, digits"),
+    ("ddp", "ddp", {"max_worker": 3}, {}, "did you mean max_workers"),
+    ("ddp", "ddp", {"head_instance_type": None}, {}, "setting head_instance_type is missing"),
+    ("ddp", "ddp", {}, {"image_tag": None}, "setting image_tag is missing"),
+    ("ddp", "ddp", {}, {"vpc_cidr": None}, "setting vpc_cidr is missing"),
+    ("ddp", "ddp", {}, {"image_tag": 3}, "text"),
+]
 
 
-def test_a_fourth_preset_may_be_without_gpus_too() -> None:
-    given: dict[str, Any] = json.loads(json.dumps(context(preset="many")))
-    given["presets"]["many"] = given["presets"]["cpu"] | {"max_workers": 16}
-    assert deployment.load(given).num_training_nodes == 16
-    with pytest.raises(InputError, match="a type without GPUs in preset many, which has none"):
-        deployment.load(given | {"worker_instance_type": "g5.xlarge"})
+@pytest.mark.parametrize(("name", "of", "changed", "given", "message"), PRESETS)
+def test_another_preset_is_one_more_entry_in_cdk_json(
+    name: str, of: str, changed: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    def there(values: dict[str, Any]) -> dict[str, Any]:
+        return {each: value for each, value in values.items() if value is not None}
+
+    found = context(preset=name)
+    presets = found["presets"] | {name: there(found["presets"][of] | changed)}
+    found = there(found | {"presets": presets} | given)
+    if message:
+        with pytest.raises(InputError, match=message):
+            deployment.load(found)
+    else:
+        settings = deployment.load(found)
+        assert (settings.preset, settings.max_workers) == (name, changed["max_workers"])
+
+
+SINGLE: Final = {"worker_instance_type": "p4d.24xlarge", "head_instance_type": "p4d.24xlarge"}
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "uses_efa"),
     [
-        {"worker_instance_type": "p5.48xlarge"},
-        {"worker_instance_type": "g6e.24xlarge", "max_workers": "3"},
-        {
-            "preset": "fsdp",  # one worker, and a head that trains
-            "head_instance_type": "p4d.24xlarge",
-            "worker_instance_type": "p4d.24xlarge",
-        },
+        ({"worker_instance_type": "p5.48xlarge"}, True),
+        ({"worker_instance_type": "g6e.24xlarge", "max_workers": "3"}, True),
+        (SINGLE | {"preset": "fsdp"}, True),  # one worker, and a head that trains
+        ({"worker_instance_type": "p5.48xlarge", "max_workers": "1"}, False),
+        ({"worker_instance_type": "p5.4xlarge", "max_workers": "8"}, False),
+        ({"worker_instance_type": "g5.48xlarge", "max_workers": "8"}, False),
     ],
 )
 def test_several_nodes_that_need_efa_have_it_unless_it_is_switched_off(
-    given: dict[str, str],
+    given: dict[str, str], uses_efa: bool
 ) -> None:
-    found = load(**given)
-    assert found.uses_efa
-    assert found.without_efa == ""
-    found = load(**given, efa="off")
-    assert not found.uses_efa
-    assert "gets 100 of its " in found.without_efa
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"efa": "yes"}, "setting efa is 'yes': it must be one of auto, on, off"),
-        ({"efa": "on"}, "it must be auto or off: g5.xlarge has no EFA"),
-        (
-            {
-                "preset": "fsdp",
-                "head_instance_type": "g5.xlarge",
-                "worker_instance_type": "g5.12xlarge",
-                "efa": "on",
-            },
-            "a type with EFA, as g5.12xlarge is, while head_trains is true",
-        ),
-    ],
-    ids=["unknown", "none", "head"],
-)
-def test_efa_where_it_cannot_be_is_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        load(**given)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"worker_instance_type": "p5.48xlarge", "max_workers": "1"},
-        {"worker_instance_type": "p5.4xlarge", "max_workers": "8"},
-        {"worker_instance_type": "g5.48xlarge", "max_workers": "8"},
-    ],
-)
-def test_one_node_and_hosts_whose_one_card_has_all_the_bandwidth_need_no_efa(
-    given: dict[str, str],
-) -> None:
-    assert load(**given).without_efa == ""
-    assert not load(**given).uses_efa, "TCP is enough, and any image has that"
+    """For one, or where one card has all the bandwidth, TCP is enough, and any image has that."""
+    found, off = load(**given), load(**given, efa="off")
+    assert (found.uses_efa, found.without_efa, off.uses_efa) == (uses_efa, "", False)
+    assert ("gets 100 of its " in off.without_efa) is uses_efa
 
 
 def test_cdks_own_context_is_no_setting() -> None:
@@ -243,6 +218,20 @@ BAD: list[tuple[Any, ...]] = [
     ({"github_repository": "acme/train.git"}, "github_repository", "owner/name"),
     ({"github_branch": "*"}, "github_branch", "without wildcards"),
     ({"github_oidc_provider_arn": "arn:aws:iam::1:role/x"}, "github_oidc_provider_arn", "ARN"),
+    ({"efa": "yes"}, "setting efa is 'yes': it must be one of auto, on, off"),
+    ({"efa": "on"}, "it must be auto or off: g5.xlarge has no EFA"),
+    (
+        {
+            "preset": "fsdp",
+            "head_instance_type": "g5.xlarge",
+            "worker_instance_type": "g5.12xlarge",
+            "efa": "on",
+        },
+        "a type with EFA, as g5.12xlarge is, while head_trains is true",
+    ),
+    ({"shared_storage": "efs"}, "setting shared_storage is 'efs': it must be one of none, fsx"),
+    ({"fsx_capacity_gib": "3600"}, "1200 or a multiple of 2400: FSx has no others"),
+    ({"fsx_mbps_per_tib": "200"}, "it must be one of 125, 250, 500, 1000"),
 ]
 
 
@@ -266,34 +255,6 @@ def test_a_zone_is_checked_against_the_region_of_the_profile_in_use() -> None:
     assert deployment.load(here, region="us-east-1").region == ""  # stays open
     with pytest.raises(InputError, match="a zone of the region in use, eu-west-1, such as"):
         deployment.load(here, region="eu-west-1")
-
-
-@pytest.mark.parametrize("name", ["image_tag", "vpc_cidr", "head_instance_type"])
-def test_a_setting_that_is_missing_is_named(name: str) -> None:
-    given: dict[str, Any] = json.loads(json.dumps(context()))
-    given.pop(name, None)
-    given["presets"]["ddp"].pop(name, None)
-    with pytest.raises(InputError, match=f"setting {name} is missing"):
-        deployment.load(given)
-
-
-def test_a_misspelt_setting_in_a_preset_is_found() -> None:
-    given: dict[str, Any] = json.loads(json.dumps(context()))
-    given["presets"]["ddp"]["max_worker"] = 3
-    with pytest.raises(InputError, match="did you mean max_workers"):
-        deployment.load(given)
-
-
-def test_a_preset_whose_name_cannot_name_a_dashboard_is_refused() -> None:
-    given: dict[str, Any] = json.loads(json.dumps(context(preset="my ddp")))
-    given["presets"]["my ddp"] = given["presets"]["ddp"]
-    with pytest.raises(InputError, match="preset is 'my ddp': it must be letters, digits"):
-        deployment.load(given)
-
-
-def test_a_value_of_another_type_in_cdk_json_is_refused() -> None:
-    with pytest.raises(InputError, match="text"):
-        deployment.load(context() | {"image_tag": 3})
 
 
 def test_every_setting_is_in_cdk_json() -> None:

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from contract import nodes
-from contract.errors import InputError
 from contract.outputs import SHAPE, SHARED
-from stacks import settings as deployment
 from stacks.shared_storage import HANDLER
 from tests.stacks import lambda_functions
-from tests.stacks.conftest import OPTIONS, Synth, Templates, context, statements, text, variables
+from tests.stacks.conftest import OPTIONS, Synth, Templates, statements, text, variables
 from tests.stacks.test_teardown import needs
 from tests.stacks.test_templates import PERSISTENT
 from tests.stacks.test_training_stack import container, hosts
@@ -52,20 +50,6 @@ def test_without_it_nothing_of_it_is_there(synth: Synth, settings: dict[str, str
     assert not [each for each in templates.resources.values() if "FSx" in each["Type"]]
     for part in ("lustre", nodes.SHARED_DIR, nodes.SHARED_ATTRIBUTE, nodes.ENV_SHARED, "ExportFil"):
         assert part not in json.dumps(templates.training), part
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"shared_storage": "efs"}, "setting shared_storage is 'efs': it must be one of none, fsx"),
-        ({"fsx_capacity_gib": "3600"}, "1200 or a multiple of 2400: FSx has no others"),
-        ({"fsx_mbps_per_tib": "200"}, "it must be one of 125, 250, 500, 1000"),
-    ],
-)
-def test_a_wrong_setting_is_refused_in_a_sentence(changed: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        deployment.load(context(**changed))
-    assert message in str(caught.value)
 
 
 # --- the file system ------------------------------------------------------------------------------

@@ -313,6 +313,49 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             },
         }
     },
+    "a zone has a subnet for the NAT gateway and one for training": {
+        "default": {
+            "EC2::VPC": {"CidrBlock": "10.0.0.0/16"},
+            "EC2::Subnet Nat": {"CidrBlock": "10.0.0.0/28"},
+            "EC2::Subnet Training": {"CidrBlock": "10.0.128.0/17"},
+            "EC2::Subnet": {
+                "@number": 2,
+                "AvailabilityZone": '{"Fn::Select": [0, {"Fn::GetAZs": ""}]}',
+            },
+        },
+        "options": {
+            "EC2::VPC": {"CidrBlock": "10.7.0.0/16"},
+            "EC2::Subnet Nat": {"CidrBlock": "10.7.0.0/28"},
+            "EC2::Subnet Training": {"CidrBlock": "10.7.128.0/17"},
+            "EC2::Subnet": {"AvailabilityZone": "us-west-2b"},
+        },
+    },
+    "nothing has a public address but the NAT gateway": {
+        "ddp fsdp cpu options": {
+            "EC2::Subnet": {"MapPublicIpOnLaunch": False},
+            "EC2::EIP": {"@number": 1},
+            "EC2::NatGateway": {"AllocationId": "<VpcNatSubnet1EIPE871D937.AllocationId>"},
+            "EC2::LaunchTemplate": {"LaunchTemplateData.NetworkInterfaces": None},
+            "ECS::Service": {"NetworkConfiguration.AwsvpcConfiguration.AssignPublicIp": "DISABLED"},
+        }
+    },
+    "only the nodes reach the nodes": {
+        "ddp fsdp cpu options": {
+            "EC2::SecurityGroup Cluster": {"SecurityGroupIngress": None},
+            "EC2::SecurityGroupIngress": {
+                "@number": 1,
+                "GroupId": NODES,
+                "SourceSecurityGroupId": NODES,
+                "IpProtocol": "-1",
+            },
+        },
+        "ddp fsdp cpu": {"EC2::SecurityGroup": {"@number": 1}},
+        # The endpoints, from inside the VPC.
+        "options": {
+            "EC2::SecurityGroup": {"@number": 2},
+            "EC2::SecurityGroup Endpoint": {"SecurityGroupIngress.*.CidrIp": ["10.7.0.0/16"]},
+        },
+    },
     "the nodes reach themselves and HTTPS": {
         "default": {
             "EC2::SecurityGroup": {

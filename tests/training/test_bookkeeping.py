@@ -82,7 +82,7 @@ class Run:
             config,
             COURSE,
             lr=0.1,
-            position=Position(step=start),
+            position=Position(step=start, seconds=1000.0 * start),
             evaluates=COURSE.ends_epoch,
             evaluate=self._evaluate,
             saves=lambda num_done: num_done % self.saves_every == 0,
@@ -145,9 +145,11 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_waits_for_the_save() -> None:
-    assert Run(stops_at=6).train(start=4) == [
+    run = Run(stops_at=6)
+    assert run.train(start=4) == [
         *("Step", "Step", "settled", "saved 6", "finished, or raised", "Stopped")
     ]
+    assert run.saved[0].seconds > 4000, "of all attempts"
     assert Run(stops_at=8).train()[-1] == "Finished", "it has come to its end"
 
 

@@ -3,6 +3,7 @@ actors."""
 
 import errno
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -246,8 +247,12 @@ def test_an_error_on_one_node_ends_the_program_on_the_others(ray: Ray, script: S
 
 @pytest.mark.parametrize("when", ["while the program runs", "when it is told to start it"])
 def test_a_launcher_that_is_lost_alone_is_replaced_on_its_node(
-    ray: Ray, script: Script, when: str
+    ray: Ray, script: Script, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nodes, "_LONG_RUN_S", 0.0)
+    monkeypatch.setattr(nodes, "_STARTS_IN_VAIN", 2)
+    num_lost = 2 if when.startswith("while") else 1
+
     def prepare(_name: str, actor: Actor) -> None:
         if len(ray.actors) == 2 and when.startswith("when"):
             actor.before["start"] = actor.lose
@@ -256,10 +261,16 @@ def test_a_launcher_that_is_lost_alone_is_replaced_on_its_node(
     ray.prepare = prepare
     running = Running(group(str(script)))
     wait_until(lambda: script.count("up") > 0)
-    if when.startswith("while"):
-        wait_until(lambda: script.count("up") == 2)
-        ray.actors[1].lose()
-    wait_until(lambda: len(ray.actors) == 3 and all(seat.runs for seat in running.group._seats))
+
+    def all_run(num_actors: int) -> bool:
+        seats = running.group._seats
+        has_begun = math.isfinite(running.group._began) and all(seat.runs for seat in seats)
+        return len(ray.actors) == num_actors and has_begun
+
+    for number in range(num_lost if when.startswith("while") else 0):
+        wait_until(functools.partial(all_run, 2 + number))
+        ray.actors[-1].lose()  # after a long run: the first in a row
+    wait_until(functools.partial(all_run, 2 + num_lost))
     assert [seat.node.id for seat in running.group._seats] == ["a", "b"]
     script.let_go()
     assert running.code() == exits.OK
