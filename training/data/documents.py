@@ -325,23 +325,19 @@ def _of_parquet(content: IO[bytes], name: str, rows: Rows) -> Iterator[Content |
             columns += CHECKED.intersection(names).difference(columns)
         rows.unused |= {*names} - {*columns}
         batches = table.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-        values = (_without_nulls(row) for each in batches for row in each.to_pylist())
-        yield from _contents(values, name, rows)
+        values = (row for each in batches for row in each.to_pylist())
+        # Its objects have the keys of others, too, as nulls.
+        yield from _contents((row | _without_nulls(row) for row in values), name, rows)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name} cannot be read: {error}") from None
 
 
-def _without_nulls(value: Any, *, is_row: bool = True) -> Any:
-    """A value of a table without the keys of other rows, which it has as nulls."""
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_nulls(each, is_row=False) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: _without_nulls(each, is_row=False)
-        for key, each in value.items()
-        if is_row or each is not None
-    }
+        return [*map(_without_nulls, value)]
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value
 
 
 def _of_csv(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Content | None]:
