@@ -121,13 +121,9 @@ class Encoded:
     """Ids of the tokens that end answers."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    """Where an answer stands, in characters of the text that the template wrote."""
-
-    begin: int
-    end: int
-    """Where what is learned ends, but for a token that ends it."""
+#: Begin and end of what is learned of an answer, in characters of the text that the template wrote.
+#: A token that ends it may follow.
+_Span = tuple[int, int]
 
 
 def check_characters(text: str) -> None:
@@ -463,15 +459,15 @@ class ChatWriter:
                 break
         raise failure
 
-    def _written(self, conversation: Conversation) -> tuple[str, list[_Answer]]:
+    def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:
         """The text of a conversation, and where its answers stand."""
         self._check(conversation)
         messages = conversation.messages
         text, spans = self._rendered(conversation, asks=False)
-        answers = [_Answer(begin=begin, end=end) for begin, end in spans if text[begin:end].strip()]
+        answers = [span for span in spans if text[slice(*span)].strip()]
         if answers and all(each.is_learned for each in messages):
             if messages[-1].role == _ANSWER:  # what follows belongs to its turn, marked or not
-                answers[-1] = replace(answers[-1], end=len(text.rstrip()))
+                answers[-1] = (answers[-1][0], len(text.rstrip()))
             return text, answers
 
         def shown(*messages: Message, asks: bool = False) -> str:
@@ -485,7 +481,7 @@ class ChatWriter:
             if message.role != _ANSWER or not message.is_learned or not number:
                 continue
             content = message.content.strip()
-            if not content and not message.calls and not message.more.keys() & {*_THOUGHTS}:
+            if not content and not message.calls and not message.more:
                 continue
             earlier, later = messages[:number], messages[number + 1 :]
             before, asked = shown(*earlier), shown(*earlier, asks=True)
@@ -526,10 +522,10 @@ class ChatWriter:
                 if not (found := [each for each in shapes if written.endswith(each)]):
                     raise InputError(f"the chat template changes an answer ({content[:40]!r})")
                 begin = min(begin, len(written) - len(found[0]))
-            answers.append(_Answer(begin=begin, end=end))
+            answers.append((begin, end))
         return text, answers
 
-    def _marked(self, text: str, answers: Sequence[_Answer], encoding: Any) -> Encoded:
+    def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""
         ids: list[int] = [*encoding.ids]
         begins = [begin for begin, _ in encoding.offsets]
@@ -539,19 +535,23 @@ class ChatWriter:
         stops: set[int] = set()
         at = 0
         is_ended = True
-        for answer in answers:
+        for begin, end in answers:
             # A token may begin before an answer: the space before its first word.
-            while at < len(ids) and ends[at] <= answer.begin:
+            while at < len(ids) and ends[at] <= begin:
                 at += 1
             stop = None
-            while at < len(ids) and begins[at] < answer.end:
+            while at < len(ids) and begins[at] < end:
                 learned[at] = True
                 if text[begins[at] : ends[at]].strip():
                     stop = at if ids[at] in special else None
                 at += 1
             if stop is None:
-                stop = self._stop(text, answer, ids, begins, at)
-            is_ended = stop is not None or bool(text[answer.end :].strip())
+                # The template's token for it, or that with which the next turn begins.
+                later = (at for at in range(at, len(ids)) if ids[at] in special)
+                stop = next(later, None)
+                if stop is not None and text[end : begins[stop]].strip():
+                    stop = None
+            is_ended = stop is not None or bool(text[end:].strip())
             if stop is not None:
                 learned[stop] = True
                 stops.add(ids[stop])
@@ -559,15 +559,3 @@ class ChatWriter:
             ids[at:], learned[at:] = [self._vocabulary.end_of_text], [True]
             stops.add(self._vocabulary.end_of_text)
         return Encoded(ids=ids, learned=learned, stops=frozenset(stops))
-
-    def _stop(
-        self, text: str, answer: _Answer, ids: Sequence[int], begins: Sequence[int], at: int
-    ) -> int | None:
-        """The place of the token that ends an answer: the template's for it, or that with which the
-        next turn begins."""
-        for place in range(at, len(ids)):
-            if text[answer.end : begins[place]].strip():
-                return None
-            if ids[place] in self._vocabulary.special:
-                return place
-        return None
