@@ -2,7 +2,7 @@
 
 Made after the page in ``source``, with short texts in place of its own. In ``read``, a line is a
 message: its role, ``!`` if it is an answer that is not learned, its content, its calls in brackets,
-what else it has in braces; tools come last. For a row that is refused it is a part of the reason.
+what else it has in braces; tools come last. For a row that is refused it is how the reason begins.
 """
 
 import json
@@ -36,7 +36,6 @@ def shown(content: str | Conversation | None) -> str:
         parts += [f"{{{key}: {value}}}" for key, value in each.more.items()]
         lines.append(" ".join(filter(None, parts)))
     lines += [f"tool {each['function']['name']}" for each in content.tools]
-    lines += [f"{key}={value}" for key, value in content.settings.items()]
     return "\n".join(lines)
 
 
@@ -183,12 +182,12 @@ FORMATS = {
             "conversations": said("human: <image>", "gpt: A cat.", role="from", text="value"),
             "images": ["a.jpg"],
         },
-        'what is under "images" is no text',
+        'what is under "images" cannot',
     ),
     "alpaca-history": Format(
         LLAMA_FACTORY,
         {"instruction": "Why?", "input": "", "output": "So.", "history": [["Hi", "Ho"]]},
-        f"user: Hi\nassistant: Ho\n{PAIR}",
+        'what is under "history" cannot be learned',
     ),
     "kto": Format(
         LLAMA_FACTORY,
@@ -255,16 +254,18 @@ FORMATS = {
             "completion": said("assistant: So."),
             "chat_template_kwargs": {"enable_thinking": False},
         },
-        f"{PAIR}\nenable_thinking=False",
+        'what is under "chat_template_kwargs" cannot be learned',
     ),
     "trl-text-pair": Format(TRL, {"prompt": "Why?", "completion": "So."}, PAIR),
     "trl-unpaired": Format(
-        TRL, {"prompt": "Why?", "completion": "Bad.", "label": False}, '"label" is false'
+        TRL,
+        {"prompt": "Why?", "completion": "Bad.", "label": False},
+        'what is under "label" cannot be learned',
     ),
     "trl-preference": Format(
         TRL,
         {"prompt": "Why?", "chosen": "So.", "rejected": "Bad."},
-        "neither messages nor a pair of texts, but prompt, chosen, rejected",
+        'no text under "text", and neither messages nor a pair of texts, but prompt, chosen',
     ),
     "axolotl": Format(
         AXOLOTL,
@@ -275,7 +276,7 @@ FORMATS = {
                 {"from": "assistant", "value": "Bad.", "train": False},
             ]
         },
-        "user!: Why?\nassistant: So.\nassistant!: Bad.",
+        "user: Why?\nassistant: So.\nassistant!: Bad.",
     ),
     "axolotl-user": Format(
         AXOLOTL,
@@ -327,7 +328,7 @@ FORMATS = {
         HUB + "tatsu-lab/alpaca",
         {"instruction": "Why?", "input": "", "output": "So.", "text": "Below is ..."},
         "'Below is ...'",
-        "input, instruction, output",
+        "instruction, output",
     ),
     "empty": Format(TRL, {"prompt": "Why?", "completion": None}, "None"),
 }

@@ -2,7 +2,9 @@
 tenth of each class is held out, the same everywhere; what else there is is named, or refused."""
 
 import json
+import os
 import tarfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 
 from contract.errors import InputError
+from tests.published import layouts
 from tests.training.local_runs import launcher
 from tests.training.sample_pictures import as_jpeg
 from training.data.pictures import layout, library
@@ -31,6 +34,13 @@ def pictures(folder: Path, **classes: int) -> Path:
             content = as_jpeg(Image.new("RGB", (64, 48), color))
             (folder / name / f"IMG_{number:04d}.{suffix}").write_bytes(content)
     return folder
+
+
+def arranged(of: layouts.Layout, *paths: str) -> layout.Arranged:
+    items = [Item(tuple(path.split("/")), path) for path in paths]
+    return layout.arrange(
+        items, "it", content=lambda item: of.content.get(item.parts[-1], "").encode()
+    )
 
 
 def splits(source: str) -> tuple[list[str], list[str], str]:
@@ -108,12 +118,27 @@ def test_what_is_not_used_is_named_and_what_is_nested_is_used(tmp_path: Path) ->
     assert all((source / each.file).exists() for each in found.train)
 
 
-def test_pictures_of_imagenets_test_folder_are_named() -> None:
-    paths = ("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "test/1.jpg", "test/2.jpg")
-    items = [Item(tuple(path.split("/")), path) for path in paths]
-    found = layout.arrange(items, "it", content=lambda _: b"")
-    assert [len(each) for each in found.pictures.values()] == [2, 1]
-    assert found.notes == ("not used: 2 outside of the class folders (test/1.jpg, test/2.jpg)",)
+@pytest.mark.parametrize("planted", ["", "0.jpg", "0.txt"])
+@pytest.mark.parametrize("each", layouts.LAYOUTS.values(), ids=layouts.LAYOUTS)
+def test_each_published_layout_is_found_whole_or_refused(
+    each: layouts.Layout, planted: str
+) -> None:
+    """And a file beside its folders, which belongs to no class, is named."""
+    paths = [*each.paths()]
+    if planted:
+        paths.append(os.path.join(os.path.commonpath(paths), planted))
+    try:
+        arrangement = arranged(each, *paths)
+    except InputError as error:
+        found, notes = str(error), planted
+        assert each.found in found or planted == "0.jpg"
+    else:
+        notes = "\n".join(arrangement.notes)
+        train, val = (Counter(one.class_name for one in of) for of in arrangement.pictures.values())
+        found = ", ".join(f"{name} {train[name]}+{val[name]}" for name in arrangement.labels)
+        assert found == each.found
+        assert each.named in notes or planted
+    assert planted in notes
 
 
 @pytest.mark.parametrize(
@@ -136,12 +161,10 @@ def test_pictures_without_classes_are_refused(tmp_path: Path, paths: list[str]) 
 
 
 def test_splits_of_other_names_are_not_taken_for_classes() -> None:
-    """As in Training/ and Test/ of Kaggle, and valid/ of Roboflow."""
-    for train, val in (("Test", "Training"), ("training", "validation"), ("a", "valid")):
-        paths = [f"{split}/{name}/1.jpg" for split in (train, val) for name in ("cats", "dogs")]
-        items = [Item(tuple(path.split("/")), path) for path in paths]
-        with pytest.raises(InputError, match=rf"it has folders of classes in .*{val}: call the"):
-            layout.arrange(items, "it", content=lambda _: b"")
+    paths = [f"{split}/{name}/1.jpg" for split in ("a", "valid") for name in ("cats", "dogs")]
+    items = [Item(tuple(path.split("/")), path) for path in paths]
+    with pytest.raises(InputError, match=r"it has folders of classes in valid: call the"):
+        layout.arrange(items, "it", content=lambda _: b"")
     # A class may be called so.
     items = [Item((name, "1.jpg"), name) for name in ("test", "cats")]
     items += [Item((name, "2.jpg"), name) for name in ("test", "cats")]

@@ -227,12 +227,18 @@ def test_an_answer_is_found_where_its_words_stand_elsewhere_too(
     ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses .*: roles must alternate"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", r"leaves out message 1 \(user\)"),
+        (
+            "{% for m in messages %}{{ m.role }}{% endfor %}",
+            r"leaves out or repeats message 1 \(user\)",
+        ),
         (
             "{% for m in messages %}{{ m.content if m.role == 'user' }}{% endfor %}",
-            r"leaves out, .* answer \('there'\)",
+            r"leaves out or repeats message 2 \(assistant\)",
         ),
-        (CHATML.replace("{{ m.content }}", "{{ m.content }}" * 2), r"repeats .* \('there'\)"),
+        (
+            CHATML.replace("{{ m.content }}", "{{ m.content }}" * 2),
+            r"repeats message 2 \(assistant\)",
+        ),
         # "there" stands before the answer.
         ("{% for m in messages %}there {{ m.content | upper }}{% endfor %}", r"changes .* answer"),
         (
@@ -253,10 +259,10 @@ def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Form
     unused: set[str] = set()
     try:
         found = chats.shown(content_of(each.row, "text", each.columns, unused=unused))
+        assert ", ".join(sorted(unused)) == each.unused
     except ValueError as error:
-        found = str(error)
-    assert found == each.read or (each.read in found and not found.startswith(("user", "system")))
-    assert found != each.read or ", ".join(sorted(unused)) == each.unused
+        found = f"refused: {error}"
+    assert found == each.read or found.startswith(f"refused: {each.read}")
 
 
 @pytest.mark.parametrize(
@@ -423,7 +429,7 @@ def test_without_a_template_a_conversation_begins_as_a_text_does(
 # --- nothing is dropped in silence ----------------------------------------------------------------
 PLANTS: dict[str, dict[str, Any]] = {
     "column": {"planted": 1},
-    "settings": {"chat_template_kwargs": {"planted": 1}},
+    "history": {"history": [["planted", "x"]]},
     "key": {
         "messages": [
             *chats.said("user: Why?"),
@@ -447,7 +453,13 @@ PLANTS: dict[str, dict[str, Any]] = {
         ]
     },
 }
-NAMES = {"picture": '"image"', "tools": "tools", "calls": "tool_calls", "thoughts": "thinking"}
+NAMES = {
+    "picture": '"image"',
+    "history": '"history"',
+    "tools": "tools",
+    "calls": "tool_calls",
+    "thoughts": "thinking",
+}
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
@@ -528,9 +540,6 @@ def test_another_file_is_held_out_in_place_of_a_share(tmp_path: Path) -> None:
     info = store_for(train, tokenizer, validation=test).info
     assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 3)
     assert info.notes == ()
-    both = store_for(str(tmp_path), tokenizer, held_out_every=4).info
-    assert both.num_train_conversations == 9
-    assert any("also trained on: test.jsonl; to evaluate on them" in each for each in both.notes)
     (tmp_path / "test.jsonl").write_text('{"prompt": "Why?", "completion": ""}\n')
     with pytest.raises(InputError, match=r"--validation has 0"):
         store_for(train, tokenizer, validation=test)

@@ -21,19 +21,21 @@ MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
 
 _RATIOS: Final = (3 / 4, 4 / 3)
+#: Parts that are drawn for a picture, of which the first that fits is shown.
+_TRIES: Final = 10
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boxes:
-    """Which part of each picture is shown, as shares of its height and width."""
+    """Which part of each picture is shown: of several, the first that fits it."""
 
     place: torch.Tensor
     """float32 ``[n, 2]``: where the part lies in what is left over, from 0 (top, left) to 1."""
     area: torch.Tensor
-    """float32 ``[n]``: of the part, over the picture's."""
+    """float32 ``[n, tries]``: of a part, over the picture's."""
     ratio: torch.Tensor
-    """float32 ``[n]``: width over height of the part, in pixels of the picture."""
+    """float32 ``[n, tries]``: width over height of a part, in pixels of the picture."""
     mirrored: torch.Tensor
     """bool ``[n]``."""
 
@@ -42,7 +44,8 @@ def random_boxes(samples: torch.Tensor, *, seed: int, step: int, least_area: flo
     """Draw which part of each picture is shown at ``step``.
 
     The area is drawn evenly from ``least_area`` to 1, the ratio evenly in its logarithm from 3/4 to
-    4/3, the place evenly, and every second picture is mirrored (arXiv 1409.4842, section 6).
+    4/3, the place evenly, and every second picture is mirrored (arXiv 1409.4842, section 6). Area
+    and ratio are drawn ten times, as in torchvision's ``RandomResizedCrop``.
 
     Args:
         samples: numbers of the pictures, int64 ``[n]`` on the host.
@@ -50,13 +53,14 @@ def random_boxes(samples: torch.Tensor, *, seed: int, step: int, least_area: flo
     Returns:
         Tensors on the host.
     """
-    draws = _uniform(samples.numpy(), seed=seed, step=step, num=5)
+    draws = _uniform(samples.numpy(), seed=seed, step=step, num=3 + 2 * _TRIES).astype(np.float32)
+    areas, ratios = draws[:, 3 : 3 + _TRIES], draws[:, 3 + _TRIES :]
     low, high = (math.log(each) for each in _RATIOS)
     return Boxes(
-        place=torch.from_numpy(draws[:, :2].astype(np.float32)),
-        area=torch.from_numpy((least_area + (1 - least_area) * draws[:, 2]).astype(np.float32)),
-        ratio=torch.from_numpy(np.exp(low + (high - low) * draws[:, 3]).astype(np.float32)),
-        mirrored=torch.from_numpy(draws[:, 4] < 0.5),
+        place=torch.from_numpy(draws[:, :2]),
+        area=torch.from_numpy(least_area + (1 - least_area) * areas),
+        ratio=torch.from_numpy(np.exp(low + (high - low) * ratios)),
+        mirrored=torch.from_numpy(draws[:, 2] < 0.5),
     )
 
 
@@ -65,7 +69,7 @@ def random_views(
 ) -> torch.Tensor:
     """Cut each picture's part out and resize it.
 
-    A part that would be wider or higher than its picture is cut down to it.
+    Where no part fits a picture, its middle is shown, cut to the nearest ratio.
 
     Args:
         pictures: uint8 ``[n, canvas, canvas, 3]``.
@@ -76,17 +80,42 @@ def random_views(
     Returns:
         float32 ``[n, 3, size, size]``, normalized; in channels_last on a GPU.
     """
-    device = pictures.device
-    area = boxes.area.to(device, non_blocking=True)
-    ratio = boxes.ratio.to(device, non_blocking=True)
-    place = boxes.place.to(device, non_blocking=True)
-    mirrored = boxes.mirrored.to(device, non_blocking=True)
     whole = extents.to(torch.float32)
-    pixels = area * whole[:, 0] * whole[:, 1]
-    wanted = torch.stack([(pixels / ratio).sqrt(), (pixels * ratio).sqrt()], dim=1)
-    part = torch.minimum(wanted, whole).clamp(min=1)
-    start = place * (whole - part)
+    start, part = placed(boxes, whole)
+    mirrored = boxes.mirrored.to(pictures.device, non_blocking=True)
     return _resized(pictures, start=start, part=part, whole=whole, mirrored=mirrored, size=size)
+
+
+def placed(boxes: Boxes, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Place and size of each picture's part in whole pixels, as torchvision's ``RandomResizedCrop``
+    finds them.
+
+    Args:
+        boxes: on any device.
+        whole: float32 ``[n, 2]``, height and width of each picture.
+
+    Returns:
+        Two of ``[n, 2]``, in pixels from the top and the left.
+    """
+    area, ratio, place = (
+        each.to(whole.device, non_blocking=True) for each in (boxes.area, boxes.ratio, boxes.place)
+    )
+    pixels = area * whole.prod(dim=1, keepdim=True)
+    wanted = torch.stack([(pixels / ratio).sqrt(), (pixels * ratio).sqrt()], dim=2).round()
+    fits = ((wanted > 0) & (wanted <= whole[:, None])).all(dim=2)
+    first = fits.int().argmax(dim=1)
+    part = wanted.gather(1, first[:, None, None].expand(-1, 1, 2)).squeeze(1)
+    start = torch.minimum((place * (whole - part + 1)).floor(), whole - part)
+    # None fits: the picture is far from square, or has few pixels.
+    low, high = _RATIOS
+    height, width = whole.unbind(dim=1)
+    limits = torch.stack([(width / low).round(), (height * high).round()], dim=1)
+    middle = torch.minimum(whole, limits)
+    is_fit = fits.any(dim=1, keepdim=True)
+    return (
+        torch.where(is_fit, start, ((whole - middle) / 2).floor()),
+        torch.where(is_fit, part, middle),
+    )
 
 
 def middle_views(

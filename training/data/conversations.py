@@ -30,19 +30,23 @@ PAIRS: Final = (
     ("inputs", "", "targets"),
     ("input", "", "output"),
 )
-#: Columns of what else a conversation may have.
+#: Which columns hold what, where nobody says it: the first of these that a table has.
+_WAYS: Final = (
+    *({"messages": name} for name in MESSAGES),
+    *(dict(zip(("prompt", "context", "answer"), pair, strict=True)) for pair in PAIRS),
+)
+#: Columns of what belongs to a conversation, too.
 _BESIDE: Final = {
-    "system": ("system", "system_prompt", "systemInstruction"),
-    "history": ("history",),
-    "tools": ("tools", "functions"),
-    "settings": ("chat_template_kwargs",),
+    **dict.fromkeys(("systemInstruction", "system_prompt", "system"), "system"),
+    **dict.fromkeys(("functions", "tools"), "tools"),
 }
 #: What ``--columns`` can name.
-PARTS: Final = ("text", "messages", "prompt", "context", "answer", *_BESIDE)
-#: Columns and keys that change what is to be learned in a way that is not known here.
-_REFUSED: Final = frozenset(
-    ["image", "images", "video", "videos", "audio", "audios", "refusal", "train_detail", "kto_tag"]
-)
+PARTS: Final = ("text", "messages", "prompt", "context", "answer", "system", "tools")
+#: Columns and keys that change what is to be learned, and that are not known here.
+_REFUSED: Final = {
+    *("image", "images", "video", "videos", "audio", "audios", "refusal"),
+    *("history", "chat_template_kwargs", "train_detail", "kto_tag"),
+}
 #: The same, and one that may say that an answer is not wanted.
 CHECKED: Final = _REFUSED | {"label"}
 _ANSWER: Final = "assistant"
@@ -51,6 +55,7 @@ _ROLES: Final = {
     **{name: name for name in ("system", "user", _ANSWER, "tool")},
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bot", "chatbot", "model", "ai"), _ANSWER),
+    "developer": "system",
     **dict.fromkeys(("observation", "function", "tool_response", "function_response"), "tool"),
 }
 #: The content of such a message is calls of tools, as JSON.
@@ -64,9 +69,11 @@ _WEIGHTS: Final = ("weight", "train", "training", "loss")
 _FORMS: Final = (("", False), (None, False), ("", True), (None, True))
 
 
+#: Characters for private use, which stand for what a template must write.
+_SIGNS: Final = range(0xE000, 0x110000)
 _LEFT_OUT: Final = (
-    "the chat template leaves out {}: give --chat-template one that writes it, or take it out of "
-    "the data"
+    "the chat template leaves out or repeats {}: give --chat-template one that writes it, or take "
+    "it out of the data"
 )
 _CHANGES: Final = (
     "the chat template writes earlier messages in another way once others follow: what is learned "
@@ -87,7 +94,6 @@ class Message:
     more: Mapping[str, Any] = field(default_factory=dict)
     """What else it has, such as thoughts."""
     is_learned: bool = True
-    """If it is an answer."""
 
     def __post_init__(self) -> None:
         check_characters(self.content)
@@ -99,8 +105,6 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the template."""
     place: str = field(default="", compare=False)
     """File and row."""
 
@@ -117,13 +121,9 @@ class Encoded:
     """Ids of the tokens that end answers."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    """Where an answer stands, in characters of the text that the template wrote."""
-
-    begin: int
-    end: int
-    """Where what is learned ends, but for a token that ends it."""
+#: Begin and end of what is learned of an answer, in characters of the text that the template wrote.
+#: A token that ends it may follow.
+_Span = tuple[int, int]
 
 
 def check_characters(text: str) -> None:
@@ -138,15 +138,16 @@ def columns_given(text: str) -> dict[str, str]:
     """``--columns``: names of columns by what they hold.
 
     Raises:
-        InputError: it is not written so, or names something else.
+        InputError: it is not written so, or they hold nothing to learn.
     """
-    pairs = [each.partition("=")[::2] for each in text.split(",") if text]
-    if bad := [part for part, name in pairs if part not in PARTS or not name]:
+    found = dict(each.partition("=")[::2] for each in text.split(",") if text)
+    is_whole = {"text", "messages"} & found.keys() or {"prompt", "answer"} <= found.keys()
+    if found and (not is_whole or not all(found.values()) or not found.keys() <= {*PARTS}):
         raise InputError(
-            f"--columns is {text!r}, with {bad[0]!r}: write prompt=COLUMN,answer=COLUMN, of "
+            f"--columns is {text!r}: write prompt=COLUMN,answer=COLUMN or messages=COLUMN, of "
             f"{', '.join(PARTS)}"
         )
-    return dict(pairs)
+    return found
 
 
 def columns_of(
@@ -158,26 +159,12 @@ def columns_of(
         field: what ``--text-field`` asks for.
         given: what ``--columns`` asks for.
     """
-    found = dict(given or {})
-    if found:
-        pass
-    elif field in names:
-        found["messages" if field in MESSAGES else "text"] = field
-    elif field == "text":
-        own = [name for name in MESSAGES if name in names]
-        pairs = [pair for pair in PAIRS if pair[0] in names and pair[2] in names]
-        if own:
-            found["messages"] = own[0]
-        elif pairs:
-            found = dict(zip(("prompt", "context", "answer"), pairs[0], strict=True))
-    is_whole = {"text", "messages"} & found.keys() or {"prompt", "answer"} <= found.keys()
-    if not is_whole or not {*(given or {}).values()} <= {*names}:
-        return {}
-    for part, others in _BESIDE.items():
-        free = [name for name in others if name in names and name not in found.values()]
-        if free:
-            found.setdefault(part, free[0])
-    return {part: name for part, name in found.items() if name in names}
+    asked = {"messages" if field in MESSAGES else "text": field}
+    for way in [given] if given else [asked, *(_WAYS if field == "text" else ())]:
+        if all(name in names for part, name in way.items() if part != "context" or given):
+            beside = {part: name for name, part in _BESIDE.items() if name in names}
+            return {part: name for part, name in {**beside, **way}.items() if name in names}
+    return {}
 
 
 def content_of(
@@ -209,31 +196,26 @@ def content_of(
     is_text = isinstance(text, str)
     used = {columns["text"]} if is_text else {*columns.values()}
     if unused is not None:
-        unused.update(map(str, row.keys() - used))
+        unused.update(name for name in row if name not in used and row[name] not in (None, "", []))
     if isinstance(text, str):
         check_characters(text)
         return text if text.strip() else None
-    for name in sorted(_REFUSED & row.keys() - used):
-        if row[name]:
-            raise ValueError(f'what is under "{name}" is no text: only text can be learned')
-    if row.get("label") is False and "label" not in used:
-        raise ValueError('"label" is false: answers that are not wanted cannot be learned')
+    for name in sorted(CHECKED & row.keys() - used):
+        if row[name] is False if name == "label" else row[name]:
+            raise ValueError(f'what is under "{name}" cannot be learned')
     return _conversation({part: row[name] for part, name in columns.items()})
 
 
 def _conversation(parts: Mapping[str, Any]) -> Conversation | None:
-    turns: list[object] = []
-    for pair in _list(parts, "history"):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError("what is under history is no list of questions with their answers")
-        turns += _pair(*pair)
+    turns: list[Any] = []
     if "prompt" in parts:
         asked, answer = parts["prompt"], parts["answer"]
         if context := _text(parts.get("context") or ""):
             asked = f"{_text(asked or '')}\n\n{context}".strip()
-        if not all(each.strip() if isinstance(each, str) else each for each in (asked, answer)):
-            return None
-        turns += _pair(asked, answer)
+        for role, each in (("user", asked), (_ANSWER, answer)):
+            if not each or (isinstance(each, str) and not each.strip()):
+                return None
+            turns += each if isinstance(each, list) else [{"role": role, "content": each}]
     else:
         turns += _list(parts, "messages" if "messages" in parts else "text")
     if not turns:
@@ -248,19 +230,8 @@ def _conversation(parts: Mapping[str, Any]) -> Conversation | None:
             author = isinstance(turn, Mapping) and (turn.get("role") or turn.get("from"))
             named = f" ({author})" if author else ""
             raise ValueError(f"message {number}{named}: {error}") from None
-    settings = parts.get("settings") or {}
-    return Conversation(
-        messages=tuple(messages),
-        tools=tuple(_function(each) for each in _list(parts, "tools")),
-        settings=_json(settings, "chat_template_kwargs"),
-    )
-
-
-def _pair(asked: object, answer: object) -> list[object]:
-    found: list[object] = []
-    for role, each in (("user", asked), (_ANSWER, answer)):
-        found += each if isinstance(each, list) else [{"role": role, "content": each}]
-    return found
+    tools = tuple(_function(each) for each in _list(parts, "tools"))
+    return Conversation(messages=tuple(messages), tools=tools)
 
 
 def _list(parts: Mapping[str, Any], name: str) -> list[Any]:
@@ -291,23 +262,20 @@ def _message(value: object) -> Message:
         raise ValueError(f"{key} is not known here, and would change what is learned")
     if role != _ANSWER and more.get("train"):
         raise ValueError("train is set, and only answers are learned")
-    weights = {key: more.pop(key) for key in _WEIGHTS if key in more}
-    for key, weight in weights.items():
-        if weight not in (0, 1):
-            raise ValueError(f"{key} is {weight!r}: it can be 0 or 1")
+    weights = [more.pop(key) for key in _WEIGHTS if key in more]
+    if any(each not in (0, 1) for each in weights):
+        raise ValueError(f"its weight is {weights[0]!r}: it can be 0 or 1")
     content = next((more.pop(key) for key in _CONTENT if key in more), "")
     calls = more.pop("tool_calls", None) or more.pop("function_call", None) or []
     if name in _CALLS:
         content, calls = "", content
-    if role == "tool" and isinstance(content, Mapping):
-        content = json.dumps(content, ensure_ascii=False)
     calls = _json(calls, "tool_calls")
     message = Message(
         role=role,
         content=_text(content),
         calls=tuple(_call(each) for each in (calls if isinstance(calls, list) else [calls])),
         more=more,
-        is_learned=all(weights.values()),
+        is_learned=role != _ANSWER or all(weights),
     )
     is_empty = all(value.get(key) is None for key in _CONTENT)
     if is_empty and not message.calls and not more.keys() & {*_THOUGHTS}:
@@ -409,7 +377,7 @@ class ChatWriter:
                 chat_template=self._vocabulary.template,
                 add_generation_prompt=asks,
                 return_assistant_tokens_mask=self._is_annotated and not asks,
-                **{**self._vocabulary.named, **conversation.settings},
+                **self._vocabulary.named,
             )
             check_characters(texts[0])
         except Exception as error:  # a template is a program, and raises what it likes
@@ -423,8 +391,6 @@ class ChatWriter:
     def _turn(self, message: Message) -> dict[str, Any]:
         """A message as the template takes it."""
         turn = {"role": message.role, "content": message.content, **message.more}
-        if message.role == "developer" and not self._names("developer"):
-            turn["role"] = "system"
         if message.calls:
             empty, as_text = self._form
             turn["content"] = message.content or empty
@@ -442,97 +408,89 @@ class ChatWriter:
         """Check that the template writes all messages, calls, thoughts and tools.
 
         Raises:
-            InputError: it leaves one out.
+            InputError: it leaves one out, or repeats an answer.
         """
-        template = self._vocabulary.template
-        wanted: dict[str, str] = {}
+        signs: dict[str, str] = {}
+        once: set[str] = set()
 
-        def mark(what: str) -> str:
-            sign = chr(0xE000 + len(wanted))
-            wanted[sign] = what
-            return sign
+        def sign(what: str) -> str:
+            signs[found := chr(_SIGNS[0] + len(signs))] = what
+            return found
 
-        marked = []
+        messages = []
         for number, message in enumerate(conversation.messages, start=1):
             place = f"message {number} ({message.role})"
-            if message.role not in (*_ROLES.values(), "developer") and not self._names(
-                message.role
-            ):
+            if message.role not in _ROLES.values() and not self._names(message.role):
                 raise InputError(
                     f"{place}: this role is not known here and not in the chat template; rename "
                     f"it to one of {', '.join(dict.fromkeys(_ROLES.values()))}"
                 )
             for key in message.more:
-                is_thought = key in _THOUGHTS
-                if any(map(self._names, _THOUGHTS if is_thought else (key,))):
-                    continue
-                if is_thought and message.role == _ANSWER:
-                    raise InputError(_LEFT_OUT.format(f"{key} of {place}"))
-                self.unused.add(key)
+                names = _THOUGHTS if key in _THOUGHTS else (key,)
+                if not any(map(self._names, names)):
+                    if key in _THOUGHTS and message.role == _ANSWER:
+                        raise InputError(_LEFT_OUT.format(f"{key} of {place}"))
+                    self.unused.add(key)
             calls = [
-                {**each, "function": {**each["function"], "name": mark(f"tool_calls of {place}")}}
+                {**each, "function": {**each["function"], "name": sign(f"tool_calls of {place}")}}
                 for each in message.calls
             ]
-            is_checked = message.role != _ANSWER and message.content.strip()
-            content = mark(place) if is_checked else message.content
-            marked.append(replace(message, content=content, calls=tuple(calls)))
-        self.unused.update(
-            key
-            for key in conversation.settings
-            if not re.search(rf"\b{re.escape(key)}\b", template)
-        )
-        if conversation.tools and not re.search(r"\btools\b", template):
+            content = sign(place) if message.content.strip() else ""
+            once |= {content} if message.role == _ANSWER else set()
+            messages.append(replace(message, content=content, calls=tuple(calls)))
+        if conversation.tools and not re.search(r"\btools\b", self._vocabulary.template):
             raise InputError(_LEFT_OUT.format("tools"))
-        failure: InputError | None = None
+        failure = InputError("")
         for self._form in _FORMS:
             try:
-                text = self.text(replace(conversation, messages=tuple(marked)))
+                text = self.text(replace(conversation, messages=tuple(messages)))
             except InputError as error:
-                failure = failure or error
+                failure = error
             else:
-                missing = [what for sign, what in wanted.items() if sign not in text]
+                missing = [
+                    what
+                    for each, what in signs.items()
+                    if text.count(each) != 1 and (each not in text or each in once)
+                ]
                 if not missing:
                     return
                 failure = InputError(_LEFT_OUT.format(missing[0]))
-            if not any(each.calls for each in marked):
+            if not any(each.calls for each in messages):
                 break
-        assert failure is not None
         raise failure
 
-    def _written(self, conversation: Conversation) -> tuple[str, list[_Answer]]:
+    def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:
         """The text of a conversation, and where its answers stand."""
         self._check(conversation)
         messages = conversation.messages
         text, spans = self._rendered(conversation, asks=False)
-        if self._is_annotated:
-            return text, self._annotated(messages, text, spans)
+        answers = [span for span in spans if text[slice(*span)].strip()]
+        if answers and all(each.is_learned for each in messages):
+            if messages[-1].role == _ANSWER:  # what follows belongs to its turn, marked or not
+                answers[-1] = (answers[-1][0], len(text.rstrip()))
+            return text, answers
 
         def shown(*messages: Message, asks: bool = False) -> str:
             return self.text(replace(conversation, messages=messages), asks=asks)
 
-        def beside(number: int, message: Message) -> list[str]:
-            """What stands before and after the mark in another message in place of one."""
-            try:
-                written = shown(*messages[:number], message, *messages[number + 1 :])
-            except InputError:  # a result without its call, for instance
-                return []
-            return written.split(mark)
-
         # Stands for an answer where the template writes it: no text has it.
-        mark = next(each for each in map(chr, range(0xE000, 0x110000)) if each not in text)
+        mark = next(each for each in map(chr, _SIGNS) if each not in text)
         answers = []
         for number, message in enumerate(messages):
-            content = message.content.strip()
             # The first message has nothing before it that could ask.
             if message.role != _ANSWER or not message.is_learned or not number:
                 continue
-            if not content and not message.calls and not message.more.keys() & {*_THOUGHTS}:
+            content = message.content.strip()
+            if not content and not message.calls and not message.more:
                 continue
             earlier, later = messages[:number], messages[number + 1 :]
             before, asked = shown(*earlier), shown(*earlier, asks=True)
-            # With nothing but words: calls and thoughts may stand on both sides of them.
-            plain = beside(number, Message(role=_ANSWER, content=mark))
-            head, tail = plain if len(plain) == 2 else ("", "")
+            # Another answer in its place, of which nothing stands beside its words.
+            try:
+                around = shown(*earlier, Message(role=_ANSWER, content=mark), *later).split(mark)
+            except InputError:  # results want their calls
+                around = []
+            head, tail = around if len(around) == 2 else ("", "")
             if text.startswith(before):
                 # A template may ask with more than it writes before an answer that is there, and
                 # may begin in another way when it asks.
@@ -542,14 +500,6 @@ class ChatWriter:
                 begin = len(head)  # thoughts of earlier answers are gone once others follow
             else:
                 raise InputError(_CHANGES)
-            if content:
-                found = _place(text, content, beside(number, replace(message, content=mark)), 0)
-                if found is None:
-                    raise InputError(
-                        f"the chat template leaves out, repeats or changes an answer "
-                        f"({content[:40]!r})"
-                    )
-                begin = min(begin, found[0])
             # The turn ends where the text up to it does, or where that of another answer does.
             for each in (message, replace(message, more={})):
                 after = shown(*earlier, each)
@@ -557,38 +507,25 @@ class ChatWriter:
                     end = len(after.rstrip())
                     break
             else:
-                is_whole = all(
-                    each.content.strip() in tail for each in later if each.role != _ANSWER
-                )
-                if not tail or not is_whole or not text.endswith(tail):
+                questions = (each.content.strip() for each in later if each.role != _ANSWER)
+                if (
+                    not tail
+                    or not text.endswith(tail)
+                    or not all(each in tail for each in questions)
+                ):
                     raise InputError(_CHANGES)
                 end = len(text) - len(tail)
-            answers.append(_Answer(begin=begin, end=end))
+            if len(around) == 2 and text.endswith(tail) and not message.calls:
+                # Its words stand before what follows, perhaps without the thoughts among them.
+                written = text[: len(text) - len(tail)].rstrip()
+                shapes = (content, content.rpartition("</think>")[2].strip())
+                if not (found := [each for each in shapes if written.endswith(each)]):
+                    raise InputError(f"the chat template changes an answer ({content[:40]!r})")
+                begin = min(begin, len(written) - len(found[0]))
+            answers.append((begin, end))
         return text, answers
 
-    def _annotated(
-        self, messages: Sequence[Message], text: str, spans: Sequence[tuple[int, int]]
-    ) -> list[_Answer]:
-        """The answers that the template marks itself."""
-        learned = [each.is_learned for each in messages if each.role == _ANSWER]
-        if all(learned):
-            learned = [True] * len(spans)
-        elif len(learned) != len(spans):
-            raise InputError(
-                f"the chat template marks {len(spans)} parts of {len(learned)} answers with "
-                "{% generation %}: which of them have the weight 0 cannot be told"
-            )
-        answers = [
-            _Answer(begin=begin, end=end)
-            for (begin, end), is_learned in zip(spans, learned, strict=True)
-            if is_learned and text[begin:end].strip()
-        ]
-        if answers and messages[-1].role == _ANSWER and learned[-1]:
-            # All that follows the last answer belongs to its turn, marked or not.
-            answers[-1] = replace(answers[-1], end=len(text.rstrip()))
-        return answers
-
-    def _marked(self, text: str, answers: Sequence[_Answer], encoding: Any) -> Encoded:
+    def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""
         ids: list[int] = [*encoding.ids]
         begins = [begin for begin, _ in encoding.offsets]
@@ -598,19 +535,23 @@ class ChatWriter:
         stops: set[int] = set()
         at = 0
         is_ended = True
-        for answer in answers:
+        for begin, end in answers:
             # A token may begin before an answer: the space before its first word.
-            while at < len(ids) and ends[at] <= answer.begin:
+            while at < len(ids) and ends[at] <= begin:
                 at += 1
             stop = None
-            while at < len(ids) and begins[at] < answer.end:
+            while at < len(ids) and begins[at] < end:
                 learned[at] = True
                 if text[begins[at] : ends[at]].strip():
                     stop = at if ids[at] in special else None
                 at += 1
             if stop is None:
-                stop = self._stop(text, answer, ids, begins, at)
-            is_ended = stop is not None or bool(text[answer.end :].strip())
+                # The template's token for it, or that with which the next turn begins.
+                later = (at for at in range(at, len(ids)) if ids[at] in special)
+                stop = next(later, None)
+                if stop is not None and text[end : begins[stop]].strip():
+                    stop = None
+            is_ended = stop is not None or bool(text[end:].strip())
             if stop is not None:
                 learned[stop] = True
                 stops.add(ids[stop])
@@ -618,36 +559,3 @@ class ChatWriter:
             ids[at:], learned[at:] = [self._vocabulary.end_of_text], [True]
             stops.add(self._vocabulary.end_of_text)
         return Encoded(ids=ids, learned=learned, stops=frozenset(stops))
-
-    def _stop(
-        self, text: str, answer: _Answer, ids: Sequence[int], begins: Sequence[int], at: int
-    ) -> int | None:
-        """The place of the token that ends an answer: the template's for it, or that with which the
-        next turn begins."""
-        for place in range(at, len(ids)):
-            if text[answer.end : begins[place]].strip():
-                return None
-            if ids[place] in self._vocabulary.special:
-                return place
-        return None
-
-
-def _place(text: str, content: str, around: Sequence[str], before: int) -> tuple[int, int] | None:
-    """Where an answer stands, which a template may have taken the thoughts from.
-
-    Its words may also stand in what the template writes before it or in another answer, so it is
-    not searched for: it ends where the text that follows it begins. What precedes it is no such
-    sign, because templates write thoughts, or a place for them, as an answer has them.
-
-    Args:
-        content: of the answer.
-        around: what the template writes before and after another answer in its place.
-        before: length of the text up to its turn.
-    """
-    if len(around) != 2 or not text.endswith(around[1]):
-        return None
-    end = len(text[: len(text) - len(around[1])].rstrip())
-    for each in (content, content.rpartition("</think>")[2].strip()):
-        if each and text.endswith(each, before, end):
-            return end - len(each), end
-    return None

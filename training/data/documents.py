@@ -224,10 +224,10 @@ def documents(files: Sequence[Path], rows: Rows, report: Report | None) -> Itera
         try:
             with ExitStack() as stack:
                 raw = stack.enter_context(file.open("rb"))
-                for number, document in enumerate(_contents_of(raw, file, rows, stack)):
+                for number, (place, row) in enumerate(_rows_of(raw, file, rows, stack)):
                     rows.num += 1
-                    if document:
-                        yield document
+                    if content := _content(row, rows, f"{file}, {place}"):
+                        yield content
                     # Of a table too: who hears nothing for an hour ends this process.
                     if report and not (is_table and number % _BATCH_ROWS):
                         report(done + (0 if is_table else raw.tell()), total)
@@ -242,9 +242,10 @@ def documents(files: Sequence[Path], rows: Rows, report: Report | None) -> Itera
             report(done, total)
 
 
-def _contents_of(
+def _rows_of(
     raw: IO[bytes], file: Path, rows: Rows, stack: ExitStack
-) -> Iterator[Content | None]:
+) -> Iterator[tuple[str, object]]:
+    """The rows of a file with the place of each in it: objects, documents, or what is neither."""
     kind, name = kind_of(file.name), str(file)
     if kind == "parquet":
         return _of_parquet(raw, name, rows)
@@ -255,13 +256,13 @@ def _contents_of(
     text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), encoding))
     match kind:
         case "jsonl":
-            return _of_json_lines(_lines(text), name, rows)
+            return _of_json_lines(_lines(text), name)
         case "json":
-            return _of_json(text, name, rows)
+            return _of_json(text, name)
         case "csv":
             return _of_csv(_lines(text), name, rows)
         case _:
-            return _paragraphs(_lines(text))
+            return (("", each) for each in _paragraphs(_lines(text)))
 
 
 def batches(contents: Iterable[_Content]) -> Iterator[list[_Content]]:
@@ -303,8 +304,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 # --- rows -----------------------------------------------------------------------------------------
-# Each yields None for a row that is empty or cannot be used.
-def _of_parquet(content: IO[bytes], name: str, rows: Rows) -> Iterator[Content | None]:
+def _of_parquet(content: IO[bytes], name: str, rows: Rows) -> Iterator[tuple[str, object]]:
     """Read the columns of a Parquet table, a thousand rows at a time.
 
     Args:
@@ -325,26 +325,22 @@ def _of_parquet(content: IO[bytes], name: str, rows: Rows) -> Iterator[Content |
             columns += CHECKED.intersection(names).difference(columns)
         rows.unused |= {*names} - {*columns}
         batches = table.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-        values = (_without_nulls(row) for each in batches for row in each.to_pylist())
-        yield from _contents(values, name, rows)
+        values = (row for each in batches for row in each.to_pylist())
+        # Its objects have the keys of others, too, as nulls.
+        yield from _numbered(row | _without_nulls(row) for row in values)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name} cannot be read: {error}") from None
 
 
-def _without_nulls(value: Any, *, is_row: bool = True) -> Any:
-    """A value of a table without the keys of other rows, which it has as nulls."""
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_nulls(each, is_row=False) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: _without_nulls(each, is_row=False)
-        for key, each in value.items()
-        if is_row or each is not None
-    }
+        return [*map(_without_nulls, value)]
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value
 
 
-def _of_csv(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Content | None]:
+def _of_csv(lines: Iterable[str], name: str, rows: Rows) -> Iterator[tuple[str, object]]:
     """Read a CSV table, whose first row names the columns.
 
     Raises:
@@ -356,19 +352,17 @@ def _of_csv(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Content | N
         names = next(table, [])
         _columns(names, name, rows)
         for values in table:
-            where = f"{name}, line {table.line_num}"
             if not values:  # an empty line
                 continue
-            if len(values) == len(names):
-                yield _content(dict(zip(names, values, strict=True)), rows, where)
-                continue
-            rows.refuse(where, ValueError(f"{len(values)} values for {len(names)} columns"))
-            yield None
+            row: object = dict(zip(names, values, strict=False))
+            if len(values) != len(names):
+                row = ValueError(f"{len(values)} values for {len(names)} columns")
+            yield f"line {table.line_num}", row
     except csv.Error as error:
         raise InputError(f"{name}, line {table.line_num}: no CSV: {error}") from None
 
 
-def _of_json(text: IO[str], name: str, rows: Rows) -> Iterator[Content | None]:
+def _of_json(text: IO[str], name: str) -> Iterator[tuple[str, object]]:
     """Read the objects of a list, or one object per line: some data sets call such files .json. All
     of the file is in memory.
 
@@ -383,12 +377,12 @@ def _of_json(text: IO[str], name: str, rows: Rows) -> Iterator[Content | None]:
     except (ValueError, RecursionError) as error:
         if content.lstrip()[:1] == "[":
             raise InputError(f"{name} is no JSON: {error}") from None
-        yield from _of_json_lines(io.StringIO(content), name, rows)
+        yield from _of_json_lines(io.StringIO(content), name)
         return
-    yield from _contents(values if isinstance(values, list) else [values], name, rows)
+    yield from _numbered(values if isinstance(values, list) else [values])
 
 
-def _of_json_lines(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Content | None]:
+def _of_json_lines(lines: Iterable[str], name: str) -> Iterator[tuple[str, object]]:
     """Read the objects of lines.
 
     Raises:
@@ -405,7 +399,7 @@ def _of_json_lines(lines: Iterable[str], name: str, rows: Rows) -> Iterator[Cont
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        yield _content(row, rows, f"{name}, line {number}")
+        yield f"line {number}", row
 
 
 def _columns(names: Sequence[str], name: str, rows: Rows) -> list[str]:
@@ -418,13 +412,16 @@ def _columns(names: Sequence[str], name: str, rows: Rows) -> list[str]:
     )
 
 
-def _contents(values: Iterable[Any], name: str, rows: Rows) -> Iterator[Content | None]:
-    for number, row in enumerate(values, start=1):
-        yield _content(row, rows, f"{name}, row {number}")
+def _numbered(values: Iterable[object]) -> Iterator[tuple[str, object]]:
+    return ((f"row {number}", row) for number, row in enumerate(values, start=1))
 
 
-def _content(row: Any, rows: Rows, where: str) -> Content | None:
+def _content(row: object, rows: Rows, where: str) -> Content | None:
+    if isinstance(row, str):
+        return row
     try:
+        if isinstance(row, ValueError):
+            raise row
         if not isinstance(row, Mapping):
             raise ValueError("no JSON object")
         content = content_of(row, rows.text_field, rows.columns, unused=rows.unused)

@@ -9,7 +9,6 @@ are learned beside it (``training.data.conversations``). Use ``training.data.ima
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
-from contract.text import counted, listed
+from contract.text import counted
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
 from training.data.documents import Rows, batches, documents, text_files
@@ -43,11 +42,6 @@ _CHAT_FORMAT: Final = 2
 _DTYPES: Final = ("uint16", "uint32")
 _MIXED: Final = (
     "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
-)
-
-#: Names of files and folders that are not for training, as a rule.
-_NOT_TRAINED: Final = re.compile(
-    r"(?:^|/)(test|val|valid|validation|dev|eval)(?![a-z])", re.IGNORECASE
 )
 
 Tokens = npt.NDArray[np.int64]
@@ -238,24 +232,10 @@ def store_for(
                 is_chat=is_chat,
                 rows=rows,
                 validation=documents(apart, rows, report) if apart else None,
-                notes=() if apart else _mixed_in(files),
             )
             if shared:
                 _share_store(folder, shared)
     return TokenStore.open(folder)
-
-
-def _mixed_in(files: Sequence[Path]) -> list[str]:
-    """A note about files that are called as if they were not for training."""
-    depth = 1 if len({each.parent for each in files}) == 1 else 2
-    names = ["/".join(each.parts[-depth:]) for each in files]
-    found = [each for each in names if _NOT_TRAINED.search(each)]
-    if not found or len(found) == len(files):
-        return []
-    return [
-        f"also trained on: {listed(found)}; to evaluate on them, give --data the others and "
-        "--validation these"
-    ]
 
 
 def open_store(key: str, *, shared: str | None) -> TokenStore | None:
@@ -301,14 +281,12 @@ def build(
     is_chat: bool,
     rows: Rows,
     validation: Iterable[str | Conversation] | None = None,
-    notes: Sequence[str] = (),
 ) -> None:
     """Write a store to ``folder``, which appears whole or not at all.
 
     Args:
         rows: the account of ``contents`` and ``validation``.
         validation: all of it is held out, and nothing of ``contents``.
-        notes: about the data.
 
     Raises:
         InputError: there is too little, text among conversations or the other way about, or rows
@@ -365,7 +343,7 @@ def build(
             num_held_out_conversations=held_out.num_rows if is_chat else 0,
             num_left_out=num_left_out,
             stops=tuple(sorted(stops)),
-            notes=(*rows.notes(), *notes),
+            notes=tuple(rows.notes()),
         )
         (part / STORE_FILE).write_text(json.dumps(asdict(info), indent=1), encoding="utf-8")
 

@@ -2,9 +2,10 @@
 
 Nothing is unpacked. A tar file that is not compressed keeps its members in one piece, and so do
 those inside of it: a picture is a place in a file. What counts is the path that it would have:
-``.../train/<class>/...`` and ``.../val/<class>/...``, or a flat ``val/`` and a list of its classes
-(``LOC_val_solution.csv``, or another file of lines), or ``<class>/...`` without either. Where there
-are no validation pictures, a tenth of each class is held out.
+``.../train/<class>/...`` and ``.../val/<class>/...`` (or what others call the two), or a flat
+``val/`` and its classes (``LOC_val_solution.csv``, another file of lines, or an annotation in XML
+for each picture), or ``<class>/...`` without either. Where there are no validation pictures, a
+tenth of each class is held out.
 Standard library only.
 """
 
@@ -33,8 +34,13 @@ _LISTS: Final = ("LOC_val_solution.csv", "val_annotations.txt", "val.txt", "val.
 #: Of a list: the picture, with or without its suffix, and then its class.
 _LIST_LINE: Final = re.compile(r"\s*([^\s,]+)[\s,]+([^\s,]+)")
 _NOTE_EVERY: Final = 10_000
-#: What others call train/ and val/: folders of classes, and no classes.
-_SPLITS: Final = {"training", "valid", "validation", "test", "testing", "eval", "dev"}
+#: What others call train/ and val/, in any case; of those that have class folders, the first.
+_TRAINED: Final = (TRAIN, "training")
+_EVALUATED: Final = (VAL, "validation", "valid", "eval", "dev", "test", "testing")
+#: Folders of classes, and no classes.
+_SPLITS: Final = re.compile(rf"(?:^|[^a-z])({'|'.join((*_TRAINED, *_EVALUATED))})(?:[^a-z]|$)")
+#: In an annotation: the class of an object in the picture.
+_OBJECT: Final = re.compile(rb"<name>\s*([^<]+?)\s*</name>")
 #: One of so many pictures of a class is held out, but one at least, and never the only one.
 _HELD_OUT_EVERY: Final = 10
 
@@ -108,29 +114,53 @@ def arrange(
     Raises:
         InputError: there are no pictures, or their classes are not known.
     """
-    train: list[Found] = []
-    val: list[Item] = []
-    loose: list[Item] = []
+    pictures: dict[str, list[Item]] = {}
     lists: list[Item] = []
+    annotations: dict[str, Item] = {}
     others: list[Item] = []
     for number, item in enumerate(items):
-        split, below = _split(item.parts)
-        if not is_picture(item.parts[-1]):
-            (lists if item.parts[-1] in _LISTS else others).append(item)
-        elif split == TRAIN and len(below) > 1:
-            train.append(_found(item, below[0], below[1:]))
+        split, _ = _split(item.parts)
+        stem, _, suffix = item.parts[-1].rpartition(".")
+        if is_picture(item.parts[-1]):
+            pictures.setdefault(split, []).append(item)
+        elif split == VAL and suffix == "xml":
+            annotations[stem] = item
         else:
-            (val if split == VAL else loose).append(item)
+            (lists if item.parts[-1] in _LISTS else others).append(item)
         if note and number % _NOTE_EVERY == 0:
             note(number)
+    if labels := [each for each in others if each.parts[-1].endswith(".cls")]:
+        raise InputError(
+            f"{source} has its classes in files beside the pictures ({'/'.join(labels[0].parts)}), "
+            "as WebDataset has them, which are not read: sort the pictures into class folders"
+        )
+    train: list[Found] = []
+    trained = next((name for name in _TRAINED if any(map(_folder, pictures.get(name, [])))), "none")
+    for item in pictures.pop(trained, []):
+        if _folder(item):
+            _, (class_name, *below) = _split(item.parts)
+            train.append(_found(item, class_name, tuple(below)))
+        else:
+            pictures.setdefault("", []).append(item)
+    classes = {each.class_name for each in train}
+    has_classes = (
+        name for name in _EVALUATED if classes.intersection(map(_folder, pictures.get(name, [])))
+    )
+    evaluated = VAL if VAL in pictures else next(has_classes, "none")
+    val = pictures.pop(evaluated, [])
+    loose = [item for name in pictures for item in pictures[name]]
     if not train:
         train, loose = _by_folder(loose, val, source)
-    classes = {each.class_name for each in train}
-    found = {TRAIN: train, VAL: _classified(val, classes, lists, content)}
+        classes = {each.class_name for each in train}
+    known = _listed(lists, classes, content, others)
+    found = {TRAIN: train, VAL: _classified(val, classes, known, annotations, content)}
     for split, each in found.items():
         each.sort()
         _check_twice(split, each)
     notes = [] if val else _hold_out(found, source)
+    if val and evaluated != VAL:
+        notes.append(f"evaluated on the pictures in {evaluated}/")
+    others += annotations.values()
     for unused, what in (
         (loose, "outside of the class folders"),
         (others, f"other than {', '.join(PICTURES)}"),
@@ -152,16 +182,19 @@ def _by_folder(
         for each in pictures
         if len(each.parts) > depth + 1
     ]
+    names = {each.class_name for each in found}
     # What is directly in train/ or val/ is sorted by no folder.
     is_flat = val or any(TRAIN in each.parts[:-1] for each in pictures)
-    if is_flat or len({each.class_name for each in found}) < 2:
+    if is_flat or len(names) < 2:
         raise InputError(
             f"{source} holds no training pictures of two classes or more: there must be "
             "<class>/*.jpg, or train/<class>/*.jpg and val/<class>/*.jpg, or "
             "ILSVRC2012_img_train.tar"
         )
     folders = {each.class_name for each in found if "/" in each.name}
-    if splits := sorted(each for each in folders if each.lower() in _SPLITS):
+    if all(_SPLITS.search(each.lower()) for each in names):
+        folders = names  # of pictures that no folder sorts
+    if splits := sorted(each for each in folders if _SPLITS.search(each.lower())):
         raise InputError(
             f"{source} has folders of classes in {listed(splits)}: call the one to train on "
             f"{TRAIN}, and the one to evaluate on {VAL} (links do)"
@@ -280,11 +313,19 @@ def _stands_for(name: str) -> str:
 
 
 def _split(parts: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Which split a path belongs to, and what is below it; ("", ()) for neither."""
-    for place, part in enumerate(parts[:-1]):
-        if part in (TRAIN, VAL):
-            return part, parts[place + 1 :]
+    """Which split a path belongs to, and what is below it; ("", ()) for none."""
+    folders = [part.lower() for part in parts[:-1]]
+    for names in ((TRAIN, VAL), (*_TRAINED, *_EVALUATED)):
+        for place, part in enumerate(folders):
+            if part in names:
+                return part, parts[place + 1 :]
     return "", ()
+
+
+def _folder(item: Item) -> str:
+    """Folder of a file below that of its split; empty for none."""
+    below = _split(item.parts)[1]
+    return below[0] if len(below) > 1 else ""
 
 
 def _found(item: Item, class_name: str, below: tuple[str, ...]) -> Found:
@@ -296,23 +337,27 @@ def _found(item: Item, class_name: str, below: tuple[str, ...]) -> Found:
 def _classified(
     val: list[Item],
     classes: set[str],
-    lists: list[Item],
+    listed: dict[str, str],
+    annotations: dict[str, Item],
     content: Callable[[Item], bytes],
 ) -> list[Found]:
-    listed: dict[str, str] = {}
     found: list[Found] = []
     for item in val:
         class_name, *below = _split(item.parts)[1]
         if class_name not in classes:
-            listed = listed or _read_lists(lists, content)
             name = item.parts[-1]
+            stem = name.rpartition(".")[0]
             below = [name]
-            class_name = listed.get(name) or listed.get(name.rpartition(".")[0]) or ""
+            class_name = listed.get(name) or listed.get(stem) or ""
+            if not class_name and (annotation := annotations.pop(stem, None)):
+                objects = {each.decode() for each in _OBJECT.findall(_content(annotation, content))}
+                class_name = ", ".join(sorted(objects))
         if class_name not in classes:
             raise InputError(
                 f"the class of {'/'.join(item.parts)} is not known: put it into a folder that is "
                 "named like one in train/, or the list of the validation pictures beside train/ "
-                f"and val/ ({', '.join(_LISTS)}: a line for each, its name and its class)"
+                f"and val/ ({', '.join(_LISTS)}: a line for each, its name and its class), or "
+                "its annotation in XML into val/"
                 if not class_name
                 else f"the class of {'/'.join(item.parts)}, {class_name}, has no training pictures"
             )
@@ -320,18 +365,31 @@ def _classified(
     return found
 
 
-def _read_lists(lists: list[Item], content: Callable[[Item], bytes]) -> dict[str, str]:
-    """Name of a picture, with or without its suffix -> its class."""
+def _listed(
+    lists: list[Item], classes: set[str], content: Callable[[Item], bytes], others: list[Item]
+) -> dict[str, str]:
+    """Name of a picture, with or without its suffix -> its class.
+
+    A list counts if most of its lines name a class; the others join ``others``. ImageNet's own
+    ``ImageSets/CLS-LOC/val.txt`` has running numbers there.
+    """
     found: dict[str, str] = {}
-    for item in lists:
-        try:
-            lines = content(item).decode(errors="replace").splitlines()
-        except OSError as error:
-            raise _unreadable(item.path, error) from None
-        for line in lines:
-            if match := _LIST_LINE.match(line):
-                found[match[1].rpartition("/")[2]] = match[2]
+    for item in sorted(lists, key=lambda each: _LISTS.index(each.parts[-1])):
+        lines = _content(item, content).decode(errors="replace").splitlines()
+        matches = [match for line in lines if (match := _LIST_LINE.match(line))]
+        own = {each[1].rpartition("/")[2]: each[2] for each in matches if each[2] in classes}
+        if 2 * len(own) > len(matches):
+            found = own | found
+        else:
+            others.append(item)
     return found
+
+
+def _content(item: Item, content: Callable[[Item], bytes]) -> bytes:
+    try:
+        return content(item)
+    except OSError as error:
+        raise _unreadable(item.path, error) from None
 
 
 def _check_twice(split: str, found: list[Found]) -> None:
