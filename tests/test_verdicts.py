@@ -336,6 +336,7 @@ ENDS = [
     *ends(
         *(Ending.EXITED, "failed", "failed: asks for more than the job can have", END, head(78)),
     ),
+    *ends(Ending.EXITED, "failed", "failed: hung", END, head(80)),
     *ends(
         *(Ending.EXITED, "host_lost"),
         *("failed: its storage did not answer, or a disk was full", FAULT),

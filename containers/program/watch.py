@@ -3,14 +3,13 @@
 Optimizer steps are signs of life, which ``containers/program/steps.py`` counts in each process.
 Once a program has made one, steps decide. What it prints, reads and writes, and its CPU time,
 postpone the end, each for so long: a thread that writes a log survives a deadlock, and a process
-that waits for a GPU spins. Until then, and for a program that makes none that can be counted, these
-are its signs of life.
+that waits for a GPU spins. Until then, and in a program that makes none that can be counted, these
+are the signs of life.
 
 ``Watch`` is pure: samples and the time are handed in.
 """
 
 import contextlib
-import math
 import re
 import struct
 from collections.abc import Collection, Mapping, Sequence
@@ -34,8 +33,8 @@ _CPU: Final = 0.1
 _BYTES_PER_S: Final = 200_000
 #: The limit is at least so many times as long as the longest pause that a program came back from.
 _PAUSES: Final = 3
-#: After the last step, CPU time postpones the end for so many times the limit, and output and bytes
-#: for so many.
+#: After the last sign of life, CPU time where processes wait for GPUs postpones the end for so many
+#: times the limit, and CPU time elsewhere, output and bytes for so many.
 _BY_CPU: Final = 6
 _BY_BYTES: Final = 24
 #: Once the program has ended well on a node, the others have no longer than this.
@@ -87,39 +86,35 @@ class Watch:
             spins: they have GPUs, for which processes wait at full speed.
         """
         self._spins = spins
-        self._heard_at = self._alive_at = self._worked_at = self._moved_at = now
+        self._heard_at = self._alive_at = self._moved_at = self._busy_at = now
         self._has_reported = self.has_stepped = False
         self._steps: dict[tuple[int, str], int] = {}
         self._marks: dict[int, tuple[float, Signs]] = {}
 
     def hear(self, now: float, nodes: Mapping[int, Signs]) -> None:
         """Take samples, by node; call this every few seconds."""
-        # A head that stood still itself knows nothing of that time.
-        stood_s = now - self._heard_at if now - self._heard_at > _WINDOW_S else 0.0
+        if now - self._heard_at > _WINDOW_S:
+            self._alive(now)  # a head that stood still itself knows nothing of that time
         self._heard_at = now
-        self._alive_at += stood_s
-        worked_at = moved_at = -math.inf
         for number, signs in nodes.items():
             at, mark = self._marks.setdefault(number, (now, signs))
-            if now - at < min(_WINDOW_S, self._least_s / 4):
+            if now - at < min(_WINDOW_S, self._least_s / 16):
                 continue
             self._marks[number] = (now, signs)
-            if abs(signs.cpu_s - mark.cpu_s) > _CPU * (now - at):
-                worked_at = max(worked_at, at)
-            is_moving = abs(signs.moved - mark.moved) > _BYTES_PER_S * (now - at)
-            if is_moving or signs.lines != mark.lines:
-                moved_at = max(moved_at, at)
-        self._worked_at = max(self._worked_at + stood_s, worked_at)
-        self._moved_at = max(self._moved_at + stood_s, moved_at)
+            is_busy = signs.cpu_s - mark.cpu_s > _CPU * (now - at)
+            is_moving = signs.moved - mark.moved > _BYTES_PER_S * (now - at)
+            if is_busy:
+                self._busy_at = max(self._busy_at, at)
+            if is_moving or signs.lines > mark.lines or (is_busy and not self._spins):
+                self._moved_at = max(self._moved_at, at)
         steps = {(n, name): each for n, at in nodes.items() for name, each in at.steps.items()}
         if steps != self._steps:
             if self.has_stepped:
                 self._slowest_s = max(self._slowest_s, now - self._alive_at)
-            self.has_stepped = True
+            self._steps, self.has_stepped = steps, True
             self._alive(now)
         elif not self.has_stepped:
-            self._alive(max(moved_at, -math.inf if self._spins else worked_at))
-        self._steps = steps
+            self._alive(self._moved_at)
 
     def _alive(self, at: float) -> None:
         if at > self._alive_at:
@@ -145,17 +140,14 @@ class Watch:
         limit_s = max(self._least_s, _PAUSES * self._slowest_s)
         if has_ended:
             limit_s = min(limit_s, _LEFT_S)
-        alive_at = max(
-            self._alive_at,
-            min(self._worked_at, self._alive_at + _BY_CPU * limit_s),
-            min(self._moved_at, self._alive_at + _BY_BYTES * limit_s),
-        )
-        if self._heard_at - alive_at >= limit_s:
+        last = self._alive_at
+        postponed = min(self._busy_at, last + _BY_CPU * limit_s)
+        postponed = max(postponed, min(self._moved_at, last + _BY_BYTES * limit_s))
+        if self._heard_at - max(last, postponed) >= limit_s:
             return Verdict.HUNG
-        alive_at = max(self._alive_at, self._moved_at)
-        if not self.has_stepped:
-            alive_at = max(alive_at, self._worked_at)
-        is_silent = self._heard_at - alive_at >= max(_REPORTED * limit_s, 1.5 * self._slowest_s)
+        # A process that spins is reported, unless it may be a compiler before the first step.
+        last = max(last, self._moved_at if self.has_stepped else self._busy_at)
+        is_silent = self._heard_at - last >= max(_REPORTED * limit_s, 1.5 * self._slowest_s)
         if is_silent and not self._has_reported:
             self._has_reported = True
             return Verdict.SILENT
@@ -214,7 +206,7 @@ class Found:
     @property
     def place(self) -> str:
         """Its place in the user's own code: ``load (train.py:12)``."""
-        own = [each for each in self.frames if not re.search(r"/lib/python3|<frozen", each[0])]
+        own = [each for each in self.frames if not re.search(r"/lib/python3|<frozen|^$", each[0])]
         for file, line, function in own or self.frames:
             return f"{function} ({Path(file).name}:{line})"
         return f"state {self.seen.state}"

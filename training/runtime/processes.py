@@ -185,8 +185,9 @@ def _seen(process: Process, begin: int) -> Seen:
         stacks = _py_spy(process.pid)
     else:
         stacks = _written(f"/proc/{process.pid}/fd/{process.stacks}", begin)
+    rank = f"rank {process.rank}, " if process.rank >= 0 else ""
     parts = [
-        f"rank {process.rank}, process {process.pid} on node {process.node}: {state}",
+        f"{rank}process {process.pid} on node {process.node}: {state}",
         _threads(process.pid),
         stacks or "its Python stacks cannot be read",
     ]

@@ -3,6 +3,7 @@ actors."""
 
 import errno
 import functools
+import json
 import re
 import sys
 import threading
@@ -28,6 +29,8 @@ from contract.nodes import ENV_JOB, Range
 from tests.containers.program.s3_in_memory import S3
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
+from training.record import progress
+from training.record.progress import Progress
 
 Ref = Future[Any]
 
@@ -400,8 +403,8 @@ class Stored:
         def open_mirror(*_: object, node: int, **__: object) -> Files:
             return [*files.values()][node]
 
-        s3 = S3()
-        monkeypatch.setattr(bucket, "_client", lambda: s3)
+        self.s3 = S3()
+        monkeypatch.setattr(bucket, "_client", lambda: self.s3)
         monkeypatch.setattr(launch, "open_mirror", open_mirror)
         monkeypatch.setattr(nodes, "report", report)
         monkeypatch.setenv(ENV_JOB, "j1")
@@ -776,3 +779,29 @@ def test_a_program_that_hangs_is_ended_with_the_stacks_of_its_ranks(
     assert re.search(said, errors, re.MULTILINE), errors
     assert errors.count("the stacks of all processes are in the log") == 1
     assert "[node 1] rank 1, process" in log
+
+
+def test_the_steps_of_a_program_are_written_into_its_run(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0.1)
+    monkeypatch.setattr(progress, "EVERY_S", 0.1)
+    path = write_program(
+        tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
+    )
+    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", a=Files(), b=Files())
+    running = Running(here.group)
+
+    def reached() -> Progress | None:
+        content = here.s3.objects.get("runs/r1/progress.json")
+        return Progress.from_json(json.loads(content)) if content else None
+
+    def is_known() -> bool:
+        now = reached()
+        return now is not None and now.step > 20 and now.step_s is not None
+
+    wait_until(is_known)
+    (tmp_path / "end").touch()
+    assert running.code() == exits.OK
+    assert (found := reached())
+    assert found.job == "j1"

@@ -135,6 +135,7 @@ def test_a_hang_is_reported_and_ends(
         ([START, Phase(1, steps=0.02, cpu=1), Phase(40, cpu=1), TRAIN], {"gpus": True}),  # after it
         ([Phase(180, bytes=5e6), TRAIN], {}),  # a download
         ([START, TRAIN, Phase(50, cpu=1), TRAIN], {"gpus": True}),  # an evaluation on a GPU
+        ([START, TRAIN, Phase(180, cpu=1), TRAIN], {}),  # the same without one
         ([START, TRAIN, Phase(180, cpu=1, lines=0.1), TRAIN], {"gpus": True}),  # a printing one
         ([START, TRAIN, Phase(30, bytes=3e6), TRAIN], {}),  # a checkpoint
         # Rank 0 saves, and the others wait for it.
