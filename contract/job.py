@@ -29,7 +29,7 @@ JOB_TAG: Final = "job"  # key of the tag that shows a task's job in the console
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 9
+ORDER_VERSION: Final = 10
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -52,9 +52,11 @@ _NUMBERS: Final = {
     "capacity_wait_s": (0, MAX_SECONDS),
     "grace_s": (0, MAX_GRACE_S),
     "idle_s": (1, MAX_SECONDS),
+    "hang_s": (0, MAX_SECONDS),
 }
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
+DEFAULT_HANG_S: Final = 10 * 60
 
 
 class Placement(StrEnum):
@@ -91,6 +93,8 @@ class JobSpec:
     this long before the deadline. A recipe saves a checkpoint instead."""
     idle_s: int = DEFAULT_IDLE_S
     """A worker node that has had nothing to do for this long is released."""
+    hang_s: int = DEFAULT_HANG_S
+    """A program on the nodes that gives no sign of life for this long is ended; 0: it is not."""
     recipe: str = ""
     """Name of the recipe that the command trains; empty: it is another program. The words of the
     command do not tell: a user's script may have any name."""

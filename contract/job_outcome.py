@@ -230,6 +230,8 @@ def verdict(
         return ended(JobStatus.FAILED, "failed: out of memory on the head")
     if code == exits.ASKS_TOO_MUCH:
         return ended(JobStatus.FAILED, "failed: asks for more than the job can have")
+    if code == exits.HUNG:
+        return ended(JobStatus.FAILED, "failed: hung")
     if code is not None:
         return ended(JobStatus.FAILED, f"failed: user code exit {code}")
     why = said or error or "unknown"

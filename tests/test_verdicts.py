@@ -114,7 +114,7 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
     patch.setattr(ray_worker, "RayWorker", lambda **_: worker)
     patch.setattr(recipes, "config_from_json", lambda _: SimpleNamespace(recipe="ddp"))
     patch.setattr(recipes, "by_name", lambda _: recipe)
-    patch.setattr(processes, "introduce", lambda *_, **__: [])
+    patch.setattr(outcome, "introduce", lambda *_, **__: [])
     patch.setattr(processes, "end_with_parent", lambda: None)
     patch.setattr(machine, "check_efa", lambda *_, **__: None)
     patch.setattr(dist, "get_backend", lambda: "gloo")
@@ -336,6 +336,7 @@ ENDS = [
     *ends(
         *(Ending.EXITED, "failed", "failed: asks for more than the job can have", END, head(78)),
     ),
+    *ends(Ending.EXITED, "failed", "failed: hung", END, head(80)),
     *ends(
         *(Ending.EXITED, "host_lost"),
         *("failed: its storage did not answer, or a disk was full", FAULT),

@@ -226,6 +226,8 @@ class Options(TypedDict, total=False):
     """Minutes to wait for hosts."""
     grace: int
     """Seconds that the command of ``code`` has to save at a stop, and before the deadline."""
+    hang_minutes: float
+    """Minutes after which a command of ``code`` that does nothing is ended; 0: it is not."""
     spot: bool
     """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
     env: Mapping[str, str | float | Path]

@@ -123,8 +123,8 @@ def watch(
             tail = None
             if job.is_over:
                 break
-            # Recipes write their progress about as often as the nodes are asked for.
-            if has_new_nodes and job.spec and job.spec.recipe:
+            # It is written about as often as the nodes are asked for.
+            if has_new_nodes:
                 reached = progress_of(deployment, job)
             figures = reached.brief() if reached else said
             before, waits = waits, waiting(deployment, job, seen)

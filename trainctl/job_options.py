@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
+    DEFAULT_HANG_S,
     DEFAULT_MAX_SECONDS,
     MAX_SECONDS,
     SECRETS_PREFIX,
@@ -117,6 +118,16 @@ class JobOptions:
             "at a stop, and before the deadline.",
         ),
     ] = DEFAULT_GRACE_S
+    hang_minutes: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=MAX_SECONDS / 60,
+            metavar="MINUTES",
+            help="End a command of --code on the nodes that gives no sign of life for so long. 0: "
+            "never.",
+        ),
+    ] = DEFAULT_HANG_S / 60
     spot: Annotated[
         bool | None,
         typer.Option(
@@ -190,6 +201,11 @@ class JobOptions:
             raise UsageError(
                 "--grace is for programs of your own (--code): a recipe saves a checkpoint when it "
                 "is told to end"
+            )
+        if self.hang_minutes != DEFAULT_HANG_S / 60 and not self.code:
+            raise UsageError(
+                "--hang-minutes is for programs of your own (--code): a recipe starts workers that "
+                "hang again"
             )
 
     def check_fit(self, shape: Shape) -> None:

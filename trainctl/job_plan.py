@@ -305,6 +305,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         max_seconds=max_seconds,
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         grace_s=given.grace,
+        hang_s=round(given.hang_minutes * 60),
         variables=from_here,
         secrets=from_secrets,
         prices=prices,

@@ -17,11 +17,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from containers.program import code
+from containers.program import code, watch
 from containers.program.cause import Error, LogEnd, errors_in
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
@@ -40,6 +40,7 @@ from contract.nodes import (
     ENV_RAY_STORAGE,
     ENV_RUN,
     ENV_STORAGE,
+    ENV_WATCH,
     MASTER_PORT,
 )
 
@@ -146,6 +147,8 @@ class Status:
     """Names of its files that could not be saved; None until the others are."""
     leaves_at: float | None = None
     """Unix time at which this node must have ended, once that is known."""
+    signs: watch.Signs = field(default_factory=watch.Signs)
+    """Its signs of life."""
 
 
 def launcher_environment(place: Place) -> dict[str, str]:
@@ -227,6 +230,7 @@ class Launcher:
         self._base = Path(folder or Path(tempfile.gettempdir()) / "train")
         self._work, self._output = self._base / WORK, self._base / OUTPUT
         self._errors, self._log_end = self._base / ERRORS, LogEnd()
+        self._watched = self._base / "watch"
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
         self._thread: threading.Thread | None = None
@@ -243,6 +247,7 @@ class Launcher:
         self._lost: tuple[str, ...] | None = None
         self._is_told = False
         self._kill_at = self._save_s = math.inf
+        self._signs, self._sampled_at, self._num_lines = watch.Signs(), -math.inf, 0
 
     def start(self, place: Place) -> Status:
         """Bring the code and the files of the run to this node, and start the program."""
@@ -265,13 +270,28 @@ class Launcher:
             self.stop(max(1.0, left * 2 / 3), left)  # a third of the time is for the files
         if self._was_replaced:  # what the program computes from now on would be lost
             self.stop(times.COMMAND_STOP_S)
+        program, now = self._program, time.monotonic()
+        if program and self._ended is None and now - self._sampled_at >= watch.EVERY_S:
+            self._sampled_at = now
+            self._signs = watch.signs(program.left(), self._watched, lines=self._num_lines)
         return Status(
             start=self._start,
-            runs=self._program is not None,
+            runs=program is not None,
             ended=self._ended,
             lost=self._lost,
             leaves_at=leaves_at,
+            signs=self._signs,
         )
+
+    def look(self, number: int) -> list[watch.Found]:
+        """Write what each process of the program is doing to the log of this node; return it."""
+        found = (
+            watch.look(self._program.left(), self._watched, node=number) if self._program else []
+        )
+        for line in "\n".join(each.seen.details for each in found).splitlines():
+            assert self._log is not None, "the program has been started"
+            self._log.write(line)
+        return found
 
     def stop(self, within_s: float, save_s: float = math.inf) -> None:
         """End the program: SIGTERM, and SIGKILL after ``within_s`` seconds.
@@ -354,7 +374,7 @@ class Launcher:
             contextlib.suppress(FileNotFoundError),
         ):
             self._base.rename(Path(gone, "gone"))
-        for folder in (self._work, self._output, self._errors):
+        for folder in (self._work, self._output, self._errors, self._watched):
             folder.mkdir(parents=True)
         if self._told.order.code:
             code.unpack(code.ARCHIVE, self._work)
@@ -391,6 +411,7 @@ class Launcher:
             ENV_RUN: self._told.order.run,
             ENV_OUTPUT: str(self._output),
             ENV_ERRORS: str(self._errors),
+            ENV_WATCH: str(self._watched),
             ENV_NOTICE: str(self._notice),
             **variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -410,6 +431,7 @@ class Launcher:
     def _hear(self, line: str) -> None:
         """A line that the program has printed."""
         assert self._log is not None, "_prepare() comes first"
+        self._num_lines += 1
         self._log.write(line)
         self._log_end.hear(line)
 

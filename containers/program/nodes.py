@@ -14,15 +14,18 @@ be used.
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
 import shlex
 import signal
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -34,8 +37,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
-from containers.program import starts
-from containers.program.bucket import Bucket, report, until_answered
+from containers.program import starts, watch
+from containers.program.bucket import ERRORS, Bucket, report, until_answered
 from containers.program.cause import cause
 from containers.program.launch import (
     ENV_PROGRAM,
@@ -46,10 +49,12 @@ from containers.program.launch import (
     Status,
 )
 from containers.program.requirements import Stopped
+from containers.program.watch import Verdict
 from contract import exits, faults, runs, times
 from contract.errors import InputError, UnreachableError
 from contract.nodes import ENV_JOB, Range
 from contract.text import counted, listed
+from training.record import progress
 
 #: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
 _LOST_S: Final = 40.0
@@ -66,6 +71,8 @@ _GROW_AFTER_S: Final = 120.0
 #: If nodes keep dying soon after a start without a spot notice, assume that the program kills them.
 _STARTS_IN_VAIN: Final = 5
 _LONG_RUN_S: Final = 600.0
+#: Notes of steps over which their pace is measured.
+_PACES: Final = 13
 #: Resource that marks the head in ``ray.nodes()``.
 _HEAD: Final = "node:__internal_head__"
 
@@ -232,17 +239,22 @@ def ask(seats: Sequence[Seat]) -> None:
     time.sleep(_POLL_S)
 
 
+def answers(calls: Mapping[Any, Seat], within_s: float) -> Iterator[tuple[Seat, Any]]:
+    """Answers of the launchers that are not lost, and answer within some seconds."""
+    done, _ = ray.wait([*calls], num_returns=len(calls), timeout=within_s)
+    for call in done:
+        with contextlib.suppress(RayError):
+            yield calls[call], ray.get(call)
+
+
 def unfit(seats: Sequence[Seat]) -> list[Seat]:
     """The nodes whose hosts are found unfit to train, after the program has failed."""
     calls = {seat.launcher.host_faults.remote(): seat for seat in seats}
-    done, _ = ray.wait([*calls], num_returns=len(calls), timeout=times.HOST_CHECK_S + 5)
     found = []
-    for call in done:
-        with contextlib.suppress(RayError):  # lost since
-            if faults := ray.get(call):
-                seat = calls[call]
-                say(f"node {seat.number} ({seat.node.address}) needs another host: {faults[0]}")
-                found.append(seat)
+    for seat, flaws in answers(calls, times.HOST_CHECK_S + 5):
+        if flaws:
+            say(f"node {seat.number} ({seat.node.address}) needs another host: {flaws[0]}")
+            found.append(seat)
     return found
 
 
@@ -261,6 +273,9 @@ class Group:
         self._nodes = self._order.nodes  # with a head that trains, one more
         self._num_seen, self._seen_at = 0, 0.0
         self._writer = uuid.uuid4().hex  # of the files, for all starts of this job
+        self._life = watch.Watch(self._order.hang_s)
+        self._hung = ""  # what is known of a hang, in words
+        self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         """End the program everywhere; ``run`` returns. For a signal's handler."""
@@ -396,6 +411,8 @@ class Group:
         while step is Next.WAIT and not self._stopped:
             self._look()
             step = self._next()
+            if step is Next.WAIT and self._began < math.inf and not self._failed_at:
+                step = self._check_life()
         ran_s = time.monotonic() - self._began  # what it writes last may take long
         # After a failure, or a loss without notice, what the program saves now does not count.
         counts = step in (Next.WAIT, Next.AGAIN) and not self._is_surprised
@@ -428,8 +445,9 @@ class Group:
 
     def _next(self) -> Next:
         """Decide what comes next, now that all nodes have answered."""
-        if all(seat.runs for seat in self._seats):
-            self._began = min(self._began, time.monotonic())
+        if self._began == math.inf and all(seat.runs for seat in self._seats):
+            self._began = time.monotonic()
+            self._life.begin(self._began, spins=any(seat.node.gpus for seat in self._seats))
         ends = [seat.ended for seat in self._seats]
         is_lost = any(seat.node.id in self._leaving and not seat.is_done for seat in self._seats)
         for seat in self._seats:
@@ -450,26 +468,75 @@ class Group:
             return step if heard_at > self._failed_at + _OTHERS_S else Next.WAIT
         return step
 
+    def _check_life(self) -> Next:
+        """Find out if the program still does something; log where it is if it has become silent."""
+        running = [seat for seat in self._seats if seat.ended is None]
+        self._life.hear(time.monotonic(), {seat.number: seat.status.signs for seat in running})
+        self._note_progress()
+        has_ended = len(running) < len(self._seats)
+        verdict = self._life.verdict(has_ended=has_ended)
+        if verdict is Verdict.ALIVE:
+            return Next.WAIT
+        calls = {seat.launcher.look.remote(seat.number): seat for seat in running}
+        found = [each for _, listed in answers(calls, _LOST_S) for each in listed]
+        text = watch.in_words(
+            found, silent_s=self._life.silent_s, has_stepped=self._life.has_stepped
+        )
+        numbers = listed([f"node {seat.number}" for seat in running])
+        if has_ended:
+            text = f"the program has ended on the other nodes, and not on {numbers}: {text}"
+        if verdict is Verdict.SILENT:
+            say(f"warning: {text}; the stacks of all processes are in the log")
+            return Next.WAIT
+        if has_ended and found and all(each.is_ending for each in watch.ranks(found)):
+            say(f"warning: {numbers}: the program does not end after its last line, and is ended")
+            return Next.DONE
+        self._hung = f"failed: hung: {text}; all stacks: trainctl logs {self._order.run}"
+        return Next.FAILED
+
+    def _note_progress(self) -> None:
+        """Write the program's steps into its run, now and then."""
+        now, step = time.monotonic(), self._life.step
+        if self._paces and step < self._paces[-1][1]:
+            self._paces.clear()  # of an earlier start
+        is_due = not self._paces or now - self._paces[-1][0] >= progress.EVERY_S
+        if not (step and is_due and self._told.storage):
+            return
+        self._paces.append((now, step))
+        (began, first), run = self._paces[0], self._order.run
+        reached = progress.Progress(
+            time=time.time(),
+            job=os.environ.get(ENV_JOB, ""),
+            step=step,
+            step_s=(now - began) / (step - first) if step > first else None,
+        )
+        key, content = f"{runs.run_prefix(run)}{runs.PROGRESS_FILE}", json.dumps(reached.to_json())
+        # In a thread: the nodes are looked at meanwhile, however long the bucket takes.
+        threading.Thread(target=_write, args=(self._told.storage, key, content)).start()
+
     def _failure(self) -> int | None:
         """Exit code of a job whose program has failed; None where another host may help."""
-        failed = first_failure([seat.ended for seat in self._seats])
-        assert failed is not None
-        first, ended = self._seats[failed], self._seats[failed].ended
-        assert ended is not None
-        if ended.trouble is not None:
-            raise ended.trouble
-        errors = [error for seat in self._seats if seat.ended for error in seat.ended.errors]
-        found = cause(errors, code=ended.code, node=first.number, log=ended.log)
-        reason = found.reason(self._order.run)
+        reason, code = self._hung, exits.HUNG
+        if not self._hung:
+            failed = first_failure([seat.ended for seat in self._seats])
+            assert failed is not None
+            first, ended = self._seats[failed], self._seats[failed].ended
+            assert ended is not None
+            if ended.trouble is not None:
+                raise ended.trouble
+            errors = [error for seat in self._seats if seat.ended for error in seat.ended.errors]
+            found = cause(errors, code=ended.code, node=first.number, log=ended.log)
+            reason, code = found.reason(self._order.run), ended.code
         if hosts := unfit(self._seats):
             say(f"{reason}; the program is started again")
             self._leaving |= {seat.node.id for seat in hosts}
+            self._hung = ""
             return None
         self.report(reason)
-        if ended.code in exits.OF_THE_SYSTEM:
-            say(f"exit code {ended.code} is reserved here: the job's is 1")
+        if code in exits.OF_THE_SYSTEM and not self._hung:
+            say(f"exit code {code} is reserved here: the job's is 1")
             return exits.FAILED
-        return ended.code
+        return code
 
     def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:
         """End the program wherever it runs, and wait until its files are saved: all, unless the job
@@ -496,6 +563,11 @@ class Group:
         for text in lost:
             say(f"warning: not saved: {text}")
         return lost
+
+
+def _write(storage: str, key: str, content: str) -> None:
+    with contextlib.suppress(*ERRORS):
+        Bucket(storage).put(key, content.encode())
 
 
 def main() -> int:

@@ -21,8 +21,6 @@ import functools
 import os
 import re
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,36 +87,10 @@ def _change_init(module: Any) -> None:
     module.init = new
 
 
-#: Module -> what changes it.
+#: Module -> what changes it once it has been imported.
 CHANGES: Final = {
     "ray": _change_init,
     "ray.air.config": _change_config,  # the base of Tune's too
     "ray.train": _change_config,
     "ray.train.constants": _change_storage,
 }
-
-
-class _Finder(MetaPathFinder):
-    """Finds the modules that are changed, and changes them once they have been run."""
-
-    def find_spec(self, fullname: str, path: Any, _target: Any = None) -> ModuleSpec | None:
-        change = CHANGES.get(fullname)
-        spec = PathFinder.find_spec(fullname, path) if change else None
-        if change is None or spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            try:
-                change(module)
-            except AttributeError as error:
-                said = "give storage_path and name in the program's RunConfig"
-                print(f"[ray] {fullname} is of another version ({error}): {said}", file=sys.stderr)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-if os.environ.get(STORAGE):  # a program that runs beside Ray, in a job that keeps what it saves
-    sys.meta_path.insert(0, _Finder())

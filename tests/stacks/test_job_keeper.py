@@ -374,6 +374,7 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
         (3, "failed on node 1, rank 1: ValueError: no", "failed on node 1, rank 1: ValueError: no"),
         (3, None, "failed: user code exit 3"),
         (78, "failed: by the attempt before", "failed: asks for more than the job can have"),
+        (80, "failed: hung: no step for 10 min 0 s", "failed: hung: no step for 10 min 0 s"),
         (0, "failed: by the attempt before", "succeeded"),
     ],
 )

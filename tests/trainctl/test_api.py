@@ -46,12 +46,14 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
         on="head",
         max_hours=2,
         wait_minutes=5,
+        hang_minutes=30,
         spot=False,
         env={"COLOR": "a=b"},
         secret={"KEY": "training/key"},
         code=code,
     )
     given = ["submit", "--run", "r7", "--nodes", "1:3", "--max-hours", "2", "--wait-minutes", "5"]
+    given += ["--hang-minutes", "30"]
     given += [
         "--on",
         "head",
@@ -67,7 +69,7 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
     first, second = (json.loads(each.to_json()) for each in account.orders)
     assert first.pop("code") != second.pop("code"), "each job has an archive of its own"
     assert first == second
-    assert first["variables"] == {"COLOR": "a=b"}
+    assert (first["variables"], first["hang_s"]) == ({"COLOR": "a=b"}, 1800)
     assert (job.run, job.spec) == ("r7", account.orders[0])
 
 

@@ -398,10 +398,15 @@ def test_what_tells_nothing_of_a_node_that_has_done_its_work_is_not_shown(
     assert "command   python train.py --name 'two words'\n" in shown
 
 
-def test_a_running_program_is_shown_with_the_last_line_of_its_log(
+def test_a_running_program_is_shown_with_its_steps_and_the_last_line_of_its_log(
     account: Account, cli: Cli
 ) -> None:
     account.add("job")
     account.add_head("job", "head")
     account.logs["job/ray/head"] = ["epoch 1", "epoch 2: loss 0.5"]
     assert "progress  epoch 2: loss 0.5\n" in cli("show", "job").out
+    reached = {"time": 1.0, "job": "job", "step": 1200, "step_s": 0.52}
+    account.objects["runs/r1/progress.json"] = json.dumps(reached).encode()
+    said = cli("show", "job").out
+    assert "progress  1,200 steps, 0.52 s/step, epoch 2: loss 0.5\n" in said
+    assert "1,200 steps" in cli("ls").out

@@ -95,6 +95,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--storag", "x"], "unknown option --storag: see trainctl submit --help"),
     ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
+    ([*SUBMIT, "--hang-minutes", "5"], "--hang-minutes is for programs of your own (--code)"),
     ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
     ([*SUBMIT, "--env", "1A=b"], "--env is '1A': it must be a name of letters"),
     ([*SUBMIT, "--env", "=1"], "--env is '=1': it must be NAME=VALUE"),

@@ -15,7 +15,7 @@ from contract.errors import UnreachableError
 from contract.nodes import Range
 from training import recipes
 from training.record.events import Event, Failed
-from training.runtime import local, processes, torchrun, trainer
+from training.runtime import local, outcome, torchrun, trainer
 from training.runtime.outcome import Failures
 from training.runtime.trainer import Submission
 from training.settings import RunConfig
@@ -154,7 +154,7 @@ def test_a_disk_without_room_ends_a_run_at_once_and_a_job_may_try_again(
     worker = SimpleNamespace(saves=SimpleNamespace(finish=lambda: None))
     recipe: Any = SimpleNamespace(train=lambda: train)
     monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
-    monkeypatch.setattr(processes, "introduce", lambda *_, **__: [])
+    monkeypatch.setattr(outcome, "introduce", lambda *_, **__: [])
     monkeypatch.setattr(recipes, "config_from_json", lambda _: SimpleNamespace(recipe="ddp"))
     monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
     sent: list[Event] = []

@@ -31,7 +31,7 @@ from training.record.events import (
     Silent,
     Start,
 )
-from training.runtime import local, processes
+from training.runtime import local, outcome
 from training.runtime.driver import Driver
 from training.runtime.hang_detector import HangDetector, Watch
 from training.runtime.processes import Seen
@@ -228,7 +228,7 @@ def train(
     worker = TorchrunWorker(run_uri=run_uri, fence=fence)
     worker.on_events = lambda *events: send(events)
     worker.saves = Saves(worker.emit, report_every_s=0.2)
-    processes.introduce(worker, node="localhost", host="localhost")
+    outcome.introduce(worker, node="localhost", host="localhost")
     group = dist.new_group(backend="gloo")
     begun = int((folder / "saved").read_text())
     hang = [*(folder / "hangs").read_text().splitlines(), ""][begun // 4]

@@ -176,6 +176,13 @@ def test_the_environment_of_a_head_tells_its_job_and_its_prices(
             "step 1/3, loss 0.5000",
             "33%",
         ),
+        # A program of the user's.
+        (
+            Progress(time=1.0, step=1200, step_s=0.5234),
+            "1,200 steps, 0.5234 s/step",
+            "1,200 steps",
+        ),
+        (Progress(time=1.0, step=1), "1 step", "1 step"),
     ],
 )
 def test_it_can_be_read_in_a_line(reached: Progress, line: str, share: str) -> None:

@@ -54,7 +54,8 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         )
         return
     said, queued = "", ""
-    if tasks and not job.is_over and not reached:  # a program of the user's own
+    is_recipe = job.spec is not None and bool(job.spec.recipe)
+    if tasks and not job.is_over and not (reached and is_recipe):  # a program prints its figures
         said = "".join(map(job_log.text, JobLog(deployment.logs).last(job, tasks, 1)))
     if began := min((task.since for task in tasks if task.since), default=None):
         waited_s = round((began - job.began).total_seconds())
@@ -69,7 +70,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         "job": job.id,
         "run": job.run,
         "state": f"queued: {place.words}" if place else f"{job.reason}{waits and f': {waits}'}",
-        "progress": reached.line() if reached else said,
+        "progress": ", ".join(filter(None, (reached.line() if reached else "", said.strip()))),
         "submitted": utc(job.began) + (f" by {by_whom}" if by_whom else ""),
         "lasted" if job.is_over else "for": f"{follow.lasted(job)}{queued}",
         "deadline": utc(deadline) if deadline else "",

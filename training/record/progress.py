@@ -10,7 +10,7 @@ from contract.errors import InputError
 from contract.instance_types import Prices
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, Gpus
-from contract.text import duration
+from contract.text import counted, duration, significant
 from training.record import fields
 from training.record.events import Start, Step
 from training.record.fields import Rate, number
@@ -30,15 +30,17 @@ class Progress:
     job: str = ""
     """Id of the job that trains it; empty without one."""
     step: int
-    """Optimizer steps done."""
-    total_steps: int
-    """The whole run's."""
+    """Optimizer steps done; of a program of the user's, since it was last started."""
+    total_steps: int = 0
+    """The whole run's; 0 where that is not known, as of a program of the user's."""
+    step_s: float | None = None
+    """Seconds a step, of such a program."""
     epoch: int = 0
     """Epoch of that step, counted from 1."""
     epochs: int = 0
     """The whole run's; 0 where there are none."""
-    loss: float
-    """Loss of that step."""
+    loss: float | None = None
+    """Loss of that step; None of such a program."""
     rate: Rate | None = None
     """Items per second of all workers together, over the last reports."""
     left_s: float | None = None
@@ -49,14 +51,18 @@ class Progress:
     that is not known."""
 
     def brief(self, *more: str) -> str:
-        """``epoch 2/8, step 1,200/20,000, 2,540 tokens/s``, with ``more`` before the rate."""
+        """``epoch 2/8, step 1,200/20,000, 2,540 tokens/s``, with ``more`` before the rate;
+        ``1,200 steps, 0.52 s/step`` of a program of the user's."""
+        if not self.total_steps:
+            pace = [] if self.step_s is None else [f"{significant(self.step_s)} s/step"]
+            return ", ".join([self.share, *pace])
         parts = [f"epoch {self.epoch}/{self.epochs}"] if self.epochs > 1 else []
         parts += [f"step {self.step:,}/{self.total_steps:,}", *more, *speed(self.rate)]
         return ", ".join(parts)
 
     def line(self) -> str:
         """``step 1,200/20,000, loss 2.3100, 2,540 tokens/s, 2 h 5 min left, $3.20 so far``."""
-        parts = [self.brief(f"loss {self.loss:.4f}")]
+        parts = [self.brief(*([] if self.loss is None else [f"loss {self.loss:.4f}"]))]
         if (left_s := number(self.left_s)) is not None:
             parts.append(f"{duration(round(left_s))} left")
         if self.usd is not None:
@@ -65,8 +71,10 @@ class Progress:
 
     @property
     def share(self) -> str:
-        """Share of the steps that are done: ``6%``."""
-        return f"{self.step / max(1, self.total_steps):.0%}"
+        """Share of the steps that are done: ``6%``; how many, where there is no total."""
+        if not self.total_steps:
+            return counted(self.step, "step")
+        return f"{self.step / self.total_steps:.0%}"
 
     def to_json(self) -> dict[str, object]:
         return fields.to_json(self)

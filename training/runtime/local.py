@@ -29,7 +29,7 @@ from contract.errors import InputError, UnreachableError
 from training import recipes
 from training.recipe import Recipe
 from training.record.events import Event, Failed, Process, Start, Warned
-from training.runtime import processes
+from training.runtime import outcome, processes
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import Seen
 from training.settings import RunConfig
@@ -318,7 +318,7 @@ def _train(
     config = recipes.config_from_json(settings)
     worker = TorchrunWorker(run_uri=run_uri, fence=fence)
     worker.on_events = lambda *events: send(events)
-    processes.introduce(worker, node=_HOST, host=_HOST)
+    outcome.introduce(worker, node=_HOST, host=_HOST)
     try:
         recipes.by_name(config.recipe).train()(worker, config)
     except Exception as error:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contract import faults
 from contract.errors import InputError, UnreachableError
@@ -13,13 +13,34 @@ from training import recipes
 from training.command import Command
 from training.data import download
 from training.recipe import Recipe
-from training.record.events import Event, Joined, Noted, Reading
+from training.record.events import Event, Joined, Noted, Reading, phase
 from training.record.result import Result
 from training.record.writer import Display, RunRecord
 from training.runtime import processes
 from training.settings import RunConfig
 from training.system.lease import Lease
 from training.system.machine import environment
+
+if TYPE_CHECKING:
+    from training.loop.worker import Worker
+
+
+def introduce(worker: "Worker", *, node: str, host: str) -> list[str]:
+    """Send where each rank is, from rank 0; return the host of each rank, in their order. A
+    collective: every rank calls this.
+
+    Args:
+        node: name of this rank's node, as ``Process`` has it.
+        host: address of this rank's node.
+    """
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(found, (host, processes.this_one(worker.rank, node)))
+    hosts, of_ranks = zip(*found, strict=True)
+    known = tuple(each for each in of_ranks if each is not None)
+    worker.emit(Joined(processes=known), phase("workers_ready", hosts=hosts))
+    return list(hosts)
 
 
 def prepared(

@@ -21,16 +21,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from training.record.events import Joined, Process, phase
+from training.record.events import Process
 from training.system import machine
 
-if TYPE_CHECKING:
-    from training.loop.worker import Worker
-
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
-_SIGNAL: Final = signal.SIGUSR2
+#: SIGRTMAX - 5: programs, and libraries such as Lightning, have their own use for SIGUSR1 and 2.
+SIGNAL: Final = 59
 #: faulthandler writes at once, unless the machine has no memory or no processor to spare.
 _STACKS_S: Final = 2.0
 _PY_SPY_S: Final = 10.0
@@ -66,27 +64,9 @@ def this_one(rank: int, node: str) -> Process | None:
         return None
     file = tempfile.TemporaryFile("w+")  # noqa: SIM115, open until the process ends
     _FILES.append(file)
-    faulthandler.register(_SIGNAL, file=file, all_threads=True)
+    faulthandler.register(SIGNAL, file=file, all_threads=True)
     pid = os.getpid()
     return Process(rank=rank, node=node, pid=pid, born=machine.born(pid), stacks=file.fileno())
-
-
-def introduce(worker: "Worker", *, node: str, host: str) -> list[str]:
-    """Send where each rank is, from rank 0; return the host of each rank, in their order. A
-    collective: every rank calls this.
-
-    Args:
-        node: name of this rank's node, as ``Process`` has it.
-        host: address of this rank's node.
-    """
-    import torch.distributed as dist
-
-    found: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(found, (host, this_one(worker.rank, node)))
-    hosts, of_ranks = zip(*found, strict=True)
-    known = tuple(each for each in of_ranks if each is not None)
-    worker.emit(Joined(processes=known), phase("workers_ready", hosts=hosts))
-    return list(hosts)
 
 
 def end_with_parent() -> None:
@@ -176,11 +156,11 @@ def _state(process: Process) -> str:
     return status if status and machine.born(process.pid) == process.born else "gone"
 
 
-def _status(file: str) -> str:
+def _status(file: str, name: str = "State") -> str:
     with contextlib.suppress(OSError):
         for line in Path(file).read_text().splitlines():
-            if line.startswith("State:"):
-                return line.removeprefix("State:").strip()
+            if line.startswith(f"{name}:"):
+                return line.removeprefix(f"{name}:").strip()
     return ""
 
 
@@ -190,7 +170,10 @@ def _ask_for_stacks(process: Process) -> int:
     if _state(process) != "gone":
         with contextlib.suppress(OSError):
             size = os.stat(f"/proc/{process.pid}/fd/{process.stacks}").st_size
-            os.kill(process.pid, _SIGNAL)
+            # A process that has become another program since would end.
+            catches = _status(f"/proc/{process.pid}/status", "SigCgt")
+            if int(catches or "0", 16) >> (SIGNAL - 1) & 1:
+                os.kill(process.pid, SIGNAL)
     return size
 
 
@@ -202,8 +185,9 @@ def _seen(process: Process, begin: int) -> Seen:
         stacks = _py_spy(process.pid)
     else:
         stacks = _written(f"/proc/{process.pid}/fd/{process.stacks}", begin)
+    rank = f"rank {process.rank}, " if process.rank >= 0 else ""
     parts = [
-        f"rank {process.rank}, process {process.pid} on node {process.node}: {state}",
+        f"{rank}process {process.pid} on node {process.node}: {state}",
         _threads(process.pid),
         stacks or "its Python stacks cannot be read",
     ]

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from training import recipes
 from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
-from training.runtime import processes
+from training.runtime import outcome, processes
 from training.system import machine, storage
 
 #: Between two questions whether the record has what was sent: the command looks ten times a second.
@@ -101,7 +101,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     worker = RayWorker(
         run_uri=arguments["run_uri"], fence=arguments["fence"], events=arguments["events"]
     )
-    hosts = processes.introduce(  # a collective: NCCL has chosen its network
+    hosts = outcome.introduce(  # a collective: NCCL has chosen its network
         worker,
         node=ray.get_runtime_context().get_node_id(),
         host=ray.util.get_node_ip_address(),

@@ -4,8 +4,9 @@ PYTHONPATH.
 That is so for a job's own program, on the head and on all nodes, and for what it starts, also
 through Ray. An exception that nothing catches is noted for the job's outcome
 (``containers/program/cause.py``); what the program prints is written line by line; Ray gets the
-defaults of ``containers/program/ray_defaults.py``. That file is found by its place, because a
-user's code may have a package called ``containers``.
+defaults of ``containers/program/ray_defaults.py``; steps are counted by
+``containers/program/steps.py``. These files are found by their place, because a user's code may
+have a package called ``containers``.
 """
 
 import importlib.machinery
@@ -13,19 +14,47 @@ import importlib.util
 import io
 import os
 import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, Type
+from typing import Any, Callable, Dict, Optional, Type
 
 _HERE = Path(__file__).resolve().parent
 
 
-def _load(name: str, file: Any) -> None:
+def _load(name: str, file: Any) -> Any:
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that are changed, and changes them once they have been run."""
+
+    def __init__(self, changes: Dict[str, Callable[[Any], None]]) -> None:
+        self._changes = changes
+
+    def find_spec(self, fullname: str, path: Any, _target: Any = None) -> Any:
+        change = self._changes.get(fullname)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path) if change else None
+        if change is None or spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            try:
+                change(module)
+            except AttributeError as error:
+                said = "give storage_path and name in the program's RunConfig"
+                print(f"[ray] {fullname} is of another version ({error}): {said}", file=sys.stderr)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _print_whole_lines() -> None:
@@ -95,8 +124,14 @@ _print_whole_lines()
 # As in contract.nodes; a test compares them.
 if _errors := os.environ.get("TRAIN_ERRORS"):
     _note_errors(_errors)
+_changes: Dict[str, Callable[[Any], None]] = {}
+if os.environ.get("TRAIN_WATCH"):
+    _changes.update(_load("_train_steps", _HERE.parent / "steps.py").CHANGES)
+# A program that runs beside Ray, in a job that keeps what it saves.
 if os.environ.get("TRAIN_RAY_STORAGE"):
-    _load("_train_ray_defaults", _HERE.parent / "ray_defaults.py")
+    _changes.update(_load("_train_ray_defaults", _HERE.parent / "ray_defaults.py").CHANGES)
+if _changes:
+    sys.meta_path.insert(0, _Finder(_changes))
 
 # Python takes the first one that it finds; the user's code or the system may have another.
 _others = [path for path in sys.path if Path(path or ".").resolve() != _HERE]

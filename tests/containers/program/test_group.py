@@ -3,7 +3,10 @@ actors."""
 
 import errno
 import functools
+import json
 import math
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, launch, nodes
+from containers.program import bucket, launch, nodes, watch
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
 from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
 from containers.program.requirements import Stopped
@@ -25,7 +28,10 @@ from contract import exits, times
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, Range
 from tests.containers.program.s3_in_memory import S3
+from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
+from training.record import progress
+from training.record.progress import Progress
 
 Ref = Future[Any]
 
@@ -140,12 +146,13 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
         actor.launcher.stop(0)
 
 
-def group(script: str, *, workers: str = "2", capacity_wait_s: int = 30) -> Group:
+def group(script: str, *, workers: str = "2", capacity_wait_s: int = 30, hang_s: int = 0) -> Group:
     order = JobSpec(
         run="r1",
         command=("sh", "-c", script),
         nodes=Range.parse(workers, option="workers"),
         capacity_wait_s=capacity_wait_s,
+        hang_s=hang_s,
     )
     return Group(LaunchSpec(order=order, variables={}))
 
@@ -407,8 +414,8 @@ class Stored:
         def open_mirror(*_: object, node: int, **__: object) -> Files:
             return [*files.values()][node]
 
-        s3 = S3()
-        monkeypatch.setattr(bucket, "_client", lambda: s3)
+        self.s3 = S3()
+        monkeypatch.setattr(bucket, "_client", lambda: self.s3)
         monkeypatch.setattr(launch, "open_mirror", open_mirror)
         monkeypatch.setattr(nodes, "report", report)
         monkeypatch.setenv(ENV_JOB, "j1")
@@ -722,3 +729,90 @@ def test_the_reason_of_a_program_that_fails_is_the_first_error_on_any_node(
     assert here.group.run() == 7
     reason = "failed on node 1, rank 1: ValueError: shapes do not match (train.py:5)"
     assert here.reported == [(f"{reason}; trainctl logs r1 --node 1", "r1", "j1")]
+
+
+# --- hangs ----------------------------------------------------------------------------------------
+LOOP = """
+import atexit, os, signal, sys, time
+from torch.distributed import all_reduce
+from torch.optim.optimizer import Optimizer
+rank, optimizer = int(os.environ["RANK"]), Optimizer()
+def load():
+    time.sleep(600)
+for step in range(20):
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        (
+            "load() if rank else all_reduce()",
+            exits.HUNG,
+            "failed: hung: no step for [0-9] s; rank 1 on node 1 was in load "
+            r"\(program.py:7\); all stacks: trainctl logs r1$",
+        ),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP) if rank else all_reduce()",
+            exits.HUNG,
+            r"no step for .*; rank 1 on node 1 was in state T \(stopped\)",
+        ),
+        (
+            "atexit.register(all_reduce) if rank else None",
+            exits.OK,
+            "warning: node 1: the program does not end after its last line, and is ended",
+        ),
+        (
+            "load() if rank else None",
+            exits.HUNG,
+            "the program has ended on the other nodes, and not on node 1: .* in load",
+        ),
+    ],
+    ids=["a rank sleeps", "a rank is stopped", "a deadlock at exit", "a rank is left alone"],
+)
+def test_a_program_that_hangs_is_ended_with_the_stacks_of_its_ranks(
+    ray: Ray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    program: str,
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0.2)
+    monkeypatch.setattr(times, "COMMAND_STOP_S", 1)
+    path = write_program(tmp_path / "code", f"{LOOP}{program}\n")
+    add(ray, "a", "b")
+    assert group(f"{sys.executable} {path}", hang_s=2).run() == code
+    log, errors = capfd.readouterr()
+    assert re.search(said, errors, re.MULTILINE), errors
+    assert errors.count("the stacks of all processes are in the log") == 1
+    assert "[node 1] rank 1, process" in log
+
+
+def test_the_steps_of_a_program_are_written_into_its_run(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0.1)
+    monkeypatch.setattr(progress, "EVERY_S", 0.1)
+    path = write_program(
+        tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
+    )
+    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", a=Files(), b=Files())
+    running = Running(here.group)
+
+    def reached() -> Progress | None:
+        content = here.s3.objects.get("runs/r1/progress.json")
+        return Progress.from_json(json.loads(content)) if content else None
+
+    def is_known() -> bool:
+        now = reached()
+        return now is not None and now.step > 20 and now.step_s is not None
+
+    wait_until(is_known)
+    (tmp_path / "end").touch()
+    assert running.code() == exits.OK
+    assert (found := reached())
+    assert found.job == "j1"
