@@ -64,11 +64,9 @@ class Containers(Stage):
 
 
 def stage(rehearsal: Rehearsal) -> Containers:
-    core, training = (
-        rehearsal.outputs(each) for each in (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
-    )
+    training = rehearsal.outputs(stack_outputs.TRAINING_STACK)
     account = account_at(rehearsal.state()["endpoint"])
-    return Containers(rehearsal.folder / "aws", core, training, account.client)
+    return Containers(rehearsal.folder / "aws", training, account.client)
 
 
 def read(rehearsal: Rehearsal, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Jobs on a deployed local AWS without containers, whose heads a test ends as it likes."""
+"""A deployment on the local AWS, and what a test does to the jobs there."""
 
 import contextlib
 import json
@@ -10,7 +10,6 @@ from typing import Any
 import boto3
 
 from contract import outputs as stack_outputs
-from contract import runs
 from contract.job import JOB_GROUP
 
 
@@ -22,17 +21,15 @@ class Stage:
     def __init__(
         self,
         folder: Path,
-        core: dict[str, str],
         training: dict[str, str],
         client: Any = boto3.client,
     ) -> None:
         """``folder``: of the local AWS."""
         self._folder = folder
-        self._bucket = core[stack_outputs.BUCKET]
         self._cluster = training[stack_outputs.CLUSTER]
         self.worker_provider = training[stack_outputs.WORKER_PROVIDER]
         self._ecs = client("ecs")
-        self._s3, self._lambda = client("s3"), client("lambda")
+        self._lambda = client("lambda")
         self._groups = client("autoscaling")
         (self._keeper,) = [
             each["FunctionName"]
@@ -44,12 +41,6 @@ class Stage:
     def have_bad_hosts(self, number: int, *, of: str) -> None:
         """So many of the next new hosts of a capacity provider lack their GPU."""
         self._write("bad_hosts.json", {of: number})
-
-    def exit(self, task: str, code: int) -> None:
-        """End a task by itself."""
-        file = self._folder / "ends.json"
-        ends = json.loads(file.read_text()) if file.exists() else {}
-        self._write("ends.json", ends | {task: code})
 
     def take_host(self, host: str) -> None:
         """Take a host away, by its ARN; one that has gone already, or goes, stays so."""
@@ -73,13 +64,6 @@ class Stage:
         new.replace(self._folder / name)
 
     # --- what it sees ---------------------------------------------------------------------------
-    def records(self, job: str) -> list[dict[str, Any]]:
-        """All records of a job."""
-        prefix = runs.job_record(job, "").rpartition("/")[0]
-        found = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix).get("Contents", [])
-        bodies = [self._s3.get_object(Bucket=self._bucket, Key=each["Key"]) for each in found]
-        return [json.loads(each["Body"].read()) for each in bodies]
-
     def tasks(self, job: str) -> list[Any]:
         """All tasks of a job, those that have ended too, the oldest first."""
         states = ("RUNNING", "STOPPED")

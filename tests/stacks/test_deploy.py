@@ -1,13 +1,12 @@
 """The real CDK command line: synth without a network, and deployments' lives on the local AWS.
 
-A deployment on CPUs has jobs and changes; each other kind of hosts is deployed and destroyed. All
+A deployment on CPUs changes; each other kind of hosts is deployed and destroyed. All
 keep their buckets. ``test_lives`` plays what happens to jobs, and ``test_rules`` checks the
 templates of every preset. The limits of an emulator are in docs/limits.md.
 """
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 import boto3
 import pytest
 
-from contract import nodes
 from contract import outputs as stack_outputs
 from contract.job import JobSpec
 from contract.nodes import Range
@@ -137,7 +135,7 @@ def deployed(synth: Synth, account: Account) -> Deployed:
     given = settings(preset="cpu")
     account.deploy(synth(**given))
     core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
-    stage = Stage(account.aws.log.parent, core, training)
+    stage = Stage(account.aws.log.parent, training)
     return Deployed(account, given, core, training, stage)
 
 
@@ -157,89 +155,6 @@ def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
 
     shown = deployed.account.cdk("diff", "--fail", app=synth(**deployed.settings))
     assert "Number of stacks with differences: 0" in shown
-
-
-class Jobs:
-    """Starts jobs whose heads stay until a test ends them."""
-
-    spec = JobSpec(
-        run="r",
-        command=("echo", 'a "quoted" word', "ü"),
-        nodes=Range(1, 2),
-        max_seconds=3600,
-        variables={"A": "one", "B": "two"},
-    )
-
-    def __init__(self, deployed: Deployed) -> None:
-        self._training, self._stage = deployed.training, deployed.stage
-        self._states = boto3.client("stepfunctions")
-
-    def start(self, job: str) -> tuple[str, Any]:
-        """The ARN of its execution, and its head."""
-        execution = self.submit(job)
-        return execution, self.head(job)
-
-    def submit(self, job: str) -> str:
-        """The ARN of its execution."""
-        return self._states.start_execution(
-            stateMachineArn=self._training[stack_outputs.JOBS], name=job, input=self.spec.to_json()
-        )["executionArn"]
-
-    def head(self, job: str) -> Any:
-        (head,) = self._stage.eventually("its head starts", lambda: self._stage.tasks(job))
-        return head
-
-    def has_asked(self, execution: str) -> bool:
-        """Whether it was told, once at least, if it is its job's turn."""
-        events = self._states.get_execution_history(executionArn=execution)["events"]
-        return any(each["type"] == "ChoiceStateExited" for each in events)
-
-    def record(self, job: str) -> dict[str, Any]:
-        def look() -> list[dict[str, Any]]:
-            return [each for each in self._stage.records("r") if each["job"] == job]
-
-        (found,) = self._stage.eventually(f"{job} has a record", look)
-        return dict(found)
-
-
-def test_a_head_is_told_its_order_and_ends_the_job_that_the_next_one_waits_for(
-    deployed: Deployed,
-) -> None:
-    jobs = Jobs(deployed)
-    _, head = jobs.start("ended")
-    (override,) = head["overrides"]["containerOverrides"]
-    told = {each["name"]: each["value"] for each in override["environment"]}
-    assert JobSpec.from_json(told[nodes.ENV_JOB_SPEC]) == jobs.spec
-    assert 3500 < int(told[nodes.ENV_DEADLINE]) - time.time() <= 3600
-    execution = jobs.submit("next")
-    deployed.stage.eventually("it asks", lambda: jobs.has_asked(execution))
-    assert not deployed.stage.tasks("next"), "there is one head at a time"
-    deployed.stage.exit(head["taskArn"], 0)
-    assert jobs.record("ended")["reason"] == "succeeded"
-    deployed.stage.exit(jobs.head("next")["taskArn"], 0)
-    assert jobs.record("next")["reason"] == "succeeded"
-
-
-def test_the_nodes_of_an_aborted_job_are_stopped_and_its_record_says_why(
-    deployed: Deployed,
-) -> None:
-    stage, jobs, ecs = deployed.stage, Jobs(deployed), boto3.client("ecs")
-    execution, _ = jobs.start("aborted")
-    # Of the job too, as its head would have started it.
-    (worker,) = ecs.run_task(
-        cluster=deployed.training[stack_outputs.CLUSTER],
-        taskDefinition=deployed.training[stack_outputs.WORKER_TASK],
-        startedBy="aborted",
-    )["tasks"]
-    # What the list does not have yet when the job is aborted is left to the sweep.
-    stage.eventually("the list has the worker", lambda: worker["taskArn"] in stage.alive())
-    boto3.client("stepfunctions").stop_execution(
-        executionArn=execution, error="Budget", cause="spent"
-    )
-    stage.eventually("all its nodes end", lambda: not stage.alive())
-    found = jobs.record("aborted")
-    assert (found["status"], found["attempts"]) == ("stopped", 1)
-    assert found["reason"] == "its execution was aborted: Budget: spent"
 
 
 def test_a_deployment_changes_in_place_and_leaves_only_a_bucket_that_is_to_be_retained(
@@ -271,15 +186,19 @@ def test_a_deployment_changes_in_place_and_leaves_only_a_bucket_that_is_to_be_re
 def start_hosts_and_tasks(deployed: Deployed) -> None:
     """What runs while the stack is deleted: the emulator keeps records of all."""
     autoscaling, ecs = boto3.client("autoscaling"), boto3.client("ecs")
-    Jobs(deployed).start("running")
-    Jobs(deployed).submit("queued")  # never starts: tasks of it would be left
+    training, stage = deployed.training, deployed.stage
+    spec = JobSpec(run="r", command=("true",), nodes=Range(1, 2))
+    for job in ("running", "queued"):  # the second one never starts: tasks of it would be left
+        boto3.client("stepfunctions").start_execution(
+            stateMachineArn=training[stack_outputs.JOBS], name=job, input=spec.to_json()
+        )
+        stage.eventually("the first has a head", lambda: stage.tasks("running"))
     for group in autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]:
         autoscaling.set_desired_capacity(
             AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
         )
     groups = autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
     assert [len(group["Instances"]) for group in groups] == [1, 1]
-    training, stage = deployed.training, deployed.stage
     ecs.run_task(
         cluster=training[stack_outputs.CLUSTER], taskDefinition=training[stack_outputs.HEAD_TASK]
     )

@@ -53,7 +53,7 @@ def open_(
     if token:
         output.print_text(deployment.ray_token)
         return
-    head = running_head(deployment, name, otherwise=", or name a job (trainctl ls)")
+    head = _running_head(deployment, name)
     if deployment.is_local:  # its address is one of this machine's
         address = f"http://{head.address}:{nodes.DASHBOARD_PORT}"
         output.print_text(address)
@@ -76,18 +76,15 @@ def open_(
     raise CliError("the tunnel was closed: trainctl open opens it again")
 
 
-def running_head(deployment: Deployment, name: str | None = None, *, otherwise: str = "") -> Task:
+def _running_head(deployment: Deployment, name: str | None) -> Task:
     """The head of a job or run, or that of the standing cluster.
-
-    Args:
-        otherwise: what the command can do without the standing cluster, for the error.
 
     Raises:
         CliError: none is running.
     """
     if name is None:
         tasks = [task for task in deployment.cluster.tasks() if task.node == nodes.HEAD]
-        missing = f"the standing cluster is down: trainctl cluster up{otherwise}"
+        missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
     else:
         job = deployment.jobs.find(name)
         tasks = deployment.jobs.heads(job)
