@@ -51,11 +51,9 @@ def build(app: cdk.App) -> cdk.App:
     # The account stays open, and with it the zones: a concrete one would be looked up at synth.
     env = cdk.Environment(region=settings.region or None)
     # The ids, by which `cdk deploy` knows them, are the same in each deployment.
-    core_name, training_name = stacks(settings.deployment)
-    core = CoreStack(app, CORE_STACK, stack_name=core_name, settings=settings, env=env)
-    TrainingStack(
-        app, TRAINING_STACK, stack_name=training_name, settings=settings, core=core, env=env
-    )
+    names = stacks(settings.deployment)
+    core = CoreStack(app, CORE_STACK, stack_name=names[0], settings=settings, env=env)
+    TrainingStack(app, TRAINING_STACK, stack_name=names[1], settings=settings, core=core, env=env)
     accept(app, AUDIT)
     cdk.Tags.of(app).add("project", "ecs-train")
     for tag in filter(None, settings.tags.split(",")):
