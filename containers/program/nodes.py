@@ -36,7 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from containers.host.machine import say
 from containers.program import starts
 from containers.program.bucket import Bucket, report, until_answered
-from containers.program.cause import cause
+from containers.program.cause import PASSED_OVER, Error, cause, passed_over
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
@@ -408,6 +408,8 @@ class Group:
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
+                if passed := passed_over(self._errors):
+                    self.report(passed.reason(self._order.run, PASSED_OVER))
                 return exits.OK
             self.report(f"files lost: {'; '.join(saved)}")
             return exits.FILES_LOST
@@ -458,8 +460,7 @@ class Group:
         assert ended is not None
         if ended.trouble is not None:
             raise ended.trouble
-        errors = [error for seat in self._seats if seat.ended for error in seat.ended.errors]
-        found = cause(errors, code=ended.code, node=first.number, log=ended.log)
+        found = cause(self._errors, code=ended.code, node=first.number, log=ended.log)
         reason = found.reason(self._order.run)
         if hosts := unfit(self._seats):
             say(f"{reason}; the program is started again")
@@ -470,6 +471,11 @@ class Group:
             say(f"exit code {ended.code} is reserved here: the job's is 1")
             return exits.FAILED
         return ended.code
+
+    @property
+    def _errors(self) -> list[Error]:
+        """Those that the program's processes have noted, on all nodes."""
+        return [error for seat in self._seats if seat.ended for error in seat.ended.errors]
 
     def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:
         """End the program wherever it runs, and wait until its files are saved: all, unless the job
