@@ -26,7 +26,7 @@ from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
 from containers.program.bucket import report
-from containers.program.cause import cause, errors_in
+from containers.program.cause import PASSED_OVER, Error, LogEnd, cause, errors_in, passed_over
 from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, ERRORS, LaunchSpec, prepare_head
 from containers.program.process import Program, own_output
@@ -196,6 +196,7 @@ class Job:
         self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._mirror: Mirror | None = None
+        self._log_end = LogEnd()
         self._is_told = False  # to end, and has little time left
         self._is_unfit = False
         self._ending: int | None = None  # exit code, of a reason to end before the command runs
@@ -286,7 +287,7 @@ class Job:
             variables = {**self._environment, **variables, ENV_RUN: spec.run}
             variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
             try:
-                command = self._spawn(words, folder=place, environment=variables)
+                command = self._spawn(words, folder=place, environment=variables, emit=self._hear)
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
         except Stopped:
@@ -302,10 +303,23 @@ class Job:
         finally:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
-        if self._mirror and code != exits.OK and not self._is_told:
-            errors = errors_in(folder / ERRORS)
-            self._report(cause(errors, code=self._own_code).reason(spec.run))
+        if spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
+            self._tell_why(errors_in(folder / ERRORS), has_failed=code != exits.OK)
         return code if is_saved or code != exits.OK else exits.FILES_LOST
+
+    def _hear(self, line: str) -> None:
+        """A line that the command has printed."""
+        print(line, flush=True)
+        self._log_end.hear(line)
+
+    def _tell_why(self, errors: tuple[Error, ...], *, has_failed: bool) -> None:
+        """Report why the command has failed, or what it has passed over."""
+        run = self._config.spec.run
+        if has_failed:
+            found = cause(errors, code=self._own_code, log=self._log_end)
+            self._report(found.reason(run))
+        elif passed := passed_over(errors):
+            self._report(passed.reason(run, PASSED_OVER))
 
     def _must_end(self) -> bool:
         """True if there is a reason to end before the command runs; logs it once."""

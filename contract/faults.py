@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from enum import Enum
 from typing import Final, ParamSpec
 
 from contract import exits
@@ -20,22 +20,14 @@ _P = ParamSpec("_P")
 
 
 class Kind(Enum):
-    """Who can do something about an error."""
+    """Who can do something about an error, and the exit code of a command that ends with it."""
 
-    USER = auto()
+    USER = exits.BAD_INPUT
     """The user: a name, a right, a setting, a file, credentials."""
-    PASSING = auto()
+    PASSING = exits.STORAGE
     """Nobody: another attempt may succeed, perhaps on another host."""
-    OURS = auto()
+    OURS = exits.FAILED
     """The authors of this program."""
-
-
-#: Exit code of a command that ended with an error of each kind.
-_CODES: Final = {
-    Kind.USER: exits.BAD_INPUT,
-    Kind.PASSING: exits.STORAGE,
-    Kind.OURS: exits.FAILED,
-}
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -253,26 +245,11 @@ def exit_code(error: BaseException) -> int:
     found = kind(error)
     if isinstance(error, ReportedError) and found is Kind.USER:
         return error.exit_code
-    return _CODES[found]
+    return found.value
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def reported(error: Exception, say: Callable[[str], object] = _say) -> int:
-    """Print an error that its user can act on; return the command's exit code.
-
-    Raises:
-        Exception: the error itself, if it is a fault of the program.
-    """
-    found = kind(error)
-    if found is Kind.OURS:
-        raise error
-    is_advised = isinstance(error, ReportedError) and type(error) is not UnreachableError
-    needs_advice = found is Kind.PASSING and not is_advised
-    say(f"error: {text(error)}{'; check the address, or try again later' if needs_advice else ''}")
-    return exit_code(error)
 
 
 def command(
@@ -299,7 +276,14 @@ def command(
                 say(interrupted)
                 return exits.INTERRUPTED
             except Exception as error:
-                return reported(explain(error), say)
+                told = explain(error)
+                if kind(told) is Kind.OURS:
+                    raise
+                is_advised = isinstance(told, ReportedError) and type(told) is not UnreachableError
+                needs_advice = is_passing(told) and not is_advised
+                then = "; check the address, or try again later" if needs_advice else ""
+                say(f"error: {text(told)}{then}")
+                return exit_code(told)
 
         return run
 

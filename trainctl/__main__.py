@@ -15,7 +15,7 @@ import typer
 
 from contract import exits, faults
 from trainctl import output
-from trainctl.aws.errors import in_words
+from trainctl.aws.errors import explained
 from trainctl.commands import (
     checkpoints,
     cluster,
@@ -139,7 +139,7 @@ def trainctl(
     """
 
 
-@faults.command(say=output.say, explain=in_words)
+@faults.command(say=output.say, explain=explained)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     try:

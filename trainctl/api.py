@@ -44,7 +44,7 @@ def _explains(call: Callable[_P, _R]) -> Callable[_P, _R]:
             return call(*arguments, **named)
         except Exception as error:
             known = explained(error)
-            if known is None or known is error:
+            if known is error:
                 raise
             raise known from error
 

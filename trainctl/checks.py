@@ -93,7 +93,7 @@ def run(checks: Checks) -> Iterator[Check]:
         try:
             found = check()
         except (ClientError, BotoCoreError) as error:
-            found = Finding("unknown", str(explained(error) or error))
+            found = Finding("unknown", str(explained(error)))
         except CliError as error:
             found = bad(str(error))
         yield Check(what, *found)

@@ -118,7 +118,7 @@ def until_answered(
         try:
             return call()
         except (*ERRORS, InputError) as error:
-            reason = explained(error)
+            reason = faults.text(error)
             is_over = clock.monotonic() - began > times.FILES_REFUSED_S
             if is_over and faults.is_passing(error):
                 raise UnreachableError(f"{_NOT_RESTORED}: {reason}") from None
@@ -132,13 +132,6 @@ def until_answered(
         clock.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
     raise Stopped
-
-
-def explained(error: Exception) -> str:
-    """An error of the bucket in one line."""
-    if isinstance(error, InputError):
-        return str(error)
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def report(reason: str, *, storage: str, run: str, job: str, client: Any = None) -> None:
@@ -159,4 +152,4 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
             " ".join(reason.splitlines()).encode(errors="replace"),
         )
     except ERRORS as error:
-        say_to_log(f"the outcome cannot tell: {explained(error)}")
+        say_to_log(f"the outcome cannot tell: {faults.text(error)}")

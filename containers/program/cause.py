@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,10 @@ _FRAME: Final = re.compile(r'  File "(.+)", line (\d+)')
 _END: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
 #: Prefixes that torchrun and other launchers put before the lines of processes.
 _PREFIX: Final = re.compile(r"^(\[[\w ]+\]:\s?)+")
+#: Last words of a program without a traceback: argparse's, click's, fire's, a recipe's.
+_SAID: Final = re.compile(r"(?:error|Error|ERROR): |[\w./-]+: error: ")
+#: Lines of torchrun's own. After the one about a process that has failed, all are.
+_LAUNCHER: Final = re.compile(r"[EWI]\d{4} .*torch/distributed/elastic/")
 _LONGEST: Final = 300
 
 
@@ -50,7 +54,7 @@ class Error:
         end, 2 for what a process has only because another one has ended."""
         return 2 if _FELT.search(self.line) else int(self.line.startswith("exit code"))
 
-    def reason(self, run: str) -> str:
+    def reason(self, run: str, status: str = "failed") -> str:
         """The reason of a job that it has ended, with the command that shows more."""
         places = [
             *([] if self.node is None else [f"node {self.node}"]),
@@ -58,7 +62,7 @@ class Error:
         ]
         where = f" on {', '.join(places)}" if places else ""
         option = "" if self.node is None else f" --node {self.node}"
-        return f"failed{where}: {self.line}; trainctl logs {run}{option}"
+        return f"{status}{where}: {self.line}; trainctl logs {run}{option}"
 
 
 def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
@@ -86,17 +90,24 @@ def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
 
 
 class LogEnd:
-    """Last line of a log, and its last traceback that tells of more than another's end."""
+    """Last line of a log, its last line that says "error", and its last traceback that tells of
+    more than another's end."""
 
     def __init__(self) -> None:
-        self.line = self.error = ""
+        self.line = self.said = self.error = ""
+        self._has_failed = False
         self._place: str | None = None
         """File and line in the traceback that is being read; None outside of one."""
 
     def hear(self, line: str) -> None:
         """The next line."""
         line = _PREFIX.sub("", line)
-        self.line = line.strip() or self.line
+        if _LAUNCHER.match(line):
+            self._has_failed = self._has_failed or "failed" in line
+        elif not self._has_failed:
+            self.line = line.strip() or self.line
+        if _SAID.match(line):
+            self.said = line.removeprefix("error: ")[:_LONGEST]
         if line.startswith(_BEGIN):
             self._place = ""
         elif self._place is None:
@@ -136,7 +147,23 @@ def cause(
         return Error(line=log.error, node=node)
     if first and first.distance == 2 and first.node != node:
         first = None  # it was killed, or ended without an exception: its exit code tells more
+    first = first or Error(line=f"exit code {code}", node=node)
+    if first.distance != 1:
+        return first
+    if log and log.said and code < exits.INTERRUPTED:
+        return replace(first, line=log.said)
     killed = " (killed, perhaps out of memory)" if code == exits.KILLED else ""
     # Such as the text of ``sys.exit(...)``, or a shell's word about a command that it has not.
     after = f" after {log.line[:_LONGEST]!r}" if log and log.line else ""
-    return first or Error(line=f"exit code {code}{killed}{after}", node=node)
+    return replace(first, line=f"{first.line}{killed}{after}")
+
+
+#: Begins the reason of a job that has succeeded although an exception was not caught.
+PASSED_OVER: Final = "succeeded, with an exception that was not caught"
+
+
+def passed_over(errors: Sequence[Error]) -> Error | None:
+    """The first exception that ended a thread or a process of a program which has succeeded."""
+    return min(
+        (error for error in errors if not error.distance), key=lambda each: each.at, default=None
+    )

@@ -414,7 +414,7 @@ class Mirror:
         except Exception as error:  # any error of a disk or a network
             self._trouble = error
             if before is None:
-                self._tell(f"not saved: {store.explained(error)}; trying again")
+                self._tell(f"not saved: {faults.text(error)}; trying again")
             return False
         if before is not None and is_round:
             self._tell("saved again")

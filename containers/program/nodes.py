@@ -39,7 +39,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from containers.host.machine import say
 from containers.program import starts, watch
 from containers.program.bucket import ERRORS, Bucket, report, until_answered
-from containers.program.cause import cause
+from containers.program.cause import PASSED_OVER, Error, cause, passed_over
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
@@ -425,6 +425,8 @@ class Group:
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
+                if passed := passed_over(self._errors):
+                    self.report(passed.reason(self._order.run, PASSED_OVER))
                 return exits.OK
             self.report(f"files lost: {'; '.join(saved)}")
             return exits.FILES_LOST
@@ -524,8 +526,7 @@ class Group:
             assert ended is not None
             if ended.trouble is not None:
                 raise ended.trouble
-            errors = [error for seat in self._seats if seat.ended for error in seat.ended.errors]
-            found = cause(errors, code=ended.code, node=first.number, log=ended.log)
+            found = cause(self._errors, code=ended.code, node=first.number, log=ended.log)
             reason, code = found.reason(self._order.run), ended.code
         if hosts := unfit(self._seats):
             say(f"{reason}; the program is started again")
@@ -537,6 +538,11 @@ class Group:
             say(f"exit code {code} is reserved here: the job's is 1")
             return exits.FAILED
         return code
+
+    @property
+    def _errors(self) -> list[Error]:
+        """Those that the program's processes have noted, on all nodes."""
+        return [error for seat in self._seats if seat.ended for error in seat.ended.errors]
 
     def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:
         """End the program wherever it runs, and wait until its files are saved: all, unless the job

@@ -2,7 +2,7 @@
 
 Ray starts the launcher of a program on a node and keeps what it prints in files of its own. So
 launchers write labelled lines to the stdout of the container's first process, which Linux lets them
-open by its path. Commands of the head inherit the container's own streams instead.
+open by its path.
 """
 
 import contextlib

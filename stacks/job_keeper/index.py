@@ -76,7 +76,11 @@ LIMITS = Limits(
 #: Families of the deployment's tasks.
 FAMILIES = os.environ.get("FAMILIES", "").split()
 #: Ends of which the head tells more, and the first words of what it says.
-_TOLD_BY_HEAD = {JobStatus.FILES_LOST: "files lost", JobStatus.FAILED: "failed"}
+_TOLD_BY_HEAD = {
+    JobStatus.FILES_LOST: "files lost",
+    JobStatus.FAILED: "failed",
+    JobStatus.SUCCEEDED: "succeeded",
+}
 #: Exit codes that say it all, or of a head that could say nothing.
 _NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 

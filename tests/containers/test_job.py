@@ -577,13 +577,48 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
     assert told(s3) == "files lost: another job has taken over the files of the run"
 
 
-def test_the_reason_of_a_program_on_the_head_that_fails_is_its_error(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("script", "code", "reason"),
+    [
+        (
+            "def f():\n    raise ValueError('shapes do not match')\nf()",
+            exits.FAILED,
+            "failed: ValueError: shapes do not match (<string>:2); trainctl logs r1",
+        ),
+        (
+            "import argparse; argparse.ArgumentParser('t').parse_args(['--follow'])",
+            exits.BAD_INPUT,
+            "failed: t: error: unrecognized arguments: --follow; trainctl logs r1",
+        ),
+        (
+            "import threading; threading.Thread(target=lambda: 1 / 0).start()",
+            exits.OK,
+            "succeeded, with an exception that was not caught: ZeroDivisionError: division by zero "
+            "(<string>:1); trainctl logs r1",
+        ),
+    ],
+    ids=["exception", "argparse", "thread"],
+)
+def test_the_reason_of_a_program_on_the_head_is_its_error_or_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, script: str, code: int, reason: str
 ) -> None:
     s3 = S3()
-    script = "def f():\n    raise ValueError('shapes do not match')\nf()"
-    assert on_head(s3, monkeypatch, sys.executable, "-c", script).run() == exits.FAILED
-    assert told(s3) == "failed: ValueError: shapes do not match (<string>:2); trainctl logs r1"
+    assert on_head(s3, monkeypatch, sys.executable, "-c", script).run() == code
+    assert told(s3) == reason
+
+
+def test_the_reason_of_a_recipe_is_the_sentence_of_its_launcher(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def spawn(_words: tuple[str, ...], *, emit: Callable[[str], None], **_: Any) -> Any:
+        emit("error: the text has 1 documents: give more text")
+        return Command(clock=life.clock, words=(), environment={}, ends=0, code=2, stops_in=0)
+
+    life = Life(recipe="fsdp")
+    life.job._spawn, life.job._storage = spawn, "s3://bucket"
+    assert life.run() == exits.BAD_INPUT
+    assert told(life.s3) == "failed: the text has 1 documents: give more text; trainctl logs r1"
+    assert "error: the text has 1 documents" in capfd.readouterr().out, "it is in the log"
 
 
 def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(

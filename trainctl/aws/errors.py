@@ -41,19 +41,11 @@ _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch")
 
 
-def explained(error: Exception) -> CliError | None:
-    """``error`` in a user's words; None when it is a fault of this program."""
+def explained(error: Exception) -> Exception:
+    """CliError for ``error``, in a user's words; itself where it is a fault of this program."""
     known = _known(error)
-    if known is not error and known is not None and faults.is_passing(error):
+    if known is not None and known is not error and faults.is_passing(error):
         known.exit_code = EXIT_STORAGE
-    return known
-
-
-def in_words(error: Exception) -> Exception:
-    """The same for the end of a command: ``error`` itself where it is a fault of this program."""
-    known = explained(error)
-    if known is None and isinstance(error, OSError):
-        return CliError(str(error))  # of this machine, such as a folder that is read-only
     return known or error
 
 
@@ -101,6 +93,8 @@ def _known(error: Exception) -> CliError | None:
                 "no request can be sent to AWS: check its configuration (aws configure list; the "
                 f"variables that begin with AWS_): {error}"
             )
+        case OSError():
+            return CliError(str(error))  # of this machine, such as a folder that is read-only
     return None
 
 

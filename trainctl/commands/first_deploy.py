@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from contract import exits, faults
 from trainctl import checkout_settings, output
-from trainctl.aws.errors import in_words
+from trainctl.aws.errors import explained
 from trainctl.commands import doctor
 from trainctl.options import Where
 
 
-@faults.command(say=output.say, explain=in_words)
+@faults.command(say=output.say, explain=explained)
 def main(argv: Sequence[str] | None = None) -> int:
     """Check; return 1, with the commands that fix it, if the deploy would fail."""
     parser = argparse.ArgumentParser(prog="trainctl.commands.first_deploy", allow_abbrev=False)

@@ -74,7 +74,9 @@ def _print_whole_lines() -> None:
 
 def _note_errors(folder: str) -> None:
     """Write an exception that nothing catches to a file, in one line, before it is printed."""
-    printed = sys.excepthook
+    import threading
+
+    printed, printed_of_thread = sys.excepthook, threading.excepthook
 
     def note(
         kind: Type[BaseException], value: BaseException, where: Optional[TracebackType]
@@ -115,9 +117,19 @@ def _note_errors(folder: str) -> None:
             new.replace(path)  # whole, or not there
         except Exception:  # the program's own error must be printed
             pass
+
+    def of_program(
+        kind: Type[BaseException], value: BaseException, where: Optional[TracebackType]
+    ) -> None:
+        note(kind, value, where)
         printed(kind, value, where)
 
-    sys.excepthook = note
+    def of_thread(ended: Any) -> None:
+        if ended.exc_type is not SystemExit:  # with which a thread may end
+            note(ended.exc_type, ended.exc_value, ended.exc_traceback)
+        printed_of_thread(ended)
+
+    sys.excepthook, threading.excepthook = of_program, of_thread
 
 
 _print_whole_lines()

@@ -8,11 +8,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from containers.program import launch
-from containers.program.cause import Error, LogEnd, cause, errors_in
+from containers.program.cause import (
+    PASSED_OVER,
+    Error,
+    LogEnd,
+    cause,
+    errors_in,
+    passed_over,
+)
 from contract import nodes
 
 SHAPES = Error(line="ValueError: shapes do not match (train.py:5)", at=2.0, node=1, rank="1")
@@ -80,6 +88,61 @@ def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
     assert log.line == "no data"
 
 
+OF_RANK: Final = Error(line="exit code 2", at=3.0, node=0, rank="0")
+TORCHRUN: Final = (
+    "E1127 03:00:00.000000 7 torch/distributed/elastic/multiprocessing/api.py:882] failed "
+    "(exitcode: 2) local_rank: 0 (pid: 9) of binary: python",
+    "Traceback (most recent call last):",
+    '  File "/bin/torchrun", line 8, in <module>',
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "=====",
+    "  error_file: <N/A>",
+    "  traceback : To enable traceback see: https://pytorch.org",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "errors", "expected"),
+    [
+        # argparse, click, fire, a recipe, with and without torchrun
+        (["usage: t", "t.py: error: unrecognized arguments: --follow"], [], "t.py: error: unrec"),
+        (["t.py: error: no --x", "usage: t [-h]", *TORCHRUN], [OF_RANK], "t.py: error: no --x"),
+        (["[rank1]: Error: No such option: --x"], [], "Error: No such option: --x"),
+        (["ERROR: Could not consume arg: --x", "Usage: t"], [], "ERROR: Could not consume arg"),
+        (["reading", "error: the text has 1 documents: give more"], [], "the text has 1 documents"),
+        # sys.exit(text)
+        (["no data here"], [], "exit code 2 after 'no data here'"),
+        (
+            ["W1127 03:00 torch/distributed/elastic/agent.py:1] x", "no data", *TORCHRUN],
+            [OF_RANK],
+            "exit code 2 after 'no data'",
+        ),
+        # an exception tells more
+        (["t.py: error: no --x"], [SHAPES], "ValueError: shapes"),
+    ],
+)
+def test_a_program_that_ends_without_a_traceback_has_its_last_words_as_the_reason(
+    lines: list[str], errors: list[Error], expected: str
+) -> None:
+    log = LogEnd()
+    for line in lines:
+        log.hear(line)
+    found = cause(errors, code=2, node=0, log=log)
+    assert found.line.startswith(expected)
+    assert found.rank == (errors[0].rank if errors else "")
+    assert "out of memory" in cause([], code=137, node=0, log=log).line, "it was killed"
+
+
+def test_an_exception_of_a_program_that_succeeds_is_a_warning() -> None:
+    assert passed_over([FELT, ENDED]) is None
+    found = passed_over([FELT, replace(SHAPES, at=3.0), SHAPES])
+    assert found == SHAPES
+    assert found.reason("r1", PASSED_OVER) == (
+        "succeeded, with an exception that was not caught on node 1, rank 1: ValueError: shapes do "
+        "not match (train.py:5); trainctl logs r1 --node 1"
+    )
+
+
 def test_the_error_of_a_process_that_its_parent_got_over_is_left_out(tmp_path: Path) -> None:
     def note(pid: int, parent: int, line: str) -> None:
         noted = {"at": pid, "parent": parent, "rank": "0", "attempt": "", "line": line}
@@ -128,6 +191,11 @@ def environment(errors: Path, **more: str) -> dict[str, str]:
             "exit code 3",
         ),
         ("raise SystemExit(3)", None),
+        (
+            "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
+            "ZeroDivisionError: division by zero (train.py:2)",
+        ),
+        ("import sys, threading\nthreading.Thread(target=sys.exit, args=(3,)).start()", None),
         ("import sys; sys.excepthook = lambda *_: None; 1 / 0", None),
     ],
 )
@@ -144,7 +212,7 @@ def test_an_exception_that_nothing_catches_is_noted(
         check=False,
         timeout=60,
     )
-    assert done.returncode != 0 or expected is None
+    assert done.returncode != 0 or expected is None or "thread" in program
     found = errors_in(tmp_path / "errors", node=1)
     assert [(error.line, error.node, error.rank, error.attempt) for error in found] == (
         [(expected, 1, "4", "2")] if expected else []
