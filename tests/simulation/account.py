@@ -681,7 +681,10 @@ class Account:
         """There is nothing that a sweep could do: every host has its task, or none is there."""
         model = self.model
         return all(
-            each["lastStatus"] == each["desiredStatus"] == "RUNNING" and "_hangs_since" not in each
+            each["lastStatus"] == each["desiredStatus"] == "RUNNING"
+            and "_hangs_since" not in each
+            and (job := self.job_of(each)) is not None
+            and job.status == "RUNNING"
             for each in model.tasks.values()
             if each["lastStatus"] not in ("STOPPED", "PROVISIONING")
         ) and all(
@@ -952,7 +955,7 @@ class Execution:
         chance, self.head = world.random, None
         (container,) = arguments["Overrides"]["ContainerOverrides"]
         variables = {each["Name"]: each["Value"] for each in container["Environment"]}
-        self.is_ending = False
+        self.is_ending = True
         self._check_turn(JobSpec.from_json(variables[ENV_JOB_SPEC]).nodes)
         fate = chance.random() if account.is_faulty else 1.0
         if fate < account.trouble:
@@ -963,6 +966,7 @@ class Execution:
             world.happened[f"RunTask refuses a head: {reason}"] += 1
             failures = [{"Arn": "", "Reason": reason}]
             raise StateError("AmazonECS.Unknown", json.dumps({"Failures": failures, "Tasks": []}))
+        self.is_ending = False
         (task,) = account.run(
             {
                 # Its name in the synthesized definition is not known before the deployment.

@@ -8,6 +8,7 @@ from contract import exits
 from contract.admission import Limits
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
+from rehearsal.model import Record
 from tests.simulation.account import DAY_S, Execution
 from tests.simulation.lives import FAMILIES, SHORT, Fault, Life
 
@@ -21,14 +22,15 @@ def spot_host_is_taken(life: Life) -> list[Execution] | None:
     hit = life.on(host)
     life.model.lose(host["containerInstanceArn"])
     if life.chance.random() < 0.5:  # EC2 takes spot hosts where it is short of them
-        seconds = life.chance.choice([300, 1200, 5000])
-        life._short_until[host["capacityProviderName"]] = life.world.now + seconds
+        life.shorten(host["capacityProviderName"], life.chance.choice([300, 1200, 5000]))
     return hit
 
 
 def agent_is_disconnected_for_a_while(life: Life) -> list[Execution] | None:
-    if not (host := life.any_host()):
-        return None
+    return disconnected(life, host) if (host := life.any_host()) else None
+
+
+def disconnected(life: Life, host: Record) -> list[Execution]:
     connect = functools.partial(life.model.connect, host["containerInstanceArn"])
     connect(is_connected=False)
     life.world.after(life.chance.uniform(60, 500), lambda: connect(is_connected=True))
@@ -81,8 +83,7 @@ def node_hangs(life: Life) -> list[Execution] | None:
 
 def ec2_has_no_host(life: Life) -> list[Execution]:
     provider = life.chance.choice([*FAMILIES])
-    life._short_until[provider] = life.world.now + life.chance.choice([300, 1200, 5000])
-    life._sentences[provider] = life.chance.choice(SHORT)
+    life.shorten(provider, life.chance.choice([300, 1200, 5000]), life.chance.choice(SHORT))
     return life.running()
 
 
@@ -136,10 +137,9 @@ def head_is_killed(life: Life) -> list[Execution] | None:
 # --- rare ones ------------------------------------------------------------------------------------
 def launches_fail_for_more_than_a_day(life: Life) -> list[Execution]:
     """Then Auto Scaling may suspend them."""
-    provider = life.chance.choice([*FAMILIES])
     life.model.times = replace(life.model.times, suspends=DAY_S)
-    life._short_until[provider] = life.world.now + life.chance.uniform(27, 40) * 3600
-    life._sentences[provider] = SHORT[0]
+    for provider in life.chance.choice([FAMILIES, ("for-heads",)]):
+        life.shorten(provider, life.chance.uniform(27, 40) * 3600)
     return life.running()
 
 
@@ -147,12 +147,21 @@ def group_replaces_a_host(life: Life) -> list[Execution] | None:
     """As it does after a failed status check: a task runs on there for two days at most."""
     if not (host := life.any_host()) or not life.model.on(host):
         return None
+    return replaced(life, host)
+
+
+def replaced(life: Life, host: Record) -> list[Execution]:
     life.model.terminate(host["ec2InstanceId"], lowers=False)
+    for task in life.model.on(host):
+        task["_drains_since"] = life.world.now
     return life.on(host)
 
 
 def group_replaces_a_host_of_a_job_of_days(life: Life) -> list[Execution] | None:
-    return group_replaces_a_host(life)
+    heads = [each for each in life.heads.values() if each.is_alive and each.job.name[:2] == "r0"]
+    hosts = [life.model.hosts[each.task["containerInstanceArn"]] for each in heads]
+    hosts = [each for each in hosts if not each["_leaves"] and each["agentConnected"]]
+    return replaced(life, hosts[0]) if hosts else None
 
 
 def event_of_an_abort_comes_a_day_late(life: Life) -> list[Execution] | None:
@@ -189,7 +198,7 @@ def host_takes_no_attributes(life: Life) -> list[Execution] | None:
     if not (host := life.any_host()):
         return None
     host["_refuses_until"] = life.world.now + life.chance.uniform(600, 6000)
-    return agent_is_disconnected_for_a_while(life) if life.chance.random() < 0.5 else life.on(host)
+    return disconnected(life, host)
 
 
 def clock_of_the_keeper_is_off(life: Life) -> list[Execution]:
@@ -283,8 +292,11 @@ FAULTS: Final[tuple[Fault, ...]] = (
     standing_cluster_goes_down,
     head_is_killed,
 )
-#: Those that take days.
-LONG: Final = (launches_fail_for_more_than_a_day, group_replaces_a_host_of_a_job_of_days)
+#: Those that take days, and for how many days the first job trains then.
+LONG: Final[dict[Fault, float]] = {
+    launches_fail_for_more_than_a_day: 0.2,
+    group_replaces_a_host_of_a_job_of_days: 2.2,
+}
 #: Of which a life has one at most.
 RARE: Final[tuple[Fault, ...]] = (
     *LONG,

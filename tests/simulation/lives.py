@@ -8,7 +8,7 @@ import contextlib
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from random import Random
@@ -65,7 +65,7 @@ TICKS_S: Final = (5.0, 20.0, 40.0)
 #: The same in a life of days, unless something happens.
 LONG_TICK_S: Final = 1800.0
 #: Of lives that have one more fault, of the rare ones.
-RARE_SHARE: Final = 0.28
+RARE_SHARE: Final = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +102,13 @@ class Life:
         keeper: ModuleType,
         faults: Sequence[Fault],
         rare: Sequence[Fault],
-        long: Collection[Fault],
+        long: Mapping[Fault, float],
     ) -> None:
-        """``rare``: faults of which a life has one at most; ``long``: those that take days."""
+        """
+        Args:
+            rare: faults of which a life has one at most.
+            long: those that take days, and for how many the first job trains then.
+        """
         world = self.world = World(seed)
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
@@ -150,7 +154,8 @@ class Life:
         """Of heads: how their command has ended by itself."""
         self._faults = faults
         self._rare = self.chance.choice(rare) if self.chance.random() < RARE_SHARE else None
-        self.is_long = self._rare in long
+        self._days = long.get(self._rare, 0) if self._rare else 0
+        self.is_long = self._days > 0
         self.hours, self.calm_h = (100, 80) if self.is_long else (HOURS, QUIET_AFTER_H)
         self.account.skips = self.is_long
         self.account.least_workers = self.max_workers
@@ -160,6 +165,12 @@ class Life:
     def _refusal(self, group: Group) -> str:
         is_short = self.world.now < self._short_until[group.provider]
         return self._sentences[group.provider] if is_short else ""
+
+    def shorten(self, provider: str, seconds: float, sentence: str = SHORT[0]) -> None:
+        """EC2 has no host for a group for so long, if it is not for longer already."""
+        until = self.world.now + seconds
+        if until > self._short_until[provider]:
+            self._short_until[provider], self._sentences[provider] = until, sentence
 
     def _fate(self, group: Group) -> str:
         planned = self._fates[group.provider]
@@ -254,7 +265,7 @@ class Life:
                 capacity_wait_s=3 * DAY_S if is_long else chance.choice([300, 1800, 7200]),
             )
             program = Program(
-                seconds=2.2 * DAY_S if is_long else chance.choice([60, 600, 3000]),
+                seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
                 code=0 if is_long else chance.choice([0, 0, 0, 1, 3, exits.KILLED, exits.BAD_HOST]),
             )
             at = (
@@ -266,7 +277,7 @@ class Life:
             self.programs[name] = program
             world.after(at, world.spawn, self.submit, name, spec)
         self.account.on_state = self._ambush
-        for _ in range(chance.randint(3, 8)):
+        for _ in range(2 if self.is_long else chance.randint(3, 8)):
             fault = chance.choice(self._faults)
             if chance.random() < 0.4:  # while something short goes on
                 self._ambushes.append((chance.choice(["CleanUp", "Head", "Pause", "Queue"]), fault))
@@ -275,8 +286,8 @@ class Life:
                 at = chance.choice(submits) + chance.expovariate(1 / 1200)
                 world.after(at, self._befall, fault)
         if self._rare:
-            at = 60 if self.is_long else chance.choice([0, chance.choice(submits)])
-            world.after(at + chance.expovariate(1 / 1200), self._befall, self._rare)
+            at = chance.choice([0, chance.choice(submits)]) + chance.expovariate(1 / 1200)
+            world.after(0 if self.is_long else at, self._befall, self._rare)
         world.after(self.calm_h * 3600, self._calm_down)
 
     def submit(self, job: str, spec: JobSpec) -> None:
@@ -406,6 +417,17 @@ class Life:
         for task in model.tasks.values():
             if task["lastStatus"] != "STOPPED":
                 world.blame(f"{name_of(task)} is left: {task['lastStatus']}")
+            drained = task["stoppedAt"].timestamp() - task.get("_drains_since", float("inf"))
+            world.happened["host drained for two days below a task"] += drained >= 2 * DAY_S
+        # At most, as ``trainctl.pricing`` has it.
+        most = sum(
+            (1 + job.granted.high) * (job.ended - job.admitted_at + times.JOB_TAIL_S)
+            + 2 * times.SURPLUS_HOST_S
+            for job in self.account.executions.values()
+            if job.admitted_at
+        )
+        if self.account.billed_s > most:
+            world.blame(f"hosts cost {self.account.billed_s:.0f} s, and {most:.0f} s at most")
         for group in model.groups.values():
             if group.instances:
                 world.blame(f"hosts are left: {', '.join(group.instances)}")

@@ -366,6 +366,19 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     assert found == json.loads(read.to_json()), "the execution's result is what is written down"
 
 
+def test_a_head_whose_start_a_fault_hides_is_ended_with_its_job(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No list has it at first."""
+
+    def show(_seconds: float) -> None:
+        aws.tasks.setdefault("twin", aws.tasks["own-head"] | {"taskArn": "twin"})
+
+    monkeypatch.setattr(keeper.time, "sleep", show)
+    keeper.handler(ended({}, Error="ECS.ServerException", Cause="it has started"), None)
+    assert aws.tasks["twin"]["desiredStatus"] == "STOPPED"
+
+
 @pytest.mark.parametrize(
     ("code", "said", "reason"),
     [

@@ -14,7 +14,7 @@ from containers import autoscaler
 from contract.job import DEFAULT_MAX_SECONDS, MAX_SECONDS, JobStatus
 from contract.times import CONSISTENT_S
 from rehearsal import model
-from tests.simulation.account import evaluate
+from tests.simulation.account import UNPLACED, evaluate
 from tests.simulation.faults import FAULTS, LONG, RARE
 from tests.simulation.lives import live
 from tests.simulation.world import BEGAN
@@ -26,6 +26,17 @@ NUM = int(os.environ.get("LIVES", "1000"))
 FIRST = int(os.environ.get("FIRST_LIFE", "0"))
 #: A user stopped a job whose head had succeeded just before.
 KEPT = (12532,)
+#: That a rare fault brings about, if what it needs is there.
+STATES = (
+    "attributes refused",
+    "host drained for two days below a task",
+    "job waited for its turn for a day",
+    "launches that have failed for a day resumed",
+    "more than 100 executions listed",
+    "RunTask placed some",
+    *(f"RunTask refuses a head: {reason}" for reason in UNPLACED),
+    "suspended group resumed",
+)
 
 
 def test_no_job_task_host_or_record_is_lost_whatever_happens(
@@ -54,6 +65,9 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         ends = {f"job {each}" for each in ("succeeded", "failed", "deadline", "no_capacity")}
         states_seen = {f"state {name}" for name in states["States"]}
         assert {*names, *ends, *states_seen} <= happened.keys()
+    if NUM >= 30_000:
+        rare = {f"fault: {each.__name__.replace('_', ' ')}" for each in RARE}
+        assert {each: lives[each] for each in {*rare, *STATES} if lives[each] < 300} == {}
 
 
 #: Of tasks: botocore has no list (developer guide of ECS, "Amazon ECS task lifecycle").
@@ -113,6 +127,8 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
     assert all(pause <= max(31, sum(found[:i]) / 59) for i, pause in enumerate(found))
     assert pauses(JobStatus.HOST_LOST)[:4] == [0, 30, 60, 90]
 
+    (caught,) = states["Admit"]["Catch"]  # or a keeper that fails once ends a job that waits
+    assert (caught["ErrorEquals"], caught["Next"]) == (["States.ALL"], "Queue")
     queue = [states["Begin"]["Assign"]["pause"]]
     monkeypatch.setattr(keeper, "admitted", lambda *_: None)
     monkeypatch.setattr(keeper, "write_record", lambda _job, _spec, outcome: outcome)
