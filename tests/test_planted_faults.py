@@ -52,6 +52,7 @@ _without_fault = cache(_run)
 
 
 @pytest.mark.night
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_fails_its_tests(name: str, project: Path) -> None:
     fault, tests = FAULTS[name], tuple(FAULTS[name]["tests"])

@@ -55,24 +55,6 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
             assert {"Key": "Owner", "Value": "ml team"} in tags["Tags"]
 
 
-def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth) -> None:
-    templates = synth(**OPTIONS)
-    interfaces = [
-        endpoint
-        for endpoint in templates.of_type("AWS::EC2::VPCEndpoint").values()
-        if endpoint["VpcEndpointType"] == "Interface"
-    ]
-    services = {text(each["ServiceName"]).rpartition("us-west-2.")[2] for each in interfaces}
-    assert services == {"ecr.api", "ecr.dkr", "logs", "ssmmessages"}
-    assert all(each["PrivateDnsEnabled"] for each in interfaces)
-    (group,) = {text(each["SecurityGroupIds"][0]) for each in interfaces}
-    rules = templates.resources[group.strip("<>").partition(".")[0]]["Properties"]
-    assert [
-        (rule["CidrIp"], rule["IpProtocol"], rule["FromPort"], rule["ToPort"])
-        for rule in rules["SecurityGroupIngress"]
-    ] == [("10.7.0.0/16", "tcp", 443, 443)]
-
-
 def test_the_role_that_pushes_images_is_an_output_where_a_repository_is_named(
     synth: Synth,
 ) -> None:

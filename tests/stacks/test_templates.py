@@ -353,7 +353,27 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
         # The endpoints, from inside the VPC.
         "options": {
             "EC2::SecurityGroup": {"@number": 2},
-            "EC2::SecurityGroup Endpoint": {"SecurityGroupIngress.*.CidrIp": ["10.7.0.0/16"]},
+            "EC2::SecurityGroup Endpoint": {
+                "SecurityGroupIngress.*.CidrIp": ["10.7.0.0/16"],
+                "SecurityGroupIngress.*.IpProtocol": ["tcp"],
+                "SecurityGroupIngress.*.FromPort": [443],
+                "SecurityGroupIngress.*.ToPort": [443],
+            },
+            "EC2::VPCEndpoint": {"@number": 5},
+            **{
+                f"EC2::VPCEndpoint {name}": {
+                    "VpcEndpointType": "Interface",
+                    "ServiceName": f"com.amazonaws.us-west-2.{service}",
+                    "PrivateDnsEnabled": True,
+                    "SecurityGroupIds": ["<EndpointSecurityGroupF840B798.GroupId>"],
+                }
+                for name, service in (
+                    ("EcrApi", "ecr.api"),
+                    ("EcrDocker", "ecr.dkr"),
+                    ("Logs", "logs"),
+                    ("SsmMessages", "ssmmessages"),
+                )
+            },
         },
     },
     "the nodes reach themselves and HTTPS": {

@@ -5,6 +5,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -619,6 +620,12 @@ def test_packed_conversations_are_learned_token_by_token_and_see_only_themselves
                 assert (batch.labels[row, at - 1 : at] == IGNORE).all()
             assert (batch.labels[row, max(0, at - 1) :] == IGNORE).all()
             assert at >= 100 or sequence == NOTHING or step == fed.steps_per_epoch - 1
+    # Also where its first token is to be learned.
+    whole = replace(part, learned=np.ones_like(part.learned))
+    packs = Packs(whole, seq_len=160, padding=0, isolates=True)
+    sequences = np.arange(packs.num_sequences)
+    assert packs.batch(sequences).num_labels == packs.num_labels(sequences)
+    assert packs.num_labels(sequences) == len(part.tokens) - len(part.starts) + 1
 
 
 @pytest.mark.parametrize("changes", [(2, 1, 4), (1, 4, 2)])

@@ -4,6 +4,7 @@ same weight however it is shared out, and one that is not a number changes nothi
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from training.fsdp import train as fsdp
 from training.fsdp.settings import FsdpConfig
 from training.imagenet.settings import ImagenetConfig
 from training.models import language_models
+from training.models.average import WeightAverage
 from training.record.events import Event, Skipped, Step
 from training.runtime.torchrun import TorchrunWorker
 from training.settings import RunConfig
@@ -39,6 +41,8 @@ class Found:
     events: list[Event] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     """Sum of the squares of this rank's weights, before each step's update."""
+    seeds: list[int] = field(default_factory=list)
+    """Of torch in each step."""
 
     def steps(self) -> dict[int, tuple[float, float]]:
         """Loss and gradient norm, by step."""
@@ -101,6 +105,7 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
     def clip(model: nn.Module, limit: float) -> Tensor:
         parts = [language_models.local(each) for each in model.parameters()]
         found.sizes.append(sum(part.double().square().sum().item() for part in parts))
+        found.seeds.append(torch.initial_seed())
         if spoiled == "gradient" and is_last and len(found.sizes) == 1:
             gradient = next(each.grad for each in model.parameters() if each.grad is not None)
             language_models.local(gradient).fill_(math.nan)
@@ -128,6 +133,9 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
         return found
     less = replace(config, run="passes", microbatch=1, recompute="selective")
     found["passes"] = run(worker, less)
+    if worker.rank == 0:  # which chooses what all resume from
+        shutil.rmtree(RunPaths.of(config.storage, "whole").checkpoint(2))
+    found["resumed"] = run(worker, config)
     for what in SPOILED:
         found[what] = run(worker, replace(config, run=what), spoiled=what)
     worker.close()
@@ -145,6 +153,9 @@ def test_every_token_of_a_step_has_the_same_weight_however_memory_is_saved(
 ) -> None:
     whole, passes = (ranks[0][name].steps() for name in ("whole", "passes"))
     assert sorted(whole) == [1, 2]
+    for rank in ranks:
+        assert rank["resumed"].seeds == rank["whole"].seeds[1:], "the same dropout"
+    assert ranks[0]["resumed"].steps() == {2: pytest.approx(whole[2])}
     assert passes[1] == pytest.approx(whole[1], rel=1e-4)
     assert passes[2] == pytest.approx(whole[2], rel=1e-2)
 
@@ -176,14 +187,15 @@ def test_three_ranks_with_unequal_shares_take_the_steps_of_one(tmp_path: Path) -
         assert found == pytest.approx(steps[step], rel=1e-5)
 
 
-def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
+def weights_of_losses(config: RunConfig) -> tuple[int, float, list[float]]:
     """Train one step as one of several ranks.
 
     Returns:
-        The number of its images, and how much the sum of their losses counts in the gradient that
-        is averaged over the ranks.
+        The number of its images, how much the sum of their losses counts in the gradient that is
+        averaged over the ranks, and the sums of its averaged buffers in the end.
     """
     seen: list[tuple[int, float]] = []
+    averaged: list[Tensor] = []
     worker = TorchrunWorker(run_uri=RunPaths.of(config.storage, config.run).uri)
     real: Callable[..., Tensor] = nn.functional.cross_entropy
 
@@ -193,11 +205,19 @@ def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
             found.register_hook(lambda weight: seen.append((len(logits), weight.item())))
         return found
 
+    real_buffers = WeightAverage.buffers
+
+    def buffers(self: WeightAverage, model: nn.Module) -> list[Tensor]:
+        averaged[:] = real_buffers(self, model)
+        return [*averaged]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nn.functional, "cross_entropy", loss)
+        patch.setattr(WeightAverage, "buffers", buffers)
         recipes.by_name(config.recipe).train()(worker, config)
     worker.close()
-    return seen
+    (only,) = seen
+    return *only, [each.double().sum().item() for each in averaged]
 
 
 @pytest.mark.parametrize("recipe", ["ddp", "imagenet"])
@@ -221,12 +241,16 @@ def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewe
             model="efficientnet-b0",
             image_size=32,
             global_batch=17,
+            ema=0.9,
         )
     found = processes.run(num, weights_of_losses, config, method=forks.METHOD)
-    sizes, weights = zip(*(step for (step,) in found), strict=True)
+    sizes, weights, buffers = zip(*found, strict=True)
     assert len({*sizes}) > 1, "the shares are equal: nothing is shown"
     # The mean over the ranks of so many times a share of the whole: the same part for each image.
     assert weights == pytest.approx([num / sum(sizes)] * num)
+    # The averaged statistics of normalization are those of all ranks.
+    assert [*buffers] == [buffers[0]] * num
+    assert bool(buffers[0]) == (recipe == "imagenet")
 
 
 def test_torch_takes_the_seed_of_any_step_of_a_run_with_any_seed() -> None:

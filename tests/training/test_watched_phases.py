@@ -185,3 +185,8 @@ def test_a_lease_that_is_lost_while_the_data_is_prepared_ends_the_command(
 ) -> None:
     with pytest.raises(InputError, match="taken over by job x"):
         run([Reading(done=1, total=2), "lease lost", HANGS])
+
+
+def test_a_lease_that_is_lost_ends_the_training_at_once(run: Callable[..., Any]) -> None:
+    code, _, seconds = run([], [start(), step(), "lease lost", *[WAITS] * 50])
+    assert (code, seconds < 60) == (exits.BAD_INPUT, True)

@@ -524,6 +524,10 @@ def test_a_node_of_an_earlier_start_saves_nothing_and_reports_it_once(start: Sta
     newer.write("work/a", "two")
     assert newer.mirror.save()
     assert start().found() == {"work/a": "two"}
+    last = start()
+    start()
+    last.write("work/a", "three")
+    assert not last.mirror.save(), "no start restores it"
 
 
 def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
