@@ -12,7 +12,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
-from tests.training.families import FAMILIES
+from tests.published.models import ROWS
 from tests.training.test_nf4 import STATE_SPACE, filled
 from tests.training.test_plan import TINY_LLAMA, built
 from training import export
@@ -90,7 +90,7 @@ def test_adapters_that_the_model_does_not_have_are_refused_and_not_left_out(
 
 
 def tiny(kind: str, **changes: Any) -> Any:
-    return built({**TINY_LLAMA, **FAMILIES.get(kind, {}), "model_type": kind, **changes})
+    return built({**TINY_LLAMA, "model_type": kind, **changes})
 
 
 def trained(model: torch.nn.Module) -> dict[str, bool]:
@@ -127,7 +127,7 @@ def test_routers_get_adapters_only_by_name() -> None:
     assert {name.partition(".")[2] for name in found} == {"mlp.gate.wg"}
     assert all(found.values())
     # Some are a layer of a class of their own, which returns more than a product.
-    model = tiny("llama4_text")
+    model = tiny("llama4_text", **ROWS["meta-llama/Llama-4-Scout-17B-16E"]["tiny"])
     assert "router (does more than a product" in lora.add(model, rank=4)
     assert all(trained(model).values())
     with pytest.raises(InputError, match="'router', which does more than a product"):

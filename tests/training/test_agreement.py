@@ -1,6 +1,6 @@
 """A run does not begin with a model that computes here something else than in transformers.
 
-Which kinds of models pass is in ``tests/training/test_families.py``; here are those that must not.
+Which kinds of models pass is in ``tests/published/test_models.py``; here are those that must not.
 """
 
 from typing import Any

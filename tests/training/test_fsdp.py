@@ -11,7 +11,7 @@ import torch
 
 from contract import exits
 from contract.errors import InputError
-from tests.training.families import from_pretrained
+from tests.published.models import from_pretrained
 from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training import export, generate

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -22,7 +21,6 @@ from transformers import AutoConfig
 from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
-from training.data.feed import positions_in_documents
 from training.fsdp import train as fsdp
 from training.models import language_models, lora, model_weights, weight_files
 from training.models.language_models import WithLoss
@@ -65,7 +63,7 @@ def reference(name: str) -> Any:
     return make.from_config(config_of(name)).eval()
 
 
-def built(name: str, fill: Callable[[nn.Module], None]) -> WithLoss:
+def built(name: str, fill: Callable[[nn.Module], object]) -> WithLoss:
     model = language_models.build_on_meta(config_of(name))
     model_weights.allocate(model, torch.device("cpu"))
     fill(model)
@@ -87,32 +85,6 @@ def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 # --- one process ----------------------------------------------------------------------------------
-@every_model
-def test_a_loaded_model_has_the_loss_of_transformers(name: str, saved: Path) -> None:
-    model = built(name, lambda model: model_weights.load(model, saved))
-    batch = tokens(0)
-    with torch.no_grad():
-        logits = reference(name)(input_ids=batch[:, :-1]).logits
-        expected = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        assert model(batch).item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-@every_model
-def test_with_positions_a_document_does_not_see_the_one_before(name: str) -> None:
-    model = built(name, randomly(0)).eval()
-    batch = tokens(1, num=1)
-    batch[:, 9] = 0  # end of text
-    second = batch[:, 10:]
-    positions = torch.from_numpy(positions_in_documents(batch[:, :-1].numpy(), 0))
-    with torch.no_grad():
-        alone = model(second) * (second.shape[1] - 1)
-        first = model(batch[:, :11]) * 10
-        apart = model(batch, positions) * SEQ_LEN
-        together = model(batch) * SEQ_LEN
-    assert apart.item() == pytest.approx((first + alone).item(), rel=1e-5)
-    assert abs(together.item() - apart.item()) > 1e-4
-
-
 @every_model
 def test_random_weights_depend_on_the_seed_and_the_names_alone(name: str) -> None:
     models = [built(name, randomly(seed)) for seed in (0, 0, 1)]

@@ -421,6 +421,13 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     small = said("Tesla T4", num_workers=1, seq_len=2048)
     assert small.endswith("--lora-rank 16 --lora-bits 4 would fit")
     assert said("Tesla T4", num_workers=1, seq_len=2**16).endswith("give more --workers")
+    # It computes in fp32: what is gathered, and activations, are at least twice as large.
+    t4 = instance_type("g4dn.12xlarge")
+    assert t4.gpu is not None
+    other = dataclasses.replace(t4, gpu=dataclasses.replace(t4.gpu, has_bf16=True))
+    one, two = (estimated(setup(machine=each, num_workers=4)).memory for each in (t4, other))
+    assert one.gathered + one.activations > 2 * (two.gathered + two.activations)
+    assert one.weights == two.weights
     assert said("a GPU of next year", num_workers=1) == ""
 
 

@@ -271,11 +271,17 @@ def _left_over(model: nn.Module, unused: Mapping[str, str], *, folder: Path) -> 
 
 
 def _is_inside(name: str, parts: Mapping[str, nn.Module], inside: Container[int]) -> bool:
-    """Whether a name is one below a block or another layer of a model."""
-    while name not in parts:
-        name = name.rpartition(".")[0]
-    part = parts[name]
-    return id(part) in inside or not any(part.children())
+    """Whether a weight would be one of a layer that the model has, or a layer within its blocks.
+
+    Masks, which old versions saved, lie beside the layers of a block: ``attn.bias`` of GPT-J.
+    """
+    owner, _, lacking = name.rpartition(".")
+    while owner not in parts:
+        owner, _, last = owner.rpartition(".")
+        lacking = f"{last}.{lacking}"
+    part = parts[owner]
+    is_layer = hasattr(part, "base_layer") or not any(part.children())
+    return is_layer or (id(part) in inside and "." in lacking)
 
 
 def _sources(

@@ -1,12 +1,12 @@
-"""A tiny model of each family of language models, trained beside transformers.
+"""A tiny model of each shape of ``models.json``, trained beside transformers.
 
-A pair of processes loads each as transformers saved it, trains it beside transformers and plain
-AdamW, saves it, resumes it whole in each process, exports it, and lets transformers load that. A
-kind is right if all losses on the way are those of transformers.
+A pair of processes loads each from files as they are published, trains it beside transformers and
+plain AdamW, saves it, resumes it whole in each process, exports it, and lets transformers load
+that. A model is right if all losses on the way are those of transformers.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,12 +14,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import processes
 from contract.errors import InputError
 from contract.runs import RunPaths
+from tests.published.models import VOCAB, from_pretrained, publish
 from training import export
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.models import agreement, language_models, model_weights, pretrained
@@ -28,117 +29,46 @@ from training.system import storage
 
 #: Largest difference between a loss here and that of transformers, in nats.
 TOLERANCE: Final = 1e-4
-_VOCAB: Final = 257
-_STEPS: Final = 3
+_STEPS: Final = 2
 _CPU: Final = torch.device("cpu")
 _LR: Final = 3e-3
-
-_SIZES: Final[Mapping[str, Any]] = {
-    "vocab_size": _VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_GPT: Final = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-_SHORT_WINDOW: Final = {"sliding_window": 8, "head_dim": 8, "query_pre_attn_scalar": 8}
-_LATENT: Final = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
-
-#: Type of a model -> what its configuration has beside, or instead of, the sizes of all.
-FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "bert": {},
-    "cohere": {"logit_scale": 0.25},
-    "deepseek_v3": _LATENT,
-    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-    "gemma": {"head_dim": 8},
-    "gemma2": _SHORT_WINDOW,
-    "gemma3_text": _SHORT_WINDOW,
-    "glm": {"head_dim": 8},
-    "glm4": {"head_dim": 8},
-    "gpt2": _GPT,
-    "gpt_neox": {"rotary_pct": 0.25},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
-    "gptj": {**_GPT, "rotary_dim": 4},
-    "granite": {
-        "logits_scaling": 4.0,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.3,
-    },
-    "jamba": {"num_experts": 4, "attn_layer_offset": 1, "attn_layer_period": 2},
-    "llama": {},
-    "llama4_text": {"num_local_experts": 2, "intermediate_size_mlp": 64, "head_dim": 8},
-    "mamba2": {"head_dim": 16, "num_heads": 4, "state_size": 8, "n_groups": 2},
-    "mistral": {},
-    "mixtral": {"num_local_experts": 4},
-    "olmo2": {},
-    "olmo3": {"sliding_window": 8},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "phi": {},
-    "phi3": {},
-    "qwen2": {},
-    "qwen3": {"head_dim": 8},
-    "qwen3_moe": {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "head_dim": 8,
-    },
-    "smollm3": {},
-}
 
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """Result of one kind of model."""
+    """Result of one model."""
 
-    kind: str
+    name: str
     difference: float = 0.0
     """Largest difference between a loss here and that of transformers, in nats."""
     refused: str = ""
     """Reason why it is not trained; empty if it is."""
     packs: bool = False
     """Packed documents are kept apart."""
+    note: str = ""
+    """What the user is told about the files."""
 
     @property
     def is_right(self) -> bool:
         return not self.refused and self.difference <= TOLERANCE
 
-    def note(self, found: float, expected: float) -> None:
+    def compare(self, found: float, expected: float) -> None:
         """Compare two losses."""
         gap = abs(found - expected)
         self.difference = max(self.difference, gap if gap == gap else float("inf"))
 
 
-def measure(kinds: Iterable[str], folder: Path) -> list[Outcome]:
-    """Try kinds of ``FAMILIES`` one after the other, in a pair of processes.
+def measure(names: Iterable[str], folder: Path) -> list[Outcome]:
+    """Try models of ``ROWS`` one after the other, in a pair of processes.
 
     Args:
         folder: for models, checkpoints and exports; it stays as small as one of them.
     """
-    first, _ = processes.run(2, _pair, tuple(kinds), str(folder))
+    first, _ = processes.run(2, _pair, tuple(names), str(folder))
     return [Outcome(**values) for values in json.loads(first)]
 
 
-def _pair(kinds: tuple[str, ...], folder: str) -> str:
+def _pair(names: tuple[str, ...], folder: str) -> str:
     import transformers
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -146,28 +76,29 @@ def _pair(kinds: tuple[str, ...], folder: str) -> str:
     dist.init_process_group("gloo")
     group = dist.new_group(backend="gloo")
     found = []
-    for kind in kinds:
-        outcome = Outcome(kind=kind)
+    for number, name in enumerate(names):
+        outcome, place = Outcome(name=name), Path(folder) / str(number)
         try:
-            _try(outcome, Path(folder) / kind, group)
+            _try(outcome, place, group)
         except InputError as error:
             outcome.refused = str(error)
         found.append(asdict(outcome))
         dist.barrier()
         if dist.get_rank() == 0:
-            storage.remove_folder(str(Path(folder) / kind))
+            storage.remove_folder(str(place))
     return json.dumps(found)
 
 
 def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
     # The same steps in transformers; only the first process needs it.
-    reference = _reference(outcome.kind, folder / "base") if rank == 0 else None
+    reference = _Reference(publish(outcome.name, folder / "base")) if rank == 0 else None
     dist.barrier()
-    values = json.loads((folder / "base" / "config.json").read_text("utf-8"))
+    base = str(folder / "base")
+    values = pretrained.model_config(base, runs="").to_dict()
 
     def build(shape: tuple[int, ...]) -> tuple[WithLoss, torch.optim.Optimizer]:
-        trained = WithLoss(language_models.build_on_meta(pretrained.config_of(values)))
+        trained = WithLoss(language_models.build_on_meta(pretrained.model_config(base, runs="")))
         if shape:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("shard",))
             language_models.shard(trained, mesh, bf16=False)
@@ -175,16 +106,17 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
         return trained, torch.optim.AdamW(trained.model.parameters(), lr=_LR)
 
     trained, optimizer = build((2,))
-    model_weights.load(trained.model, folder / "base")
+    outcome.note = model_weights.load(trained.model, folder / "base")
+    assert {each.dtype for each in trained.parameters()} == {torch.float32}
     agreement.check(trained, device=_CPU, isolates=False, is_exact=True)
     outcome.packs = _packs(trained)
-    outcome.note(_loss(trained), _loss_of(reference))
+    outcome.compare(_loss(trained), _loss_of(reference))
     for step in range(_STEPS):
         _step(trained, optimizer, _tokens(step)[rank::2])
         if reference is not None:
             reference.step(step)
     after = _loss(trained)
-    outcome.note(after, _loss_of(reference, after))
+    outcome.compare(after, _loss_of(reference, after))
 
     state = {"position": asdict(checkpoints.Position(step=_STEPS)), "config": {"recipe": "fsdp"}}
     uri = sharded_checkpoints.write_checkpoint(
@@ -201,13 +133,13 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     found = sharded_checkpoints.Found(uri)
     whole, its_optimizer = build(())
     found.load(whole.model, its_optimizer)
-    outcome.note(_loss(whole), after)
+    outcome.compare(_loss(whole), after)
     _step(trained, optimizer, _tokens(_STEPS)[rank::2])
     _step(whole, its_optimizer, _tokens(_STEPS))
-    outcome.note(_loss(whole), _loss(trained))
+    outcome.compare(_loss(whole), _loss(trained))
     if rank == 0:
-        place = export.export(found, str(folder / "exported"))
-        outcome.note(_Reference(from_pretrained(place)).loss(), after)
+        place = export.export(found, str(folder / "exported"), dtype=torch.float32)
+        outcome.compare(_Reference(from_pretrained(place)).loss(), after)
     assert RunPaths(str(folder)).checkpoint(_STEPS) == uri
 
 
@@ -230,32 +162,6 @@ class _Reference:
     def _cross_entropy(self, tokens: Tensor) -> Tensor:
         logits = self.model(input_ids=tokens[:, :-1]).logits.float()
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def _reference(kind: str, folder: Path) -> _Reference | None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**_SIZES, **FAMILIES[kind]})
-    config.use_cache = False
-    model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # Biases that are not 0 and norms that are not 1: a lost one shows.
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-    of: Any = model
-    of.save_pretrained(folder)
-    return _Reference(model)
-
-
-def from_pretrained(place: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model, report = load(place, output_loading_info=True)
-    assert not report["missing_keys"], report
-    assert not report["unexpected_keys"], report
-    return model
 
 
 def _loss_of(reference: _Reference | None, otherwise: float | None = None) -> float:
@@ -294,4 +200,4 @@ def _step(trained: WithLoss, optimizer: torch.optim.Optimizer, tokens: Tensor) -
 
 def _tokens(number: int) -> Tensor:
     generator = torch.Generator().manual_seed(number)
-    return torch.randint(3, _VOCAB, (4, 25), generator=generator)
+    return torch.randint(3, VOCAB, (4, 25), generator=generator)
