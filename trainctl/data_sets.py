@@ -30,7 +30,7 @@ from training.settings import RunConfig
 PREFIX: Final = "data/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _PLAIN_TEXT: Final = (".txt", ".md", ".jsonl")
-_OPTION: Final = "--data"
+_OPTIONS: Final = ("--data", "--validation")
 
 Report = Callable[[int, int], None]
 """Is called with the bytes uploaded so far and the bytes there are."""
@@ -200,11 +200,11 @@ def resolve(words: Sequence[str], recipe: Recipe, bucket: Bucket) -> list[str]:
     found = [*words]
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
-        if option != _OPTION:
+        if option not in _OPTIONS:
             continue
         address = partial(_address, recipe=recipe, bucket=bucket)
         if equals:
-            found[place] = f"{_OPTION}={mixture.with_places(value, address)}"
+            found[place] = f"{option}={mixture.with_places(value, address)}"
         elif place + 1 < len(words):
             found[place + 1] = mixture.with_places(words[place + 1], address)
     return found
@@ -219,7 +219,7 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
     found = [("data", each) for each in mixture.places_of(config.data)]
     found += [
         (name, str(values.get(name.replace("-", "_")) or ""))
-        for name in ("model", "tokenizer", "chat-template")
+        for name in ("model", "tokenizer", "chat-template", "validation")
     ]
     for name, place in found:
         if place.startswith("s3://") and not bucket.holds(place):

@@ -16,7 +16,8 @@ class Format(NamedTuple):
     """One way to write a conversation."""
 
     source: str
-    row: Mapping[str, Any]
+    row: str
+    """In JSON."""
     read: str
     unused: str = ""
     """Columns of which a warning has the names."""
@@ -39,17 +40,11 @@ def shown(content: str | Conversation | None) -> str:
     return "\n".join(lines)
 
 
-def said(*pairs: str, role: str = "role", text: str = "content") -> list[dict[str, Any]]:
-    """Messages of ``role: text`` pairs."""
-    return [dict(zip((role, text), each.split(": ", 1), strict=True)) for each in pairs]
+def said(*pairs: str) -> list[dict[str, Any]]:
+    """Messages of ``role: content`` pairs."""
+    return [dict(zip(("role", "content"), each.split(": ", 1), strict=True)) for each in pairs]
 
 
-PAIR = "user: Why?\nassistant: So."
-HUB = "https://huggingface.co/datasets/"
-WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
-ARGUMENTS = '{"city": "Oslo"}'
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
-CALLED = 'assistant: [weather {"city": "Oslo"}]'
 LLAMA_FACTORY = "https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md"
 AZURE = "https://learn.microsoft.com/en-us/azure/ai-services/openai/how-to/fine-tuning-functions"
 TRL = "https://huggingface.co/docs/trl/dataset_formats"
@@ -64,271 +59,441 @@ OPENAI = "https://platform.openai.com/docs/api-reference/fine-tuning/chat-input"
 FORMATS = {
     "openai": Format(
         OPENAI,
-        {"messages": said("system: Be brief.", "user: Why?", "assistant: So.")},
-        f"system: Be brief.\n{PAIR}",
+        """
+{
+  "messages": [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So."}
+  ]
+}
+""",
+        "system: Be brief.\nuser: Why?\nassistant: So.",
     ),
     "openai-weight": Format(
         OPENAI,
-        {
-            "messages": [
-                *said("user: Why?"),
-                {"role": "assistant", "content": "Bad.", "weight": 0},
-                *said("user: Why?"),
-                {"role": "assistant", "content": "So.", "weight": 1},
-            ]
-        },
-        f"user: Why?\nassistant!: Bad.\n{PAIR}",
+        """
+{
+  "messages": [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "Bad.", "weight": 0},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So.", "weight": 1}
+  ]
+}
+""",
+        "user: Why?\nassistant!: Bad.\nuser: Why?\nassistant: So.",
     ),
     "openai-tools": Format(
         AZURE,
+        r"""
+{
+  "messages": [
+    {"role": "user", "content": "Why?"},
+    {
+      "role": "assistant",
+      "tool_calls": [
         {
-            "messages": [
-                *said("user: Why?"),
-                {"role": "assistant", "tool_calls": [CALL]},
-                {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "7"}]},
-                {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            ],
-            "tools": [{"type": "function", "function": WEATHER}],
-            "parallel_tool_calls": False,
-        },
-        f"user: Why?\n{CALLED}\ntool: 7 {{tool_call_id: c1}}\n{CALLED}\ntool weather",
+          "id": "c1",
+          "type": "function",
+          "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}
+        }
+      ]
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "7"}]},
+    {
+      "role": "assistant",
+      "content": null,
+      "tool_calls": [
+        {
+          "id": "c1",
+          "type": "function",
+          "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}
+        }
+      ]
+    }
+  ],
+  "tools": [
+    {
+      "type": "function",
+      "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    }
+  ],
+  "parallel_tool_calls": false
+}
+""",
+        "user: Why?\n"
+        'assistant: [weather {"city": "Oslo"}]\n'
+        "tool: 7 {tool_call_id: c1}\n"
+        'assistant: [weather {"city": "Oslo"}]\n'
+        "tool weather",
         "parallel_tool_calls",
     ),
     "openai-functions": Format(
         AZURE,
-        {
-            "messages": [
-                *said("user: Why?"),
-                {"role": "assistant", "content": None, "function_call": CALL["function"]},
-                {"role": "function", "name": "weather", "content": "7"},
-            ],
-            "functions": [WEATHER],
-        },
-        f"user: Why?\n{CALLED}\ntool: 7 {{name: weather}}\ntool weather",
+        r"""
+{
+  "messages": [
+    {"role": "user", "content": "Why?"},
+    {
+      "role": "assistant",
+      "content": null,
+      "function_call": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}
+    },
+    {"role": "function", "name": "weather", "content": "7"}
+  ],
+  "functions": [{"name": "weather", "parameters": {"type": "object", "properties": {}}}]
+}
+""",
+        'user: Why?\nassistant: [weather {"city": "Oslo"}]\ntool: 7 {name: weather}\ntool weather',
     ),
     "openai-refusal": Format(
         OPENAI,
-        {"messages": [*said("user: Why?"), {"role": "assistant", "refusal": "No."}]},
+        """
+{
+  "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "refusal": "No."}]
+}
+""",
         "message 2 (assistant): refusal is not known here",
     ),
     "openai-empty": Format(
         OPENAI,
-        {"messages": [*said("user: Why?"), {"role": "assistant", "content": None}]},
+        """
+{
+  "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": null}]
+}
+""",
         "message 2 (assistant): has neither a content nor tool_calls",
     ),
     "mistral": Format(
         MISTRAL,
+        r"""
+{
+  "messages": [
+    {"role": "user", "content": "Why?"},
+    {
+      "role": "assistant",
+      "content": "",
+      "tool_calls": [
         {
-            "messages": [
-                *said("user: Why?"),
-                {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            ]
-        },
-        f"user: Why?\n{CALLED}",
+          "id": "c1",
+          "type": "function",
+          "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}
+        }
+      ]
+    }
+  ]
+}
+""",
+        'user: Why?\nassistant: [weather {"city": "Oslo"}]',
     ),
     "cohere": Format(
         "https://docs.cohere.com/docs/chat-preparing-the-data",
-        {"messages": said("System: Be brief.", "User: Why?", "Chatbot: So.")},
-        f"system: Be brief.\n{PAIR}",
+        """
+{
+  "messages": [
+    {"role": "System", "content": "Be brief."},
+    {"role": "User", "content": "Why?"},
+    {"role": "Chatbot", "content": "So."}
+  ]
+}
+""",
+        "system: Be brief.\nuser: Why?\nassistant: So.",
     ),
     "gemini": Format(
         GEMINI,
-        {
-            "systemInstruction": {"role": "system", "parts": [{"text": "Be brief."}]},
-            "contents": [
-                {"role": "user", "parts": [{"text": "Wh"}, {"text": "y?"}]},
-                {"role": "model", "parts": [{"text": "So."}]},
-            ],
-        },
-        f"system: Be brief.\n{PAIR}",
+        """
+{
+  "systemInstruction": {"role": "system", "parts": [{"text": "Be brief."}]},
+  "contents": [
+    {"role": "user", "parts": [{"text": "Wh"}, {"text": "y?"}]},
+    {"role": "model", "parts": [{"text": "So."}]}
+  ]
+}
+""",
+        "system: Be brief.\nuser: Why?\nassistant: So.",
     ),
     "gemini-file": Format(
         GEMINI,
-        {"contents": [{"role": "user", "parts": [{"fileData": {"fileUri": "gs://b/a.pdf"}}]}]},
+        """
+{"contents": [{"role": "user", "parts": [{"fileData": {"fileUri": "gs://b/a.pdf"}}]}]}
+""",
         "message 1 (user): has a part that is no text (fileData)",
     ),
     "bedrock": Format(
         "https://docs.aws.amazon.com/bedrock/latest/userguide/preparing-text-data.html",
-        {
-            "schemaVersion": "bedrock-conversation-2024",
-            "system": [{"text": "Be brief."}],
-            "messages": [
-                {"role": "user", "content": [{"text": "Why?"}]},
-                {"role": "assistant", "content": [{"text": "So."}]},
-            ],
-        },
-        f"system: Be brief.\n{PAIR}",
+        """
+{
+  "schemaVersion": "bedrock-conversation-2024",
+  "system": [{"text": "Be brief."}],
+  "messages": [
+    {"role": "user", "content": [{"text": "Why?"}]},
+    {"role": "assistant", "content": [{"text": "So."}]}
+  ]
+}
+""",
+        "system: Be brief.\nuser: Why?\nassistant: So.",
         "schemaVersion",
     ),
     "sharegpt": Format(
         LLAMA_FACTORY,
-        {
-            "conversations": said(
-                "human: Why?",
-                f'function_call: {{"name": "weather", "arguments": {ARGUMENTS}}}',
-                "observation: 7",
-                "gpt: So.",
-                role="from",
-                text="value",
-            ),
-            "system": "Be brief.",
-            "tools": json.dumps([WEATHER]),
-        },
-        f"system: Be brief.\nuser: Why?\n{CALLED}\ntool: 7\nassistant: So.\ntool weather",
+        r"""
+{
+  "conversations": [
+    {"from": "human", "value": "Why?"},
+    {
+      "from": "function_call",
+      "value": "{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}"
+    },
+    {"from": "observation", "value": "7"},
+    {"from": "gpt", "value": "So."}
+  ],
+  "system": "Be brief.",
+  "tools": "[{\"name\": \"weather\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}]"
+}
+""",
+        "system: Be brief.\n"
+        "user: Why?\n"
+        'assistant: [weather {"city": "Oslo"}]\n'
+        "tool: 7\n"
+        "assistant: So.\n"
+        "tool weather",
     ),
     "sharegpt-images": Format(
         LLAMA_FACTORY,
-        {
-            "conversations": said("human: <image>", "gpt: A cat.", role="from", text="value"),
-            "images": ["a.jpg"],
-        },
+        """
+{
+  "conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A cat."}],
+  "images": ["a.jpg"]
+}
+""",
         'what is under "images" cannot',
     ),
     "alpaca-history": Format(
         LLAMA_FACTORY,
-        {"instruction": "Why?", "input": "", "output": "So.", "history": [["Hi", "Ho"]]},
+        """
+{"instruction": "Why?", "input": "", "output": "So.", "history": [["Hi", "Ho"]]}
+""",
         'what is under "history" cannot be learned',
     ),
     "kto": Format(
         LLAMA_FACTORY,
-        {"instruction": "Why?", "input": "", "output": "Bad.", "kto_tag": True},
+        """
+{"instruction": "Why?", "input": "", "output": "Bad.", "kto_tag": true}
+""",
         'what is under "kto_tag"',
     ),
     "alpaca": Format(
-        HUB + "yahma/alpaca-cleaned",
-        {"instruction": "Add", "input": "1 and 2", "output": "3"},
+        "https://huggingface.co/datasets/yahma/alpaca-cleaned",
+        """
+{"instruction": "Add", "input": "1 and 2", "output": "3"}
+""",
         "user: Add\n\n1 and 2\nassistant: 3",
     ),
     "dolly": Format(
-        HUB + "databricks/databricks-dolly-15k",
-        {"instruction": "Why?", "context": "It is.", "response": "So.", "category": "open_qa"},
+        "https://huggingface.co/datasets/databricks/databricks-dolly-15k",
+        """
+{"instruction": "Why?", "context": "It is.", "response": "So.", "category": "open_qa"}
+""",
         "user: Why?\n\nIt is.\nassistant: So.",
         "category",
     ),
     "openorca": Format(
-        HUB + "Open-Orca/OpenOrca",
-        {"id": "flan.1", "system_prompt": "Be brief.", "question": "Why?", "response": "So."},
-        f"system: Be brief.\n{PAIR}",
+        "https://huggingface.co/datasets/Open-Orca/OpenOrca",
+        """
+{"id": "flan.1", "system_prompt": "Be brief.", "question": "Why?", "response": "So."}
+""",
+        "system: Be brief.\nuser: Why?\nassistant: So.",
         "id",
     ),
-    "gsm8k": Format(HUB + "openai/gsm8k", {"question": "Why?", "answer": "So."}, PAIR),
+    "gsm8k": Format(
+        "https://huggingface.co/datasets/openai/gsm8k",
+        """
+{"question": "Why?", "answer": "So."}
+""",
+        "user: Why?\nassistant: So.",
+    ),
     "ultrachat": Format(
-        HUB + "HuggingFaceH4/ultrachat_200k",
-        {"prompt": "Why?", "prompt_id": "f0", "messages": said("user: Why?", "assistant: So.")},
-        PAIR,
+        "https://huggingface.co/datasets/HuggingFaceH4/ultrachat_200k",
+        """
+{
+  "prompt": "Why?",
+  "prompt_id": "f0",
+  "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+}
+""",
+        "user: Why?\nassistant: So.",
         "prompt, prompt_id",
     ),
     "lmsys": Format(
-        HUB + "lmsys/lmsys-chat-1m",
-        {"model": "vicuna-13b", "conversation": said("user: Why?", "assistant: So."), "turn": 1},
-        PAIR,
+        "https://huggingface.co/datasets/lmsys/lmsys-chat-1m",
+        """
+{
+  "model": "vicuna-13b",
+  "conversation": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}],
+  "turn": 1
+}
+""",
+        "user: Why?\nassistant: So.",
         "model, turn",
     ),
     "flan": Format(
-        HUB + "Muennighoff/flan", {"inputs": "Why?", "targets": "So.", "task": "qa"}, PAIR, "task"
+        "https://huggingface.co/datasets/Muennighoff/flan",
+        """
+{"inputs": "Why?", "targets": "So.", "task": "qa"}
+""",
+        "user: Why?\nassistant: So.",
+        "task",
     ),
     "xlam": Format(
-        HUB + "Salesforce/xlam-function-calling-60k",
-        {
-            "query": "Why?",
-            "answers": json.dumps([CALL["function"]]),
-            "tools": json.dumps([WEATHER]),
-        },
-        "user: Why?\nassistant: " + json.dumps([CALL["function"]]) + "\ntool weather",
+        "https://huggingface.co/datasets/Salesforce/xlam-function-calling-60k",
+        r"""
+{
+  "query": "Why?",
+  "answers": "[{\"name\": \"weather\", \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\"}\"}]",
+  "tools": "[{\"name\": \"weather\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}]"
+}
+""",
+        "user: Why?\n"
+        'assistant: [{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}]\n'
+        "tool weather",
         columns={"prompt": "query", "answer": "answers"},
     ),
     "swift": Format(
         SWIFT,
-        {"query": "Why?", "response": "So.", "system": "Be brief.", "history": []},
-        f"system: Be brief.\n{PAIR}",
+        """
+{"query": "Why?", "response": "So.", "system": "Be brief.", "history": []}
+""",
+        "system: Be brief.\nuser: Why?\nassistant: So.",
     ),
     "swift-loss": Format(
         SWIFT,
-        {"messages": [*said("user: Why?"), {"role": "assistant", "content": "So.", "loss": False}]},
+        """
+{
+  "messages": [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So.", "loss": false}
+  ]
+}
+""",
         "user: Why?\nassistant!: So.",
     ),
     "trl-completion": Format(
         TRL,
-        {
-            "prompt": said("user: Why?"),
-            "completion": said("assistant: So."),
-            "chat_template_kwargs": {"enable_thinking": False},
-        },
+        """
+{
+  "prompt": [{"role": "user", "content": "Why?"}],
+  "completion": [{"role": "assistant", "content": "So."}],
+  "chat_template_kwargs": {"enable_thinking": false}
+}
+""",
         'what is under "chat_template_kwargs" cannot be learned',
     ),
-    "trl-text-pair": Format(TRL, {"prompt": "Why?", "completion": "So."}, PAIR),
+    "trl-text-pair": Format(
+        TRL,
+        """
+{"prompt": "Why?", "completion": "So."}
+""",
+        "user: Why?\nassistant: So.",
+    ),
     "trl-unpaired": Format(
         TRL,
-        {"prompt": "Why?", "completion": "Bad.", "label": False},
+        """
+{"prompt": "Why?", "completion": "Bad.", "label": false}
+""",
         'what is under "label" cannot be learned',
     ),
     "trl-preference": Format(
         TRL,
-        {"prompt": "Why?", "chosen": "So.", "rejected": "Bad."},
+        """
+{"prompt": "Why?", "chosen": "So.", "rejected": "Bad."}
+""",
         'no text under "text", and neither messages nor a pair of texts, but prompt, chosen',
     ),
     "axolotl": Format(
         AXOLOTL,
-        {
-            "conversations": [
-                {"from": "human", "value": "Why?", "train": False},
-                {"from": "assistant", "value": "So.", "train": True},
-                {"from": "assistant", "value": "Bad.", "train": False},
-            ]
-        },
+        """
+{
+  "conversations": [
+    {"from": "human", "value": "Why?", "train": false},
+    {"from": "assistant", "value": "So.", "train": true},
+    {"from": "assistant", "value": "Bad.", "train": false}
+  ]
+}
+""",
         "user: Why?\nassistant: So.\nassistant!: Bad.",
     ),
     "axolotl-user": Format(
         AXOLOTL,
-        {"conversations": [{"from": "human", "value": "Why?", "train": True}]},
+        """
+{"conversations": [{"from": "human", "value": "Why?", "train": true}]}
+""",
         "message 1 (human): train is set, and only answers are learned",
     ),
     "axolotl-detail": Format(
         AXOLOTL,
-        {
-            "conversations": [
-                {"from": "assistant", "value": "So.", "train_detail": [{"train": False}]}
-            ]
-        },
+        """
+{
+  "conversations": [{"from": "assistant", "value": "So.", "train_detail": [{"train": false}]}]
+}
+""",
         "message 1 (assistant): train_detail is not known here",
     ),
     "reasoning": Format(
         "https://huggingface.co/docs/trl/dataset_formats#reasoning",
-        {
-            "messages": [
-                *said("user: Why?"),
-                {"role": "assistant", "content": "So.", "reasoning_content": "Hm."},
-            ]
-        },
-        f"{PAIR} {{reasoning_content: Hm.}}",
+        """
+{
+  "messages": [
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}
+  ]
+}
+""",
+        "user: Why?\nassistant: So. {reasoning_content: Hm.}",
     ),
     "anthropic": Format(
         "https://docs.claude.com/en/api/messages",
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "t", "content": "7"}],
-                }
-            ]
-        },
+        """
+{
+  "messages": [
+    {
+      "role": "user",
+      "content": [{"type": "tool_result", "tool_use_id": "t", "content": "7"}]
+    }
+  ]
+}
+""",
         "message 1 (user): has a part that is no text (tool_result)",
     ),
     "langchain": Format(
         "https://reference.langchain.com/python/langchain-core/messages",
-        {"messages": said("human: Why?", "ai: So.")},
-        PAIR,
+        """
+{"messages": [{"role": "human", "content": "Why?"}, {"role": "ai", "content": "So."}]}
+""",
+        "user: Why?\nassistant: So.",
     ),
     "json": Format(
-        HUB + "seankski/tool-parameters-v1-1",
-        {"messages": json.dumps(said("user: Why?", "assistant: So."))},
-        PAIR,
+        "https://huggingface.co/datasets/seankski/tool-parameters-v1-1",
+        r"""
+{
+  "messages": "[{\"role\": \"assistant\", \"content\": \"So.\"}]"
+}
+""",
+        "assistant: So.",
     ),
     "text": Format(
-        HUB + "tatsu-lab/alpaca",
-        {"instruction": "Why?", "input": "", "output": "So.", "text": "Below is ..."},
+        "https://huggingface.co/datasets/tatsu-lab/alpaca",
+        """
+{"instruction": "Why?", "input": "", "output": "So.", "text": "Below is ..."}
+""",
         "'Below is ...'",
         "instruction, output",
     ),
-    "empty": Format(TRL, {"prompt": "Why?", "completion": None}, "None"),
+    "empty": Format(
+        TRL,
+        """
+{"prompt": "Why?", "completion": null}
+""",
+        "None",
+    ),
 }

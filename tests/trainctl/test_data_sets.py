@@ -276,7 +276,9 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     found = data_sets.files_of(file)
     data_sets.put(bucket, "one.txt", found, by="", report=lambda *_: None, ask=asked.append)
     assert len(asked) == 1
-    (_, address) = data_sets.resolve(["--data", "one.txt"], recipes.by_name("fsdp"), bucket)
+    words = ["--validation=one.txt", "--data", "one.txt"]
+    (other, _, address) = data_sets.resolve(words, recipes.by_name("fsdp"), bucket)
+    assert other == f"--validation={address}"
     (text,) = documents.text_files(address)
     assert text.read_text() == "one"
 

@@ -141,25 +141,6 @@ def test_each_published_layout_is_found_whole_or_refused(
     assert planted in notes
 
 
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ["1.jpg", "2.jpg"],
-        ["cats/1.jpg", "cats/2.jpg"],
-        ["train/cat.1.jpg", "train/dog.1.jpg", "test/1.jpg"],
-        ["val/a/1.jpg", "val/b/1.jpg"],
-        ["dogs/1.heic", "cats/1.heic"],
-    ],
-    ids=["flat", "one class", "flat train", "no train", "other formats"],
-)
-def test_pictures_without_classes_are_refused(tmp_path: Path, paths: list[str]) -> None:
-    for path in paths:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(b"")
-    with pytest.raises(InputError, match=r"pictures of two classes or more: there must be <class>"):
-        library.open_set(str(tmp_path))
-
-
 def test_splits_of_other_names_are_not_taken_for_classes() -> None:
     paths = [f"{split}/{name}/1.jpg" for split in ("a", "valid") for name in ("cats", "dogs")]
     items = [Item(tuple(path.split("/")), path) for path in paths]

@@ -259,7 +259,7 @@ def test_a_template_that_cannot_be_learned_from_is_refused(
 def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Format) -> None:
     unused: set[str] = set()
     try:
-        found = chats.shown(content_of(each.row, "text", each.columns, unused=unused))
+        found = chats.shown(content_of(json.loads(each.row), "text", each.columns, unused=unused))
         assert ", ".join(sorted(unused)) == each.unused
     except ValueError as error:
         found = f"refused: {error}"
@@ -295,13 +295,17 @@ def test_columns_are_given_by_what_they_hold() -> None:
     assert columns_of(["a"], "text", {"prompt": "a", "answer": "b"}) == {}
 
 
-CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
-TOOL_TURNS = [
-    *chats.said("user: Where?"),
-    {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [CALL]},
-    {"role": "tool", "content": "7"},
-    {"role": "assistant", "content": "7 it is.", "reasoning_content": "Done."},
-]
+#: A call as OpenAI has it.
+CALLED = json.loads("""
+{"messages": [
+  {"role": "user", "content": "Where?"},
+  {"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": [
+    {"type": "function", "function": {"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}}
+  ]},
+  {"role": "tool", "content": "7"},
+  {"role": "assistant", "content": "7 it is.", "reasoning_content": "Done."}
+], "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}]}
+""")
 #: Writes thoughts and calls as Qwen3's does, and their arguments as DeepSeek's: only as text, and
 #: a call only where there are no words.
 CALLS = (
@@ -325,16 +329,14 @@ def unmarked(template: str) -> str:
 def test_calls_and_thoughts_are_learned_in_the_form_that_the_template_takes(
     template: str, tmp_path: Path
 ) -> None:
-    row = {"messages": TOOL_TURNS, "tools": [chats.WEATHER]}
-    text, found = learned_of(tokenizer_folder(tmp_path / "t", template), row)
+    text, found = learned_of(tokenizer_folder(tmp_path / "t", template), CALLED)
     assert found == [
         '<think>Hm.</think>weather {"city": "Oslo"}<|im_end|>',
         "<think>Done.</think>7 it is.<|im_end|>",
     ]
     assert '"parameters"' in text.partition("<|im_end|>")[0]
-    row["messages"] = [
-        {**each, "weight": 0} if "tool_calls" in each else each for each in TOOL_TURNS
-    ]
+    row = json.loads(json.dumps(CALLED))
+    row["messages"][1]["weight"] = 0
     assert learned_of(tmp_path / "t", row)[1] == found[1:]
 
 
@@ -428,38 +430,18 @@ def test_without_a_template_a_conversation_begins_as_a_text_does(
 
 
 # --- nothing is dropped in silence ----------------------------------------------------------------
-PLANTS: dict[str, dict[str, Any]] = {
-    "column": {"planted": 1},
-    "history": {"history": [["planted", "x"]]},
-    "key": {
-        "messages": [
-            *chats.said("user: Why?"),
-            {"role": "assistant", "content": "So.", "planted": "x"},
-        ]
-    },
-    "role": {"messages": chats.said("planted: Why?", "assistant: So.")},
-    "part": {"messages": [{"role": "user", "content": [{"type": "planted"}]}]},
-    "picture": {"image": "planted.jpg"},
-    "tools": {"tools": [chats.WEATHER]},
-    "calls": {
-        "messages": [
-            *chats.said("user: Why?"),
-            {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        ]
-    },
-    "thoughts": {
-        "messages": [
-            *chats.said("user: Why?"),
-            {"role": "assistant", "content": "So.", "thinking": "Hm."},
-        ]
-    },
-}
-NAMES = {
-    "picture": '"image"',
-    "history": '"history"',
-    "tools": "tools",
-    "calls": "tool_calls",
-    "thoughts": "thinking",
+ASKED = '"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."'
+#: What is planted in a row, and the name that is wanted.
+PLANTS = {
+    "column": (ASKED + '}], "planted": 1', "planted"),
+    "key": (ASKED + ', "planted": "x"}]', "planted"),
+    "role": (ASKED.replace("user", "planted") + "}]", "planted"),
+    "part": (ASKED.replace('"Why?"', '[{"type": "planted"}]') + "}]", "planted"),
+    "picture": (ASKED + '}], "image": "a.jpg"', '"image"'),
+    "history": (ASKED + '}], "history": [["a", "b"]]', '"history"'),
+    "tools": (ASKED + '}], "tools": [{"name": "weather"}]', "tools"),
+    "calls": (ASKED + ', "tool_calls": [{"name": "weather"}]}]', "tool_calls"),
+    "thoughts": (ASKED + ', "thinking": "Hm."}]', "thinking"),
 }
 
 
@@ -467,10 +449,9 @@ NAMES = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_in_a_row_is_named(plant: str, kind: str, tmp_path: Path) -> None:
     """In one row of forty, a thing of which neither reader nor template knows."""
-    rows: list[dict[str, Any]] = [
-        {"messages": chats.said("user: Why?", "assistant: So.")} for _ in range(40)
-    ]
-    rows[7].update(PLANTS[plant])
+    text, name = PLANTS[plant]
+    rows: list[dict[str, Any]] = [json.loads("{" + ASKED + "}]}") for _ in range(40)]
+    rows[7] = json.loads("{" + text + "}")
     file = tmp_path / f"a.{kind}"
     if kind == "jsonl":
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -494,7 +475,7 @@ def test_what_is_planted_in_a_row_is_named(plant: str, kind: str, tmp_path: Path
     except InputError as error:
         found = str(error)
     found = found.replace("planted.md", "")
-    assert NAMES.get(plant, "planted") in found
+    assert name in found
     assert "columns that" in found or "1 of 40 rows" in found
 
 

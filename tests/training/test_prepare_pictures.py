@@ -96,19 +96,6 @@ def test_folders_and_archives_and_an_archive_of_archives_hold_the_same_pictures(
     assert others == [of_tree, of_tree]
 
 
-def test_classes_of_val_come_from_any_of_its_lists(tree: Path, tmp_path: Path) -> None:
-    lines = (tree / sample_pictures.VAL_LIST).read_text().splitlines()[1:]
-    class_of = {line.split(",")[0]: line.split(",")[1].split()[0] for line in lines}
-    (tmp_path / "train").symlink_to(tree / "train")
-    (tmp_path / "val").symlink_to(tree / "val")
-    with pytest.raises(InputError, match=r"LOC_val_solution\.csv"):
-        layout.find(tmp_path)
-    listed = tmp_path / "val.txt"
-    listed.write_text("".join(f"{name}.JPEG\t{one}\n" for name, one in class_of.items()))
-    by_lines = layout.find(tmp_path).pictures["val"]
-    assert {each.name[:-5]: each.class_name for each in by_lines} == class_of
-
-
 @pytest.mark.parametrize("encoding", ["jpeg", "raw"])
 def test_packing_shrinks_the_shorter_side_and_keeps_all_of_a_picture(
     tmp_path: Path, encoding: str

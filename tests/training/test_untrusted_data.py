@@ -72,7 +72,17 @@ def at(file: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
 
 
 CONVERSATION = {
-    "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "weight": 1,
+            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+        },
+    ],
+    "tools": [{"name": "f"}],
+    "system": "s",
 }
 
 

@@ -408,10 +408,9 @@ class ChatWriter:
         """Check that the template writes all messages, calls, thoughts and tools.
 
         Raises:
-            InputError: it leaves one out, or repeats an answer.
+            InputError: it leaves one out.
         """
         signs: dict[str, str] = {}
-        once: set[str] = set()
 
         def sign(what: str) -> str:
             signs[found := chr(_SIGNS[0] + len(signs))] = what
@@ -436,27 +435,20 @@ class ChatWriter:
                 for each in message.calls
             ]
             content = sign(place) if message.content.strip() else ""
-            once |= {content} if message.role == _ANSWER else set()
             messages.append(replace(message, content=content, calls=tuple(calls)))
         if conversation.tools and not re.search(r"\btools\b", self._vocabulary.template):
             raise InputError(_LEFT_OUT.format("tools"))
         failure = InputError("")
-        for self._form in _FORMS:
+        for self._form in _FORMS if any(each.calls for each in messages) else _FORMS[:1]:
             try:
                 text = self.text(replace(conversation, messages=tuple(messages)))
             except InputError as error:
                 failure = error
-            else:
-                missing = [
-                    what
-                    for each, what in signs.items()
-                    if text.count(each) != 1 and (each not in text or each in once)
-                ]
-                if not missing:
-                    return
-                failure = InputError(_LEFT_OUT.format(missing[0]))
-            if not any(each.calls for each in messages):
-                break
+                continue
+            missing = [what for each, what in signs.items() if each not in text]
+            if not missing:
+                return
+            failure = InputError(_LEFT_OUT.format(missing[0]))
         raise failure
 
     def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:
@@ -490,7 +482,9 @@ class ChatWriter:
                 around = shown(*earlier, Message(role=_ANSWER, content=mark), *later).split(mark)
             except InputError:  # results want their calls
                 around = []
-            head, tail = around if len(around) == 2 else ("", "")
+            if around and len(around) != 2:
+                raise InputError(_LEFT_OUT.format(f"message {number + 1} ({_ANSWER})"))
+            head, tail = around or ("", "")
             if text.startswith(before):
                 # A template may ask with more than it writes before an answer that is there, and
                 # may begin in another way when it asks.
@@ -508,14 +502,11 @@ class ChatWriter:
                     break
             else:
                 questions = (each.content.strip() for each in later if each.role != _ANSWER)
-                if (
-                    not tail
-                    or not text.endswith(tail)
-                    or not all(each in tail for each in questions)
-                ):
+                is_whole = around and all(each in tail for each in questions)
+                if not is_whole or not text.endswith(tail):
                     raise InputError(_CHANGES)
                 end = len(text) - len(tail)
-            if len(around) == 2 and text.endswith(tail) and not message.calls:
+            if around and text.endswith(tail) and not message.calls:
                 # Its words stand before what follows, perhaps without the thoughts among them.
                 written = text[: len(text) - len(tail)].rstrip()
                 shapes = (content, content.rpartition("</think>")[2].strip())

@@ -136,7 +136,9 @@ def arrange(
         )
     train: list[Found] = []
     trained = next((name for name in _TRAINED if any(map(_folder, pictures.get(name, [])))), "none")
-    for item in pictures.pop(trained, []):
+    inside = pictures.pop(trained, [])
+    while inside:  # a million of them are not kept twice
+        item = inside.pop()
         if _folder(item):
             _, (class_name, *below) = _split(item.parts)
             train.append(_found(item, class_name, tuple(below)))
