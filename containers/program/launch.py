@@ -273,7 +273,12 @@ class Launcher:
         program, now = self._program, time.monotonic()
         if program and self._ended is None and now - self._sampled_at >= watch.EVERY_S:
             self._sampled_at = now
-            self._signs = watch.signs(program.left(), self._watched, lines=self._num_lines)
+            self._signs = watch.signs(
+                program.left(),
+                self._watched,
+                lines=self._num_lines,
+                written_ns=self._mirror.newest_ns if self._mirror else 0,
+            )
         return Status(
             start=self._start,
             runs=program is not None,

@@ -491,7 +491,10 @@ class Group:
         if has_ended and found and all(each.is_ending for each in watch.ranks(found)):
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
             return Next.DONE
-        self._hung = f"failed: hung: {text}; all stacks: trainctl logs {self._order.run}"
+        self._hung = (
+            f"failed: hung: {text}; all stacks: trainctl logs {self._order.run}; --hang-minutes "
+            "lets it wait for longer"
+        )
         return Next.FAILED
 
     def _note_progress(self) -> None:

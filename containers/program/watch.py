@@ -33,8 +33,8 @@ _CPU: Final = 0.1
 _BYTES_PER_S: Final = 200_000
 #: The limit is at least so many times as long as the longest pause that a program came back from.
 _PAUSES: Final = 3
-#: After the last sign of life, CPU time where processes wait for GPUs postpones the end for so many
-#: times the limit, and CPU time elsewhere, output and bytes for so many.
+#: After the last step, CPU time where processes wait for GPUs postpones the end for so many times
+#: the limit, and CPU time elsewhere, output and bytes for so many.
 _BY_CPU: Final = 6
 _BY_BYTES: Final = 24
 #: Once the program has ended well on a node, the others have no longer than this.
@@ -59,6 +59,8 @@ class Signs:
     """Bytes that they have read and written, and the node has sent and received."""
     lines: int = 0
     """Lines that they have printed."""
+    written_ns: int = 0
+    """Unix nanoseconds of the last change of a file that is kept."""
 
 
 class Verdict(Enum):
@@ -102,10 +104,15 @@ class Watch:
                 continue
             self._marks[number] = (now, signs)
             is_busy = signs.cpu_s - mark.cpu_s > _CPU * (now - at)
-            is_moving = signs.moved - mark.moved > _BYTES_PER_S * (now - at)
             if is_busy:
                 self._busy_at = max(self._busy_at, at)
-            if is_moving or signs.lines > mark.lines or (is_busy and not self._spins):
+            if (
+                signs.moved - mark.moved > _BYTES_PER_S * (now - at)
+                or signs.lines > mark.lines
+                or (is_busy and not self._spins)
+                # Metrics of steps that are not counted. Loggers write theirs in a deadlock, too.
+                or (signs.written_ns > mark.written_ns and not self.has_stepped)
+            ):
                 self._moved_at = max(self._moved_at, at)
         steps = {(n, name): each for n, at in nodes.items() for name, each in at.steps.items()}
         if steps != self._steps:
@@ -141,7 +148,8 @@ class Watch:
         if has_ended:
             limit_s = min(limit_s, _LEFT_S)
         last = self._alive_at
-        postponed = min(self._busy_at, last + _BY_CPU * limit_s)
+        by_cpu = _BY_CPU if self.has_stepped else _BY_BYTES
+        postponed = min(self._busy_at, last + by_cpu * limit_s)
         postponed = max(postponed, min(self._moved_at, last + _BY_BYTES * limit_s))
         if self._heard_at - max(last, postponed) >= limit_s:
             return Verdict.HUNG
@@ -155,13 +163,13 @@ class Watch:
 
 
 # --- the processes of a node ----------------------------------------------------------------------
-def signs(pids: Collection[int], folder: Path, *, lines: int) -> Signs:
+def signs(pids: Collection[int], folder: Path, **others: int) -> Signs:
     """Sample a node.
 
     Args:
         pids: of the program.
         folder: in which they count their steps.
-        lines: that they have printed.
+        others: signs of life that are known already.
     """
     counted = _counted(pids, folder)
     cpu_s, moved = machine.used(pids)
@@ -169,7 +177,7 @@ def signs(pids: Collection[int], folder: Path, *, lines: int) -> Signs:
         steps={_name(pid, rank): steps for pid, (steps, rank, _) in counted.items() if steps},
         cpu_s=cpu_s,
         moved=moved,
-        lines=lines,
+        **others,
     )
 
 

@@ -355,6 +355,7 @@ class Files:
     """What a node's last copy does: stands in for ``Mirror``."""
 
     lost: list[str] = field(default_factory=list)
+    newest_ns: int = 0
     is_replaced: bool = False
     is_down: bool = False
     """The last copy lasts until it is hurried."""
@@ -741,7 +742,7 @@ for step in range(20):
             "load() if rank else all_reduce()",
             exits.HUNG,
             "failed: hung: no step for [0-9] s; rank 1 on node 1 was in load "
-            r"\(program.py:7\); all stacks: trainctl logs r1$",
+            r"\(program.py:7\); all stacks: trainctl logs r1; --hang-minutes lets",
         ),
         (
             "os.kill(os.getpid(), signal.SIGSTOP) if rank else all_reduce()",
@@ -789,7 +790,8 @@ def test_the_steps_of_a_program_are_written_into_its_run(
     path = write_program(
         tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
     )
-    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", a=Files(), b=Files())
+    files = {"a": Files(newest_ns=5), "b": Files()}
+    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", **files)
     running = Running(here.group)
 
     def reached() -> Progress | None:
@@ -801,6 +803,7 @@ def test_the_steps_of_a_program_are_written_into_its_run(
         return now is not None and now.step > 20 and now.step_s is not None
 
     wait_until(is_known)
+    assert [seat.status.signs.written_ns for seat in here.group._seats] == [5, 0]
     (tmp_path / "end").touch()
     assert running.code() == exits.OK
     assert (found := reached())
