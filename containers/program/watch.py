@@ -90,6 +90,8 @@ class Watch:
         self._spins = spins
         self._heard_at = self._alive_at = self._moved_at = self._busy_at = now
         self._has_reported = self.has_stepped = False
+        self.step = 0
+        """Steps of the process that has made the most."""
         self._steps: dict[tuple[int, str], int] = {}
         self._marks: dict[int, tuple[float, Signs]] = {}
 
@@ -115,6 +117,7 @@ class Watch:
             ):
                 self._moved_at = max(self._moved_at, at)
         steps = {(n, name): each for n, at in nodes.items() for name, each in at.steps.items()}
+        self.step = max(self.step, *steps.values(), 0)
         if steps != self._steps:
             if self.has_stepped:
                 self._slowest_s = max(self._slowest_s, now - self._alive_at)
@@ -128,14 +131,10 @@ class Watch:
             self._alive_at, self._has_reported = at, False
 
     @property
-    def step(self) -> int:
-        """Steps of the process that has made the most, in this start."""
-        return max(self._steps.values(), default=0)
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds without a step; without any sign of life, where none has been made."""
-        return self._heard_at - self._alive_at
+    def words(self) -> str:
+        """``no step for 10 min 0 s``."""
+        what = "no step" if self.has_stepped else "no sign of life"
+        return f"{what} for {duration(round(self._heard_at - self._alive_at))}"
 
     def verdict(self, *, has_ended: bool) -> Verdict:
         """
@@ -259,11 +258,9 @@ def ranks(found: Sequence[Found]) -> list[Found]:
     return [each for each in found if each.steps] or [*found]
 
 
-def in_words(found: Sequence[Found], *, silent_s: float, has_stepped: bool) -> str:
-    """``no step for 10 min 0 s; rank 1 on node 1 was in load (train.py:12)``, of those that keep
-    the others waiting, as far as states, stacks and steps show it."""
-    what = "no step" if has_stepped else "no sign of life"
+def where(found: Sequence[Found]) -> str:
+    """``rank 1 on node 1 was in load (train.py:12)``, of those that keep the others waiting, as far
+    as states, stacks and steps show it."""
     known = sorted(ranks(found), key=lambda each: each.distance)
     first = [each for each in known if each.distance == known[0].distance]
-    places = [f"{each.name} was in {each.place}" for each in first[:3]]
-    return "; ".join([f"{what} for {duration(round(silent_s))}", *places])
+    return ", ".join(f"{each.name} was in {each.place}" for each in first[:3])

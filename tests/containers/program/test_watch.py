@@ -16,7 +16,7 @@ import pytest
 
 from containers.program.launch import STARTUP
 from containers.program.process import Program
-from containers.program.watch import EVERY_S, Found, Signs, Verdict, Watch, in_words, look, signs
+from containers.program.watch import EVERY_S, Found, Signs, Verdict, Watch, look, signs, where
 from contract import nodes
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
@@ -170,6 +170,7 @@ def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -
     assert verdicts.count(Verdict.SILENT) == 1
     watch.hear(4000.0, {0: step})
     assert watch.verdict(has_ended=False) is Verdict.ALIVE
+    assert watch.words == "no step for 0 s"
 
 
 # --- what processes count, and where they are -----------------------------------------------------
@@ -290,8 +291,7 @@ WAITS = [f"{TORCH}/distributed/distributed_c10d.py all_reduce", MAIN]
 )
 def test_the_rank_that_the_others_wait_for_is_named(others: list[Found], words: str) -> None:
     all_found = [found("a", *WAITS), *others]
-    said = in_words(all_found, silent_s=600, has_stepped=True)
-    assert said == f"no step for 10 min 0 s; {words}"
+    assert where(all_found) == words
 
 
 @pytest.mark.parametrize(
