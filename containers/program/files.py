@@ -140,6 +140,8 @@ class Mirror:
         """Names of the files that the last round, or ``save``, has not saved as they are."""
         self.is_replaced = False
         """Another start has taken over the files of the run."""
+        self.newest_ns = 0
+        """Unix nanoseconds of the last change that was seen."""
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
         self._limit_bytes, self._say, self._clock = limit_bytes, say, clock
         self._make_pool = make_pool
@@ -342,6 +344,7 @@ class Mirror:
         for sentence in look.refused:
             self._say_once(sentence)
         own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
+        self.newest_ns = max((seen.changed_ns for seen in own.values()), default=0)
         left_out = self._above_limits(own)
         # Until it is known to be saved.
         self.lost = sorted(left_out | {name for name in own if not self._has(name, own[name])})

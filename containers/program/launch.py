@@ -273,7 +273,12 @@ class Launcher:
         program, now = self._program, time.monotonic()
         if program and self._ended is None and now - self._sampled_at >= watch.EVERY_S:
             self._sampled_at = now
-            self._signs = watch.signs(program.left(), self._watched, lines=self._num_lines)
+            self._signs = watch.signs(
+                program.left(),
+                self._watched,
+                lines=self._num_lines,
+                written_ns=self._mirror.newest_ns if self._mirror else 0,
+            )
         return Status(
             start=self._start,
             runs=program is not None,
@@ -283,15 +288,15 @@ class Launcher:
             signs=self._signs,
         )
 
-    def look(self, number: int) -> list[watch.Found]:
-        """Write what each process of the program is doing to the log of this node; return it."""
-        found = (
-            watch.look(self._program.left(), self._watched, node=number) if self._program else []
-        )
-        for line in "\n".join(each.seen.details for each in found).splitlines():
-            assert self._log is not None, "the program has been started"
-            self._log.write(line)
-        return found
+    def look(self, number: int) -> tuple[list[watch.Found], tuple[Error, ...]]:
+        """Write what each process of the program is doing to the log of this node; return it, and
+        the errors that they have noted."""
+        program, found = self._program, list[watch.Found]()
+        if program and self._log:
+            found = watch.look(program.left(), self._watched, node=number)
+            for line in "\n".join(each.seen.details for each in found).splitlines():
+                self._log.write(line)
+        return found, errors_in(self._errors, number)
 
     def stop(self, within_s: float, save_s: float = math.inf) -> None:
         """End the program: SIGTERM, and SIGKILL after ``within_s`` seconds.

@@ -480,20 +480,29 @@ class Group:
         if verdict is Verdict.ALIVE:
             return Next.WAIT
         calls = {seat.launcher.look.remote(seat.number): seat for seat in running}
-        found = [each for _, listed in answers(calls, _LOST_S) for each in listed]
-        text = watch.in_words(
-            found, silent_s=self._life.silent_s, has_stepped=self._life.has_stepped
-        )
+        told = [answer for _, answer in answers(calls, _LOST_S)]
+        found = [each for each_node, _ in told for each in each_node]
+        errors = [each for _, of_node in told for each in of_node]
         numbers = listed([f"node {seat.number}" for seat in running])
+        parts = [self._life.words, watch.where(found)]
         if has_ended:
-            text = f"the program has ended on the other nodes, and not on {numbers}: {text}"
+            parts.insert(0, f"the program has ended on the other nodes, and not on {numbers}")
+        if errors:
+            parts.append(f"before that, {cause(errors, code=exits.HUNG).line}")
+        text = "; ".join(filter(None, parts))
         if verdict is Verdict.SILENT:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
-        if has_ended and found and all(each.is_ending for each in watch.ranks(found)):
+        is_over = all(
+            each.is_ending and each.steps >= self._life.step for each in watch.ranks(found)
+        )
+        if has_ended and is_over and not errors and len(told) == len(running):
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
             return Next.DONE
-        self._hung = f"failed: hung: {text}; all stacks: trainctl logs {self._order.run}"
+        self._hung = (
+            f"failed: hung: {text}; all stacks: trainctl logs {self._order.run}; --hang-minutes "
+            "lets it wait for longer"
+        )
         return Next.FAILED
 
     def _note_progress(self) -> None:
@@ -514,7 +523,9 @@ class Group:
         )
         key, content = f"{runs.run_prefix(run)}{runs.PROGRESS_FILE}", json.dumps(reached.to_json())
         # In a thread: the nodes are looked at meanwhile, however long the bucket takes.
-        threading.Thread(target=_write, args=(self._told.storage, key, content)).start()
+        threading.Thread(
+            target=_write, args=(self._told.storage, key, content), daemon=True
+        ).start()
 
     def _failure(self) -> int | None:
         """Exit code of a job whose program has failed; None where another host may help."""

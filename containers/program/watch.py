@@ -33,8 +33,8 @@ _CPU: Final = 0.1
 _BYTES_PER_S: Final = 200_000
 #: The limit is at least so many times as long as the longest pause that a program came back from.
 _PAUSES: Final = 3
-#: After the last sign of life, CPU time where processes wait for GPUs postpones the end for so many
-#: times the limit, and CPU time elsewhere, output and bytes for so many.
+#: After the last step, CPU time where processes wait for GPUs postpones the end for so many times
+#: the limit, and CPU time elsewhere, output and bytes for so many.
 _BY_CPU: Final = 6
 _BY_BYTES: Final = 24
 #: Once the program has ended well on a node, the others have no longer than this.
@@ -59,6 +59,8 @@ class Signs:
     """Bytes that they have read and written, and the node has sent and received."""
     lines: int = 0
     """Lines that they have printed."""
+    written_ns: int = 0
+    """Unix nanoseconds of the last change of a file that is kept."""
 
 
 class Verdict(Enum):
@@ -88,6 +90,8 @@ class Watch:
         self._spins = spins
         self._heard_at = self._alive_at = self._moved_at = self._busy_at = now
         self._has_reported = self.has_stepped = False
+        self.step = 0
+        """Steps of the process that has made the most."""
         self._steps: dict[tuple[int, str], int] = {}
         self._marks: dict[int, tuple[float, Signs]] = {}
 
@@ -102,12 +106,18 @@ class Watch:
                 continue
             self._marks[number] = (now, signs)
             is_busy = signs.cpu_s - mark.cpu_s > _CPU * (now - at)
-            is_moving = signs.moved - mark.moved > _BYTES_PER_S * (now - at)
             if is_busy:
                 self._busy_at = max(self._busy_at, at)
-            if is_moving or signs.lines > mark.lines or (is_busy and not self._spins):
+            if (
+                signs.moved - mark.moved > _BYTES_PER_S * (now - at)
+                or signs.lines > mark.lines
+                or (is_busy and not self._spins)
+                # Metrics of steps that are not counted. Loggers write theirs in a deadlock, too.
+                or (signs.written_ns > mark.written_ns and not self.has_stepped)
+            ):
                 self._moved_at = max(self._moved_at, at)
         steps = {(n, name): each for n, at in nodes.items() for name, each in at.steps.items()}
+        self.step = max(self.step, *steps.values(), 0)
         if steps != self._steps:
             if self.has_stepped:
                 self._slowest_s = max(self._slowest_s, now - self._alive_at)
@@ -121,14 +131,10 @@ class Watch:
             self._alive_at, self._has_reported = at, False
 
     @property
-    def step(self) -> int:
-        """Steps of the process that has made the most, in this start."""
-        return max(self._steps.values(), default=0)
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds without a step; without any sign of life, where none has been made."""
-        return self._heard_at - self._alive_at
+    def words(self) -> str:
+        """``no step for 10 min 0 s``."""
+        what = "no step" if self.has_stepped else "no sign of life"
+        return f"{what} for {duration(round(self._heard_at - self._alive_at))}"
 
     def verdict(self, *, has_ended: bool) -> Verdict:
         """
@@ -141,7 +147,8 @@ class Watch:
         if has_ended:
             limit_s = min(limit_s, _LEFT_S)
         last = self._alive_at
-        postponed = min(self._busy_at, last + _BY_CPU * limit_s)
+        by_cpu = _BY_CPU if self.has_stepped else _BY_BYTES
+        postponed = min(self._busy_at, last + by_cpu * limit_s)
         postponed = max(postponed, min(self._moved_at, last + _BY_BYTES * limit_s))
         if self._heard_at - max(last, postponed) >= limit_s:
             return Verdict.HUNG
@@ -155,13 +162,13 @@ class Watch:
 
 
 # --- the processes of a node ----------------------------------------------------------------------
-def signs(pids: Collection[int], folder: Path, *, lines: int) -> Signs:
+def signs(pids: Collection[int], folder: Path, **others: int) -> Signs:
     """Sample a node.
 
     Args:
         pids: of the program.
         folder: in which they count their steps.
-        lines: that they have printed.
+        others: signs of life that are known already.
     """
     counted = _counted(pids, folder)
     cpu_s, moved = machine.used(pids)
@@ -169,7 +176,7 @@ def signs(pids: Collection[int], folder: Path, *, lines: int) -> Signs:
         steps={_name(pid, rank): steps for pid, (steps, rank, _) in counted.items() if steps},
         cpu_s=cpu_s,
         moved=moved,
-        lines=lines,
+        **others,
     )
 
 
@@ -251,11 +258,9 @@ def ranks(found: Sequence[Found]) -> list[Found]:
     return [each for each in found if each.steps] or [*found]
 
 
-def in_words(found: Sequence[Found], *, silent_s: float, has_stepped: bool) -> str:
-    """``no step for 10 min 0 s; rank 1 on node 1 was in load (train.py:12)``, of those that keep
-    the others waiting, as far as states, stacks and steps show it."""
-    what = "no step" if has_stepped else "no sign of life"
+def where(found: Sequence[Found]) -> str:
+    """``rank 1 on node 1 was in load (train.py:12)``, of those that keep the others waiting, as far
+    as states, stacks and steps show it."""
     known = sorted(ranks(found), key=lambda each: each.distance)
     first = [each for each in known if each.distance == known[0].distance]
-    places = [f"{each.name} was in {each.place}" for each in first[:3]]
-    return "; ".join([f"{what} for {duration(round(silent_s))}", *places])
+    return ", ".join(f"{each.name} was in {each.place}" for each in first[:3])

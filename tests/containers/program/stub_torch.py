@@ -19,7 +19,7 @@ import time
 def is_available():
     return False
 def all_reduce():
-    time.sleep(600)
+    time.sleep(30)
 """,
 }
 

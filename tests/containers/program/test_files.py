@@ -332,6 +332,18 @@ def test_an_object_that_is_not_what_was_saved_is_not_restored(start: Start, s3: 
         start()
 
 
+def test_a_change_of_any_file_is_seen(start: Start) -> None:
+    node = start(code={"work/train.py": "code"})
+    node.copy()
+    assert node.mirror.newest_ns == 0
+    node.write("work/log", "one")
+    node.copy()
+    first = node.mirror.newest_ns
+    node.write("output/log", "two")
+    node.copy()
+    assert 0 < first < node.mirror.newest_ns
+
+
 # --- limits
 def test_above_the_limit_output_comes_first_and_then_the_newest(start: Start, s3: S3) -> None:
     node = start(limit_bytes=3000)

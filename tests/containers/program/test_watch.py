@@ -16,7 +16,7 @@ import pytest
 
 from containers.program.launch import STARTUP
 from containers.program.process import Program
-from containers.program.watch import EVERY_S, Found, Signs, Verdict, Watch, in_words, look, signs
+from containers.program.watch import EVERY_S, Found, Signs, Verdict, Watch, look, signs, where
 from contract import nodes
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
@@ -38,13 +38,14 @@ class Phase:
     cpu: float = 0.001  # threads that wait with a timeout
     bytes: float = 2e4  # Ray's heartbeats
     lines: float = 0.0
+    files: float = 0.0
     other: Mapping[str, float] = field(default_factory=dict)
 
 
 START = Phase(2, cpu=1, bytes=1e7, lines=0.1)
 TRAIN = Phase(20, steps=2, cpu=1, bytes=1e6, lines=0.1)
-DEAD = Phase(300)
-SPIN = Phase(300, cpu=1)
+DEAD = Phase(400)
+SPIN = Phase(400, cpu=1)
 
 
 def play(
@@ -62,7 +63,7 @@ def play(
     watch = Watch(least_s)
     now = 1000.0
     watch.begin(now, spins=gpus)
-    totals = [dict.fromkeys(("steps", "cpu", "bytes", "lines"), 0.0) for _ in range(2)]
+    totals = [dict.fromkeys(("steps", "cpu", "bytes", "lines", "files"), 0.0) for _ in range(2)]
     began, found = now, dict[Verdict, float]()
     for phase in phases:
         started = now
@@ -80,6 +81,7 @@ def play(
                     cpu_s=total["cpu"],
                     moved=int(total["bytes"]),
                     lines=int(total["lines"]),
+                    written_ns=int(total["files"]),
                 )
                 for number, total in enumerate(totals)
                 if number or not has_ended
@@ -101,15 +103,15 @@ def play(
         ([START, TRAIN, DEAD], {}, 3, 10),
         ([START, TRAIN, DEAD], {"gpus": True}, 3, 10),
         # A rank sleeps, and the others wait for it in a collective of NCCL: they spin.
-        ([START, TRAIN, Phase(300, cpu=1, other={"cpu": 0})], {"gpus": True}, 3, 70),
-        # All wait for a lock, and a thread reports the use of the host to a service.
-        ([START, TRAIN, Phase(300, bytes=5e4)], {}, 3, 10),
+        ([START, TRAIN, Phase(400, cpu=1, other={"cpu": 0})], {"gpus": True}, 3, 70),
+        # All wait for a lock, and a thread reports the use of the host, as W&B's does.
+        ([START, TRAIN, Phase(400, bytes=5e4, files=0.1)], {}, 3, 10),
         # A thread prints that it waits, for ever.
-        ([START, TRAIN, Phase(300, lines=0.02)], {}, None, 250),
+        ([START, TRAIN, Phase(400, lines=0.02)], {}, None, 250),
         # Before the first step: a reader waits for a FIFO; a rendezvous that nobody joins.
         ([DEAD], {}, 3, 10.5),
         ([START, DEAD], {}, 3, 10.5),
-        ([START, SPIN], {"gpus": True}, None, 70),
+        ([START, SPIN], {"gpus": True}, None, 250),
         # At its exit, on one node of two; the same where the one that is left spins.
         ([START, TRAIN, DEAD], {"ends": 22}, 1.5, 5),
         ([START, TRAIN, SPIN], {"ends": 22, "gpus": True}, 1.5, 35),
@@ -143,6 +145,7 @@ def test_a_hang_is_reported_and_ends(
         ([Phase(600, cpu=1)], {}),  # a program that makes no steps: a fit of trees
         ([Phase(120, cpu=8, bytes=1e8), TRAIN], {}),  # data becomes tokens
         ([Phase(600, cpu=1, lines=0.01)], {"gpus": True}),  # JAX, a line each 100 s
+        ([Phase(600, cpu=1, files=0.01)], {"gpus": True}),  # the same, in a file
         (
             [START, *[Phase(0.1, steps=1, cpu=1), Phase(9, cpu=1)] * 20],
             {"gpus": True},
@@ -167,6 +170,7 @@ def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -
     assert verdicts.count(Verdict.SILENT) == 1
     watch.hear(4000.0, {0: step})
     assert watch.verdict(has_ended=False) is Verdict.ALIVE
+    assert watch.words == "no step for 0 s"
 
 
 # --- what processes count, and where they are -----------------------------------------------------
@@ -287,8 +291,7 @@ WAITS = [f"{TORCH}/distributed/distributed_c10d.py all_reduce", MAIN]
 )
 def test_the_rank_that_the_others_wait_for_is_named(others: list[Found], words: str) -> None:
     all_found = [found("a", *WAITS), *others]
-    said = in_words(all_found, silent_s=600, has_stepped=True)
-    assert said == f"no step for 10 min 0 s; {words}"
+    assert where(all_found) == words
 
 
 @pytest.mark.parametrize(
