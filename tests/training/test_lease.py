@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn, optim
@@ -23,7 +22,6 @@ from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
 from contract.times import LEASE_RENEW_S, LEASE_S
 from tests import forks
-from tests.clock import FakeClock
 from tests.training.local_runs import DIGITS, Command, launcher
 from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
@@ -174,21 +172,6 @@ def test_who_lost_the_run_hears_of_it_and_writes_no_lease(run: str) -> None:
     before = storage.read_bytes(f"{run}/leases/00000001.json")
     first.release()
     assert storage.read_bytes(f"{run}/leases/00000001.json") == before
-
-
-def test_a_process_that_stalls_while_it_confirms_is_not_sure(
-    run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, write = FakeClock(), storage.write_bytes
-    lease = Lease.take(run, clock=clock.monotonic)
-
-    def stall(*given: Any) -> None:
-        write(*given)
-        clock.sleep(LEASE_S)
-
-    monkeypatch.setattr(storage, "write_bytes", stall)
-    lease.confirm()
-    assert not lease.is_sure(), "another may have it by now"
 
 
 def contest(run: str) -> None:
