@@ -59,6 +59,31 @@ def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> N
         HeldOut(parts, prepared)
 
 
+def test_columns_bad_rows_and_the_text_to_evaluate_on_are_as_the_options_say(
+    tmp_path: Path,
+) -> None:
+    rows = '{"a": "Why?", "b": "So."}\n' * 9
+    (tmp_path / "train.jsonl").write_text(rows + '{"a": 1, "b": "So."}\n')
+    (tmp_path / "val.jsonl").write_text(rows)
+    given: dict[str, Any] = {
+        "data": str(tmp_path / "train.jsonl"),
+        "validation": str(tmp_path / "val.jsonl"),
+        "columns": "prompt=a,answer=b",
+    }
+    whole = config(tmp_path, skip_bad_rows=True, **given)
+    inputs.look_at(whole)
+    (store,) = inputs.stores_of(inputs.prepare(whole))
+    info = store.info
+    assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 9)
+    for change, message in (
+        ({"validation": str(tmp_path / "none.jsonl")}, "none.jsonl does not exist: give a file"),
+        ({"columns": "prompt=a"}, "--columns is 'prompt=a': write prompt=COLUMN,answer=COLUMN"),
+        ({"data": f"1 {TEXT}, 1 python-help"}, "--validation is for one --data"),
+    ):
+        with pytest.raises(InputError, match=message):
+            inputs.look_at(config(tmp_path, **{**given, **change}))
+
+
 def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path))
     other = tmp_path / "other.txt"
