@@ -493,10 +493,8 @@ class Group:
         if verdict is Verdict.SILENT:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
-        is_over = all(
-            each.is_ending and each.steps >= self._life.step for each in watch.ranks(found)
-        )
-        if has_ended and is_over and not errors and len(told) == len(running):
+        is_over = watch.are_over(found, step=self._life.step) and len(told) == len(running)
+        if has_ended and is_over and not errors:
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
             return Next.DONE
         self._hung = (

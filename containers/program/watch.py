@@ -258,6 +258,11 @@ def ranks(found: Sequence[Found]) -> list[Found]:
     return [each for each in found if each.steps] or [*found]
 
 
+def are_over(found: Sequence[Found], *, step: int) -> bool:
+    """True if each has come to the end of the program, after all ``step`` steps."""
+    return bool(found) and all(each.is_ending and each.steps >= step for each in ranks(found))
+
+
 def where(found: Sequence[Found]) -> str:
     """``rank 1 on node 1 was in load (train.py:12)``, of those that keep the others waiting, as far
     as states, stacks and steps show it."""

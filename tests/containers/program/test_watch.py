@@ -16,7 +16,17 @@ import pytest
 
 from containers.program.launch import STARTUP
 from containers.program.process import Program
-from containers.program.watch import EVERY_S, Found, Signs, Verdict, Watch, look, signs, where
+from containers.program.watch import (
+    EVERY_S,
+    Found,
+    Signs,
+    Verdict,
+    Watch,
+    are_over,
+    look,
+    signs,
+    where,
+)
 from contract import nodes
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
@@ -310,4 +320,7 @@ def test_the_rank_that_the_others_wait_for_is_named(others: list[Found], words: 
 def test_the_end_of_a_program_shows_in_its_stack(
     frames: tuple[str, ...], steps: int, is_ending: bool
 ) -> None:
-    assert found("a", *frames, steps=steps).is_ending == is_ending
+    ranks = [found("a", *frames, steps=steps), found("launcher", MAIN, steps=0)]
+    assert are_over(ranks[: 1 + bool(steps)], step=steps) == is_ending
+    assert not are_over(ranks, step=steps + 1)
+    assert not are_over([*ranks, found("b", "/app/train.py load", MAIN, steps=steps + 1)], step=0)
