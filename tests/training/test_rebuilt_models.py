@@ -55,7 +55,7 @@ def checkpoint(folder: Path, text: str, place: str) -> Found:
     """A checkpoint of a run with adapters that have learned something, kept at ``place``."""
     config = inputs.prepare(fsdp(storage=str(folder.parent), data=text, seq_len=64, lora_rank=2))
     stores = inputs.stores_of(config)
-    model, model_config, _ = build(config, stores[0])
+    model, model_config, _ = build(config, stores)
     model_weights.allocate(model, torch.device("cpu"))
     fill(model, config)
     for name, each in model.named_parameters():
