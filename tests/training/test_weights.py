@@ -19,11 +19,10 @@ from training.checkpoint.sharded_checkpoints import state_of
 from training.fsdp.model import build, fill
 from training.fsdp.settings import FsdpConfig
 from training.loop import optimizers
-from training.loop.worker import displayed, uses_bf16
+from training.loop.worker import uses_bf16
 from training.models import lora, model_weights, pretrained
-from training.models.language_models import WithLoss, build_on_meta, flops_per_token
+from training.models.language_models import WithLoss, build_on_meta
 from training.models.model_shapes import read_config
-from training.record.events import Warned
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning",
@@ -293,7 +292,7 @@ def test_tokens_that_no_text_has_change_no_model_and_another_vocabulary_is_refus
         build(config, stores(size, size - 1))
 
 
-# --- arithmetic, and figures that are only displayed ----------------------------------------------
+# --- arithmetic -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("precision", "capability", "expected"),
     [
@@ -318,22 +317,3 @@ def test_adapters_begin_as_those_of_peft(tmp_path: Path) -> None:
     limit = SHAPE["hidden_size"] ** -0.5
     assert 0.99 * limit < found.abs().max() <= limit
     assert found.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
-
-
-def test_a_figure_that_cannot_be_computed_is_a_warning() -> None:
-    """The configuration of Gemma 4 refuses to tell a width that its layers do not share."""
-    said: list[Any] = []
-    worker: Any = SimpleNamespace(emit=lambda *events: said.extend(events))
-
-    class Config:
-        @property
-        def head_dim(self) -> int:
-            raise RuntimeError("head_dim is a per-layer attribute")
-
-    model: Any = build_on_meta(pretrained.config_of({**SHAPE, "model_type": "llama"}))
-    model.config = Config()
-    assert displayed(worker, "MFU", lambda: flops_per_token(model, 8)) is None
-    assert said == [
-        Warned(message="MFU is not known (RuntimeError: head_dim is a per-layer attribute)")
-    ]
-    assert displayed(worker, "MFU", lambda: 3.0) == 3.0
