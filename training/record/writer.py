@@ -213,9 +213,10 @@ class RunRecord:
 
             assert self.result is not None
             try:
-                report = self._on_disk(
-                    lambda: write_report(self.folder, self.result, check=self._check_on_disk)
-                )
+                if self._metrics.exists():  # a disk may have taken nothing of the record
+                    report = self._on_disk(
+                        lambda: write_report(self.folder, self.result, check=self._check_on_disk)
+                    )
             finally:  # a run that has a result is complete: the report comes first
                 self._write_json(runs.RESULT_FILE, self.result.to_json())
         # An upload may take its time: meanwhile the run's own files are sent.

@@ -243,7 +243,7 @@ def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> No
         condition: dict[str, Any] = {"mode": "create"}
         with contextlib.suppress(FileNotFoundError):
             # In one request, however large: s3fs has no condition for one in parts.
-            condition = {"IfMatch": _head(fs, uri)["ETag"], "chunksize": sys.maxsize}
+            condition = {"IfMatch": _head(fs, uri)["ETag"], "chunksize": 5 << 30}
         check()
         try:
             fs.pipe_file(uri, content, **condition)
