@@ -178,8 +178,11 @@ class JobSpec:
         }
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, *, ignores_unknown: bool = False) -> Self:
         """Read an order; fields that are missing have their defaults.
+
+        Args:
+            ignores_unknown: as its job began before a deploy that knows fewer fields.
 
         Raises:
             InputError: it is no order, or a field is wrong, missing or unknown.
@@ -188,7 +191,8 @@ class JobSpec:
         if missing := [name for name in ("run", "command", "nodes") if name not in values]:
             raise InputError(f"a job's order has no {', '.join(missing)}: trainctl submit sets it")
         known = {each.name for each in fields(cls)}
-        if unknown := sorted(values.keys() - known):
+        unknown = sorted(values.keys() - known)
+        if unknown and not ignores_unknown:
             raise InputError(
                 f"a job's order has {', '.join(unknown)}, which this version does not know "
                 f"({', '.join(sorted(known))}): the images are older than trainctl; push new ones "
@@ -197,6 +201,7 @@ class JobSpec:
         nodes = Range.parse(str(values["nodes"]), option="nodes")
         prices = values.get("prices")
         prices = None if prices is None else Prices.from_json(prices)
+        values = {name: value for name, value in values.items() if name in known}
         return cls(**(values | {"nodes": nodes, "prices": prices}))
 
     def check_size(self, job: str) -> None:

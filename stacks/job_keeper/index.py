@@ -87,11 +87,14 @@ _NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 
 # --- AWS ------------------------------------------------------------------------------------------
 def spec_of(order: str | None) -> JobSpec | None:
-    """A job's order; None where there is none, or none that can be understood."""
+    """A job's order; None where there is none, or none that can be understood.
+
+    What another deployment's order has besides is for that deployment's images.
+    """
     if not order:
         return None
     try:
-        return JobSpec.from_json(order)
+        return JobSpec.from_json(order, ignores_unknown=True)
     except InputError as error:
         print(f"an order is not understood: {error}")
         return None

@@ -379,7 +379,7 @@ class Account:
         self.least_workers = 0
         """That the deployment ever allowed."""
         self.outdated: set[str] = set()
-        """Runs with orders that the deployed keeper does not understand."""
+        """Runs whose orders have a field that the deployed keeper does not know."""
         self.deployed_at = 0.0
         """When it was last deployed with other limits."""
         self.due = 0.0
@@ -446,7 +446,9 @@ class Account:
     def spec_of(self, order: str | None) -> JobSpec | None:
         """A job's order, as the keeper that is deployed understands it."""
         spec = self.understood(order)
-        return None if spec and spec.run in self.outdated else spec
+        if spec is None or order is None or spec.run not in self.outdated:
+            return spec
+        return self.understood(json.dumps(json.loads(order) | {"of_before": 1}))
 
     def start(self, name: str, order: str) -> None:
         """StartExecution: the same again starts nothing (API reference of Step Functions)."""
@@ -561,7 +563,10 @@ class Account:
             return
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
-        is_over = is_in_vain(last["stoppedReason"])  # so the sweep has ended its job
+        # The sweep has ended its job, or has looked before it came: its calls may take minutes.
+        is_over = is_in_vain(last["stoppedReason"]) or (
+            "startedAt" in last and last["startedAt"].timestamp() > process.began
+        )
         is_early = idle + self.slack_s < times.IDLE_HOST_S
         if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
@@ -714,9 +719,7 @@ class Account:
             for task in self.model.waiting(group) if group.fails_since else ():
                 since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
                 is_long = self.world.now - since > 2 * times.SWEEP_EVERY_S + 60
-                job = self.job_of(task)
-                is_told = task["_family"] == "head" and not (job and job.is_outdated)
-                if is_in_vain(said) and is_long and is_told:
+                if is_in_vain(said) and is_long and task["_family"] == "head":
                     self.world.blame(f"{name_of(task)} waits in vain: {said}")
 
     def _check_progress(self) -> None:
@@ -798,12 +801,7 @@ class Execution:
 
     @property
     def lacks_record(self) -> bool:
-        is_known = self.spec is not None and not self.is_outdated
-        return is_known and self.record not in self.account.objects
-
-    @property
-    def is_outdated(self) -> bool:
-        return self.spec is not None and self.spec.run in self.account.outdated
+        return self.spec is not None and self.record not in self.account.objects
 
     def described(self) -> Record:
         found: Record = {"name": self.name, "status": "RUNNING", "input": self.order}
@@ -1037,7 +1035,7 @@ class Execution:
         limits = self.account.keeper.LIMITS
         # What was admitted before a deploy may have more than there is now, or is not understood.
         is_deployed = self.began < self.account.deployed_at
-        if is_deployed or any(each.is_redriven or each.is_outdated for each in running):
+        if is_deployed or any(each.is_redriven for each in running):
             return
         if len(earlier) + len(later) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")

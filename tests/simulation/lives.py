@@ -444,8 +444,6 @@ class Life:
             if job.heads:
                 world.blame(f"{job.name} has a head, and its order is not understood")
             return
-        if record is None and job.is_outdated:
-            return
         if record is None:
             world.blame(f"{job.name} has no record")
             return
@@ -469,7 +467,7 @@ class Life:
                 world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
             return
         may_wait = job.nodes.low <= self.account.least_workers
-        if not job.num_starts and may_wait and not job.is_outdated:
+        if not job.num_starts and may_wait:
             world.blame(f"{job.name} ends before its turn: {written['reason']}")
         if written["status"] != result:
             world.blame(f"{job.name} is {result}, and its record says {written['status']}")

@@ -420,6 +420,9 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
     assert (found["status"], found["again"]) == ("failed", False)
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert not aws.objects, "it is not known whose run it was"
+    newer = json.dumps(json.loads(SPEC.to_json()) | {"of_another_deployment": 1})
+    keeper.handler(ended(head(2), Spec=newer), None)
+    assert aws.objects.keys() == {"runs/r1/jobs/j1.json"}
 
 
 def aborted(**detail: Any) -> dict[str, Any]:
