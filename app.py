@@ -33,9 +33,7 @@ os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
 
 import aws_cdk as cdk
 
-from contract.errors import InputError
-from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
-from contract.exits import OK as EXIT_OK
+from contract import exits, faults
 from contract.outputs import CORE_STACK, TRAINING_STACK, stacks
 from stacks import settings as deployment
 from stacks.core_stack import CoreStack
@@ -71,16 +69,13 @@ def note_on_node() -> str:
     return f"note: Node.js {version} is past its support; it still works, but install 22 or 24"
 
 
+@faults.command()
 def main() -> int:
-    try:
-        build(cdk.App()).synth()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    build(cdk.App()).synth()
     note = note_on_node()
     if note:
         print(note, file=sys.stderr)
-    return EXIT_OK
+    return exits.OK
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import processes
 from benchmarks.output import command_line, report, say
-from contract.errors import InputError
+from contract import faults
 from training.data import DIGITS, images
 from training.ddp import train as ddp
 from training.ddp.settings import DdpConfig
@@ -159,16 +159,13 @@ def measure(data: str, rounds: int) -> dict[str, Any]:
     return figures
 
 
+@faults.command()
 def main() -> int:
     parser = command_line("ddp", __doc__)
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
     parser.add_argument("--rounds", type=int, default=7, help="of a few steps of each loop")
     options = parser.parse_args()
-    try:
-        images.load(options.data)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    images.load(options.data)
     figures, _ = processes.run(WORLD_SIZE, measure, options.data, options.rounds)
     result = {
         "benchmark": "ddp",

@@ -275,7 +275,6 @@ class RayHead:
     def release_workers(self) -> None:
         """Stop the workers; what fails here is left to the function that cleans up."""
         # Imported late: importing Ray takes a second, which the job's start need not wait for.
-        from botocore.exceptions import BotoCoreError, ClientError
         from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
 
         from containers.autoscaler import EcsNodeProvider
@@ -284,7 +283,7 @@ class RayHead:
             nodes = EcsNodeProvider(self._provider, self._provider["job"])
             workers = nodes.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
             nodes.terminate_nodes(workers)
-        except (ClientError, BotoCoreError) as error:
+        except Exception as error:
             say(f"the workers could not be stopped: {error}")
         else:
             say(f"{counted(len(workers), 'worker')} stopped")

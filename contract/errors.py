@@ -8,6 +8,8 @@ class ReportedError(Exception):
     and end with its exit code."""
 
     exit_code: int = exits.FAILED
+    then: str = ""
+    """What to do about it, where the message does not say that."""
 
 
 class InputError(ReportedError, ValueError):
@@ -20,7 +22,10 @@ class UnreachableError(ReportedError):
     """S3 or another service does not answer, or a disk is full: another attempt may help."""
 
     exit_code = exits.STORAGE
+    then = "; check the address, or try again later"
 
 
 class AdvisedError(UnreachableError):
     """The same, with a message that already tells what to do about it."""
+
+    then = ""

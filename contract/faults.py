@@ -224,12 +224,18 @@ def text(error: BaseException) -> str:
     return f"{os.strerror(errno.ENOSPC)} ({said})" if said.startswith(_TORCH_WRITES) else said
 
 
-def explained(error: Exception, what: str = "") -> Exception:
-    """InputError or UnreachableError to be raised in the place of ``error``, and which begins with
-    ``what``; ``error`` itself if it is one already, or is a fault of the program."""
-    found, said = kind(error), ": ".join(filter(None, (what, text(error))))
-    if found is Kind.OURS or isinstance(error, ReportedError):
+def explained(error: Exception, what: str = "") -> ReportedError:
+    """InputError or UnreachableError in the place of ``error``, which begins with ``what``; itself
+    if it is such an error.
+
+    Raises:
+        Exception: ``error``, if it is a fault of the program.
+    """
+    if isinstance(error, ReportedError):
         return error
+    found, said = kind(error), ": ".join(filter(None, (what, text(error))))
+    if found is Kind.OURS:
+        raise error
     if found is Kind.PASSING:
         return UnreachableError(said)
     if is_expired(error):
@@ -248,15 +254,15 @@ def exit_code(error: BaseException) -> int:
     return found.value
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def command(
     *,
-    say: Callable[[str], object] = _say,
+    say: Callable[[str], object] = say,
     interrupted: str = "interrupted",
-    explain: Callable[[Exception], Exception] = lambda error: error,
+    explain: Callable[[Exception], ReportedError] = explained,
 ) -> Callable[[Callable[_P, int]], Callable[_P, int]]:
     """Decorator of the ``main`` of each command, the one place where errors end: it prints them,
     and turns them into the exit code.
@@ -264,7 +270,7 @@ def command(
     Args:
         say: prints a line.
         interrupted: what it prints after Ctrl-C.
-        explain: replaces an error by one in the command's own words.
+        explain: as ``explained``, in the command's own words.
     """
 
     def decorated(main: Callable[_P, int]) -> Callable[_P, int]:
@@ -277,12 +283,7 @@ def command(
                 return exits.INTERRUPTED
             except Exception as error:
                 told = explain(error)
-                if kind(told) is Kind.OURS:
-                    raise
-                is_advised = isinstance(told, ReportedError) and type(told) is not UnreachableError
-                needs_advice = is_passing(told) and not is_advised
-                then = "; check the address, or try again later" if needs_advice else ""
-                say(f"error: {text(told)}{then}")
+                say(f"error: {told}{told.then}")
                 return exit_code(told)
 
         return run

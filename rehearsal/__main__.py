@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from contract import faults
 from rehearsal import cycle, rehearse
 from rehearsal.local_aws import is_healthy, local_aws
 
@@ -69,6 +70,7 @@ def start(host: str, port: int) -> int:
         return 1
 
 
+@faults.command()
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     # `kill` ends it like Ctrl-C, so that its folder is removed too; and Ctrl-C does where a shell
@@ -83,11 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(cycle.build_images(), indent=1))
             return 0
         return start(arguments.host, arguments.port)
-    except cycle.ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
-        return 0 if arguments.command == "start" else 130
+        if arguments.command != "start":
+            raise
+        return 0
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ from typing import Final, Self, TypedDict
 
 from containers import publish
 from contract import outputs as stack_outputs
+from contract.errors import ReportedError
 from contract.images import content_tag
 from contract.nodes import HEAD, WORKER
 from rehearsal import cdk, images, local_aws, processes
 from rehearsal.cdk import Cdk
-from rehearsal.engine import RUN_GB, Engine, EngineError, check_space, find_engine
+from rehearsal.engine import RUN_GB, Engine, check_space, find_engine
 from rehearsal.inventory import Inventory, account_at, difference, inventory
 from rehearsal.local_aws import ROOT, LocalAws, is_healthy
 from rehearsal.processes import Steps, interruptible, uninterrupted
 
 #: With the two that ``trainctl local`` and the benchmarks need beside a rehearsal.
 __all__ = (
-    "ERRORS",
     "NUM_WORKERS",
     "SETTINGS",
     "Rehearsal",
@@ -63,20 +63,8 @@ class State(TypedDict, total=False):
     """Repository -> digest of the image that was pushed there."""
 
 
-class RehearsalError(RuntimeError):
+class RehearsalError(ReportedError):
     """The rehearsal did not show what it must show; the message says what it showed."""
-
-
-#: What goes wrong without this program being wrong; the message says what to do.
-ERRORS: Final = (
-    processes.CommandError,
-    EngineError,
-    images.ImageError,
-    local_aws.LocalAwsError,
-    publish.PublishError,
-    images.RegistryError,
-    RehearsalError,
-)
 
 
 def check_installed() -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from contract.errors import ReportedError
+
 #: Label of everything that a rehearsal makes; ``rehearsal.ministack`` sets it too.
 LABEL: Final = "ecs-train.rehearsal"
 #: Images, their layers and the cache of the build, on an engine that has none of them.
@@ -21,7 +23,7 @@ BUILD_GB: Final = 10
 RUN_GB: Final = 2
 
 
-class EngineError(RuntimeError):
+class EngineError(ReportedError):
     """There is no usable engine, or it refuses something; the message says what to do."""
 
 

@@ -26,6 +26,7 @@ from typing import Final
 
 from containers import publish
 from contract import nodes
+from contract.errors import ReportedError
 from rehearsal import processes
 from rehearsal.engine import BUILD_GB, LABEL, Engine, EngineError, check_space
 from rehearsal.local_aws import ROOT
@@ -44,7 +45,7 @@ http: {{addr: "{address}"}}
 """
 
 
-class RegistryError(RuntimeError):
+class RegistryError(ReportedError):
     """The registry does not start_registry; the message says why."""
 
 
@@ -106,7 +107,7 @@ BUILT_BY: Final = "ecs-train.built-by"
 REVISION_LABEL: Final = "org.opencontainers.image.revision"
 
 
-class ImageError(RuntimeError):
+class ImageError(ReportedError):
     """The images cannot be built here; the message says what is lacking."""
 
 

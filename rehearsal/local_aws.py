@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from contract.errors import ReportedError
 from rehearsal import processes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ SECONDS_TO_STOP = 15
 WAIT_SCALE = 0.1
 
 
-class LocalAwsError(RuntimeError):
+class LocalAwsError(ReportedError):
     """The local AWS cannot start; the message says why, and what to do about it."""
 
 

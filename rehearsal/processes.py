@@ -21,6 +21,7 @@ from types import FrameType
 from typing import IO, Final
 
 from contract import text
+from contract.errors import ReportedError
 
 #: What an interrupted program gets to clean up after itself, before it is killed.
 PATIENCE_S: Final = 20
@@ -28,7 +29,7 @@ PATIENCE_S: Final = 20
 QUIET_S = 10.0
 
 
-class CommandError(RuntimeError):
+class CommandError(ReportedError):
     """A program failed; the message has the end of what it printed."""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from contract import exits
-from contract.errors import InputError
+from contract.errors import ReportedError
 from rehearsal import processes
 from rehearsal.cycle import Rehearsal, RehearsalError, take_away
 from rehearsal.local_aws import ROOT
@@ -94,7 +94,7 @@ def first_lines() -> Mapping[str, str]:
     try:
         with Steps(1).step(f"download {DATA}"):
             download.published(published)
-    except InputError as error:
+    except ReportedError as error:
         print(f"{error}\nscikit-learn's digits take the place of {DATA}", file=sys.stderr)
     else:
         return FIRST

@@ -42,11 +42,11 @@ def _explains(call: Callable[_P, _R]) -> Callable[_P, _R]:
     def explaining(*arguments: _P.args, **named: _P.kwargs) -> _R:
         try:
             return call(*arguments, **named)
+        except TimeoutError:  # of ``wait``
+            raise
         except Exception as error:
             known = explained(error)
-            if known is error:
-                raise
-            raise known from error
+            raise known from (None if known is error else error)
 
     return explaining
 

@@ -87,15 +87,13 @@ def bad(found: str, fix: str = "") -> Finding:
 
 def run(checks: Checks) -> Iterator[Check]:
     """Make all checks. An answer that AWS refuses is unknown; what the stacks lack is bad."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     for what, check in checks.items():
         try:
             found = check()
-        except (ClientError, BotoCoreError) as error:
-            found = Finding("unknown", str(explained(error)))
         except CliError as error:
             found = bad(str(error))
+        except Exception as error:
+            found = Finding("unknown", str(explained(error)))
         yield Check(what, *found)
 
 

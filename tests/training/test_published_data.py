@@ -10,17 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from contract import exits
-from contract.errors import AdvisedError, InputError
+from contract.errors import AdvisedError, InputError, UnreachableError
 from contract.nodes import ENV_JOB
 from tests.conftest import ROOT
 from tests.training.mirror import Mirror, served
 from training import command, launch
-from training.data import catalog, documents, download, images
+from training.data import catalog, documents, download, hub, images
 from training.data.catalog import DataSet
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -94,6 +96,13 @@ def test_what_a_killed_download_left_is_not_taken_for_complete(
     path.rename(tmp_path / ".plain.bin.part")
     (path, _) = download.fetch(DATA, tmp_path)
     assert path.read_bytes() == PLAIN
+
+
+def answered(status: int) -> Exception:
+    """What the Hub's client raises of an answer."""
+    error: Any = HfHubHTTPError.__new__(HfHubHTTPError)
+    error.args, error.response = (f"status {status}",), SimpleNamespace(status_code=status)
+    return cast(Exception, error)
 
 
 def test_a_busy_mirror_is_asked_again_and_in_the_end_no_longer(
@@ -245,3 +254,37 @@ def test_a_name_stays_a_name_for_the_workers(tmp_path: Path) -> None:
     words = ["ddp", "--data", "mnist", "--local", "--workers", "1", "--storage", str(tmp_path)]
     config, _ = launch.configured(command.parse(words))
     assert config.data == "mnist"
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_job", "paused"),
+    [
+        ([answered(503), answered(429), None], False, [0.5, 2.0]),
+        ([answered(503)] * 4, False, [0.5, 2.0, 8.0]),
+        ([answered(404)], False, []),
+        ([ConnectionError("refused"), None], True, [0.5]),
+        ([ConnectionError("refused")], False, []),
+    ],
+)
+def test_the_hub_is_asked_again_while_it_is_busy_and_by_a_job_while_it_is_not_reached(
+    answers: list[Exception | None],
+    is_job: bool,
+    paused: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def snapshot(*_: object, **__: object) -> str:
+        if error := answers.pop(0):
+            raise error
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setenv(ENV_JOB, "a-job") if is_job else monkeypatch.delenv(ENV_JOB, raising=False)
+    last, slept = answers[-1], list[float]()
+    if last is None:
+        assert hub.fetch("owner/name", ("*",), sleep=slept.append) == tmp_path
+    else:
+        kind = InputError if "404" in str(last) else UnreachableError
+        with pytest.raises(kind, match="owner/name is no folder here, and huggingface"):
+            hub.fetch("owner/name", ("*",), sleep=slept.append)
+    assert (slept, answers) == (paused, [])

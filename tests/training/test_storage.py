@@ -1,11 +1,13 @@
 """Proves that what is written appears whole, on disk and in S3, and that bad places are refused."""
 
+import asyncio
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from s3fs import S3FileSystem
 
 from contract import faults
@@ -167,3 +169,18 @@ def test_a_bucket_that_does_not_exist_is_refused_with_the_remedy(s3_endpoint: st
     del s3_endpoint
     with pytest.raises(InputError, match="check the bucket's name"):
         storage.check_writable("s3://there-is-no-such-bucket/runs")
+
+
+def test_an_s3_that_does_not_answer_is_named_once_of_each_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(storage, "say", said.append)
+    monkeypatch.setattr(storage, "_told", set())
+    emitter = storage.filesystem("s3://b/x").session.get_component("event_emitter")
+    refused = EndpointConnectionError(endpoint_url="https://s3")
+    silent = ReadTimeoutError(endpoint_url="https://s3")
+    for attempts, error in ((1, None), (1, refused), (3, refused), (4, refused), (1, silent)):
+        failed = {"attempts": attempts, "caught_exception": error, "response": None}
+        asyncio.run(emitter.emit("needs-retry.s3.GetObject", **failed))
+    assert [each.partition(" (")[2][:14] for each in said] == ["Could not conn", "Read timeout o"]

@@ -41,12 +41,18 @@ _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch")
 
 
-def explained(error: Exception) -> Exception:
-    """CliError for ``error``, in a user's words; itself where it is a fault of this program."""
+def explained(error: Exception) -> CliError:
+    """CliError for ``error``, in a user's words.
+
+    Raises:
+        Exception: ``error`` itself, if it is a fault of this program.
+    """
     known = _known(error)
-    if known is not None and known is not error and faults.is_passing(error):
+    if known is None:
+        raise error
+    if known is not error and faults.is_passing(error):
         known.exit_code = EXIT_STORAGE
-    return known or error
+    return known
 
 
 def _known(error: Exception) -> CliError | None:

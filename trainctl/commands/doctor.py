@@ -63,15 +63,13 @@ def look(
         given: settings, by ``-c``.
         only_first_deploy: check nothing where TrainingStack is there.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
     variables = {"AWS_PROFILE": where.profile, "AWS_REGION": where.region}
     prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
     try:
         session = open_session(profile=where.profile, region=where.region or given.get("region"))
         account = Account(Clients(session))
         found = f"account {account.id}, {session.region_name}"
-    except (CliError, BotoCoreError, ClientError) as error:
+    except Exception as error:
         said = str(explained(error))
         what = "region" if "no region" in said else "credentials"
         yield Check(what, "bad", said)  # which has the command that fixes it
@@ -91,7 +89,7 @@ def look(
         deployment = Deployment(session, name=where.deployment or given.get("deployment"))
         deployment.check_ready()
         shape = deployment.shape
-    except (CliError, BotoCoreError, ClientError) as error:
+    except Exception as error:
         stacks = error if isinstance(error, StacksError) else None
         state = stacks.state if stacks else "failed"
         # Deployed stacks have their share of the account already.

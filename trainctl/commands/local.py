@@ -1,8 +1,6 @@
 """``trainctl local``: the whole system on this machine, without AWS."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Annotated
 
@@ -19,8 +17,8 @@ def up() -> None:
     After a failure or Ctrl-C nothing of it is left; what a killed start has left is removed first.
     make local installs what this needs and runs it.
     """
-    with _rehearsal() as cycle:
-        cycle.up()
+    cycle = _rehearsal()
+    cycle.up()
     output.print_text(
         "Up. Send other commands there:\n"
         '  eval "$(trainctl local env)"\n'
@@ -34,8 +32,8 @@ def up() -> None:
 
 def status(*, as_json: AsJson = False) -> None:
     """Show what of it exists."""
-    with _rehearsal() as cycle:
-        found = cycle.Rehearsal.here().status()
+    cycle = _rehearsal()
+    found = cycle.Rehearsal.here().status()
     if as_json:
         output.print_json(found)
     elif not any(found[what] for what in ("processes", "containers", "networks")):
@@ -48,8 +46,8 @@ def status(*, as_json: AsJson = False) -> None:
 
 def env() -> None:
     """Print the variables that send AWS clients to the local deployment, for eval."""
-    with _rehearsal() as cycle:
-        variables = cycle.Rehearsal.here().environment()
+    cycle = _rehearsal()
+    variables = cycle.Rehearsal.here().environment()
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
 
@@ -61,15 +59,14 @@ def down(
     ] = False,
 ) -> None:
     """Remove its processes, containers and network; images stay, for the next time."""
-    with _rehearsal() as cycle, cycle.uninterrupted():
+    cycle = _rehearsal()
+    with cycle.uninterrupted():
         was_there = cycle.Rehearsal.here().down(cycle.Steps(1), keep_images=not images)
     output.say("Removed." if was_there else "Nothing was up.")
 
 
-@contextmanager
-def _rehearsal() -> Iterator[ModuleType]:
-    """``rehearsal.cycle``, and its errors as those of a command. Raises CliError where it is not
-    installed."""
+def _rehearsal() -> ModuleType:
+    """``rehearsal.cycle``. Raises CliError where it is not installed."""
     try:
         from rehearsal import cycle
     except ModuleNotFoundError as error:
@@ -77,7 +74,4 @@ def _rehearsal() -> Iterator[ModuleType]:
             f"trainctl local needs the rehearsal, and Python finds no module {error.name!r}: run "
             "make local in a checkout of this project"
         ) from None
-    try:
-        yield cycle
-    except cycle.ERRORS as error:
-        raise CliError(str(error)) from None
+    return cycle

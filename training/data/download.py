@@ -11,7 +11,6 @@ import hashlib
 import http.client
 import os
 import socket
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -46,12 +45,8 @@ Report = Callable[[int, int], None]
 """Is called with the bytes fetched or read so far, and those there are."""
 
 
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 #: Shows a line about a download. A process whose stderr nobody sees sets its own.
-say: Callable[[str], object] = _print
+say: Callable[[str], object] = faults.say
 
 
 def cache_dir() -> Path:

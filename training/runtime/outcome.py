@@ -18,6 +18,7 @@ from training.record.result import Result
 from training.record.writer import Display, RunRecord
 from training.runtime import processes
 from training.settings import RunConfig
+from training.system import storage
 from training.system.lease import Lease
 from training.system.machine import environment
 
@@ -56,15 +57,14 @@ def prepared(
     def report(done: int, total: int) -> None:
         send([Reading(done=done, total=total)])
 
-    download.say = lambda text: send([Noted(message=text)])
+    download.say = storage.say = lambda text: send([Noted(message=text)])
     if here := processes.this_one(0, node):
         send([Joined(processes=(here,))])
     try:
         return recipes.by_name(config.recipe).prepare(config, report)
     except Exception as error:
         told = faults.explained(error)
-        if not isinstance(told, InputError | UnreachableError):
-            raise
+        assert isinstance(told, InputError | UnreachableError)
         return told.with_traceback(None)
 
 

@@ -116,7 +116,5 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
             worker.saves.finish()
             failed = Failed(message=str(told), code=faults.exit_code(told))
             ray.get(worker._events.put.remote([failed]))
-        elif told is error:
-            raise
         else:  # of a class that the command knows, and that can be sent
-            raise told from error
+            raise told from (None if told is error else error)

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from contract import exits, faults
-from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
@@ -56,8 +55,6 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
             code = exits.INTERRUPTED
     except Exception as error:
         told = faults.explained(error)
-        if not isinstance(told, InputError | UnreachableError):
-            raise
         code = faults.exit_code(told)
         if kept is not None:
             kept.handle(Failed(message=str(told), code=code))

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -30,6 +29,11 @@ from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
+#: Attempts that are refused at once, before a person is told of them.
+_TOLD_AFTER: Final = 3
+_told: Final[set[str]] = set()
+#: Shows a line. A process whose stderr nobody sees sets its own.
+say: Callable[[str], object] = faults.say
 #: Name of a ``staged_folder``; ``mkdtemp`` appends eight characters.
 _STAGING: Final = ".staging-"
 
@@ -102,7 +106,21 @@ def filesystem(uri: str, *, quick: bool = False) -> Any:
         },
     )
     found.retries = 1 if quick else _ROUNDS
+    if not quick and found.session is None:
+        from aiobotocore.session import AioSession
+
+        found.session = AioSession()
+        found.session.register("needs-retry.s3", _tell_of_failure)
     return found
+
+
+def _tell_of_failure(*, attempts: int, caught_exception: Exception | None, **_: Any) -> None:
+    """Say once of each kind of failure, when some seconds are lost, that S3 does not answer."""
+    cause = type(caught_exception).__name__ if caught_exception else ""
+    is_long = attempts >= _TOLD_AFTER or "Timeout" in cause
+    if cause and is_long and cause not in _told:
+        _told.add(cause)
+        say(f"S3 does not answer yet ({caught_exception}): it is tried again for minutes")
 
 
 def check_writable(root: str) -> None:

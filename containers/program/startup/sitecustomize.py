@@ -118,11 +118,9 @@ def _note_errors(folder: str) -> None:
         except Exception:  # the program's own error must be printed
             pass
 
-    def of_program(
-        kind: Type[BaseException], value: BaseException, where: Optional[TracebackType]
-    ) -> None:
-        note(kind, value, where)
-        printed(kind, value, where)
+    def of_program(*error: Any) -> None:
+        note(*error)
+        printed(*error)
 
     def of_thread(ended: Any) -> None:
         if ended.exc_type is not SystemExit:  # with which a thread may end
