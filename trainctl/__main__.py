@@ -43,10 +43,10 @@ from trainctl.help import WIDTH, Command, Group, RecipeCommand
 from trainctl.options import flattened
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 79 AWS does not"
-    " answer; 130 Ctrl-C, which never stops what runs in the cloud (0 where it closes the tunnel "
-    "of open). wait and --follow exit with the job's status: 74 files lost, 75 no "
-    "capacity, 79 storage, 80 hung, 124 deadline, 143 stopped, else the code of its command. Data goes to "
+    "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 79 AWS does not "
+    "answer; 130 Ctrl-C, which never stops what runs in the cloud (0 where it closes the tunnel of "
+    "open). wait and --follow exit with the job's status: 74 files lost, 75 no capacity, 79 "
+    "storage, 80 hung, 124 deadline, 143 stopped, else the code of its command. Data goes to "
     "stdout, everything else to stderr."
 )
 
