@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contract import exits
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
 from tests.clock import FakeClock
@@ -206,7 +207,7 @@ def test_a_node_that_has_not_written_yet_hides_no_other(account: Account, cli: C
 def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(account: Account, cli: Cli) -> None:
     of_recipe(account)
     account.fails["filter_log_events"] = refused("ThrottlingException", "FilterLogEvents")
-    assert "ThrottlingException" in cli.refuses("logs", "job", code=1)
+    assert "ThrottlingException" in cli.refuses("logs", "job", code=exits.STORAGE)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +286,11 @@ def per_minute(account: Account, minutes: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("words", "state", "most"),
     [
-        (["logs", "job", "--follow"], "prints", 36),
-        (["logs", "job", "--follow"], "silent", 22),
+        (["logs", "job", "--follow"], "prints", 38),
+        (["logs", "job", "--follow"], "silent", 24),
         (["logs", "job", "--follow"], "silent recipe", 24),
-        (["wait", "job"], "silent", 16),
-        (["wait", "job"], "without hosts", 16),
+        (["wait", "job"], "silent", 18),
+        (["wait", "job"], "without hosts", 18),
     ],
     ids=[
         *("follow a job that prints", "follow a silent job", "follow a silent recipe"),
