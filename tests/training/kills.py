@@ -6,6 +6,7 @@ written, its checkpoints and its ``metrics.jsonl``, and compares it with an undi
 
 import json
 import os
+import secrets
 import signal
 import time
 from collections import Counter
@@ -29,6 +30,9 @@ from training.record.events import Phase, Resume, Step
 WORKERS: Final = ("rank 0", "rank 1", "server")
 #: After these it is given again. ``all``: its process group. The last two save before they end.
 OTHERS: Final = ("command", "all", "Ctrl-C", "SIGTERM")
+#: Moments of a run that resumes and goes on, and of one that is about to end, in their order.
+MOMENTS: Final = ("save", "load", "step", "prune", "start", "fork")
+ENDS: Final = ("last evaluation", "publishing", "report", "result")
 _CODES: Final = {"Ctrl-C": exits.INTERRUPTED, "SIGTERM": exits.TERMINATED}
 #: Between two looks at what lasts milliseconds.
 _QUICKLY_S: Final = 0.001
@@ -42,7 +46,7 @@ class Kill:
 
     victim: str
     hit: str
-    """What the run was doing: ``step``, ``save`` or ``load``."""
+    """What the run was doing: ``step``, ``save`` or ``load``, or one of ``ENDS``."""
     saved: int
     """Step of the newest whole checkpoint at that time."""
     time: float
@@ -55,18 +59,24 @@ class Kill:
     """To the next step; None as above."""
 
 
-def plan(number: int) -> list[tuple[str, str]]:
-    """Victims and moments of so many kills; 21 have each pair once."""
-    victims, moments = [*WORKERS, *OTHERS] * number, ["save", "load", "step"] * number
-    chosen = [*zip(victims[:number], moments[:number], strict=True)]
-    Random(number).shuffle(chosen)
-    return chosen
+def plan(seed: int, number: int = 8) -> list[tuple[str, str]]:
+    """Victims and moments of so many kills in the middle of a run, and of one at each end."""
+    random = Random(seed)
+    victims = {"start": ("command", "all"), "fork": OTHERS}  # before there are others
+    chosen = [
+        (random.choice(victims.get(moment, (*WORKERS, *OTHERS))), moment)
+        for moment in random.sample(MOMENTS * 2, number)
+    ]
+    random.shuffle(chosen)
+    return [*chosen, *((random.choice(("command", "all", "rank 0")), end) for end in ENDS)]
 
 
-def killed(few: list[tuple[str, str]], many: int) -> pytest.MarkDecorator:
-    """Kills of a run: a few in each CI run, and many by night."""
-    by_night = pytest.param(plan(many), marks=[pytest.mark.night, pytest.mark.timeout(3600)])
-    return pytest.mark.parametrize("kills", [few, by_night], ids=len)
+def killed(few: list[tuple[str, str]], runs: int) -> pytest.MarkDecorator:
+    """Kills of a run: a few in each CI run, and by night so many runs with 12 kills each."""
+    marks = [pytest.mark.night, pytest.mark.timeout(3600)]
+    by_night = [pytest.param(plan(seed), marks=marks, id=f"seed-{seed}") for seed in range(runs)]
+    in_ci = [pytest.param(few, id="few")] if few else []
+    return pytest.mark.parametrize("kills", [*in_ci, *by_night])
 
 
 def play(
@@ -77,7 +87,7 @@ def play(
     record_property: Callable[[str, object], None],
 ) -> Command:
     """Kill a run like ``whole`` and start it again, by turns; return its last command."""
-    again = partial(start, f"killed-{len(kills)}", *words, "--max-failures", "99")
+    again = partial(start, f"killed-{secrets.token_hex(4)}", *words, "--max-failures", "99")
     nemesis = Nemesis(again, whole)
     command = nemesis.play(kills)
     record_property(f"{len(kills)} kills of {command.result()['recipe']}", nemesis.figures())
@@ -103,20 +113,28 @@ class Nemesis:
     def play(self, kills: Iterable[tuple[str, str]]) -> Command:
         """Kill, each victim at its moment; return the command, which has ended well."""
         for victim, moment in kills:
-            if moment != "load":
+            if moment in ("save", "step", "prune"):
                 self._check_resumed()
             self._await(moment)
-            self._kill(victim)
-        self._check_resumed()
+            self._kill(victim, moment)
+        if not self.kills or self.kills[-1].hit not in ENDS:
+            self._check_resumed()
         self._command.succeed()
         assert_nothing_is_left(self._command)
         assert not self._is_saving(), "what a killed save has left is gone"
         assert self._command.losses() == pytest.approx(self._losses, abs=1e-6)
         assert self._command.result()["damaged_lines"] == 0
+        assert (self._command.run_folder / "report.html").exists()
+        assert [*self._command.run_folder.glob(".*")] == []
         return self._command
 
     def _await(self, moment: str) -> None:
-        command = self._command
+        command, folder = self._command, self._command.run_folder
+        since = max((kill.time for kill in self.kills), default=0.0)
+        newest, last = self._saved(), max(self._losses)
+        if moment == "start":
+            time.sleep(_PAUSE_S * self._random.random())
+            return
 
         def ranks() -> bool:
             before = self._pids
@@ -125,30 +143,47 @@ class Nemesis:
             # Seen twice: the process that has looked at the data may still be ending.
             return len(self._pids) == 2 and self._pids == before
 
-        command.wait_until(ranks)
-        if moment == "step":
-            step = command.steps_done() + self._random.randint(0, 2)
-            command.wait_until(lambda: command.steps_done() >= step)
-        else:
-            begins = self._is_saving if moment == "save" else self._is_loading
-            command.wait_until(begins, every_s=_QUICKLY_S)
+        def written(*names: str) -> bool:
+            """Whether the command has written one of them since the last kill."""
+            found = [path for name in names for path in folder.glob(name)]
+            return any(path.stat().st_mtime > since for path in found if path.exists())
+
+        step = command.steps_done() + self._random.randint(0, 2)
+        begins: dict[str, Callable[[], bool]] = {
+            "fork": lambda: command.server() is not None,
+            "step": lambda: command.steps_done() >= step,
+            "save": self._is_saving,
+            "load": self._is_loading,
+            "prune": lambda: self._saved() > newest,
+            "last evaluation": lambda: self._steps() is not None and command.steps_done() >= last,
+            "publishing": partial(written, ".staging-*", "model"),
+            "report": partial(written, "evaluation.json"),
+            "result": partial(written, "result.json"),
+        }
+        if moment != "fork":
+            command.wait_until(ranks)
+        command.wait_until(begins[moment], every_s=_QUICKLY_S)
         time.sleep(_PAUSE_S * self._random.random() ** 3)
 
-    def _kill(self, victim: str) -> None:
+    def _kill(self, victim: str, moment: str) -> None:
         command, is_saving = self._command, self._is_saving()
         hit = "load" if self._steps() is None else "save" if is_saving else "step"
+        hit = moment if moment in ENDS else hit
         self._killed = self._pids
         kill = Kill(victim=victim, hit=hit, saved=self._saved(), time=time.time())
         self.kills.append(kill)
         server, own = command.server(), command.process.pid
-        assert server is not None
-        targets = {"rank 0": self._pids[0], "rank 1": self._pids[1], "server": server.pid}
-        targets |= {"all": -own, "Ctrl-C": -own}  # as a terminal sends it, to the whole group
+        targets = {"all": -own, "Ctrl-C": -own}  # as a terminal sends it, to the whole group
+        if victim in WORKERS:
+            assert server is not None
+            targets |= {"rank 0": self._pids[0], "rank 1": self._pids[1], "server": server.pid}
         signals = {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM}
-        os.kill(targets.get(victim, own), signals.get(victim, signal.SIGKILL))
+        with suppress(ProcessLookupError):  # a rank that has done its part
+            os.kill(targets.get(victim, own), signals.get(victim, signal.SIGKILL))
         if victim in OTHERS:
             code, _, err = command.end(timeout_s=90)
-            assert code == _CODES.get(victim, -signal.SIGKILL), err
+            is_over = moment == "result" and code == exits.OK
+            assert is_over or code == _CODES.get(victim, -signal.SIGKILL), err
             assert "Traceback" not in err
             assert_nothing_is_left(command)
             kill.saved = self._saved()

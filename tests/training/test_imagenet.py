@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from PIL import Image
 from benchmarks import processes
 from contract.errors import InputError, UnreachableError
 from tests import forks
+from tests.training.kills import killed, play
 from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, sort_val, write_tree
 from training.checkpoint import checkpoints
@@ -230,6 +232,22 @@ def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_i
     left = AutoModelForImageClassification.from_pretrained(tmp_path / "whole" / "model")
     assert all(torch.equal(value, whole.average[key]) for key, value in left.state_dict().items())
     assert left.config.id2label[3] == "pattern 3"
+
+
+@pytest.mark.slow
+@killed([], 5)
+def test_killed_at_any_moment_a_run_ends_as_if_nothing_had_happened(
+    kills: list[tuple[str, str]],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    words = "--preset small --data synthetic --synthetic-images 64 --model efficientnet-b0"
+    words += " --global-batch 16 --epochs 5 --report-every 1 --decoders 1 --workers 2"
+    words += " --checkpoint-minutes 0.03"
+    with launcher(tmp_path, "imagenet") as start:
+        whole = start("whole", *words.split())
+        whole.succeed()
+        play(kills, start, whole, words.split(), record_property)
 
 
 @pytest.mark.long
