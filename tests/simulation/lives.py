@@ -158,6 +158,8 @@ class Life:
         self.is_long = self._days > 0
         self.hours, self.calm_h = (100, 80) if self.is_long else (HOURS, QUIET_AFTER_H)
         self.account.skips = self.is_long
+        if self.is_long:  # a day has many minutes
+            self.model.times = replace(self.model.times, scales=300)
         self.account.least_workers = self.max_workers
         self.limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
