@@ -139,7 +139,7 @@ def test_cdks_own_context_is_no_setting() -> None:
 
 # A setting given with -c, and what the sentence must hold beside the setting's name.
 BAD: list[tuple[Any, ...]] = [
-    ({"colour": "red"}, "colour", "there are preset, region"),
+    ({"colour": "red"}, "colour", "there are preset, deployment, region"),
     ({"wrokers": "3"}, "wrokers", "did you mean max_workers?"),
     ({"preset": "dpp"}, "preset", "'dpp'", "ddp, fsdp, cpu"),
     ({"presets": "ddp"}, "presets", "cdk.json"),

@@ -26,7 +26,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contract.errors import InputError
+from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, METRICS_FILE, checkpoint_key, checkpoint_name
 from contract.times import LEASE_RENEW_S, LEASE_S
 from tests.containers.program.test_files_simulated import World
@@ -605,7 +605,7 @@ class Ranks(Actor):
         except LostError:
             life.note("has lost the run")
             self.is_dead = True
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UnreachableError) as error:
             if self.is_dead:  # torch has caught the crash
                 return
             life.note(f"cannot save step {self.step}: {error}")
