@@ -282,7 +282,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
         warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
-            launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
+            launchers.check(program.text, nodes=nodes, gpus=shape.worker.num_gpus)
             if is_alone and nodes.high > shape.min_nodes:
                 warnings.append(
                     f"{program.entries[0].name} is one process that knows of no others, and each "

@@ -6,23 +6,32 @@ the command that undo this are found here, before hosts are paid for.
 
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from contract.nodes import Range
 from contract.text import counted
 from trainctl.aws.errors import UsageError
 
+#: Options of torchrun, accelerate, deepspeed, fabric and composer that say how many nodes there
+#: are, how many processes all of them have, and where they meet; and variables for that.
+_NUM_NODES: Final = ("nnodes", "num-machines", "num-nodes")
+_NUM_RANKS: Final = ("num-processes", "world-size")
+_PLACES: Final = ("rdzv-endpoint", "master-addr", "main-process-ip", "main-address")
+_OWN_RANKS: Final = ("node-rank", "machine-rank")
+_HERE: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|::1|\[::1\])(:\d+)?")
 
-def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
+
+def check(text: str, *, nodes: Range, gpus: int) -> None:
     """Fail if a command's launcher cannot start it on its nodes.
 
     Args:
+        text: the command, and the shell scripts that it starts.
         gpus: of each node.
 
     Raises:
         UsageError: it cannot.
     """
-    # Also those of sh -c "...", which may have several lines.
-    parts = [part for word in command for part in word.replace("\n", " ; ").split()]
+    parts = text.replace("\n", " ; ").split()
     if nodes.high > 1 and "--standalone" in parts:
         raise UsageError(
             "--standalone keeps torchrun from finding the other nodes: leave it out, and "
@@ -34,12 +43,53 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
             "script with torchrun, which deepspeed.init_distributed() understands, or give "
             "--nodes 1"
         )
-    asked = _processes(parts) if _starts("torchrun", parts) else 0
-    if gpus and asked > gpus:
+    if not starts_on_nodes(text):
+        return
+    # What follows its script is the program's own.
+    lines = re.split(r"[;&|\n]", text)
+    parts = [part for line in lines for part in re.split(r"\S\.py\b", line)[0].split()]
+    for name in _NUM_NODES:
+        asked = _value(parts, name)
+        least, _, most = asked.partition(":")
+        if least.isdecimal() and not int(least) <= nodes.low <= nodes.high <= int(most or least):
+            raise UsageError(
+                f"--{name} is {asked}, and the job has {_words(nodes)}: leave it out, it is set to "
+                f"the job's nodes; or give --nodes {asked}"
+            )
+    for name in _OWN_RANKS:
+        if nodes.high > 1 and _value(parts, name).isdecimal():
+            raise UsageError(
+                f"--{name} is {_value(parts, name)} on every node: leave it out, each node has its "
+                "own; or give --nodes 1"
+            )
+    variables = [part.partition("=") for part in parts if part.startswith("MASTER_ADDR=")]
+    places = {f"--{name}": _value(parts, name) for name in _PLACES}
+    places |= {name: value for name, _, value in variables}
+    for name, place in places.items():
+        if nodes.high > 1 and _HERE.fullmatch(place):
+            raise UsageError(
+                f"{name} is {place}, at which each node finds only itself: leave it out, it is set "
+                "to the address of the first node; or give --nodes 1"
+            )
+    asked = _value(parts, "nproc-per-node")
+    if gpus and asked.isdecimal() and int(asked) > gpus:
         raise UsageError(
             f"--nproc-per-node is {asked}, and a node has {counted(gpus, 'GPU')}: "
             "leave it out; it is set to the GPUs of a node"
         )
+    for name in _NUM_RANKS:
+        asked = _value(parts, name)
+        if gpus and asked.isdecimal() and int(asked) > gpus * nodes.high:
+            raise UsageError(
+                f"--{name} is {asked}, and {_words(nodes)} of {counted(gpus, 'GPU')} have fewer: "
+                "leave it out, it is set to the GPUs of all nodes"
+            )
+
+
+def _words(nodes: Range) -> str:
+    if nodes.low == nodes.high:
+        return counted(nodes.high, "node")
+    return f"{nodes.low} to {nodes.high} nodes"
 
 
 def starts_on_nodes(text: str) -> bool:
@@ -61,11 +111,10 @@ def _starts(launcher: str, parts: Sequence[str]) -> bool:
     return re.search(begins, " ".join(parts)) is not None
 
 
-def _processes(parts: Sequence[str]) -> int:
-    """The number that ``--nproc-per-node`` asks for; 0 where it asks for none."""
+def _value(parts: Sequence[str], option: str) -> str:
+    """The value of an option, with dashes or underscores and one dash or two; "" without it."""
     for part, after in zip(parts, [*parts[1:], ""], strict=True):
-        name, _, value = part.partition("=")
-        if name in ("--nproc-per-node", "--nproc_per_node"):
-            value = value or after
-            return int(value) if value.isdecimal() else 0
-    return 0
+        name, is_there, value = part.partition("=")
+        if name.startswith("-") and name.lstrip("-").replace("_", "-") == option:
+            return (value if is_there else after).strip("\"'")
+    return ""

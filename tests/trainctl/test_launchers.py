@@ -27,16 +27,40 @@ from trainctl.aws.errors import UsageError
         ("deepspeed --no_ssh --hostfile hosts train.py", 2, 1, ""),
         ("deepspeed train.py", 2, 1, "start the script with torchrun"),
         ("/opt/bin/deepspeed train.py", 2, 1, "would train on each by itself"),
+        ("torchrun --nnodes 2 train.py", 2, 1, ""),
+        ("torchrun --nnodes $N train.py", 2, 1, ""),
+        ("torchrun train.py --nnodes 1", 2, 1, ""),
+        ("torchrun --nnodes 1 train.py", 2, 1, "--nnodes is 1, and the job has 2 nodes: leave it"),
+        ("torchrun --nnodes=1:1 train.py", 2, 1, "--nnodes is 1:1, and the job has 2 nodes"),
+        ("accelerate launch --num_machines 4 train.py", 2, 1, "--num-machines is 4"),
+        ("python -m torch.distributed.run --nnodes 3 train.py", 2, 1, "--nnodes is 3"),
+        ("fabric run --num-nodes=1 train.py", 2, 1, "--num-nodes is 1"),
+        ("torchrun --node-rank 0 --nnodes 2 train.py", 2, 1, "--node-rank is 0 on every node"),
+        ("accelerate launch --machine_rank $RANK train.py", 2, 1, ""),
+        ("torchrun --rdzv-endpoint=localhost:29500 train.py", 2, 1, "--rdzv-endpoint is localhost"),
+        ("torchrun --rdzv_endpoint=localhost:0 train.py", 1, 1, ""),
+        ("torchrun --master-addr 127.0.0.1 train.py", 2, 1, "at which each node finds only itself"),
+        ("accelerate launch --main_process_ip ::1 train.py", 2, 1, "--main-process-ip is ::1"),
+        ("MASTER_ADDR=localhost torchrun train.py", 2, 1, "MASTER_ADDR is localhost"),
+        ("torchrun --rdzv-endpoint $HEAD:29500 train.py", 2, 1, ""),
+        ("accelerate launch --num_processes 8 train.py", 2, 4, ""),
+        ("accelerate launch --num_processes 9 train.py", 2, 4, "is 9, and 2 nodes of 4 GPUs have"),
     ],
 )
 @pytest.mark.parametrize("is_shell", [False, True])
 def test_a_launcher_that_cannot_start_the_command_on_its_nodes_is_refused(
     command: str, num_nodes: int, gpus: int, said: str, is_shell: bool
 ) -> None:
-    words = ["sh", "-c", f"cd src && {command}"] if is_shell else command.split()
-    nodes = Range(1, num_nodes)
+    text = f"sh run.sh\n#!/bin/sh\ncd src && {command}\n" if is_shell else command
+    nodes = Range(num_nodes, num_nodes)
     if not said:
-        launchers.check(words, nodes=nodes, gpus=gpus)
+        launchers.check(text, nodes=nodes, gpus=gpus)
         return
     with pytest.raises(UsageError, match=said):
-        launchers.check(words, nodes=nodes, gpus=gpus)
+        launchers.check(text, nodes=nodes, gpus=gpus)
+
+
+def test_a_range_of_nodes_needs_one_of_the_launcher() -> None:
+    launchers.check("torchrun --nnodes 1:4 train.py", nodes=Range(1, 2), gpus=1)
+    with pytest.raises(UsageError, match=r"--nnodes is 2, and the job has 1 to 2 nodes"):
+        launchers.check("torchrun --nnodes 2 train.py", nodes=Range(1, 2), gpus=1)
