@@ -147,7 +147,8 @@ def trained_tokens(values: Mapping[str, Any], *, num_bytes: int | None = None) -
     if steps := int(values["max_steps"]):
         return step * steps
     text = catalog.find(values["data"])
-    every = values["held_out_every"]
+    # Nothing is held out where another text is evaluated on.
+    every = math.inf if values["validation"] else values["held_out_every"]
     tokens = (num_bytes or (text.num_bytes if text else 0)) * (1 - 1 / every)
     if not values["model"].startswith("new:") or values["tokenizer"]:
         # Counted with documents of their true sizes held out, which is no exact twentieth.

@@ -226,7 +226,13 @@ def test_an_epoch_is_planned_with_the_tokens_that_the_recipe_packs(
     assert found is not None
     assert found.tokens == num_tokens == 18 * 32_768
     # Any other split, and any other text, by the bytes.
-    for changes, per_step in (({"held_out_every": 2}, 4), ({"data": "s3://bucket/data/own"}, 8)):
+    own = {"data": "s3://bucket/data/own"}
+    for changes, per_step in (
+        ({"held_out_every": 2}, 4),
+        (own, 8),
+        (own | {"held_out_every": 4}, 6),
+        (own | {"held_out_every": 4, "validation": "s3://bucket/data/other"}, 8),
+    ):
         other = plan.expected(config(**{**dolly, **changes}), machine, num_bytes=text.num_bytes)
         assert other is not None
         assert other.tokens == 2 * per_step * 32_768
