@@ -167,7 +167,7 @@ def test_an_s3_that_says_nothing_is_given_up_and_may_be_asked_again(
 @pytest.mark.slow
 def test_a_bucket_that_does_not_exist_is_refused_with_the_remedy(s3_endpoint: str) -> None:
     del s3_endpoint
-    with pytest.raises(InputError, match="check the bucket's name"):
+    with pytest.raises(InputError, match="check the name, the region"):
         storage.check_writable("s3://there-is-no-such-bucket/runs")
 
 
