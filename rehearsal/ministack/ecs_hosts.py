@@ -6,6 +6,7 @@ on AWS, a host comes in no time, and a group keeps its hosts until they are term
 local AWS's folder set more:
 
     capacity.json  how many hosts EC2 has for a capacity provider, by its name; others: any number
+    ends.json      exit codes of tasks, by ARN, that are to end by themselves
     bad_hosts.json how many of the next hosts of a capacity provider lack their GPU, by its name
 """
 
@@ -198,6 +199,9 @@ class Hosts(Model):
     def settle(self) -> None:
         """Do all that is due by now. Needs the lock, as everything here does."""
         self._find_groups()
+        for arn, code in planned("ends.json").items():
+            if (task := self.tasks.get(arn)) and task["lastStatus"] == "RUNNING":
+                self.end(task, code)
         for group in self.groups.values():
             self.scale(group)
             self.fill(group)
