@@ -390,6 +390,8 @@ class Account:
         """Whether this life lasts days."""
         self.failed_at = 0.0
         """When the keeper last failed, or was killed."""
+        self.refused_at = 0.0
+        """When EC2 last began to refuse hosts, or for another reason than before."""
         self.billed_s = 0.0
         """Of all instances, together."""
         self.trained: dict[str, float] = {}
@@ -717,7 +719,12 @@ class Account:
                     self.world.blame(f"launches of {group.name} stay suspended")
             said = group.activities[0].get("StatusMessage", "") if group.activities else ""
             for task in self.model.waiting(group) if group.fails_since else ():
-                since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
+                since = max(
+                    group.fails_since or 0,
+                    task["createdAt"].timestamp(),
+                    self.failed_at,
+                    self.refused_at,
+                )
                 is_long = self.world.now - since > 2 * times.SWEEP_EVERY_S + 60
                 if is_in_vain(said) and is_long and task["_family"] == "head":
                     self.world.blame(f"{name_of(task)} waits in vain: {said}")
