@@ -501,7 +501,9 @@ class Account:
         has_run = task["lastStatus"] == "RUNNING" and not is_hung
         host = self.model.hosts.get(task.get("containerInstanceArn", ""), {})
         is_away = not host.get("agentConnected", True)
-        away_s = self.world.now - host["_away_since"] if is_away else 0
+        # Between two sweeps it may have been connected, and no sweep knows.
+        now = self.world.now
+        away_s = now - min(host.get("_seen_away", now), host["_away_since"]) if is_away else 0
         is_ailing = not has_run and self.world.now - since > least
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
@@ -742,6 +744,10 @@ class Account:
         """No state lasts: a host that does nothing for anybody is released in some sweeps."""
         now, sweeps = self.world.now, 3 * times.SWEEP_EVERY_S + 60
         for host in self.model.hosts.values():
+            if host["agentConnected"]:
+                host.pop("_seen_away", None)
+            else:
+                host.setdefault("_seen_away", host["_away_since"])
             tasks, group = self.model.on(host), self.model.groups[host["capacityProviderName"]]
             waits = not tasks and self.model.waiting(group)
             starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
