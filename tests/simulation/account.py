@@ -571,6 +571,10 @@ class Account:
         is_over = is_in_vain(last["stoppedReason"]) or (
             "startedAt" in last and last["startedAt"].timestamp() > process.began
         )
+        # It has hung, and ended while the lists that the sweep has still showed it.
+        if "_hangs_since" in last:
+            shown_s = self.world.now - process.began + self.model.times.shows
+            is_over = is_over or idle < shown_s
         is_early = idle + self.slack_s < times.IDLE_HOST_S
         if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
