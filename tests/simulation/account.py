@@ -89,7 +89,9 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
         return found if other is None else found == other
     expression = compiled(value)
     frame = expression.create_frame()
-    for name, each in {**variables, "virtual_ms": round(now * 1000)}.items():
+    # Or the evaluator asks all frames for these at each step.
+    unused = {"__evaluate_entry": None, "__evaluate_exit": None}
+    for name, each in {**variables, **unused, "virtual_ms": round(now * 1000)}.items():
         frame.bind(name, each)
     return expression.evaluate({}, frame)
 
@@ -693,6 +695,8 @@ class Account:
     def _is_steady(self) -> bool:
         """There is nothing that a sweep could do: every host has its task, or none is there."""
         model = self.model
+        if any(job.ended and job.lacks_record for job in self.executions.values()):
+            return False
         return all(
             each["lastStatus"] == each["desiredStatus"] == "RUNNING"
             and "_hangs_since" not in each
@@ -1044,7 +1048,7 @@ class Execution:
         mine = (self.began, self.name)
         running = [each for each in jobs if each.status == "RUNNING" and each is not self]
         earlier = [each for each in running if (each.began, each.name) < mine]
-        later = [each for each in running if each not in earlier and each.admitted_at]
+        later = [each for each in running if (each.began, each.name) > mine and each.admitted_at]
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
         world.happened["job started beside others"] += bool(earlier or later)
         world.happened["job started with fewer nodes"] += granted != self.nodes
