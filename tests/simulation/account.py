@@ -42,6 +42,7 @@ UNPLACED: Final = ("Capacity is unavailable at this time.", "AGENT", "RESOURCE:G
 MANAGED: Final = "The execution which was managing this resource was aborted"
 
 
+@functools.lru_cache(1024)
 def stamp(at: float) -> datetime:
     return datetime.fromtimestamp(at, tz=UTC)
 
@@ -89,10 +90,9 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
         return found if other is None else found == other
     expression = compiled(value)
     frame = expression.create_frame()
-    # Or the evaluator asks all frames for these at each step.
+    # Or the evaluator asks all frames for the first two at each step.
     unused = {"__evaluate_entry": None, "__evaluate_exit": None}
-    for name, each in {**variables, **unused, "virtual_ms": round(now * 1000)}.items():
-        frame.bind(name, each)
+    frame.bindings |= {**unused, **variables, "virtual_ms": round(now * 1000)}
     return expression.evaluate({}, frame)
 
 
