@@ -570,9 +570,8 @@ class Account:
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
         # The sweep has ended its job, or has looked before it came: its calls may take minutes.
-        is_over = is_in_vain(last["stoppedReason"]) or (
-            "startedAt" in last and last["startedAt"].timestamp() > process.began
-        )
+        came = last.get("startedAt", last["createdAt"]).timestamp()
+        is_over = is_in_vain(last["stoppedReason"]) or came > process.began
         # It has hung, and ended while the lists that the sweep has still showed it.
         if "_hangs_since" in last:
             shown_s = self.world.now - process.began + self.model.times.shows
