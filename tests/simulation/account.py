@@ -395,7 +395,7 @@ class Account:
         self.refused_at = 0.0
         """When EC2 last began to refuse hosts, or for another reason than before."""
         self.billed_s = 0.0
-        """Of all instances, together."""
+        """Of all instances, together, while the keeper did not fail."""
         self.trained: dict[str, float] = {}
         """When a job trained last."""
         self.calm_at = float("inf")
@@ -684,7 +684,8 @@ class Account:
         self._check_refused()
         self._check_progress()
         number = sum(len(group.instances) for group in model.groups.values())
-        self.billed_s += number * times.SWEEP_EVERY_S
+        if self.world.now - self.failed_at > times.SWEEP_EVERY_S:
+            self.billed_s += number * times.SWEEP_EVERY_S
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
