@@ -315,7 +315,7 @@ class Life:
         except (CliError, ClientError, BotoCoreError) as error:
             self.world.tell(f"trainctl stop {name}: {error}")
             # Of which the sweep takes the host, later than the command waits.
-            names = ("agent", "docker", "carried")
+            names = ("agent", "no attributes", "docker", "carried")
             is_deaf = any(each in name for each in names for name in self.world.happened)
             if job and not self._has_trouble and not is_deaf:
                 self.world.blame("trainctl stop fails")
