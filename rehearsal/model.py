@@ -358,7 +358,8 @@ class Model:
         elif self._now() - group.surplus_since >= self.times.surplus:
             group.surplus_since = None
             for host in idle:
-                self.terminate(host["ec2InstanceId"], lowers=True)
+                # A deploy may have lowered the group's maximum below the hosts that it has.
+                self.terminate(host["ec2InstanceId"], lowers=group.there <= group.desired)
 
     def fill(self, group: Group) -> None:
         """Auto Scaling starts what is missing, again and again; after a day without success it may

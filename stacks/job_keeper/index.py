@@ -142,10 +142,18 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
         if error.response["Error"]["Code"] != "PreconditionFailed":
             raise
         print(f"{job} has its record already")
-        body = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-        with suppress(InputError):  # any job can write there, but start none anew
-            return replace(Outcome.from_json(body.decode(errors="replace")), again=False)
+        return record_of(job, spec) or outcome
     return outcome
+
+
+def record_of(job: str, spec: JobSpec) -> Outcome | None:
+    """How a job has ended, by its record, which any job can write, but start none anew."""
+    s3 = boto3.client("s3")
+    try:
+        found = s3.get_object(Bucket=BUCKET, Key=runs.job_record(spec.run, job))["Body"]
+        return replace(Outcome.from_json(found.read().decode(errors="replace")), again=False)
+    except (s3.exceptions.ClientError, InputError):
+        return None
 
 
 def told_by_head(run: str, job: str) -> str:
@@ -232,6 +240,10 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
                 again = outcome.again and not is_in_vain(why)
                 outcome = replace(outcome, reason=f"no capacity: {why}", again=again)
+            # AWS may have told another try of this function something else, which ended the job.
+            ended = record_of(job, spec) if spec and outcome.again else None
+            if ended and ended.status is JobStatus.NO_CAPACITY:
+                outcome = ended
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]

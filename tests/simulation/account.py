@@ -42,6 +42,7 @@ UNPLACED: Final = ("Capacity is unavailable at this time.", "AGENT", "RESOURCE:G
 MANAGED: Final = "The execution which was managing this resource was aborted"
 
 
+@functools.lru_cache(1024)
 def stamp(at: float) -> datetime:
     return datetime.fromtimestamp(at, tz=UTC)
 
@@ -89,8 +90,9 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
         return found if other is None else found == other
     expression = compiled(value)
     frame = expression.create_frame()
-    for name, each in {**variables, "virtual_ms": round(now * 1000)}.items():
-        frame.bind(name, each)
+    # Or the evaluator asks all frames for the first two at each step.
+    unused = {"__evaluate_entry": None, "__evaluate_exit": None}
+    frame.bindings |= {**unused, **variables, "virtual_ms": round(now * 1000)}
     return expression.evaluate({}, frame)
 
 
@@ -390,8 +392,10 @@ class Account:
         """Whether this life lasts days."""
         self.failed_at = 0.0
         """When the keeper last failed, or was killed."""
+        self.refused_at = 0.0
+        """When EC2 last began to refuse hosts, or for another reason than before."""
         self.billed_s = 0.0
-        """Of all instances, together."""
+        """Of all instances, together, while the keeper did not fail."""
         self.trained: dict[str, float] = {}
         """When a job trained last."""
         self.calm_at = float("inf")
@@ -499,7 +503,9 @@ class Account:
         has_run = task["lastStatus"] == "RUNNING" and not is_hung
         host = self.model.hosts.get(task.get("containerInstanceArn", ""), {})
         is_away = not host.get("agentConnected", True)
-        away_s = self.world.now - host["_away_since"] if is_away else 0
+        # Between two sweeps it may have been connected, and no sweep knows.
+        now = self.world.now
+        away_s = now - min(host.get("_seen_away", now), host["_away_since"]) if is_away else 0
         is_ailing = not has_run and self.world.now - since > least
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
@@ -564,9 +570,12 @@ class Account:
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
         # The sweep has ended its job, or has looked before it came: its calls may take minutes.
-        is_over = is_in_vain(last["stoppedReason"]) or (
-            "startedAt" in last and last["startedAt"].timestamp() > process.began
-        )
+        came = last.get("startedAt", last["createdAt"]).timestamp()
+        is_over = is_in_vain(last["stoppedReason"]) or came > process.began
+        # It has hung, and ended while the lists that the sweep has still showed it.
+        if "_hangs_since" in last:
+            shown_s = self.world.now - process.began + self.model.times.shows
+            is_over = is_over or idle < shown_s
         is_early = idle + self.slack_s < times.IDLE_HOST_S
         if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
@@ -675,7 +684,8 @@ class Account:
         self._check_refused()
         self._check_progress()
         number = sum(len(group.instances) for group in model.groups.values())
-        self.billed_s += number * times.SWEEP_EVERY_S
+        if self.world.now - self.failed_at > times.SWEEP_EVERY_S:
+            self.billed_s += number * times.SWEEP_EVERY_S
         for task in [each for each in model.tasks.values() if each["desiredStatus"] == "RUNNING"]:
             job = self.job_of(task)
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
@@ -685,6 +695,8 @@ class Account:
     def _is_steady(self) -> bool:
         """There is nothing that a sweep could do: every host has its task, or none is there."""
         model = self.model
+        if any(job.ended and job.lacks_record for job in self.executions.values()):
+            return False
         return all(
             each["lastStatus"] == each["desiredStatus"] == "RUNNING"
             and "_hangs_since" not in each
@@ -717,7 +729,12 @@ class Account:
                     self.world.blame(f"launches of {group.name} stay suspended")
             said = group.activities[0].get("StatusMessage", "") if group.activities else ""
             for task in self.model.waiting(group) if group.fails_since else ():
-                since = max(group.fails_since or 0, task["createdAt"].timestamp(), self.failed_at)
+                since = max(
+                    group.fails_since or 0,
+                    task["createdAt"].timestamp(),
+                    self.failed_at,
+                    self.refused_at,
+                )
                 is_long = self.world.now - since > 2 * times.SWEEP_EVERY_S + 60
                 if is_in_vain(said) and is_long and task["_family"] == "head":
                     self.world.blame(f"{name_of(task)} waits in vain: {said}")
@@ -735,6 +752,10 @@ class Account:
         """No state lasts: a host that does nothing for anybody is released in some sweeps."""
         now, sweeps = self.world.now, 3 * times.SWEEP_EVERY_S + 60
         for host in self.model.hosts.values():
+            if host["agentConnected"]:
+                host.pop("_seen_away", None)
+            else:
+                host.setdefault("_seen_away", host["_away_since"])
             tasks, group = self.model.on(host), self.model.groups[host["capacityProviderName"]]
             waits = not tasks and self.model.waiting(group)
             starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
@@ -1027,7 +1048,7 @@ class Execution:
         mine = (self.began, self.name)
         running = [each for each in jobs if each.status == "RUNNING" and each is not self]
         earlier = [each for each in running if (each.began, each.name) < mine]
-        later = [each for each in running if each not in earlier and each.admitted_at]
+        later = [each for each in running if (each.began, each.name) > mine and each.admitted_at]
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
         world.happened["job started beside others"] += bool(earlier or later)
         world.happened["job started with fewer nodes"] += granted != self.nodes

@@ -265,7 +265,7 @@ def many_jobs_are_aborted_at_once(life: Life) -> list[Execution]:
     account, chance = life.account, life.chance
     spec = JobSpec(run="many", command=("x",), nodes=Range(0, 0), on=Placement.HEAD)
     jobs = [
-        Execution(account, f"many-{n}", spec.to_json()) for n in range(chance.randint(101, 130))
+        Execution(account, f"many-{n}", spec.to_json()) for n in range(chance.randint(101, 105))
     ]
     for each in jobs:
         life.world.after(chance.uniform(1, 9), each.abort)

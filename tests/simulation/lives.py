@@ -172,6 +172,7 @@ class Life:
         """EC2 has no host for a group for so long, if it is not for longer already."""
         until = self.world.now + seconds
         if until > self._short_until[provider]:
+            self.account.refused_at = self.world.now
             self._short_until[provider], self._sentences[provider] = until, sentence
 
     def _fate(self, group: Group) -> str:
@@ -314,7 +315,7 @@ class Life:
         except (CliError, ClientError, BotoCoreError) as error:
             self.world.tell(f"trainctl stop {name}: {error}")
             # Of which the sweep takes the host, later than the command waits.
-            names = ("agent", "docker", "carried")
+            names = ("agent", "no attributes", "docker", "carried")
             is_deaf = any(each in name for each in names for name in self.world.happened)
             if job and not self._has_trouble and not is_deaf:
                 self.world.blame("trainctl stop fails")
@@ -421,10 +422,10 @@ class Life:
                 world.blame(f"{name_of(task)} is left: {task['lastStatus']}")
             drained = task["stoppedAt"].timestamp() - task.get("_drains_since", float("inf"))
             world.happened["host drained for two days below a task"] += drained >= 2 * DAY_S
-        # At most, as ``trainctl.pricing`` has it.
+        # At most, as ``trainctl.pricing`` has it; each start of a head may find no host there.
         most = sum(
             (1 + job.granted.high) * (job.ended - job.admitted_at + times.JOB_TAIL_S)
-            + 2 * times.SURPLUS_HOST_S
+            + 2 * max(1, job.num_starts) * times.SURPLUS_HOST_S
             for job in self.account.executions.values()
             if job.admitted_at
         )
