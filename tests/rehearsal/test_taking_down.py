@@ -44,7 +44,7 @@ def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
     for pid in processes.find(deployment.name):
         os.kill(pid, signal.SIGKILL)
     run = trainctl(deployment, "cluster", "status")
-    assert run.returncode == exits.FAILED
+    assert run.returncode == exits.STORAGE
     assert "AWS does not answer" in run.stderr
     assert "trainctl local status" in run.stderr
     assert "Traceback" not in run.stderr
