@@ -21,10 +21,10 @@ Sources, looked up in 2026-11:
   confirms a GiB of gp3, the NAT gateway's hour and its address; gp3's throughput and operations,
   the gateway's GB and FSx were found for us-east-1 only, and are assumed to be equal.
 - What Linux keeps of the memory: measured per type by the Karpenter project, on EKS nodes.
-- G7e and P6: public catalogs of 2026, not AWS's own pages. G7e's prices are in two or more, those of
-  4xlarge and 8xlarge in one; its bandwidths, and its EFA interfaces, in one each. P6's prices are
-  in one each, that of P6-B300 for us-west-2. The memory of P6-B200 hosts, of G7e hosts above
-  2xlarge and of an RTX PRO 6000 is assumed.
+- G7e and P6: public catalogs of 2026, not AWS's own pages. G7e's prices are in two or more, but
+  those of 4xlarge and 8xlarge in one; its bandwidths, and its EFA interfaces, in one each. P6's
+  prices are in one each, that of P6-B300 for us-west-2. The memory of P6-B200 hosts, of G7e hosts
+  above 2xlarge and of an RTX PRO 6000 is assumed.
 - Peaks: NVIDIA's data sheets, tensor cores, dense: half of what a sheet gives "with sparsity".
 - Bandwidth of GPU memory: the same sheets.
 """

@@ -147,13 +147,19 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
 
 
 def record_of(job: str, spec: JobSpec) -> Outcome | None:
-    """How a job has ended, by its record, which any job can write, but start none anew."""
+    """How a job has ended, by its record, which any job can write, but start none anew; None where
+    there is none that can be understood."""
     s3 = boto3.client("s3")
     try:
         found = s3.get_object(Bucket=BUCKET, Key=runs.job_record(spec.run, job))["Body"]
         return replace(Outcome.from_json(found.read().decode(errors="replace")), again=False)
-    except (s3.exceptions.ClientError, InputError):
-        return None
+    except s3.exceptions.ClientError as error:
+        # Without the right to list, what is missing is forbidden.
+        if error.response["Error"]["Code"] not in ("NoSuchKey", "AccessDenied"):
+            raise
+    except InputError:
+        pass
+    return None
 
 
 def told_by_head(run: str, job: str) -> str:
