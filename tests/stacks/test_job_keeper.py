@@ -471,6 +471,20 @@ def test_the_first_record_of_a_job_counts(keeper: ModuleType, aws: Aws) -> None:
     assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "failed: user code exit 3"
 
 
+def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.handler(ended(head(3)), None)
+    busy = ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
+
+    def get_object(**_: Any) -> Any:
+        raise busy
+
+    monkeypatch.setattr(aws, "get_object", get_object)
+    with pytest.raises(ClientError, match="SlowDown"):
+        keeper.write_record("j1", SPEC, keeper.Outcome(status="failed", reason="failed: x"))
+
+
 def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
