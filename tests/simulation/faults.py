@@ -313,4 +313,5 @@ RARE: Final[tuple[Fault, ...]] = (
     deploy_of_another_version_of_orders,
     deploy_of_another_state_machine,
     many_jobs_are_aborted_at_once,
+    group_replaces_a_host_of_a_job_of_days,  # twice: of its hosts, some drain for two days
 )
