@@ -37,7 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(project: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     paths = [f"tests/{name}" for name in tests]
-    options = ["-qx", "-p", "no:cacheprovider", "-m", "not slow and not night", "--timeout=200"]
+    options = ["-qx", "-p", "no:cacheprovider", "-m", "not slow and not night", "--timeout=600"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         cwd=project,
