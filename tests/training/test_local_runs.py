@@ -85,7 +85,7 @@ def test_a_complete_run_is_not_trained_again(
     assert json.loads(out) == uninterrupted.result()
 
 
-@killed([("server", "save"), ("Ctrl-C", "step"), ("command", "report")], 5)
+@killed([("server", "save"), ("Ctrl-C", "step"), ("command", "report")])
 def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_ends_as_if_nothing_had_happened(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
