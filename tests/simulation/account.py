@@ -572,8 +572,10 @@ class Account:
         # The sweep has ended its job, or has looked before it came: its calls may take minutes.
         came = last.get("startedAt", last["createdAt"]).timestamp()
         is_over = is_in_vain(last["stoppedReason"]) or came > process.began
-        # It has hung, and ended while the lists that the sweep has still showed it.
-        if "_hangs_since" in last:
+        # It did not end in time, but while the lists that the sweep has still showed it.
+        told = last.get("_told_at", last["stoppedAt"].timestamp())
+        is_late = last["stoppedAt"].timestamp() - told > times.STOP_TIMEOUT_S
+        if is_late or "_hangs_since" in last:
             shown_s = self.world.now - process.began + self.model.times.shows
             is_over = is_over or idle < shown_s
         is_early = idle + self.slack_s < times.IDLE_HOST_S
