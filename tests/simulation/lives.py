@@ -458,6 +458,7 @@ class Life:
             head = job.head or {}
             # What came after its head had ended does not change how it ended.
             has_ended = "stoppedAt" in head and head["stoppedAt"].timestamp() < job.ended
+            has_ended = has_ended or (not head and job.at == "CleanUp")  # AWS has started none
             is_late = has_ended or self.account.written[job.record] < job.ended
             if job.error == STOP_ERROR and not is_late and written["reason"] != STOPPED_BY_USER:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
