@@ -1,7 +1,7 @@
 """Outcome of a job from the end of its head's task, and the marks left on tasks and hosts.
 
 ``ending`` reads ECS's stop code, reason and exit code, for ``trainctl cluster up`` and for the
-function that cleans up after jobs (``stacks/job_keeper``). ``verdict`` maps the end of a head's
+function that cleans up after jobs (``stacks/jobs/keeper``). ``verdict`` maps the end of a head's
 task to the job's outcome and to a retry.
 """
 

@@ -10,13 +10,13 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from contract import outputs as stack_outputs
+from stacks.cluster.gpu_cluster import GpuCluster
+from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
-from stacks.dashboard import Dashboard
-from stacks.gpu_cluster import GpuCluster
-from stacks.job_runner import JobRunner
-from stacks.ray_nodes import RayNodes
+from stacks.dashboard.dashboard import Dashboard
+from stacks.dashboard.task_events import TaskEvents
+from stacks.jobs.infrastructure import JobRunner
 from stacks.settings import Settings
-from stacks.task_events import TaskEvents
 
 
 class TrainingStack(cdk.Stack):

@@ -15,8 +15,8 @@ import pytest
 from contract import times
 from contract.instance_types import InstanceType, instance_type
 from contract.nodes import CACHE_DIR, SHARED_DIR
-from stacks.host_setup import MOUNT_ATTEMPTS, host_setup
-from stacks.shared_storage import Mount
+from stacks.cluster.host_setup import MOUNT_ATTEMPTS, host_setup
+from stacks.storage.shared_file_system import Mount
 
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"

@@ -30,7 +30,7 @@ from contract.job import (
     overrides,
 )
 from contract.nodes import Range
-from stacks.job_runner import KEEPER
+from stacks.jobs.infrastructure import KEEPER
 from stacks.lambda_code import stage
 from tests.heads import head
 from tests.stacks import lambda_functions

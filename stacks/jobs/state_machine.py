@@ -32,8 +32,8 @@ from contract.times import (
     HEAD_ASKED_LATER_S,
     HEAD_GRACE_S,
 )
+from stacks.cluster.gpu_cluster import GpuCluster
 from stacks.core_stack import CoreStack
-from stacks.gpu_cluster import GpuCluster
 
 # An execution has at most 25,000 events, and about 20 from one start of its head to the next.
 #: Seconds between two requests for a head's host: a sixtieth of the time that it has been waited

@@ -18,12 +18,13 @@ from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
 from contract import nodes, times
-from stacks import fabric, findings, rights
+from stacks import findings, rights
+from stacks.cluster import efa
+from stacks.cluster.gpu_cluster import GpuCluster, HostGroup
 from stacks.core_stack import CoreStack
-from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.log_groups import log_group
 from stacks.settings import Settings
-from stacks.shared_storage import PLACEMENT
+from stacks.storage.shared_file_system import PLACEMENT
 
 #: What Docker leaves to a container's root and nothing here needs. The rest is for a shell by ECS
 #: Exec, whose root reads the files of user 1000.
@@ -178,7 +179,7 @@ class RayNodes(Construct):
         linux.drop_capabilities(*DROPPED)
         uses_efa = settings.uses_efa and trains
         if uses_efa:
-            fabric.add_devices(linux, machine)
+            efa.add_devices(linux, machine)
         container = task.add_container(
             nodes.CONTAINER,
             # A head that trains is a worker too, so it runs the worker's image.
@@ -192,7 +193,7 @@ class RayNodes(Construct):
             gpu_count=machine.num_gpus or None,
             linux_parameters=linux,
             # No stop_timeout, of which ECS documents 120 s as the most: that of the host's agent
-            # counts (stacks/host_setup.py).
+            # counts (stacks/cluster/host_setup.py).
             health_check=ecs.HealthCheck(
                 # -P: not from the working directory, /tmp, where a user's file may have the name of
                 # a module.
@@ -214,7 +215,7 @@ class RayNodes(Construct):
                 nodes.ENV_WORKER_GPUS: str(self._cluster.worker.machine.num_gpus),
                 nodes.ENV_SPOT: "1" if settings.spot else "0",
                 nodes.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
-                **(fabric.variables(machine, uses_efa=uses_efa) if trains else {}),
+                **(efa.variables(machine, uses_efa=uses_efa) if trains else {}),
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},

@@ -14,7 +14,7 @@ from aws_cdk import aws_ec2 as ec2
 
 from contract import nodes, times
 from contract.instance_types import InstanceType
-from stacks.shared_storage import Mount
+from stacks.storage.shared_file_system import Mount
 
 METRICS_INTERVAL_S: Final = 10
 

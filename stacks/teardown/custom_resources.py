@@ -27,7 +27,7 @@ from stacks import rights
 from stacks.lambda_functions import custom_resource, lambda_function
 from stacks.settings import Settings
 
-HANDLER: Final = Path(__file__).parent / "teardown_handler" / "index.py"
+HANDLER: Final = Path(__file__).parent / "handler.py"
 
 
 class Teardown(Construct):

@@ -27,7 +27,7 @@ from stacks.core_stack import CoreStack
 from stacks.lambda_functions import custom_resource, lambda_function
 from stacks.settings import Settings
 
-HANDLER: Final = Path(__file__).parent / "export_handler" / "index.py"
+HANDLER: Final = Path(__file__).parent / "export_handler.py"
 #: Between Lustre's clients and servers, and among its servers, in both directions.
 PORTS: Final = (ec2.Port.tcp(988), ec2.Port.tcp_range(1018, 1023))
 #: What a host whose mount failed does not say of itself.

@@ -18,8 +18,8 @@ from constructs import Construct
 
 from contract import nodes, times
 from stacks import rights
-from stacks.gpu_cluster import GpuCluster
-from stacks.job_runner import JobRunner
+from stacks.cluster.gpu_cluster import GpuCluster
+from stacks.jobs.infrastructure import JobRunner
 from stacks.settings import Settings
 
 # The dimensions under which the CloudWatch agent reports a GPU.

@@ -17,13 +17,14 @@ from constructs import Construct
 
 from contract import nodes, times
 from contract.instance_types import InstanceType
-from stacks import fabric, findings, rights
+from stacks import findings, rights
+from stacks.cluster import efa
+from stacks.cluster.host_setup import host_setup
 from stacks.core_stack import CoreStack
-from stacks.host_setup import host_setup
 from stacks.log_groups import log_group
 from stacks.settings import Settings
-from stacks.shared_storage import SharedStorage
-from stacks.teardown import Teardown
+from stacks.storage.shared_file_system import SharedStorage
+from stacks.teardown.custom_resources import Teardown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +204,7 @@ class GpuCluster(Construct):
             else None,
         )
         if uses_efa:
-            fabric.attach_interfaces(template, machine, group=self.security_group)
+            efa.attach_interfaces(template, machine, group=self.security_group)
         if is_worker and settings.capacity_reservation_id:
             _take_reservation(template, settings)
 

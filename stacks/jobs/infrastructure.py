@@ -2,7 +2,7 @@
 
 One execution is one job. However the head ends (its code fails, its host is lost, its deadline
 comes, the execution is aborted), the function stops what is left, says why, and writes it down
-(``job_keeper``). Nothing here runs, or costs, while there is no job.
+(``keeper``). Nothing here runs, or costs, while there is no job.
 """
 
 from pathlib import Path
@@ -28,15 +28,15 @@ from contract.nodes import (
     JOB,
 )
 from stacks import findings, rights
+from stacks.cluster.gpu_cluster import GpuCluster
+from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
-from stacks.gpu_cluster import GpuCluster
-from stacks.job_machine import job_states
+from stacks.jobs.state_machine import job_states
 from stacks.lambda_code import staged
 from stacks.lambda_functions import lambda_function
-from stacks.ray_nodes import RayNodes
 from stacks.settings import Settings
 
-KEEPER: Final = Path(__file__).parent / "job_keeper"
+KEEPER: Final = Path(__file__).parent / "keeper"
 
 
 class JobRunner(Construct):
