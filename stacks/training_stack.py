@@ -16,6 +16,7 @@ from stacks.core_stack import CoreStack
 from stacks.dashboard.dashboard import Dashboard
 from stacks.dashboard.task_events import TaskEvents
 from stacks.jobs.infrastructure import JobRunner
+from stacks.log_groups import retain_logs
 from stacks.settings import Settings
 
 
@@ -76,3 +77,4 @@ class TrainingStack(cdk.Stack):
             outputs[stack_outputs.SHARED] = self.cluster.storage.file_system_id
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
+        retain_logs(self, days=settings.log_retention_days)

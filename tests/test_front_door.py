@@ -12,9 +12,9 @@ README = (ROOT / "README.md").read_text("utf-8")
 #: Words of README, the file that a line with them names, and what that file has for them.
 PARTS = [
     ("CoreStack", "stacks/core_stack.py", r"class CoreStack\(cdk\.Stack\)"),
-    ("VPC with NAT gateway", "stacks/core_stack.py", r"ec2\.Vpc\("),
-    ("single training subnet", "stacks/core_stack.py", r"SubnetType\.PRIVATE_WITH_EGRESS"),
-    ("S3 bucket", "stacks/core_stack.py", r"s3\.Bucket\("),
+    ("VPC with NAT gateway", "stacks/network/vpc.py", r"ec2\.Vpc\("),
+    ("single training subnet", "stacks/network/vpc.py", r"SubnetType\.PRIVATE_WITH_EGRESS"),
+    ("S3 bucket", "stacks/storage/bucket.py", r"s3\.Bucket\("),
     ("TrainingStack", "stacks/training_stack.py", r"class TrainingStack\(cdk\.Stack\)"),
     ("ECS GPU cluster", "stacks/cluster/gpu_cluster.py", r"ecs\.Cluster\("),
     ("Auto Scaling groups", "stacks/cluster/gpu_cluster.py", r"autoscaling\.AutoScalingGroup\("),

@@ -55,7 +55,7 @@ class GpuCluster(Construct):
 
     def __init__(self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack) -> None:
         super().__init__(scope, id_)
-        self.shell_logs = log_group(self, "ShellLogs", settings=settings)
+        self.shell_logs = log_group(self, "ShellLogs")
         self.cluster = ecs.Cluster(
             self,
             "Cluster",

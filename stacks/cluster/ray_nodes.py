@@ -62,7 +62,7 @@ class RayNodes(Construct):
     ) -> None:
         super().__init__(scope, id_)
         self._settings, self._core, self._cluster = settings, core, cluster
-        self.log_group = log_group(self, "Logs", settings=settings)
+        self.log_group = log_group(self, "Logs")
         self.token = self._ray_token()
         self._execution_role = iam.Role(
             self,

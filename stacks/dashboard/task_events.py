@@ -35,7 +35,7 @@ class TaskEvents(Construct):
         self, scope: Construct, id_: str, *, settings: Settings, cluster: ecs.Cluster
     ) -> None:
         super().__init__(scope, id_)
-        self.log_group = log_group(self, "Logs", settings=settings)
+        self.log_group = log_group(self, "Logs")
         # With the ``:*`` of CloudFormation's attribute no event arrives.
         target = arn(self, "logs", f"log-group:{self.log_group.log_group_name}")
         rule = events.CfnRule(

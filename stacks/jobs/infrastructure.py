@@ -32,8 +32,7 @@ from stacks.cluster.gpu_cluster import GpuCluster
 from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
 from stacks.jobs.state_machine import job_states
-from stacks.lambda_code import staged
-from stacks.lambda_functions import lambda_function
+from stacks.lambda_functions import lambda_function, staged
 from stacks.settings import Settings
 
 KEEPER: Final = Path(__file__).parent / "keeper"
@@ -114,7 +113,6 @@ class JobRunner(Construct):
                 "Keeper",
                 function_name=self._keeper_name,
                 what="Admits jobs, ends what they leave behind, and writes down why they ended",
-                settings=self._settings,
                 rights=rights.of_keeper(
                     self,
                     cluster=cluster.cluster,

@@ -98,7 +98,7 @@ class SharedStorage(Construct):
         )
         self.export = None
         if settings.fsx_on_destroy == "export":
-            self.export = self._export(settings, files, association, f"{place}{REPORTS}")
+            self.export = self._export(files, association, f"{place}{REPORTS}")
 
     def _security_group(self, core: CoreStack, hosts: ec2.SecurityGroup) -> ec2.SecurityGroup:
         group = ec2.SecurityGroup(
@@ -141,7 +141,6 @@ class SharedStorage(Construct):
 
     def _export(
         self,
-        settings: Settings,
         files: fsx.CfnFileSystem,
         association: fsx.CfnDataRepositoryAssociation,
         reports: str,
@@ -151,7 +150,6 @@ class SharedStorage(Construct):
             self,
             "Export",
             what=what,
-            settings=settings,
             rights=rights_of_export(
                 self,
                 file_system=files.attr_resource_arn,

@@ -55,7 +55,6 @@ class Teardown(Construct):
             self,
             "",
             what="Ends tasks and hosts when the stack is deleted",
-            settings=settings,
             rights=rights.of_teardown(self, cluster=cluster, groups=names),
             # Inline: no asset to upload, and nothing to trust but what is in the template.
             code=lambda_.Code.from_inline(HANDLER.read_text()),

@@ -31,7 +31,7 @@ from contract.job import (
 )
 from contract.nodes import Range
 from stacks.jobs.infrastructure import KEEPER
-from stacks.lambda_code import stage
+from stacks.lambda_functions import stage
 from tests.heads import head
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text
