@@ -162,7 +162,7 @@ class TrainingStack(cdk.Stack):
             stack_outputs.TASK_EVENTS: events.log_group.log_group_name,
             stack_outputs.DASHBOARD: dashboard.dashboard.dashboard_name,
             stack_outputs.RAY_TOKEN: self.nodes.token.secret_arn,
-            stack_outputs.SHAPE: settings.shape,
+            stack_outputs.SHAPE: settings.shape.to_json(),
         }
         if self.files:
             outputs[stack_outputs.SHARED] = self.files.file_system_id
