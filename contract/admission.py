@@ -16,7 +16,7 @@ from contract.nodes import Range
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The most hosts that the jobs of a deployment may have at a time."""
+    """Maximum number of hosts in use by all jobs."""
 
     max_heads: int
     max_workers: int

@@ -261,7 +261,7 @@ class Settings:
 
     @property
     def without_efa(self) -> str:
-        """What is lost because there is no EFA, in words; empty where nothing is."""
+        """Warning about missing EFA; empty if not needed."""
         if self.uses_efa or self.num_training_nodes < 2 or not self.worker.needs_efa:
             return ""
         machine = self.worker

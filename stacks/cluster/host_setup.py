@@ -93,7 +93,7 @@ chown {user}:{user} {folder} || say "WARNING: jobs may not write to {folder}"
 echo 'ECS_INSTANCE_ATTRIBUTES={attributes}' >> /etc/ecs/ecs.config
 """
 MOUNT_ATTEMPTS: Final = 20
-#: What a host whose mount failed does not say of itself.
+#: Placement constraint of tasks: only hosts that have mounted it.
 PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED}"
 
 # The tasks' own libfabric is in their image; here are the driver and memory for its buffers. A host
