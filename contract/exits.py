@@ -41,7 +41,7 @@ OF_THE_SYSTEM: Final = (
 #: Codes after which the head is started again. The hosts of its workers stay for the next one.
 TRIED_AGAIN: Final = (BAD_HOST, RAY_FAILED, STORAGE)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same
-CLOSED_PIPE: Final = 141  # nobody reads the output any more, as after ``| head``; as of SIGPIPE
+CLOSED_PIPE: Final = 141  # reader closed the pipe (``| head``); same code as SIGPIPE
 
 
 @contextlib.contextmanager

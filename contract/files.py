@@ -84,7 +84,7 @@ def start_of(key: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A node's word that it has saved a round."""
+    """Marker: this node has saved the round."""
 
     start: int
     round: int
@@ -116,7 +116,7 @@ def rounds_prefix(start: int) -> str:
 def common_round(marks: Collection[Mark], nodes: Collection[int]) -> dict[int, Mark]:
     """The newest round that all nodes have, by node; empty if there is none.
 
-    Of a node whose program had ended before a round, its end counts.
+    A node that finished before the round is represented by its end marker.
     """
     ends = sorted((mark for mark in marks if mark.kind == "end"), key=lambda mark: mark.round)
     by_round = defaultdict[int, list[Mark]](list)

@@ -306,7 +306,7 @@ class Outcome:
     exit_code: int | None = None
     """Exit code of the head's container; None where it did not start or AWS does not know."""
     again: bool = False
-    """The head is started once more: this is the end of an attempt and not of the job."""
+    """Retry: only this attempt has ended, not the job."""
     attempts: int | None = None
     """Number of starts of the head; None where that is not known."""
     in_a_row: int | None = None

@@ -2,7 +2,7 @@
 
 One function per role, each built from a few sets of rights that roles share. A right that no
 function here gives is one that nothing in the deployment has, except what CDK adds for its own
-custom resources (``custom_resources``) and for pulling images and reading the token.
+custom resources (``lambda_functions``) and for pulling images and reading the token.
 """
 
 from collections.abc import Mapping, Sequence

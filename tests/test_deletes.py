@@ -56,8 +56,8 @@ GUARDS: Final = {
     ),
     "rehearsal/ministack/ecs_runtime.py:ContainerEngine.remove": ("remove", OURS, "its containers"),
     "rehearsal/ministack/ecs_runtime.py:Runtime._remove": ("remove", OURS, "containers of a task"),
-    "stacks/job_keeper/cluster.py:seen_s": ("delete_attributes", OURS, "its mark of a host"),
-    "stacks/teardown_handler/index.py:terminate_hosts": (
+    "stacks/jobs/keeper/cluster.py:seen_s": ("delete_attributes", OURS, "its mark of a host"),
+    "stacks/teardown/handler.py:terminate_hosts": (
         "delete_auto_scaling_group",
         OURS,
         "groups of the stack that is being destroyed",

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
+from contract.cluster_shape import ClusterShape
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
@@ -21,7 +22,6 @@ from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 from trainctl import completion
 from trainctl.aws.errors import UsageError
-from trainctl.aws.shape import Shape
 from trainctl.options import flattened
 from training import recipes
 
@@ -208,7 +208,7 @@ class JobOptions:
                 "hang again"
             )
 
-    def check_fit(self, shape: Shape) -> None:
+    def check_fit(self, shape: ClusterShape) -> None:
         """
         Raises:
             UsageError: an option has a value that no job of this deployment can have.
@@ -226,7 +226,7 @@ class JobOptions:
                 f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
             )
 
-    def max_seconds(self, shape: Shape, *, training_s: int | None) -> int:
+    def max_seconds(self, shape: ClusterShape, *, training_s: int | None) -> int:
         """Deadline after the admission, before ``max_cost`` shortens it.
 
         Args:
@@ -239,14 +239,14 @@ class JobOptions:
             enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
         return min(enough, shape.max_job_hours * 3600)
 
-    def num_nodes(self, shape: Shape, *, default: int | None = None) -> Range:
+    def num_nodes(self, shape: ClusterShape, *, default: int | None = None) -> Range:
         """Number of worker nodes of the job; all by default. Raises InputError where that cannot
         be."""
         nodes = self.nodes or str(shape.max_workers if default is None else default)
         return check_nodes(shape, Range.parse(nodes, option="--nodes"))
 
 
-def check_nodes(shape: Shape, wanted: Range) -> Range:
+def check_nodes(shape: ClusterShape, wanted: Range) -> Range:
     """Return ``wanted`` if a deployment can start so many worker nodes.
 
     Raises:

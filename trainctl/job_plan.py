@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from contract import runs
+from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
@@ -35,7 +36,6 @@ from trainctl import (
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
-from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On
@@ -70,7 +70,7 @@ class JobPlan:
 
     spec: JobSpec
     """The order, without the address of the code, which is known once it is uploaded."""
-    shape: Shape
+    shape: ClusterShape
     workers: Range | None
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
@@ -332,7 +332,7 @@ def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
 
 
 def _deadline(
-    given: JobOptions, prices: Prices, shape: Shape, wanted: Range, training_s: int | None
+    given: JobOptions, prices: Prices, shape: ClusterShape, wanted: Range, training_s: int | None
 ) -> tuple[int, str]:
     """Seconds to the deadline, and why they are fewer than usual, in words.
 
@@ -366,7 +366,7 @@ def _deadline(
 
 
 def placement(
-    given: JobOptions, program: programs.Program, nodes: Range, shape: Shape
+    given: JobOptions, program: programs.Program, nodes: Range, shape: ClusterShape
 ) -> tuple[Placement, str]:
     """Nodes for the command of ``--code``, and the choice in words."""
     head = "once, on the head"

@@ -9,20 +9,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from contract import nodes, times
+from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import JobStatus
 from contract.nodes import Range
 from contract.text import dollars
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
-from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 
 #: Costs that no figure here includes.
 NOT_INCLUDED: Final = "S3, CloudWatch and data through the NAT gateway"
 
 
-def usd_at_most(prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> float | None:
+def usd_at_most(
+    prices: Prices, shape: ClusterShape, *, num_nodes: int, max_seconds: int
+) -> float | None:
     """A job's maximum cost, in US dollars at list prices; None where a price is missing.
 
     Its head and all its worker nodes run from the admission until the deadline and the time that
@@ -127,7 +129,7 @@ def an_hour(prices: Prices, num_nodes: int) -> str:
     return f"{dollars(usd)} an hour with disks and {prices.standing}, {at_list_prices(prices)}"
 
 
-def machines(shape: Shape, nodes: Range) -> str:
+def machines(shape: ClusterShape, nodes: Range) -> str:
     """``1 head (m5.large) + 2 workers (m5.large)``."""
     head = f"1 head ({shape.head.name}{', trains too' if shape.head_trains else ''})"
     kind = f"{shape.worker.name}{', spot' if shape.spot else ''}"

@@ -35,7 +35,7 @@ from contract.job import (
 from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
-from stacks.job_keeper import cluster
+from stacks.jobs.keeper import cluster
 from tests.simulation.account import BUCKET, DAY_S, MACHINE, Account, Execution, name_of, stamp
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling

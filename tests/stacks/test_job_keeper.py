@@ -30,8 +30,8 @@ from contract.job import (
     overrides,
 )
 from contract.nodes import Range
-from stacks.job_runner import KEEPER
-from stacks.lambda_code import stage
+from stacks.jobs.infrastructure import KEEPER
+from stacks.lambda_functions import stage
 from tests.heads import head
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text

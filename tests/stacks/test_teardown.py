@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stacks.teardown import HANDLER
+from stacks.teardown.custom_resources import HANDLER
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth
 

@@ -52,7 +52,7 @@ from contract.job_outcome import (
     verdict,
 )
 from contract.nodes import ENV_JOB_SPEC, Range
-from stacks.job_keeper.cluster import (
+from stacks.jobs.keeper.cluster import (
     GROUPS,
     each_of,
     refusal_of,
