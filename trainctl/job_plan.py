@@ -306,6 +306,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         grace_s=given.grace,
         hang_s=round(given.hang_minutes * 60),
+        keep_files=tuple(given.keep_files or ()),
+        skip_files=tuple(given.skip_files or ()),
         variables=from_here,
         secrets=from_secrets,
         prices=prices,
