@@ -227,11 +227,11 @@ def check_given(given: JobOptions) -> None:
             f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
         )
     else:
-        code_folder.look_at(given.code)
+        code_folder.look_at(given.code, given.not_secret or ())
         code_folder.check_command(given.code, words)
     if given.run is not None:
         runs.check_run_name(given.run)
-    variables.refuse_secrets(env)
+    variables.refuse_secrets(env, words, given.not_secret or ())
 
 
 def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
@@ -277,7 +277,11 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
         assert given.code is not None
-        command, recipe, code = [*words], "", code_folder.look_at(given.code)
+        command, recipe, code = (
+            [*words],
+            "",
+            code_folder.look_at(given.code, given.not_secret or ()),
+        )
         on, why = placement(given, program, nodes, shape)
         own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
         warnings = program.warnings([name.replace("_", "-") for name in own])

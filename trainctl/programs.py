@@ -5,7 +5,9 @@ Where that is not clear, such as for a module that is installed, nothing is conc
 """
 
 import ast
+import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -46,6 +48,8 @@ _SHARES: Final = re.compile(
     r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|NUM_NODES|MASTER_ADDR"
     r"|megatron|mmengine|colossalai|torch_xla|TF_CONFIG|MultiWorker|SLURM_"
 )
+#: No path of a file is longer.
+_LONGEST: Final = 255
 
 
 class Import(NamedTuple):
@@ -80,6 +84,8 @@ class Program:
                     files.remove(path)  # it may name itself
                     todo.append(re.sub(r"(?m)^\s*#.*", "", path.read_text(errors="replace")))
                     self.text += f"\n{todo[-1]}"
+        self._certain: set[Path] = set()
+        """Those of them that every start imports."""
         self._imports = self._found()
         """Of those, and of the modules of the folder that they lead to, by file."""
 
@@ -96,20 +102,23 @@ class Program:
 
     def _found(self) -> dict[Path, list[Import]]:
         found: dict[Path, list[Import]] = {}
-        todo = [*self.entries]
+        todo = [(path, True) for path in self.entries]
         roots = [self._folder / root for root in requirements.source_folders(self._folder)]
         roots += [entry.parent for entry in self.entries]
         while todo:
-            path = todo.pop()
-            if path in found or not path.is_file():
+            path, is_certain = todo.pop()
+            if path in (self._certain if is_certain else found) or not path.is_file():
                 continue
+            if is_certain:
+                self._certain.add(path)
             found[path] = [*_imports_of(path)]
             for each in found[path]:
+                is_met = is_certain and each.is_certain
                 for place in [*path.parents][each.level - 1 : each.level] if each.level else roots:
                     base = place
                     for part in each.module.split("."):  # packages run before their modules
                         base /= part
-                        todo += [base.with_suffix(".py"), base / "__init__.py"]
+                        todo += [(base.with_suffix(".py"), is_met), (base / "__init__.py", is_met)]
         return found
 
     @property
@@ -150,13 +159,42 @@ class Program:
             for name in options
             if re.search(rf"(^| )--{name}(=| |$)", after) and _plain(name) not in text
         ]
+        file = requirements.file_of(self._folder)
         if missing := self._missing():
-            file = requirements.file_of(self._folder) or requirements.REQUIREMENTS_TXT
             found.append(
                 f"{self.entries[0].name} imports {listed(missing)}: neither in the images nor "
-                f"in {file}"
+                f"in {file or requirements.REQUIREMENTS_TXT}"
             )
-        return found
+        if not file and (unread := requirements.unread(self._folder)):
+            found.append(
+                f"{listed(unread)}: not read; list the packages in {requirements.REQUIREMENTS_TXT}"
+            )
+        return [*found, *self._absent()]
+
+    def _absent(self) -> Iterator[str]:
+        """Paths in the command that no node will have, in words."""
+        folders = {parent for name in self._files for parent in Path(name).parents}
+        before = ""
+        for word in shlex.split(self._words[-1]) if self._is_shell else self._words:
+            text = word.partition("=")[2] or word
+            path = self._folder / text
+            is_output = re.search(r"out|save|log|report|dump|dest|result|>", f"{before}{word}")
+            before = word if word.startswith("-") or word in (">", ">>") else ""
+            if text.startswith("-") or Path(text) in folders or len(text) > _LONGEST:
+                continue
+            name = os.path.normpath(text)
+            if any(f"/{file}".endswith(f"/{name}") for file in self._files) or is_output:
+                continue
+            if path.exists() and not os.path.isabs(text):
+                yield f"{text}, which the command names, is not uploaded: git ignores it"
+            elif os.path.isabs(text) and path.exists() and path.is_relative_to(Path.home()):
+                yield f"{text}, which the command names, is a path of this machine"
+            elif re.fullmatch(r"[\w./-]+\.(ya?ml|json|toml)", text) and not os.path.isabs(text):
+                yield f"{text}, which the command names, is not in {self._folder}"
+
+    @property
+    def _is_shell(self) -> bool:
+        return re.fullmatch(r"(ba)?sh -\w*c .*", " ".join(self._words), re.DOTALL) is not None
 
     def _missing(self) -> list[str]:
         """Modules that the entry files import in any case, and that no node will have.
@@ -175,8 +213,8 @@ class Program:
         known = own | sys.stdlib_module_names | {"contract", "containers", "training"}
         packages = {
             module: _plain(_PACKAGES.get(module, module))
-            for path in self.entries
-            for each in self._imports.get(path, ())
+            for path in sorted(self._certain)
+            for each in self._imports[path]
             if each.is_certain and not each.level
             for module in each.module.split(".")[:1]
         }
