@@ -7,7 +7,6 @@ Where that is not clear, such as for a module that is installed, nothing is conc
 import ast
 import os
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -50,6 +49,9 @@ _SHARES: Final = re.compile(
 )
 #: No path of a file is longer.
 _LONGEST: Final = 255
+#: Relative paths of files with settings; and names of what a program writes.
+_SETTINGS: Final = re.compile(r"[\w-][\w./-]*\.(ya?ml|json|toml)")
+_WRITTEN: Final = re.compile(r"out|save|log|report|dump|dest|result|>")
 
 
 class Import(NamedTuple):
@@ -173,28 +175,29 @@ class Program:
 
     def _absent(self) -> Iterator[str]:
         """Paths in the command that no node will have, in words."""
-        folders = {parent for name in self._files for parent in Path(name).parents}
+        uploaded = {path.resolve() for path in self._files.values()}
+        uploaded |= {folder for path in uploaded for folder in path.parents}
         before = ""
-        for word in shlex.split(self._words[-1]) if self._is_shell else self._words:
-            text = word.partition("=")[2] or word
+        for word in " ".join(self._words).split():
+            name, equals, value = word.partition("=")
+            text = (value if equals else word).strip("\"';")
+            option = name if equals else before
+            before = word if word.startswith("-") or ">" in word else ""
             path = self._folder / text
-            is_output = re.search(r"out|save|log|report|dump|dest|result|>", f"{before}{word}")
-            before = word if word.startswith("-") or word in (">", ">>") else ""
-            if text.startswith("-") or Path(text) in folders or len(text) > _LONGEST:
-                continue
-            name = os.path.normpath(text)
-            if any(f"/{file}".endswith(f"/{name}") for file in self._files) or is_output:
+            is_known = len(text) > _LONGEST or path.resolve() in uploaded
+            if is_known or text.startswith("-") or _WRITTEN.search(option):
                 continue
             if path.exists() and not os.path.isabs(text):
                 yield f"{text}, which the command names, is not uploaded: git ignores it"
-            elif os.path.isabs(text) and path.exists() and path.is_relative_to(Path.home()):
+            elif path.exists() and path.is_relative_to(Path.home()):
                 yield f"{text}, which the command names, is a path of this machine"
-            elif re.fullmatch(r"[\w./-]+\.(ya?ml|json|toml)", text) and not os.path.isabs(text):
+            # Hydra looks for it in a folder that its program names.
+            elif (
+                _SETTINGS.fullmatch(text)
+                and not _WRITTEN.search(text)
+                and not any(f"/{file}".endswith(f"/{text}") for file in self._files)
+            ):
                 yield f"{text}, which the command names, is not in {self._folder}"
-
-    @property
-    def _is_shell(self) -> bool:
-        return re.fullmatch(r"(ba)?sh -\w*c .*", " ".join(self._words), re.DOTALL) is not None
 
     def _missing(self) -> list[str]:
         """Modules that the entry files import in any case, and that no node will have.

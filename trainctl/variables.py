@@ -35,7 +35,7 @@ _FILES: Final = re.compile(
 )
 _LINES: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----(\s|\\n)+[\w+/=]{20}|"
-    r"(?i:aws_secret_access_key[\"']?\s*[=:]\s*[\"']?)[\w+/]{40}\b|_authToken=[\w-]{20,}"
+    r"(?i:aws_secret_access_key[\"']?\s*[=:]\s*[\"']?)[\w+/]{40}(?![\w+/])|_authToken=[\w-]{20,}"
 )
 #: A token that a file shows for an example has few characters, or says so.
 _EXAMPLE: Final = re.compile(r"(?i)example|your|xxxx|1234|abcd|fake|dummy|placeholder")
@@ -85,7 +85,7 @@ def refuse_secrets(
                 f"--env {name} looks like a secret, and variables are kept with the job for all "
                 f"who may look at it: {_instead(name)}. If it is none: --not-secret {name}"
             )
-    for name, value in _named(words):
+    for name, value in named(words):
         if name.lstrip("-") not in none and _is_secret(name.lstrip("-").replace("-", "_"), value):
             variable = re.sub(r"\W", "_", name.lstrip("-")).upper()
             raise UsageError(
@@ -109,7 +109,7 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(is_named or is_key or _SHAPED.search(value))
 
 
-def _named(words: Sequence[str], number: int = 0) -> Iterator[tuple[str, str]]:
+def named(words: Sequence[str], number: int = 0) -> Iterator[tuple[str, str]]:
     """Words of a command, each with its name: the option or variable whose value it is, or
     ``word-3``. Words with spaces, as of ``sh -c``, are read word by word too."""
     before = ""
@@ -118,7 +118,7 @@ def _named(words: Sequence[str], number: int = 0) -> Iterator[tuple[str, str]]:
         name, equals, value = word.partition("=")
         inner = word.split()
         if len(inner) > 1:
-            yield from _named(inner, number or place)
+            yield from named(inner, number or place)
         elif equals and re.fullmatch(r"-*[\w.-]+", name):
             yield name, value.strip("\"';")
         else:
