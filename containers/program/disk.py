@@ -152,20 +152,22 @@ class Disk:
         return found
 
     def others(self, since: float) -> list[tuple[str, int]]:
-        """Files in other places that were written since, which are not saved: path and bytes.
+        """Files in other places that were written since, which are not saved: path and bytes, the
+        largest first.
 
         Args:
             since: Unix time.
         """
         folders = [path.resolve() for path in self._folders.values()]
         base = folders[0].parent
-        places = [*{base, *_writable()}]
+        places = [base, *({*_writable()} - {base})]  # the nearest folders come first
         known = {*folders, *places, *(base / each for each in _OURS)}
         known |= {Path("/proc"), Path("/sys"), Path("/dev"), Path(CACHE_DIR), Path(SHARED_DIR)}
         temporary = {Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp")}
         found, num = list[tuple[str, int]](), 0
-        while places and num < _MOST_OTHERS:
-            place = places.pop()
+        for place in places:
+            if num > _MOST_OTHERS:
+                break
             with contextlib.suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
                     path, num = place / entry.name, num + 1
@@ -177,7 +179,7 @@ class Disk:
                     elif size := _written(entry, since):
                         name = os.path.relpath(path, folders[0])
                         found.append((name if path.is_relative_to(base) else str(path), size))
-        return sorted(found)
+        return sorted(found, key=lambda each: -each[1])
 
     def _target(self, link: Path) -> str:
         target = os.readlink(link)

@@ -594,8 +594,8 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
             "import threading; threading.Thread(target=lambda: 1 / 0).start()",
             exits.OK,
             "succeeded, with an exception that was not caught: ZeroDivisionError: division by zero "
-            "(<string>:1); trainctl logs r1; no file was saved: keep results in the working folder, "
-            "in HOME or in $TRAIN_OUTPUT",
+            "(<string>:1); trainctl logs r1; no file was saved: keep results in the working "
+            "folder, in HOME or in $TRAIN_OUTPUT",
         ),
     ],
     ids=["exception", "argparse", "thread"],
