@@ -49,8 +49,8 @@ _TEMPORARY: Final = re.compile(
     r"(ray|program|matplotlib|.*-notice|tmp\w{8}|(job-|program-|requirements-|pymp-).*|"
     r"torch(inductor|elastic)_.*|\.(X11|ICE|font)-unix|(uv|pip|cuda|nv|triton|hsperfdata).*)"
 )
-#: So many entries of other folders are looked at.
-_MOST_OTHERS: Final = 20_000
+#: Other folders are looked through for so long.
+_LOOK_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +164,13 @@ class Disk:
         known = {*folders, *places, *(base / each for each in _OURS)}
         known |= {Path("/proc"), Path("/sys"), Path("/dev"), Path(CACHE_DIR), Path(SHARED_DIR)}
         temporary = {Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp")}
-        found, num = list[tuple[str, int]](), 0
+        found, until = list[tuple[str, int]](), time.monotonic() + _LOOK_S
         for place in places:
-            if num > _MOST_OTHERS:
+            if time.monotonic() > until:
                 break
             with contextlib.suppress(OSError), os.scandir(place) as entries:
                 for entry in entries:
-                    path, num = place / entry.name, num + 1
+                    path = place / entry.name
                     is_ours = place in temporary and _TEMPORARY.fullmatch(entry.name)
                     if is_ours or path in known or entry.name in CACHES:
                         continue
