@@ -28,10 +28,11 @@ from containers.program import cache
 from containers.program import code as user_code
 from containers.program.bucket import ERRORS, Bucket, report
 from containers.program.cause import Error, LogEnd, cause, errors_in, success
-from containers.program.files import Mirror, open_mirror, shortfall
+from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
+from containers.program.selection import shortfall
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
 from contract import exits, faults, runs, times
 from contract.errors import InputError

@@ -164,9 +164,11 @@ def check_pattern(pattern: str, *, option: str) -> str:
     return pattern
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Collection[str]) -> bool:
     """True if a pattern matches a file, or a folder that it is in: by the last part of its path, by
     its path, or by its path in ``WORK``, ``OUTPUT`` or ``HOME``."""
+    if not patterns:
+        return False
     parts = name.split("/")
     paths = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     texts = {

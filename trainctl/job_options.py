@@ -133,15 +133,14 @@ class JobOptions:
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Files or folders of the command of --code that must be saved, such as '*.pt': "
-            "before others, and also where they look like downloaded data. May be repeated.",
+            help="Files or folders of a command of --code that must be saved, such as '*.pt'.",
         ),
     ] = None
     skip_files: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Files or folders of it that are not saved, such as data. May be repeated.",
+            help="Those that are not saved, such as data.",
         ),
     ] = None
     spot: Annotated[
@@ -172,8 +171,7 @@ class JobOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A file, variable or option of the command that was refused as a secret and is "
-            "none. May be repeated.",
+            help="A file, variable or option that was refused as a secret.",
         ),
     ] = None
     code: Annotated[

@@ -18,10 +18,8 @@ or went just when the node looked. From the next round on, such a file is read a
 ``_PATIENCE`` rounds in a row, a file that never rests is an exception: it is saved as it is when it
 is read at T; one above ``_LOG`` bytes stays as it was saved last.
 
-**Bulk**: a folder of ``_MANY`` files or more. Of its files, a round has those that could be sent
-within half of the time to the next one, so that a data set keeps no checkpoint waiting. If all were
-written in the first minutes and none has changed since, they are taken for downloaded data, and not
-saved from then on.
+Of a folder with very many files (``containers.program.selection``), a round has those that could be
+sent within half of the time to the next one, so that a data set keeps no checkpoint waiting.
 
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
 node restores it: its own files, and those of the other nodes where it has none, or has not written
@@ -51,7 +49,6 @@ import itertools
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -65,25 +62,17 @@ from containers.program import bucket as store
 from containers.program.bucket import LONGEST_PAUSE_S, PARALLEL, PAUSE_S, Bucket
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.requirements import Stopped
+from containers.program.selection import Selection
 from containers.program.starts import Start, begin
 from contract import faults, files, runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, Claim, FileList, Mark, SavedFile, common_round, sha256_of
-from contract.text import byte_size, counted, duration, listed
+from contract.files import Claim, FileList, Mark, SavedFile, common_round, sha256_of
+from contract.text import byte_size, counted, listed
 
 #: Rounds in a row that a file may keep from being complete before it counts as never at rest.
 _PATIENCE: Final = 3
 #: The largest file that is read at T, while others wait.
 _LOG: Final = 64 * 2**20
-#: So many files make a folder a bulk,
-_MANY: Final = 5_000
-#: which is data if it was written so soon after the start of the program, and rests for so long.
-_FIRST_S: Final = 600
-_RESTS_S: Final = 300
-#: A larger share of a folder's files in one folder of it: that one is meant.
-_MOST_OF_IT: Final = 0.9
-#: A job whose newest file was saved so long before its end is warned.
-_OLD_S: Final = 3600
 #: So many files of an upload, the largest, are open from its beginning. A process may have 1,024.
 _OPEN: Final = 256
 #: A thread may wake up so much too early.
@@ -168,11 +157,12 @@ class Mirror:
         self.newest_ns = 0
         """Unix nanoseconds of the last change that was seen, of what is saved; 0: nothing is."""
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
-        self._limit_bytes, self._say, self._clock = limit_bytes, say, clock
-        self._keep, self._skip, self._others = keep, skip, others
+        self._say, self._clock, self._others = say, clock, others
+        self._selection = Selection(
+            keep=keep, skip=skip, limit_bytes=limit_bytes, say_once=self._say_once
+        )
         self._began = clock.time()  # the program, once restore() has ended
         self._whole_ns = 0.0  # T of the newest round that is saved
-        self._data: dict[str, Seen] = {}  # files that are taken for downloaded data
         self._make_pool = make_pool
         self._start: Start  # set by restore()
         self._is_on = False  # between the restore and the end of this start
@@ -325,12 +315,15 @@ class Mirror:
             self._thread.join(timeout=times.FILES_QUIET_S)
 
     def _run(self) -> None:
+        is_first = True
         while not self._ended.wait(self.until_next_round()):
             moment = self.look()
             if self._ended.wait(self._quiet_s):
                 return
             self.round(moment)
-            self._warn_of_others()
+            if is_first:
+                self._warn_of_others()
+            is_first = False
 
     def until_next_round(self) -> float:
         """Seconds until T of the next round.
@@ -374,18 +367,17 @@ class Mirror:
         for sentence in look.refused:
             self._say_once(sentence)
         own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
-        if self._skip:
-            own = {name: seen for name, seen in own.items() if not files.matches(name, self._skip)}
+        own = self._selection.without_skipped(own)
         new = {name: seen for name, seen in own.items() if not self._is_restored(name, seen)}
         self.newest_ns = max((seen.changed_ns for seen in new.values()), default=0)
-        bulk = self._bulk(new)
-        own = {name: seen for name, seen in own.items() if self._data.get(name) != seen}
+        bulk = self._selection.bulk(new, began=self._began, now=self._clock.time())
+        own = {name: seen for name, seen in own.items() if not self._selection.is_data(name, seen)}
         bulk &= own.keys()
-        left_out = self._above_limits(own, bulk)
+        left_out = self._selection.above_limits(own, bulk)
         lost = {
             name
             for name in left_out
-            if self._is_kept(name)
+            if self._selection.is_kept(name)
             or (name in new and name not in bulk and own[name].changed_ns > self._whole_ns)
         }
         own = {name: seen for name, seen in own.items() if name not in left_out}
@@ -393,42 +385,9 @@ class Mirror:
         self.lost = sorted(lost | {name for name in own if not self._has(name, own[name])})
         return Moment(number, at_ns, look, own, lost, bulk)
 
-    def _is_kept(self, name: str) -> bool:
-        """True if the user has said that a file must be saved."""
-        return name.startswith(f"{OUTPUT}/") or files.matches(name, self._keep)
-
     def _is_restored(self, name: str, seen: Seen) -> bool:
         """True if a file is as an earlier start has saved it."""
         return self._has(name, seen) and self._known[name][1].start < self._start.number
-
-    def _bulk(self, new: Mapping[str, Seen]) -> set[str]:
-        """Names in folders of many files; note those that are taken for data."""
-        found = set[str]()
-        if len(new) < _MANY:
-            return found
-        inside = defaultdict[str, list[str]](list)
-        for name in new:
-            if not self._is_kept(name):
-                parts = name.split("/")
-                for end in range(2, len(parts)):
-                    inside["/".join(parts[:end])].append(name)
-        many = {folder: names for folder, names in inside.items() if len(names) >= _MANY}
-        for folder, names in many.items():
-            inner = [other for other in many if other.startswith(f"{folder}/")]
-            if any(len(many[other]) > _MOST_OF_IT * len(names) for other in inner):
-                continue
-            found.update(names)
-            names = [name for name in names if self._data.get(name) != new[name]]
-            newest = max((new[name].changed_ns for name in names), default=0) / 1e9
-            is_early = newest < self._began + _FIRST_S
-            if len(names) >= _MANY and is_early and self._clock.time() - newest > _RESTS_S:
-                self._data |= {name: new[name] for name in names}
-                self._tell(
-                    f"{folder} is taken for downloaded data and not saved: {len(names):,} files, "
-                    "written in the first minutes and not changed since. To save it: --keep-files "
-                    f"{folder.partition('/')[2]}"
-                )
-        return found
 
     def _warn_of_others(self) -> None:
         """Name the files in other places that the program has written so far."""
@@ -464,7 +423,8 @@ class Mirror:
         if within_s is not None:
             # Also those of a round in progress: its list is written after its files.
             self.hurry(within_s - min(within_s / 6, times.FILES_LIST_S))
-        self._warn_of_others()
+        if self._has_time(times.FILES_SAVE_S):
+            self._warn_of_others()
         is_saved = self._busy.acquire(timeout=-1 if within_s is None else within_s)
         if is_saved:
             try:
@@ -589,30 +549,6 @@ class Mirror:
     def _has(self, name: str, seen: Seen) -> bool:
         """True if a file has been sent as it was seen."""
         return name in self._known and self._known[name][0] == seen
-
-    def _above_limits(self, own: Mapping[str, Seen], bulk: Collection[str]) -> set[str]:
-        """Names of files that are not kept: ``OUTPUT`` comes first, then the newest, bulk last."""
-        size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
-        left_out: set[str] = set()
-        for name in sorted(
-            own,
-            key=lambda name: (not self._is_kept(name), name in bulk, -own[name].modified_ns),
-        ):
-            if own[name].size <= size and num:
-                size, num = size - own[name].size, num - 1
-            else:
-                left_out.add(name)
-        if left_out:
-            total = sum(seen.size for seen in own.values())
-            self._say_once(
-                f"{len(left_out):,} files are not saved: {listed(sorted(left_out))}. The folders "
-                f"hold {total / 2**30:.1f} GiB in {len(own):,} files, and at most "
-                f"{self._limit_bytes / 2**30:.0f} GiB in {runs.OUTPUT_LIMIT_FILES:,} files are "
-                "kept: those in $TRAIN_OUTPUT and of --keep-files first, then the newest. Download "
-                "data to $TRAINING_CACHE_DIR, or give --skip-files",
-                subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
-            )
-        return left_out
 
     # --- uploads
     def _upload(
@@ -746,16 +682,3 @@ class Mirror:
 def _offsets(seen: Seen) -> range:
     """Offsets of a file's pieces; a link has none."""
     return range(0, 0 if seen.link else seen.size, files.PIECE)
-
-
-def shortfall(newest_ns: int, now: float) -> str:
-    """What a job's files lack at its end, in words; "" for nothing.
-
-    Args:
-        newest_ns: the newest change of a saved file, Unix time; 0: none is saved.
-        now: Unix time.
-    """
-    if not newest_ns:
-        return "no file was saved: keep results in the working folder, in HOME or in $TRAIN_OUTPUT"
-    age_s = now - newest_ns / 1e9
-    return f"its newest file is from {duration(age_s)} before its end" if age_s > _OLD_S else ""

@@ -40,7 +40,6 @@ from containers.host.machine import say
 from containers.program import starts, watch
 from containers.program.bucket import ERRORS, Bucket, report, until_answered
 from containers.program.cause import Error, cause, success
-from containers.program.files import shortfall
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
@@ -50,6 +49,7 @@ from containers.program.launch import (
     Status,
 )
 from containers.program.requirements import Stopped
+from containers.program.selection import shortfall
 from containers.program.watch import Verdict
 from contract import exits, faults, runs, times
 from contract.errors import InputError, UnreachableError

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers.program import disk, starts
+from containers.program import disk, selection, starts
 from containers.program import files as files_of_program
 from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
@@ -401,7 +401,7 @@ MANY = [f"work/project/data/{part}/{number}" for part in ("a", "b") for number i
 def test_many_files_keep_no_checkpoint_waiting_and_are_data_if_they_rest_from_the_beginning(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_of_program, "_MANY", 10)
+    monkeypatch.setattr(selection, "_MANY", 10)
     real = time.time()
     clock = FakeClock(real)
     node = start(every_s=30, clock=clock, make_pool=lambda: ThreadPoolExecutor(1))
@@ -444,7 +444,7 @@ def test_many_files_keep_no_checkpoint_waiting_and_are_data_if_they_rest_from_th
 def test_a_data_set_above_the_limits_is_not_lost_and_the_rest_is_kept(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_of_program, "_MANY", 10)
+    monkeypatch.setattr(selection, "_MANY", 10)
     monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 15)
     node = start()
     node.write("work/last.pt", "1", ago_s=1000)
