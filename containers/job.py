@@ -7,6 +7,7 @@ command runs beside it; its exit code is the container's. At the deadline, or if
 of workers never joins, the command gets SIGTERM and time to save before Ray stops.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -25,14 +26,15 @@ from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
-from containers.program.bucket import report
-from containers.program.cause import PASSED_OVER, Error, LogEnd, cause, errors_in, passed_over
+from containers.program.bucket import ERRORS, Bucket, report
+from containers.program.cause import Error, LogEnd, cause, errors_in, success
 from containers.program.files import Mirror, open_mirror
-from containers.program.launch import ENV_PROGRAM, ERRORS, LaunchSpec, prepare_head
+from containers.program.launch import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
+from containers.program.selection import shortfall
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
-from contract import exits, faults, times
+from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
 from contract.job import JobSpec, Placement
@@ -173,7 +175,7 @@ class Job:
         environment: Mapping[str, str],
         *,
         spawn: Callable[..., Program] = Program,
-        make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
+        make_mirror: Callable[..., Mirror] = open_mirror,
         client: Any = None,
         clock: Clock = time,
     ) -> None:
@@ -304,7 +306,7 @@ class Job:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
         if spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
-            self._tell_why(errors_in(folder / ERRORS), has_failed=code != exits.OK)
+            self._tell_why(errors_in(folder / NOTED_ERRORS), has_failed=code != exits.OK)
         return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _hear(self, line: str) -> None:
@@ -318,8 +320,20 @@ class Job:
         if has_failed:
             found = cause(errors, code=self._own_code, log=self._log_end)
             self._report(found.reason(run))
-        elif passed := passed_over(errors):
-            self._report(passed.reason(run, PASSED_OVER))
+        elif reason := success(errors, run, self._lack_of_files()):
+            self._report(reason)
+
+    def _lack_of_files(self) -> str:
+        """What the files of a program on the head lack, in words; "" for nothing."""
+        if self._mirror is None:
+            return ""
+        with contextlib.suppress(*ERRORS):
+            place = Bucket(
+                f"{self._storage}/{runs.ray_prefix(self._config.spec.run)}", self._client
+            )
+            if place.list(""):
+                return ""  # Ray has saved something
+        return shortfall(self._mirror.newest_ns, self._clock.time())
 
     def _must_end(self) -> bool:
         """True if there is a reason to end before the command runs; logs it once."""

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from contract.errors import InputError
+from contract.files import check_pattern
 from contract.instance_types import Prices
 from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
 from contract.runs import check_run_name
@@ -29,7 +30,7 @@ JOB_TAG: Final = "job"  # key of the tag that shows a task's job in the console
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 10
+ORDER_VERSION: Final = 11
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -44,6 +45,8 @@ _TEXTS: Final = {
     "submitter": ("(?s).*", "the name of a user or role session of AWS, or empty"),
 }
 
+#: Fields of an order that are lists of words.
+_LISTS: Final = ("command", "keep_files", "skip_files")
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
 #: Fields of an order that are whole numbers -> their limits.
@@ -109,6 +112,10 @@ class JobSpec:
     """Variables for the command, and for every process that it starts through Ray."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """The same, but name of the variable -> name of the secret that holds its value."""
+    keep_files: tuple[str, ...] = ()
+    """Patterns of files of the program that must be saved."""
+    skip_files: tuple[str, ...] = ()
+    """Patterns of those that are not saved."""
     prices: Prices | None = None
     """Types and prices of its hosts; None: not known."""
     submitter: str = ""
@@ -131,6 +138,8 @@ class JobSpec:
                 f"recipe is {self.recipe!r}, and code is given too: a recipe is code of the image; "
                 "give one of them"
             )
+        for pattern in (*self.keep_files, *self.skip_files):
+            check_pattern(pattern, option="a pattern of files")
         for name, value in self.variables.items():
             check_variable(name)
             if not isinstance(value, str):
@@ -155,10 +164,11 @@ class JobSpec:
             value = getattr(self, name)
             if not isinstance(value, str) or not re.fullmatch(pattern, value):
                 raise _wrong(name, value, allowed)
-        words: object = self.command
-        if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
-            raise _wrong("command", words, "a list of words")
-        object.__setattr__(self, "command", tuple(words))
+        for name in _LISTS:
+            words: object = getattr(self, name)
+            if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
+                raise _wrong(name, words, "a list of words")
+            object.__setattr__(self, name, tuple(words))
         for name in ("variables", "secrets"):
             value = getattr(self, name)
             if not isinstance(value, Mapping):

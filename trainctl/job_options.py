@@ -11,6 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from contract.cluster_shape import ClusterShape
+from contract.files import check_pattern
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
@@ -128,6 +129,20 @@ class JobOptions:
             "never.",
         ),
     ] = DEFAULT_HANG_S / 60
+    keep_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Files or folders of a command of --code that must be saved, such as '*.pt'.",
+        ),
+    ] = None
+    skip_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Those that are not saved, such as data.",
+        ),
+    ] = None
     spot: Annotated[
         bool | None,
         typer.Option(
@@ -150,6 +165,13 @@ class JobOptions:
         typer.Option(
             metavar="NAME=SECRET",
             help=f"A variable from Secrets Manager; names begin with {SECRETS_PREFIX}.",
+        ),
+    ] = None
+    not_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A file, variable or option that was refused as a secret.",
         ),
     ] = None
     code: Annotated[
@@ -197,16 +219,26 @@ class JobOptions:
         """
         if self.nodes is not None:
             Range.parse(self.nodes, option="--nodes")
-        if self.grace != DEFAULT_GRACE_S and not self.code:
-            raise UsageError(
-                "--grace is for programs of your own (--code): a recipe saves a checkpoint when it "
-                "is told to end"
-            )
-        if self.hang_minutes != DEFAULT_HANG_S / 60 and not self.code:
-            raise UsageError(
-                "--hang-minutes is for programs of your own (--code): a recipe starts workers that "
-                "hang again"
-            )
+        of_code = {
+            "--grace": (self.grace != DEFAULT_GRACE_S, "saves a checkpoint when it is told to end"),
+            "--hang-minutes": (
+                self.hang_minutes != DEFAULT_HANG_S / 60,
+                "starts workers that hang again",
+            ),
+            "--keep-files": (self.keep_files, "saves checkpoints and its record"),
+            "--skip-files": (self.skip_files, "saves checkpoints and its record"),
+        }
+        for option, (is_given, instead) in of_code.items():
+            if is_given and not self.code:
+                raise UsageError(
+                    f"{option} is for programs of your own (--code): a recipe {instead}"
+                )
+        for option, patterns in (
+            ("--keep-files", self.keep_files),
+            ("--skip-files", self.skip_files),
+        ):
+            for pattern in patterns or ():
+                check_pattern(pattern, option=option)
 
     def check_fit(self, shape: ClusterShape) -> None:
         """

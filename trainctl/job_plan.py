@@ -227,11 +227,18 @@ def check_given(given: JobOptions) -> None:
             f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
         )
     else:
-        code_folder.look_at(given.code)
+        code_folder.look_at(given.code, given.not_secret or ())
         code_folder.check_command(given.code, words)
     if given.run is not None:
         runs.check_run_name(given.run)
-    variables.refuse_secrets(env)
+    variables.refuse_secrets(env, words, given.not_secret or ())
+    names = {*env, *(name.lstrip("-") for name, _ in variables.named(words))}
+    for each in given.not_secret or ():
+        is_file = given.code is not None and (given.code / each).is_file()
+        if each.lstrip("-") not in names and not is_file:
+            raise UsageError(
+                f"--not-secret is {each!r}: no file, variable or option of the command is called so"
+            )
 
 
 def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
@@ -277,7 +284,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
         assert given.code is not None
-        command, recipe, code = [*words], "", code_folder.look_at(given.code)
+        command, recipe = [*words], ""
+        code = code_folder.look_at(given.code, given.not_secret or ())
         on, why = placement(given, program, nodes, shape)
         own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
         warnings = program.warnings([name.replace("_", "-") for name in own])
@@ -306,6 +314,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         grace_s=given.grace,
         hang_s=round(given.hang_minutes * 60),
+        keep_files=tuple(given.keep_files or ()),
+        skip_files=tuple(given.skip_files or ()),
         variables=from_here,
         secrets=from_secrets,
         prices=prices,

@@ -142,7 +142,7 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
         storage: ``s3://BUCKET``; another one: nothing is kept.
         client: of S3; boto3's by default.
     """
-    say_to_log(f"error: {reason}")
+    say_to_log(f"{'warning' if reason.startswith('succeeded') else 'error'}: {reason}")
     if not storage.startswith("s3://"):
         return
     try:

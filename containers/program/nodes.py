@@ -39,7 +39,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from containers.host.machine import say
 from containers.program import starts, watch
 from containers.program.bucket import ERRORS, Bucket, report, until_answered
-from containers.program.cause import PASSED_OVER, Error, cause, passed_over
+from containers.program.cause import Error, cause, success
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
@@ -49,6 +49,7 @@ from containers.program.launch import (
     Status,
 )
 from containers.program.requirements import Stopped
+from containers.program.selection import shortfall
 from containers.program.watch import Verdict
 from contract import exits, faults, runs, times
 from contract.errors import InputError, UnreachableError
@@ -273,6 +274,7 @@ class Group:
         self._nodes = self._order.nodes  # with a head that trains, one more
         self._num_seen, self._seen_at = 0, 0.0
         self._writer = uuid.uuid4().hex  # of the files, for all starts of this job
+        self._newest_ns = 0  # newest change of a saved file, on any node
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
@@ -360,6 +362,7 @@ class Group:
         """Poll all nodes; note those with a spot notice."""
         ask(self._seats)
         for seat in self._seats:
+            self._newest_ns = max(self._newest_ns, seat.status.newest_ns)
             at = seat.status.leaves_at
             if seat.node.id in self._leaving or not (seat.is_lost or at):
                 continue
@@ -421,12 +424,15 @@ class Group:
             return self._failure()
         if step is Next.REPLACED:
             saved = ["another job has taken over the files of the run"]
+        lack = shortfall(self._newest_ns, time.time()) if self._told.storage else ""
         if step is Next.WAIT:
+            if lack:
+                say(f"warning: {lack}")
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
-                if passed := passed_over(self._errors):
-                    self.report(passed.reason(self._order.run, PASSED_OVER))
+                if reason := success(self._errors, self._order.run, lack):
+                    self.report(reason)
                 return exits.OK
             self.report(f"files lost: {'; '.join(saved)}")
             return exits.FILES_LOST

@@ -9,6 +9,7 @@ at once.
 import contextlib
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from containers.host.machine import say
 from containers.program import cache
 from containers.program.process import Program
 from contract.errors import InputError
-from contract.requirements import UV_LOCK, file_of
+from contract.requirements import UV_LOCK, check, file_of
 
 _POLL_S: Final = 0.1
 #: Variables of a user that say where packages come from: those of pip, which uv does not read, have
@@ -70,6 +71,7 @@ def install(
         InputError: it cannot be installed; the message has the end of uv's output.
         Stopped: ``should_stop`` returned true.
     """
+    check(code, python=platform.python_version(), ray="")
     name = file_of(code)
     if not name:
         return False

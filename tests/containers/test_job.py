@@ -594,7 +594,8 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
             "import threading; threading.Thread(target=lambda: 1 / 0).start()",
             exits.OK,
             "succeeded, with an exception that was not caught: ZeroDivisionError: division by zero "
-            "(<string>:1); trainctl logs r1",
+            "(<string>:1); trainctl logs r1; no file was saved: keep results in the working "
+            "folder, in HOME or in $TRAIN_OUTPUT",
         ),
     ],
     ids=["exception", "argparse", "thread"],
@@ -700,9 +701,9 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     own = {"A": "b", "PYTHONPATH": "/mine"}
     made: list[tuple[dict[str, Path], str]] = []
 
-    def make_mirror(folders: dict[str, Path], address: str) -> Mirror:
+    def make_mirror(folders: dict[str, Path], address: str, **options: Any) -> Mirror:
         made.append((folders, address))
-        return open_mirror(folders, address, client=S3())
+        return open_mirror(folders, address, client=S3(), **options)
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
@@ -713,7 +714,10 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     assert found["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
     assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]
     assert told["working_dir"] != str(work), "what it writes is not sent to other nodes"
-    assert made == [({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/")]
+    folders = {"work": work, "output": tmp_path / "output", "home": tmp_path / "home"}
+    assert made == [(folders, "s3://bucket/runs/r1/output/")]
+    assert found["HOME"] == str(tmp_path / "home")
+    assert "HOME" not in told["env_vars"], "it is a folder of this node"
 
 
 def test_a_job_begins_with_the_cache_of_its_host_and_needs_ecs_to_start_workers(

@@ -366,7 +366,7 @@ class Files:
     """What a node's last copy does: stands in for ``Mirror``."""
 
     lost: list[str] = field(default_factory=list)
-    newest_ns: int = 0
+    newest_ns: int = field(default_factory=time.time_ns)
     is_replaced: bool = False
     is_down: bool = False
     """The last copy lasts until it is hurried."""
@@ -421,6 +421,24 @@ class Stored:
         monkeypatch.setattr(nodes, "report", report)
         monkeypatch.setenv(ENV_JOB, "j1")
         add(ray, *(files if not workers else [*files][:2]))
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "said"),
+    [
+        ([None, None], "succeeded, but no file was saved: keep results in"),
+        ([None, 7300], "succeeded, but its newest file is from 2 h 1 min before its end"),
+        ([None, 3000], ""),
+    ],
+)
+def test_a_job_without_new_files_says_so_in_its_outcome(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch, ages_s: list[float | None], said: str
+) -> None:
+    newest = [0 if age_s is None else time.time_ns() - int(age_s * 1e9) for age_s in ages_s]
+    files = {name: Files(newest_ns=at) for name, at in zip("ab", newest, strict=True)}
+    here = Stored(ray, monkeypatch, "true", **files)
+    assert here.group.run() == exits.OK
+    assert [what[: len(said)] for what, _, _ in here.reported] == [said] * bool(said)
 
 
 def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(

@@ -386,13 +386,14 @@ def test_what_cannot_be_removed_of_an_earlier_start_is_not_taken_for_code(
     s3 = S3()
     monkeypatch.setattr(store, "_client", lambda: s3)
     bucket = Bucket("s3://bucket/runs/r1/output", s3)
-    here = Here(folder, "test -e model || echo 1 > model", storage="s3://bucket")
+    script = "test -e model || echo 1 > model; echo 2 >> ~/.state"
+    here = Here(folder, script, storage="s3://bucket")
     here.start(number=0, files=begin(bucket, [0]))
     here.wait()
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of a read-only folder
     here.start(number=0, start=1, files=begin(bucket, [0]))
     assert here.wait().code == 0
-    assert saved_in(s3, "r1") == {"work/model": "1\n"}
+    assert saved_in(s3, "r1") == {"work/model": "1\n", "home/.state": "2\n2\n"}
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
