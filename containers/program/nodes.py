@@ -37,7 +37,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
-from containers.program import starts, watch
+from containers.program import joined, starts, watch
 from containers.program.bucket import ERRORS, Bucket, report, until_answered
 from containers.program.cause import PASSED_OVER, Error, cause, passed_over
 from containers.program.launch import (
@@ -275,6 +275,7 @@ class Group:
         self._writer = uuid.uuid4().hex  # of the files, for all starts of this job
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
+        self._apart = joined.Apart()
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
@@ -377,6 +378,7 @@ class Group:
         """
         self._start += 1
         self._is_surprised, self._failed_at = False, 0.0
+        self._apart = joined.Apart()
         say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
         if self._told.storage:
@@ -400,6 +402,7 @@ class Group:
                 addresses=addresses,
                 gpus=int(seat.node.gpus),
                 files=restored,
+                most=self._nodes.high,
             )
             # Its answer is one to a question, and shows whether the order has arrived.
             seat.asked, seat.asked_at = seat.launcher.start.remote(place), time.monotonic()
@@ -427,6 +430,8 @@ class Group:
             if not saved or not self._told.storage:
                 if passed := passed_over(self._errors):
                     self.report(passed.reason(self._order.run, PASSED_OVER))
+                elif self._apart.words:
+                    self.report(f"succeeded, with a warning: {self._apart.words}")
                 return exits.OK
             self.report(f"files lost: {'; '.join(saved)}")
             return exits.FILES_LOST
@@ -474,6 +479,10 @@ class Group:
         """Find out if the program still does something; log where it is if it has become silent."""
         running = [seat for seat in self._seats if seat.ended is None]
         self._life.hear(time.monotonic(), {seat.number: seat.status.signs for seat in running})
+        addresses = {seat.number: seat.node.address for seat in running}
+        of_nodes = {seat.number: seat.status.peers for seat in running}
+        if self._apart.hear(time.monotonic(), of_nodes, addresses):
+            say(f"warning: {self._apart.words}")
         self._note_progress()
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
@@ -518,6 +527,7 @@ class Group:
             job=os.environ.get(ENV_JOB, ""),
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
+            warning=self._apart.words,
         )
         key, content = f"{runs.run_prefix(run)}{runs.PROGRESS_FILE}", json.dumps(reached.to_json())
         # In a thread: the nodes are looked at meanwhile, however long the bucket takes.

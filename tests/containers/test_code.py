@@ -9,6 +9,8 @@ import errno
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -89,8 +91,35 @@ def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path
 
 def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
-    assert prepare(CODE, tmp_path / "code", client(path)) == {"PYTHONPATH": "."}
+    found = prepare(CODE, tmp_path / "code", client(path))
+    assert found["PYTHONPATH"] == f"{requirements.site_packages(code.PACKAGES)}:."
+    assert found["PATH"].startswith(f"{code.PACKAGES}/bin:")
     assert (tmp_path / "code" / "sub" / "more.py").exists()
+
+
+@pytest.mark.slow
+def test_rays_workers_have_the_files_that_git_tracks_whatever_gitignore_says(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".gitignore").write_text("log*\n")
+    (tmp_path / "logic.py").write_text("X = 'found'\n")
+    program = """
+import ray
+ray.init(num_cpus=1, include_dashboard=False)
+def find():
+    import logic
+    return logic.X
+print(find(), ray.get(ray.remote(find).remote()))
+"""
+    (tmp_path / "main.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env={**os.environ, **code.for_ray({}, tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "found found\n" in done.stdout, done.stderr
 
 
 def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path: Path) -> None:
