@@ -9,14 +9,13 @@ import errno
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import ray_constants
 
 from containers.program import code, requirements
 from contract.errors import InputError
@@ -97,29 +96,11 @@ def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     assert (tmp_path / "code" / "sub" / "more.py").exists()
 
 
-@pytest.mark.slow
-def test_rays_workers_have_the_files_that_git_tracks_whatever_gitignore_says(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / ".gitignore").write_text("log*\n")
-    (tmp_path / "logic.py").write_text("X = 'found'\n")
-    program = """
-import ray
-ray.init(num_cpus=1, include_dashboard=False)
-def find():
-    import logic
-    return logic.X
-print(find(), ray.get(ray.remote(find).remote()))
-"""
-    (tmp_path / "main.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "main.py"],
-        cwd=tmp_path,
-        env={**os.environ, **code.for_ray({}, tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert "found found\n" in done.stdout, done.stderr
+def test_ray_is_told_not_to_apply_gitignore_to_the_files_that_git_tracks(tmp_path: Path) -> None:
+    # Ray reads it in ray.init(), and when a job is submitted.
+    name = ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE
+    assert code.for_ray({}, tmp_path)[name] == "1"
+    assert name not in code.for_ray({"A": "b"}, None)
 
 
 def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path: Path) -> None:
