@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from ray._private import ray_constants
+from ray._private.runtime_env import packaging
 
 from containers.program import code, requirements
 from contract.errors import InputError
@@ -96,11 +97,15 @@ def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     assert (tmp_path / "code" / "sub" / "more.py").exists()
 
 
-def test_ray_is_told_not_to_apply_gitignore_to_the_files_that_git_tracks(tmp_path: Path) -> None:
-    # Ray reads it in ray.init(), and when a job is submitted.
-    name = ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE
-    assert code.for_ray({}, tmp_path)[name] == "1"
-    assert name not in code.for_ray({"A": "b"}, None)
+def test_ray_sends_the_files_that_git_tracks_whatever_gitignore_says(tmp_path: Path) -> None:
+    folder, package = tmp_path / "code", tmp_path / "package.zip"
+    folder.mkdir()
+    (folder / ".gitignore").write_text("log*\n")
+    (folder / "logic.py").touch()
+    # As in ray.init() of ray/_private/worker.py.
+    told = code.for_ray({}, folder).get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0")
+    packaging.create_package(str(folder), package, include_gitignore=told != "1")
+    assert "logic.py" in zipfile.ZipFile(package).namelist()
 
 
 def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path: Path) -> None:
