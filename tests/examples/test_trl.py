@@ -19,7 +19,7 @@ from contract.errors import InputError
 from tests.conftest import ROOT
 from tests.eventually import eventually
 
-pytestmark = pytest.mark.night
+pytestmark = [pytest.mark.night, pytest.mark.timeout(2400)]
 
 NUMBERS = [f"{number} comes after {number - 1}" for number in range(1, 257)]
 ROWS = {
@@ -39,13 +39,18 @@ def write_model(folder: Path) -> None:
     words = ["<pad>", "<eos>", "comes", "after", *map(str, range(257))]
     split = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<pad>"))
     split.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=split, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
     )
     tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
     config = LlamaConfig(
-        vocab_size=len(words), num_hidden_layers=2, pad_token_id=0, eos_token_id=1, **sizes
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
 
