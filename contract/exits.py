@@ -37,6 +37,8 @@ OF_THE_SYSTEM: Final = (
     STORAGE,
     HUNG,
     DEADLINE,
+    INTERRUPTED,
+    TERMINATED,
 )
 #: Codes after which the head is started again. The hosts of its workers stay for the next one.
 TRIED_AGAIN: Final = (BAD_HOST, RAY_FAILED, STORAGE)

@@ -24,6 +24,8 @@ _UNREAD: Final = (
     *("Pipfile", "Pipfile.lock", "poetry.lock", "pdm.lock", "pylock.toml", "setup.py", "setup.cfg"),
 )
 _RAY: Final = re.compile(r"(?im)^\s*ray(?:\[[\w, -]*\])?\s*([=<>!~][^;#\n\\]*)")
+_OTHER_LIST: Final = re.compile(r"(?m)^\s*(?:-r|--requirement)[ =]*(\S+)")
+_SSH: Final = re.compile(r"[^\s\"']*\bssh://[^\s\"'?#]*|git\+git@\S+")
 
 
 def file_of(folder: Path) -> str:
@@ -42,7 +44,28 @@ def file_of(folder: Path) -> str:
         )
     if name == PYPROJECT and not dependencies(folder):
         return ""
+    if name:
+        _check_addresses(folder / name)
     return name
+
+
+def _check_addresses(file: Path) -> None:
+    """Refuse repositories that no node can read, also in lists that a list includes."""
+    todo, seen = [file], set[Path]()
+    while todo:
+        path = todo.pop().resolve()
+        if path in seen or not path.is_file():  # uv names one that is missing
+            continue
+        seen.add(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if found := _SSH.search(re.sub(r"(?m)^\s*#.*", "", text)):
+            raise InputError(
+                f"{path.name}: {found[0]} cannot be installed, because nodes have no SSH key: list "
+                "a public git+https:// address, or put the package's wheel into the folder and "
+                "list ./NAME.whl"
+            )
+        if path.suffix == ".txt":
+            todo += [path.parent / name for name in _OTHER_LIST.findall(text)]
 
 
 def dependencies(folder: Path) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ class Program:
         """What of it uses Ray, in words; "" where nothing does, or another launcher starts it."""
         if launchers.starts_on_nodes(self.text):
             return ""
-        if re.search(r"^ray |-m ray\b", self.text):
+        if re.search(r"^ray |-m (?:ray|verl|openrlhf)\b", self.text):
             return "its command"
         for path, imports in self._imports.items():
             if any(f"{each.module}.".startswith("ray.") for each in imports if not each.level):
@@ -213,7 +213,7 @@ class Program:
             return []
         images = re.findall(r"(?m)^[\w.-]+", _plain(lock.read_text()))
         own = {part for file in self._files for part in file.removesuffix(".py").split("/")}
-        known = own | sys.stdlib_module_names | {"contract", "containers", "training"}
+        known = own | sys.stdlib_module_names
         packages = {
             module: _plain(_PACKAGES.get(module, module))
             for path in sorted(self._certain)

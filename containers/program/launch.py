@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from containers.program import code, watch
+from containers.program import code, joined, watch
 from containers.program.cause import Error, LogEnd, errors_in
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
@@ -96,6 +96,8 @@ class Place:
     """Number of GPUs of this node."""
     files: Start | None = None
     """Files to restore before this start; None: files are not kept."""
+    most: int = 1
+    """Number of nodes that a start of this job may have."""
 
     @property
     def num_nodes(self) -> int:
@@ -151,14 +153,17 @@ class Status:
     """Unix time at which this node must have ended, once that is known."""
     signs: watch.Signs = field(default_factory=watch.Signs)
     """Its signs of life."""
+    peers: joined.Peers = field(default_factory=joined.Peers)
+    """Its connections to other nodes."""
 
 
 def launcher_environment(place: Place) -> dict[str, str]:
     """The variables from which launchers and programs learn about the other nodes.
 
     The five ``PET_`` variables are torchrun's static rendezvous: its nodes are numbered by what
-    they are told. ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where each of several
-    nodes has a single process: elsewhere a launcher must start the processes, and it numbers them.
+    they are told. ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where a job may have
+    several nodes, and each has a single process: elsewhere a launcher must start the processes, and
+    it numbers them.
     """
     per_node = max(1, place.gpus)
     found = {
@@ -171,13 +176,14 @@ def launcher_environment(place: Place) -> dict[str, str]:
         "MASTER_PORT": str(place.port),
         "NODE_RANK": str(place.rank),
         "NUM_NODES": str(place.num_nodes),
+        "NNODES": str(place.num_nodes),
         "GPUS_PER_NODE": str(place.gpus),
         "PYTHONUNBUFFERED": LINES,
     }
     if not place.gpus:
         # Else accelerate, and with it the Trainer, starts no process group without a GPU.
         found["ACCELERATE_USE_CPU"] = "true"
-    if per_node == 1 and place.num_nodes > 1:
+    if per_node == 1 and max(place.num_nodes, place.most) > 1:
         found |= {
             "WORLD_SIZE": str(place.num_nodes),
             "RANK": str(place.rank),
@@ -239,6 +245,7 @@ class Launcher:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._reset(-1)
+        self._others = set[str]()  # addresses of the other nodes
         # A head that trains too ends by itself at a notice, and has no such file.
         default = self._base.with_name(f"{self._base.name}-notice")
         self._notice = Path(os.environ.get(ENV_NOTICE) or default)
@@ -251,6 +258,7 @@ class Launcher:
         self._is_told = False
         self._kill_at = self._save_s = math.inf
         self._signs, self._sampled_at, self._num_lines = watch.Signs(), -math.inf, 0
+        self._peers, self._peers_at = joined.Peers(), -math.inf
 
     def start(self, place: Place) -> Status:
         """Bring the code and the files of the run to this node, and start the program."""
@@ -260,6 +268,7 @@ class Launcher:
             self._thread.join()
         with self._lock:
             self._reset(place.start)
+            self._others = {*place.addresses} - {place.addresses[place.rank]}
         self._thread = threading.Thread(target=self._run, args=(place,), daemon=True)
         self._thread.start()
         return self.status()
@@ -282,6 +291,10 @@ class Launcher:
                 lines=self._num_lines,
                 written_ns=self._newest_ns,
             )
+        is_alone = program and self._ended is None and self._others and not self._peers.addresses
+        if program and is_alone and now - self._peers_at >= joined.EVERY_S:
+            self._peers_at = now
+            self._peers = joined.peers(program.left(), self._watched, self._others)
         return Status(
             start=self._start,
             runs=program is not None,
@@ -290,6 +303,7 @@ class Launcher:
             newest_ns=self._newest_ns,
             leaves_at=leaves_at,
             signs=self._signs,
+            peers=self._peers,
         )
 
     def look(self, number: int) -> tuple[list[watch.Found], tuple[Error, ...]]:

@@ -37,7 +37,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
-from containers.program import starts, watch
+from containers.program import joined, starts, watch
 from containers.program.bucket import ERRORS, Bucket, report, until_answered
 from containers.program.cause import Error, cause, success
 from containers.program.launch import (
@@ -277,6 +277,7 @@ class Group:
         self._newest_ns = 0  # newest change of a saved file, on any node
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
+        self._apart = joined.Apart()
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
@@ -380,6 +381,7 @@ class Group:
         """
         self._start += 1
         self._is_surprised, self._failed_at = False, 0.0
+        self._apart = joined.Apart()
         say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
         if self._told.storage:
@@ -403,6 +405,7 @@ class Group:
                 addresses=addresses,
                 gpus=int(seat.node.gpus),
                 files=restored,
+                most=self._nodes.high,
             )
             # Its answer is one to a question, and shows whether the order has arrived.
             seat.asked, seat.asked_at = seat.launcher.start.remote(place), time.monotonic()
@@ -431,7 +434,8 @@ class Group:
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
-                if reason := success(self._errors, self._order.run, lack):
+                lacks = "; ".join(filter(None, (lack, self._apart.words)))
+                if reason := success(self._errors, self._order.run, lacks):
                     self.report(reason)
                 return exits.OK
             self.report(f"files lost: {'; '.join(saved)}")
@@ -480,6 +484,10 @@ class Group:
         """Find out if the program still does something; log where it is if it has become silent."""
         running = [seat for seat in self._seats if seat.ended is None]
         self._life.hear(time.monotonic(), {seat.number: seat.status.signs for seat in running})
+        addresses = {seat.number: seat.node.address for seat in running}
+        of_nodes = {seat.number: seat.status.peers for seat in running}
+        if self._apart.hear(time.monotonic(), of_nodes, addresses):
+            say(f"warning: {self._apart.words}")
         self._note_progress()
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
@@ -524,6 +532,7 @@ class Group:
             job=os.environ.get(ENV_JOB, ""),
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
+            warning=self._apart.words,
         )
         key, content = f"{runs.run_prefix(run)}{runs.PROGRESS_FILE}", json.dumps(reached.to_json())
         # In a thread: the nodes are looked at meanwhile, however long the bucket takes.

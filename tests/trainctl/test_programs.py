@@ -71,6 +71,24 @@ def made(tmp_path: Path) -> Made:
         ("uv run torchrun main.py", ""),
         ("bash run.sh", ""),
         ("sh -c cd src && torchrun -m pkg.cli.train", ""),
+        # What is published: axolotl, torchtune, DeepSpeed, Composer, Fabric, their repositories'
+        # shell scripts, and what people put before a launcher.
+        ("tune run --nproc_per_node 2 main.py", ""),
+        ("composer -n 2 main.py", ""),
+        ("python -m composer.cli.launcher main.py", ""),
+        ("fabric run --devices=2 main.py", ""),
+        ("lightning run model main.py", ""),
+        ("accelerate-launch main.py", ""),
+        ("python -m accelerate.commands.accelerate_cli launch main.py", ""),
+        ("python -m deepspeed.launcher.runner main.py", ""),
+        ("python -W ignore -X dev -m torch.distributed.run main.py", ""),
+        ("uv run -m torch.distributed.run main.py", ""),
+        ("coverage run -m torch.distributed.run main.py", ""),
+        ("env -u X A=B nohup torchrun main.py", ""),
+        ("sh -c pip install x&&(torchrun main.py)", ""),
+        ("sh -c bash -lc 'torchrun main.py'", ""),
+        ('sh -c export LAUNCHER="python -u -m torch.distributed.run"\n$LAUNCHER main.py', ""),
+        ("sh -c torchrun \\\n --nnodes 2 \\\n main.py", ""),
         # The program uses Ray, itself or by a module of the folder.
         ("python main.py", "helpers/deep.py"),
         ("python -u ./main.py tests/test_ray.py", "helpers/deep.py"),
@@ -80,6 +98,11 @@ def made(tmp_path: Path) -> Made:
         ("bash ray.sh", "helpers/deep.py"),
         ("sh -c cd recipes/dev && exec python grpo.py", "recipes/dev/grpo.py"),
         ("ray job submit -- x", "its command"),
+        ("python3 -m verl.trainer.main_ppo data.train_files=x", "its command"),
+        # A launcher that is an argument.
+        ("python main.py torchrun x", "helpers/deep.py"),
+        ("python main.py -m torch.distributed.run", "helpers/deep.py"),
+        ("uv run main.py --launcher torchrun", "helpers/deep.py"),
     ],
 )
 def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
@@ -179,6 +202,7 @@ if os.environ.get("X"):
             {},
             ["torchvision", "light"],
         ),
+        ("from training import x\nimport contract.job\n", {}, ["training", "contract"]),
         ("import torchvision\nimport cv2\n", {"requirements.txt": "torchvision==0.28\n"}, ["cv2"]),
         ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, []),
         ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[extra]>2\n"}, []),

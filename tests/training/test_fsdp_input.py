@@ -98,7 +98,7 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(InputError, match=r"--compile .* no C compiler here"):
+    with pytest.raises(InputError, match=r"--compile .* no C\+\+ compiler here"):
         machine.check_compiler("--compile")
     with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
         optimizers.build(

@@ -48,6 +48,7 @@ def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_th
         "MASTER_PORT": "29500",
         "NODE_RANK": "1",
         "NUM_NODES": "2",
+        "NNODES": "2",
         "GPUS_PER_NODE": "4",
         "PYTHONUNBUFFERED": launch.LINES,
     }
@@ -56,18 +57,20 @@ def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_th
 
 
 @pytest.mark.parametrize(
-    ("gpus", "num_nodes", "expected"),
+    ("gpus", "num_nodes", "most", "expected"),
     [
-        (0, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
-        (1, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
-        (4, 2, {}),
-        (1, 1, {}),
+        (0, 2, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (1, 2, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (4, 2, 2, {}),
+        (1, 1, 1, {}),  # nanoGPT takes RANK for a launcher
+        # A range that has one node now: a program that reads RANK runs as it does on four.
+        (1, 1, 4, {"RANK": "1", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
     ],
 )
 def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
-    gpus: int, num_nodes: int, expected: dict[str, str]
+    gpus: int, num_nodes: int, most: int, expected: dict[str, str]
 ) -> None:
-    found = environment(gpus=gpus, addresses=BOTH[:num_nodes])
+    found = environment(gpus=gpus, addresses=BOTH[:num_nodes], most=most)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert {name: found[name] for name in names if name in found} == expected
 
