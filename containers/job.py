@@ -25,17 +25,18 @@ from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
-from containers.program.bucket import report
+from containers.program.bucket import ERRORS as BUCKET_ERRORS
+from containers.program.bucket import Bucket, open_recorder, report, write_records
 from containers.program.cause import PASSED_OVER, Error, LogEnd, cause, errors_in, passed_over
 from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, ERRORS, LaunchSpec, prepare_head
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
-from contract import exits, faults, times
+from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import JobSpec, Placement
+from contract.job import Hold, JobSpec, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
     ENV_LOG,
@@ -45,7 +46,8 @@ from contract.nodes import (
     GCS_PORT,
     HEAD,
 )
-from contract.text import counted, listed
+from contract.text import counted, duration, listed
+from training.record.goodput import Recorder
 
 #: Poll interval for cheap local checks, in seconds.
 _POLL_S: Final = 0.1
@@ -126,6 +128,17 @@ class Decisions:
         if seen.demand:
             return exits.ASKS_TOO_MUCH, f"the program {seen.demand}"
         return self._lack_of_capacity(seen)
+
+    def hold(self, code: int, now: float) -> Hold | None:
+        """How long the hosts of a job stay whose command has ended with ``code``; None: no longer.
+
+        Args:
+            now: Unix time.
+        """
+        until = min(now + self._spec.hold_s, self._deadline - times.HOLD_MARGIN_S)
+        if code in exits.NOT_HELD or until <= now:
+            return None
+        return Hold(code=code, since=now, until=until)
 
     def exit_code(self, own: int) -> tuple[int, str]:
         """Exit code of a job whose command has ended by itself with ``own``; in words, why it is
@@ -298,14 +311,68 @@ class Job:
             if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
+        recorder = self._begin_record()
         try:
             code = self._wait(command)
         finally:
             command.end()  # what it has left behind writes no more
+            recorder.end(self._clock.time())
             is_saved = self._save_files()
+            recorder.close(self._clock.time(), is_last=True)
+            self._write_record(recorder)
         if spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
             self._tell_why(errors_in(folder / ERRORS), has_failed=code != exits.OK)
-        return code if is_saved or code != exits.OK else exits.FILES_LOST
+        code = code if is_saved or code != exits.OK else exits.FILES_LOST
+        if not self._is_told:
+            self._hold(code)
+        return code
+
+    def _begin_record(self) -> Recorder:
+        """Record the activity of a command on the head, whose steps are not counted. What trains a
+        recipe, or starts a program on the nodes, records it itself."""
+        recorder = Recorder()
+        if self._records:
+            given = (self._storage, self._config.spec.run, self._config.job)
+            recorder = open_recorder(*given, client=self._client)
+            recorder.begin(self._clock.time(), resumes=0.0)
+            self._write_record(recorder)
+        return recorder
+
+    @property
+    def _records(self) -> bool:
+        spec = self._config.spec
+        is_own = spec.on == Placement.HEAD and not spec.recipe
+        return is_own and self._storage.startswith("s3://")
+
+    def _write_record(self, recorder: Recorder) -> None:
+        if self._records:
+            records = {runs.job_activity(self._config.job): recorder.activity.to_json()}
+            write_records(self._storage, self._config.spec.run, records, client=self._client)
+
+    def _hold(self, code: int) -> None:
+        """Keep the hosts of a job that has failed for as long as its user wants to look at them."""
+        job, run = self._config.job, self._config.spec.run
+        hold = self._decisions.hold(code, self._clock.time())
+        if hold is None:
+            return
+        try:  # who ends the hosts if this head does not must know when
+            key, content = runs.job_hold(run, job), hold.to_json().encode()
+            Bucket(self._storage, self._client).put(key, content)
+        except BUCKET_ERRORS as error:
+            say(f"the hosts are not held: {faults.text(error)}")
+            return
+        left = duration(round(hold.until - hold.since))
+        say(
+            f"the command has failed; the hosts stay for {left}: trainctl shell {job} opens a "
+            f"shell, and trainctl stop {job} ends this"
+        )
+        kept = self._config.spec.nodes.high
+        while self._clock.time() < hold.until and not self._is_stopped:
+            there = self._ray.size.num_nodes - 1 if self._ray.size else 0
+            if there < kept or kept == self._config.spec.nodes.high:
+                kept = there  # no other host comes for one that goes
+                self._ray.scale(least=kept, most=kept)
+            self._clock.sleep(_POLL_S)
 
     def _hear(self, line: str) -> None:
         """A line that the command has printed."""

@@ -228,6 +228,8 @@ class Options(TypedDict, total=False):
     """Seconds that the command of ``code`` has to save at a stop, and before the deadline."""
     hang_minutes: float
     """Minutes after which a command of ``code`` that does nothing is ended; 0: it is not."""
+    hold: float
+    """Minutes for which the hosts of a job that has failed stay, until its deadline at most."""
     spot: bool
     """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
     env: Mapping[str, str | float | Path]

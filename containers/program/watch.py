@@ -131,10 +131,15 @@ class Watch:
             self._alive_at, self._has_reported = at, False
 
     @property
+    def silent_s(self) -> float:
+        """Seconds without a sign of life."""
+        return self._heard_at - self._alive_at
+
+    @property
     def words(self) -> str:
         """``no step for 10 min 0 s``."""
         what = "no step" if self.has_stepped else "no sign of life"
-        return f"{what} for {duration(round(self._heard_at - self._alive_at))}"
+        return f"{what} for {duration(round(self.silent_s))}"
 
     def verdict(self, *, has_ended: bool) -> Verdict:
         """
