@@ -23,7 +23,7 @@ from containers import node
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
-from containers.program import cache
+from containers.program import cache, shell
 from containers.program import code as user_code
 from containers.program.bucket import ERRORS as BUCKET_ERRORS
 from containers.program.bucket import Bucket, open_recorder, report, write_records
@@ -51,6 +51,7 @@ from training.record.goodput import Recorder
 
 #: Poll interval for cheap local checks, in seconds.
 _POLL_S: Final = 0.1
+_CANNOT_PREPARE: Final = "failed: a worker node cannot prepare the code: "
 #: ``ray start --block`` looks at Ray's processes every second.
 _RAY_ENDS_S: Final = 3.0
 
@@ -103,13 +104,18 @@ class Decisions:
         return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
 
     @property
+    def is_short(self) -> bool:
+        """True while it has fewer worker nodes than it needs."""
+        return self._short_since is not None
+
+    @property
     def waits(self) -> bool:
         """True while it lacks worker nodes that it needs. A recipe waits for those that it has lost
         while the others are billed. A program may go on without them, and one on all nodes has its
         own patience (``containers.program.nodes``)."""
         has_lost = self.capacity_at is not None
         may_wait = bool(self._spec.nodes.low) and (bool(self._spec.recipe) or not has_lost)
-        return may_wait and self._short_since is not None
+        return may_wait and self.is_short
 
     def decide(self, seen: Seen) -> tuple[int, str] | None:
         """Exit code of a job that must not continue, and the reason in words; None while it may."""
@@ -165,8 +171,7 @@ class Decisions:
         if not self.waits:
             return None
         if seen.failure is not None:
-            text = f"failed: a worker node cannot prepare the code: {seen.failure}"
-            return exits.BAD_INPUT, text
+            return exits.BAD_INPUT, _CANNOT_PREPARE + seen.failure
         waited = seen.monotonic - self._short_since
         if waited <= self._spec.capacity_wait_s:
             return None
@@ -299,6 +304,8 @@ class Job:
                 say(f"running {shlex.join(words)}")
             variables = {**self._environment, **variables, ENV_RUN: spec.run}
             variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
+            if place:
+                shell.note(place, variables, place=folder.with_name(shell.PLACE.name))
             try:
                 command = self._spawn(words, folder=place, environment=variables, emit=self._hear)
             except OSError as error:
@@ -353,9 +360,9 @@ class Job:
         """Keep the hosts of a job that has failed for as long as its user wants to look at them."""
         job, run = self._config.job, self._config.spec.run
         hold = self._decisions.hold(code, self._clock.time())
-        if hold is None:
+        if hold is None or not self._storage.startswith("s3://"):
             return
-        try:  # who ends the hosts if this head does not must know when
+        try:  # the keeper ends the hosts if this head does not
             key, content = runs.job_hold(run, job), hold.to_json().encode()
             Bucket(self._storage, self._client).put(key, content)
         except BUCKET_ERRORS as error:
@@ -453,6 +460,13 @@ class Job:
         own = self._own_code = command.end()
         if own != exits.OK and self._has_lost_ray():
             return exits.RAY_FAILED
+        spec, why = self._config.spec, ""
+        if own == exits.NO_CAPACITY and spec.on == Placement.NODES and spec.code:
+            # A node may have come in place of a lost one, and found packages gone.
+            why = user_code.failure_of_worker(spec.code, client=self._client)
+        if why:
+            self._report(_CANNOT_PREPARE + why)
+            return exits.BAD_INPUT
         code, changed = self._decisions.exit_code(own)
         if changed:
             say(changed)
@@ -479,7 +493,7 @@ class Job:
     def _reason_to_end(self) -> int | None:
         """Exit code of a job that must not continue, with the reason logged; None while it may."""
         now = self._clock.monotonic()
-        size = self._ray.size
+        size, was_short = self._ray.size, self._decisions.is_short
         found = self._decisions.decide(
             Seen(
                 now=self._clock.time(),
@@ -493,6 +507,9 @@ class Job:
                 failure=self._failure_of_worker(now) if self._decisions.waits else None,
             )
         )
+        if was_short and not self._decisions.is_short and self._config.spec.code:
+            # The others could prepare it: why one could not explains no later loss.
+            user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         if found is None:
             return None
         code, text = found

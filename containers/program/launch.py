@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from containers.program import code, watch
+from containers.program import code, shell, watch
 from containers.program.cause import Error, LogEnd, errors_in
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
@@ -421,6 +421,8 @@ class Launcher:
             **variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
+        place = self._base.with_name(f"{self._base.name}-shell.json")
+        shell.note(self._work, environment, place=place)
         words = self._told.order.command
         with self._lock:
             if self._is_told:

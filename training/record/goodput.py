@@ -7,8 +7,11 @@ of its table is the time that ``trainctl cost`` counts.
 Standard library only. The recorder and ``goodput`` are pure: times are handed in.
 """
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from contract.text import percent
@@ -181,33 +184,37 @@ def goodput(
     """
     ended = [*_ends(activity.segments, paid)]
     periods = [*_periods(activity.segments, ended)]
-    ends = _end(activity.segments, ended, is_over=is_over)
+    end = _end(activity.segments, ended, is_over=is_over)
     edges = {edge for each in periods for edge in (each.began, each.ended)}
-    edges |= {edge for each in paid if each.started for edge in (each.started, each.ended)}
-    edges |= {edge for edge in (ends, held) if edge is not None}
+    edges |= {edge for each in paid for edge in (each.started or each.ended, each.ended)}
+    edges |= {edge for edge in (end, held) if edge is not None}
+    times = sorted(edges)
     found = dict.fromkeys(USES, 0.0)
+
+    # What happens between two of these times is the same for all nodes but those that join late.
+    kinds: list[_Period] = []
+    for began, until in pairwise(times):
+        at = (began + until) / 2
+        period = next((each for each in periods if each.began <= at < each.ended), None)
+        use = "waiting" if _lacks_nodes(paid, at, least) else "starting"
+        if held is not None and at >= held:
+            use, period = "held", None
+        elif period is None and end is not None and at >= end:
+            use = "ending"
+        kinds.append(period or _Period(began, until, use, math.inf))
 
     for node in paid:
         started = node.ended if node.started is None else max(node.pulled, node.started)
-        started = min(started, node.ended)
-        found["pulling"] += started - node.pulled
-        within = sorted(edge for edge in edges if started < edge < node.ended)
-        for began, ended in zip([started, *within], [*within, node.ended], strict=True):
-            at, seconds = (began + ended) / 2, ended - began
-            period = next((each for each in periods if each.began <= at < each.ended), None)
-            saving = 0.0
-            if held is not None and at >= held:
-                use = "held"
-            elif period and (node.is_head or started <= period.joined):
-                use, saving = period.use, period.saving * seconds
-            elif ends is not None and at >= ends:
-                use = "ending"
-            elif period or _lacks_nodes(paid, at, least):
-                use = "waiting"
-            else:
-                use = "starting"
+        at = min(started, node.ended)
+        found["pulling"] += at - node.pulled
+        number = bisect_right(times, at) - 1
+        while at < node.ended:
+            kind, until = kinds[number], min(times[number + 1], node.ended)
+            is_part = node.is_head or started <= kind.joined
+            saving = kind.saving * (until - at) if is_part else 0.0
             found["saving"] += saving
-            found[use] += seconds - saving
+            found[kind.use if is_part else "waiting"] += until - at - saving
+            at, number = until, number + 1
     return found
 
 
