@@ -456,9 +456,15 @@ def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
         assert life.ray.scaled[-2:] == [(3, 3), (2, 2)]
 
 
-def test_hosts_are_not_held_where_the_keeper_could_not_know_it() -> None:
+def test_hosts_are_not_held_where_the_keeper_could_not_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put_object(**_: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="s3")
+
     life = Life(codes=(3,), hold_s=600)
-    life.job._storage, life.job._client = "s3://bucket", Refusing(1_000_000)
+    life.job._storage = "s3://bucket"
+    monkeypatch.setattr(life.s3, "put_object", put_object)
     assert life.run() == 3
     assert life.clock.now < 60
 

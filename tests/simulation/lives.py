@@ -528,9 +528,10 @@ class Life:
         billed = sum(pricing._seconds(paid).values())
         if abs(sum(found.values()) - billed) > 1e-3 or min(found.values()) < 0:
             self.world.blame(f"{job.name} is billed for {billed:.3f} s, and that is {found}")
-        stretches = [(each.stepped, each.last) for each in recorder.activity.segments]
-        if (found["steps"] + found["lost"] > 0) != any(
-            (last or 0) > (first or 0) for first, last in stretches
+        segments, trained = recorder.activity.segments, found["steps"] + found["lost"] > 0
+        has_stepped = [each for each in segments if each.stepped]
+        if trained > bool(has_stepped) or trained < any(
+            (each.last or 0) > (each.stepped or 0) for each in has_stepped
         ):
             self.world.blame(f"{job.name} has trained, or not: {found}")
         if (found["held"] > 0) != (hold is not None):

@@ -35,6 +35,7 @@ def shell(
     job: Annotated[
         str,
         typer.Argument(
+            metavar="JOB",
             help="ID of a job, or name of a run: its newest job.",
             show_default="the standing cluster",
             autocompletion=completion.jobs,
@@ -42,7 +43,7 @@ def shell(
     ] = "",
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="Run this instead of a shell; after -- ."),
+        typer.Argument(metavar="-- COMMAND", help="Run this instead of a shell."),
     ] = None,
     node: Annotated[
         str,
