@@ -132,7 +132,7 @@ def paid_of(tasks: Sequence[Task], *, now: datetime) -> list[Paid] | None:
         Paid(
             is_head=task.kind == nodes.HEAD,
             pulled=task.pulled.timestamp(),
-            started=task.started and task.started.timestamp(),
+            started=task.started.timestamp() if task.started else None,
             ended=max(task.pulled, task.stopped or now).timestamp(),
         )
         for task in tasks

@@ -421,8 +421,8 @@ class Launcher:
             **variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
-        place = self._base.with_name(f"{self._base.name}-shell.json")
-        shell.note(self._work, environment, place=place)
+        note = self._base.with_name(f"{self._base.name}-shell.json")
+        shell.note(self._work, environment, place=note)
         words = self._told.order.command
         with self._lock:
             if self._is_told:

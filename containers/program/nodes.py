@@ -281,6 +281,7 @@ class Group:
         self._writer = uuid.uuid4().hex  # of the files, for all starts of this job
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
+        self._slow = ""  # node that makes fewer steps than others, in words
         self._silent_s = 0.0  # for so long it had given no sign of life when it was ended
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
         self._recorder: Recorder | None = None
@@ -298,17 +299,14 @@ class Group:
             InputError, UnreachableError: the program cannot be started; it has been ended where it
                 was.
         """
+        code: int | None = None
         try:
-            while not self._stopped:
+            while code is None and not self._stopped:
                 code = self._gather()
                 if code is None:
                     code = self._try_once()
-                if code is not None:
-                    break
-            else:
-                code = exits.TERMINATED
             self._note_activity(is_last=True)
-            return code
+            return exits.TERMINATED if code is None else code
         except Exception:
             with contextlib.suppress(RayError):
                 self._end_all()
@@ -494,6 +492,9 @@ class Group:
         running = [seat for seat in self._seats if seat.ended is None]
         self._life.hear(time.monotonic(), {seat.number: seat.status.signs for seat in running})
         self._note_progress()
+        if self._life.slow != self._slow:
+            self._slow = self._life.slow
+            say(f"warning: {self._slow}" if self._slow else "no node is slow any more")
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
@@ -566,6 +567,7 @@ class Group:
             job=os.environ.get(ENV_JOB, ""),
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
+            slow=self._slow,
         )
         self._write(reached)
 

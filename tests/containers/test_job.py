@@ -405,7 +405,8 @@ def test_a_node_that_cannot_replace_a_lost_one_gives_the_reason(
     monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     """Unless the failure is of a node that was replaced since by one that could."""
-    order = {"on": Placement.NODES, "nodes": Range(2, 2), "code": "s3://bucket/code.zip"}
+    order: dict[str, Any] = {"on": Placement.NODES, "nodes": Range(2, 2)}
+    order["code"] = "s3://bucket/code.zip"
     life = Life(lasts=900, codes=(exits.NO_CAPACITY,), **order)
     life.job._storage = "s3://bucket"
     monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
@@ -450,7 +451,8 @@ def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
     assert (mark is not None) == is_held
     if mark:
         hold = Hold.from_json(mark.decode())
-        assert (hold.code, hold.since) == (own, pytest.approx(130, abs=5))
+        assert hold.code == own
+        assert hold.since == pytest.approx(130, abs=5)
         assert hold.until == pytest.approx(min(hold.since + 600, deadline - times.HOLD_MARGIN_S))
         # What idles stays, and nothing comes for a host that goes.
         assert life.ray.scaled[-2:] == [(3, 3), (2, 2)]

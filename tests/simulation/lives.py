@@ -523,7 +523,7 @@ class Life:
             recorder.activity,
             least=job.granted.low,
             is_over=True,
-            held=hold and hold.since,
+            held=hold.since if hold else None,
         )
         billed = sum(pricing._seconds(paid).values())
         if abs(sum(found.values()) - billed) > 1e-3 or min(found.values()) < 0:
@@ -599,7 +599,8 @@ class Head:
         self.at = "starts"
         self.process: Any = None
         self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
-        self._client = client = life.account.client(f"head of {job.name}")
+        client: Any = life.account.client(f"head of {job.name}")
+        self._client = client
         config: autoscaler.ProviderConfig = {
             "cluster": "c",
             "job": job.name,
@@ -631,7 +632,7 @@ class Head:
         short_since: float | None = None
         recorder = Recorder(life.recorders.get(self.job.name, Recorder()).activity)
         life.recorders[self.job.name] = recorder
-        trains, step = False, 0
+        trains, is_told, step = False, False, 0
         steady_since, was_at = short_since, ""
         while code is None:
             tick = life.chance.choice(TICKS_S)
@@ -670,6 +671,7 @@ class Head:
             elif trains:
                 recorder.end(world.now)
             trains = not is_short
+            is_told = found is not None
             if found:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")
@@ -686,7 +688,7 @@ class Head:
         recorder.end(world.now)
         world.sleep(life.chance.uniform(1, 60))  # it saves
         recorder.close(world.now, is_last=True)
-        if not found:
+        if not is_told:
             self._hold(decisions, code)
         self._release()
         life.model.end(self.task, code)

@@ -17,6 +17,7 @@ from trainctl import follow
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
+from trainctl.aws.tasks import Task
 from trainctl.commands import shell
 from training.record.goodput import Activity, Segment
 
@@ -245,6 +246,12 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     jobs = Deployment.find(profile=None, region=None).jobs
     jobs.stop(jobs.find("hangs"))
     assert len(account.sent("stop_execution")) == 2
+    # Its host has gone just before: another head would take over.
+    account.add("lost")
+    account.add_head("lost", "gone")
+    account.is_lost_before_a_stop = True
+    jobs.stop(jobs.find("lost"))
+    assert len(account.sent("stop_execution")) == 3
 
 
 @pytest.mark.parametrize(
@@ -275,9 +282,12 @@ def test_a_shell_opens_on_the_node_that_the_log_names(
     activity = Activity(nodes=("10.0.0.0", "10.0.0.1"))
     account.objects["runs/r1/jobs/job.activity"] = json.dumps(activity.to_json()).encode()
     opened: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(
-        shell, "_in_session", lambda _, task, words: opened.append((task.id, words)) or 0
-    )
+
+    def in_session(_: object, task: Task, words: list[str]) -> int:
+        opened.append((task.id, words))
+        return 0
+
+    monkeypatch.setattr(shell, "_in_session", in_session)
     if isinstance(code, int):
         assert said in cli("shell", "job", *argv, code=code).err
         return
@@ -291,7 +301,12 @@ def test_a_shell_of_the_standing_cluster_needs_no_job(
 ) -> None:
     account.wanted = {"head-service": 1, "worker-service": 0}
     opened: list[list[str]] = []
-    monkeypatch.setattr(shell, "_in_session", lambda _, _task, words: opened.append(words) or 0)
+
+    def in_session(_: object, _task: Task, words: list[str]) -> int:
+        opened.append(words)
+        return 0
+
+    monkeypatch.setattr(shell, "_in_session", in_session)
     cli("shell", "--", "ray", "status")
     cli("shell")
     assert opened == [["ray", "status"], ["bash"]]
@@ -303,7 +318,7 @@ def test_what_each_paid_second_was_for_is_shown_and_adds_up_to_the_bill(
 ) -> None:
     began, second = account.now - timedelta(minutes=10), timedelta(seconds=1)
     account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
-    times = {"pullStartedAt": began, "startedAt": began + 100 * second}
+    times: dict[str, Any] = {"pullStartedAt": began, "startedAt": began + 100 * second}
     stopped = {"lastStatus": "STOPPED", "stoppedAt": began + 500 * second}
     account.add_head("job", "head", **times, **stopped)
     times["startedAt"] += 100 * second

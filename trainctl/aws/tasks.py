@@ -148,5 +148,7 @@ class Tasks:
             found |= {each["taskArn"]: each for each in page["tasks"]}
         return found
 
-    def stop(self, task: Task, reason: str) -> None:
-        self._clients.ecs.stop_task(cluster=self._cluster, task=task.id, reason=reason)
+    def stop(self, task: Task, reason: str) -> Task:
+        """Stop a task; return it as it is now: it may have ended before."""
+        answer = self._clients.ecs.stop_task(cluster=self._cluster, task=task.id, reason=reason)
+        return Task.from_ecs(task.node, answer["task"])

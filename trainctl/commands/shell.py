@@ -66,7 +66,8 @@ def shell(
     """
     if node not in (HEAD, WORKER) and not node.isdecimal():
         raise UsageError(f"--node is {node!r}: give head, worker, or a number as in the log")
-    deployment, words, addresses = where.find(), command or ["bash"], list[str]()
+    deployment, words = where.find(), command or ["bash"]
+    addresses: Sequence[str] = ()
     if job:
         found = deployment.jobs.find(job)
         tasks = deployment.jobs.alive(found)

@@ -39,7 +39,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     deadline = None if job.is_over else jobs.deadline(job)
     reached = follow.progress_of(deployment, job)
     cost, hold = cost_of(deployment, job, tasks), follow.hold_of(deployment, job)
-    uses = goodput_of(deployment, job, cost, held=hold and hold.since)
+    uses = goodput_of(deployment, job, cost, held=hold.since if hold else None)
     if as_json:
         output.print_json(
             {

@@ -182,9 +182,9 @@ def goodput(
         least: worker nodes that it needs.
         held: Unix time since which its hosts are held after a failure.
     """
-    ended = [*_ends(activity.segments, paid)]
-    periods = [*_periods(activity.segments, ended)]
-    end = _end(activity.segments, ended, is_over=is_over)
+    ends = [*_ends(activity.segments, paid)]
+    periods = [*_periods(activity.segments, ends)]
+    end = _end(activity.segments, ends, is_over=is_over)
     edges = {edge for each in periods for edge in (each.began, each.ended)}
     edges |= {edge for each in paid for edge in (each.started or each.ended, each.ended)}
     edges |= {edge for edge in (end, held) if edge is not None}

@@ -35,6 +35,8 @@ class Progress:
     """The whole run's; 0 where that is not known, as of a program of the user's."""
     step_s: float | None = None
     """Seconds a step, of such a program."""
+    slow: str = ""
+    """Node of such a program that makes fewer steps than others, in words."""
     epoch: int = 0
     """Epoch of that step, counted from 1."""
     epochs: int = 0
@@ -55,7 +57,7 @@ class Progress:
         ``1,200 steps, 0.52 s/step`` of a program of the user's."""
         if not self.total_steps:
             pace = [] if self.step_s is None else [f"{significant(self.step_s)} s/step"]
-            return ", ".join([self.share, *pace])
+            return ", ".join(filter(None, [self.share, *pace, self.slow]))
         parts = [f"epoch {self.epoch}/{self.epochs}"] if self.epochs > 1 else []
         parts += [f"step {self.step:,}/{self.total_steps:,}", *more, *speed(self.rate)]
         return ", ".join(parts)

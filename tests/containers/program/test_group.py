@@ -845,5 +845,5 @@ def test_the_steps_of_a_program_are_written_into_its_run(
         assert each.ended
         assert each.saved
         assert each.began <= each.stepped <= each.last <= each.ended <= each.saved
-    assert (first.resumes, first.is_last, first.saved < second.began) == (0, False, True)
+    assert (first.resumes, first.is_last, (first.saved or 0) < second.began) == (0, False, True)
     assert (second.resumes, second.is_last) == (0, True), "no file was saved: all was lost"
