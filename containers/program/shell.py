@@ -12,8 +12,10 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
+from contract import faults
+from contract.errors import InputError
 from contract.nodes import ENV_ERRORS, ENV_WATCH
 
 PLACE: Final = Path(tempfile.gettempdir()) / "train-shell.json"
@@ -30,7 +32,8 @@ def note(folder: Path, environment: Mapping[str, str], *, place: Path = PLACE) -
     new.replace(place)
 
 
-def main(words: Sequence[str], *, place: Path = PLACE) -> NoReturn:
+@faults.command()
+def main(words: Sequence[str], *, place: Path = PLACE) -> int:
     """Become the command, or a shell, in the place of the program."""
     words = [*words] or ["bash"]
     try:
@@ -42,9 +45,8 @@ def main(words: Sequence[str], *, place: Path = PLACE) -> NoReturn:
     try:
         os.execvp(words[0], words)
     except OSError as error:
-        print(f"error: {words[0]} cannot be run: {error.strerror}", file=sys.stderr)
-        sys.exit(127)
+        raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

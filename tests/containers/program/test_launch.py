@@ -208,7 +208,7 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
     script = "echo $(cat step) $NODE_RANK $LEVEL $TRAIN_ERRORS$TRAIN_WATCH $PYTHONPATH"
     place = folder.with_name("program-shell.json")
     program = "import sys, pathlib; from containers.program import shell; "
-    program += "shell.main(sys.argv[2:], place=pathlib.Path(sys.argv[1]))"
+    program += "sys.exit(shell.main(sys.argv[2:], place=pathlib.Path(sys.argv[1])))"
 
     def opened(*words: str) -> subprocess.CompletedProcess[str]:
         given = (sys.executable, "-c", program, str(place), *words)
@@ -223,7 +223,7 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
         assert "no program of the job has begun" in found.stderr
         assert found.returncode == 0
     found = opened("no-such")
-    assert (found.returncode, "no-such cannot be run" in found.stderr) == (127, True)
+    assert (found.returncode, "error: no-such cannot be run" in found.stderr) == (2, True)
 
 
 def test_a_program_begins_in_a_new_folder_at_each_start(folder: Path) -> None:
