@@ -49,6 +49,7 @@ _TEXTS: Final = {
 _LISTS: Final = ("command", "keep_files", "skip_files")
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
+MAX_HOLD_S: Final = 2 * 3600
 #: Fields of an order that are whole numbers -> their limits.
 _NUMBERS: Final = {
     "max_seconds": (1, MAX_SECONDS),
@@ -56,6 +57,7 @@ _NUMBERS: Final = {
     "grace_s": (0, MAX_GRACE_S),
     "idle_s": (1, MAX_SECONDS),
     "hang_s": (0, MAX_SECONDS),
+    "hold_s": (0, MAX_HOLD_S),
 }
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
@@ -98,6 +100,8 @@ class JobSpec:
     """A worker node that has had nothing to do for this long is released."""
     hang_s: int = DEFAULT_HANG_S
     """A program on the nodes that gives no sign of life for this long is ended; 0: it is not."""
+    hold_s: int = 0
+    """Seconds for which its hosts stay after its command has failed, until the deadline at most."""
     recipe: str = ""
     """Name of the recipe that the command trains; empty: it is another program. The words of the
     command do not tell: a user's script may have any name."""
@@ -381,6 +385,33 @@ def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
         "prices": spec.prices and spec.prices.to_json(),
     }
     return json.dumps(record, indent=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """Hosts of a job that stay after its command has failed, for a person to look at."""
+
+    code: int
+    """Exit code of the job."""
+    since: float
+    """Unix time."""
+    until: float
+    """Unix time."""
+
+    def to_json(self) -> str:
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """
+        Raises:
+            InputError: it is not what ``to_json`` writes.
+        """
+        values = _object(text, what="a hold")
+        code, since, until = (values.get(each.name) for each in fields(cls))
+        if type(code) is not int or not all(type(at) in (int, float) for at in (since, until)):
+            raise _wrong("a hold", values, "a code and two times")
+        return cls(code=code, since=float(since or 0), until=float(until or 0))
 
 
 # --- why a task was stopped -----------------------------------------------------------------------

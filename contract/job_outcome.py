@@ -14,7 +14,14 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from contract import exits, times
-from contract.job import JOB_GROUP, STOPPED_BY_USER, JobStatus, Outcome, status_of_stop
+from contract.job import (
+    JOB_GROUP,
+    STOPPED_BY_USER,
+    Hold,
+    JobStatus,
+    Outcome,
+    status_of_stop,
+)
 from contract.nodes import ENV_DEADLINE
 
 #: Stop codes of a task whose host went away below it.
@@ -236,6 +243,18 @@ def verdict(
         return ended(JobStatus.FAILED, f"failed: user code exit {code}")
     why = said or error or "unknown"
     return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
+
+
+def at_hold(task: Mapping[str, Any], hold: Hold) -> Mapping[str, Any]:
+    """A head's task as it would be if it had ended when its command failed: what became of it while
+    its hosts were held changes no outcome."""
+    return {
+        **task,
+        "Containers": [{"ExitCode": hold.code}],
+        "StopCode": "EssentialContainerExited",
+        "StoppedReason": "",
+        "StoppedAt": hold.since * 1000,
+    }
 
 
 def refusal(activities: Sequence[Mapping[str, Any]], *, since: float) -> str:

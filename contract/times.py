@@ -34,6 +34,7 @@ FILES_SLACK_S: Final = 10  # a request that is being made when the time is over 
 FILES_REFUSED_S: Final = 120  # S3 refuses a node's files for so long: time will not change that
 
 # --- a job that reaches its deadline --------------------------------------------------------------
+HOLD_MARGIN_S: Final = 5  # hosts that are held go before it: its end is the command's
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
 SWEEP_GRACE_S: Final = 420  # an execution cleans up; after this the sweep ends what is left
 CLOSED_S: Final = 7200  # an execution that has ended: its record is there, or a sweep writes it

@@ -236,6 +236,8 @@ class Options(TypedDict, total=False):
     """Patterns of files of ``code``'s command that must be saved."""
     skip_files: Sequence[str]
     """Patterns of those that are not saved."""
+    hold: float
+    """Minutes for which the hosts of a job that has failed stay, until its deadline at most."""
     spot: bool
     """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
     env: Mapping[str, str | float | Path]

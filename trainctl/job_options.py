@@ -16,6 +16,7 @@ from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
     DEFAULT_MAX_SECONDS,
+    MAX_HOLD_S,
     MAX_SECONDS,
     SECRETS_PREFIX,
 )
@@ -143,6 +144,16 @@ class JobOptions:
             help="Those that are not saved, such as data.",
         ),
     ] = None
+    hold: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=MAX_HOLD_S / 60,
+            metavar="MINUTES",
+            help="Keep the hosts of a job that has failed for so long, until its deadline at most: "
+            "trainctl shell JOB opens a shell there, trainctl stop JOB ends it.",
+        ),
+    ] = 0
     spot: Annotated[
         bool | None,
         typer.Option(

@@ -107,6 +107,12 @@ class JobPlan:
         )
 
     @property
+    def usd_hold(self) -> float | None:
+        """US dollars for the hosts that stay after a failure; None: not known."""
+        hourly = self.usd_per_hour
+        return None if hourly is None else hourly * self.spec.hold_s / 3600
+
+    @property
     def usd_expected(self) -> float | None:
         """US dollars for the training itself; None: not known, or it does not fit."""
         hourly = self.usd_per_hour
@@ -136,12 +142,22 @@ class JobPlan:
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
+            "hold": self._hold(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
             "expected": self._expected() if spec.recipe else "",
         }
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
+
+    def _hold(self) -> str:
+        """Row of ``text``, of a job whose hosts stay after a failure."""
+        if not self.spec.hold_s:
+            return ""
+        return (
+            f"after a failure its hosts stay for up to {duration(self.spec.hold_s)}, which costs "
+            f"{dollars(self.usd_hold)} of the maximum; trainctl stop ends it"
+        )
 
     def _expected(self) -> str:
         """Row of ``text``; recipes have one."""
@@ -178,6 +194,7 @@ class JobPlan:
             "queue": self.place and self.place.to_json(),
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
+            "usd_hold": self.usd_hold,
             "usd_expected": self.usd_expected,
             "prices": self.prices.to_json(),
             "code": self.code,
@@ -316,6 +333,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         hang_s=round(given.hang_minutes * 60),
         keep_files=tuple(given.keep_files or ()),
         skip_files=tuple(given.skip_files or ()),
+        hold_s=round(given.hold * 60),
         variables=from_here,
         secrets=from_secrets,
         prices=prices,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from containers.program import code, joined, watch
+from containers.program import code, joined, shell, watch
 from containers.program.cause import Error, LogEnd, errors_in
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
@@ -446,6 +446,8 @@ class Launcher:
             **variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
+        note = self._base.with_name(f"{self._base.name}-shell.json")
+        shell.note(self._work, environment, place=note)
         words = self._told.order.command
         with self._lock:
             if self._is_told:

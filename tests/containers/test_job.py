@@ -29,7 +29,7 @@ from containers.program.files import Mirror, open_mirror
 from containers.ray_head import RayHead
 from contract import exits, nodes, times
 from contract.errors import InputError
-from contract.job import JobSpec, Placement
+from contract.job import Hold, JobSpec, Placement
 from contract.nodes import ClusterSize, Range
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, saved_in
@@ -398,6 +398,77 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
     said = capsys.readouterr().err
     assert "a worker node cannot prepare the code: requirements.txt cannot be installed" in said
     assert "no capacity" not in said
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_node_that_cannot_replace_a_lost_one_gives_the_reason(
+    monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """Unless the failure is of a node that was replaced since by one that could."""
+    order: dict[str, Any] = {"on": Placement.NODES, "nodes": Range(2, 2)}
+    order["code"] = "s3://bucket/code.zip"
+    life = Life(lasts=900, codes=(exits.NO_CAPACITY,), **order)
+    life.job._storage = "s3://bucket"
+    monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
+    for when, workers in ((5, 2), (100, 1), (300, 2), (500, 1)):
+        life.clock.at(when, life.ray.have, workers)
+    failed = {"code.zip/failed": b"requirements.txt cannot be installed: x is gone"}
+    life.clock.at(200 if is_old else 600, life.s3.objects.update, failed)
+    assert life.run() == (exits.NO_CAPACITY if is_old else exits.BAD_INPUT)
+    if not is_old:
+        assert told(life.s3).endswith(
+            "prepare the code: requirements.txt cannot be installed: x is gone"
+        )
+
+
+@pytest.mark.parametrize(
+    ("own", "stops", "deadline", "ends"),
+    [
+        (3, None, 1_000_000, 130 + 600),
+        (3, 200, 1_000_000, 200),
+        (3, None, 400, 400 - times.HOLD_MARGIN_S),
+        (exits.HUNG, None, 1_000_000, 130 + 600),
+        (exits.OK, None, 1_000_000, 130),
+        (exits.STORAGE, None, 1_000_000, 130),
+        (0, 100, 1_000_000, 100),
+    ],
+    ids=["held", "stopped", "deadline", "hung", "succeeded", "tried again", "stopped before"],
+)
+def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
+    own: int, stops: float | None, deadline: int, ends: float
+) -> None:
+    life = Life(lasts=130, codes=(own,), deadline=deadline, recipe="fsdp", hold_s=600)
+    life.job._storage = "s3://bucket"
+    life.ray.start = lambda: life.ray.have(3)  # type: ignore[method-assign]
+    if stops:
+        life.clock.at(stops, life.job.stop)
+    life.clock.at(160, life.ray.have, 2)
+    stopped = stops is not None and stops < 130
+    assert life.run() == (exits.TERMINATED if stopped else own)
+    assert life.clock.now == pytest.approx(ends, abs=5)  # Ray may have ended, too
+    mark = life.s3.objects.get("runs/r1/jobs/r1-20261121-0900-abcd.hold")
+    is_held = ends > 150
+    assert (mark is not None) == is_held
+    if mark:
+        hold = Hold.from_json(mark.decode())
+        assert hold.code == own
+        assert hold.since == pytest.approx(130, abs=5)
+        assert hold.until == pytest.approx(min(hold.since + 600, deadline - times.HOLD_MARGIN_S))
+        # What idles stays, and nothing comes for a host that goes.
+        assert life.ray.scaled[-2:] == [(3, 3), (2, 2)]
+
+
+def test_hosts_are_not_held_where_the_keeper_could_not_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put_object(**_: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="s3")
+
+    life = Life(codes=(3,), hold_s=600)
+    life.job._storage = "s3://bucket"
+    monkeypatch.setattr(life.s3, "put_object", put_object)
+    assert life.run() == 3
+    assert life.clock.now < 60
 
 
 def test_a_job_whose_ray_does_not_start_ends_with_rays_words(

@@ -20,6 +20,7 @@ from tests.simulation.lives import live
 from tests.simulation.world import BEGAN
 from tests.stacks.conftest import Synth
 from tests.stacks.test_job_keeper import SPEC, definition
+from training.record import goodput
 
 #: By ``make simulate``: how many lives, and from which seed on.
 NUM = int(os.environ.get("LIVES", "1000"))
@@ -67,7 +68,11 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         names = {f"fault: {each.__name__.replace('_', ' ')}" for each in FAULTS}
         ends = {f"job {each}" for each in ("succeeded", "failed", "deadline", "no_capacity")}
         states_seen = {f"state {name}" for name in states["States"]}
-        assert {*names, *ends, *states_seen} <= happened.keys()
+        uses = {f"paid for {use}" for use in goodput.USES if use not in ("uncounted", "hung")}
+        held = {"hosts held", "hosts held by a head that does not end that"}
+        assert {*names, *ends, *states_seen, *uses, *held} <= {*happened} - {
+            each for each, number in happened.items() if not number
+        }
     if NUM >= 30_000:
         rare = {f"fault: {each.__name__.replace('_', ' ')}" for each in RARE}
         assert {each: lives[each] for each in {*rare, *STATES} if lives[each] < 300} == {}

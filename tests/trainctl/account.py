@@ -122,6 +122,8 @@ class Account:
         self.executions: dict[str, Any] = {}
         self.history: dict[str, list[dict[str, Any]]] = {}
         self.tasks: dict[str, dict[str, Any]] = {}
+        self.is_lost_before_a_stop = False
+        """Whether a task's host goes just before the task is told to stop."""
         self.task_events: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.modified: dict[str, datetime] = {}
@@ -380,11 +382,14 @@ class Account:
         return {"tasks": [self.tasks[name] for name in tasks if name in self.tasks]}
 
     def on_stop_task(self, *, task: str, reason: str, **_: Any) -> Any:
+        if self.is_lost_before_a_stop:
+            lost = "Host EC2 (instance i-1) terminated."
+            return {"task": self.tasks[task] | {"lastStatus": "STOPPED", "stoppedReason": lost}}
         self.tasks[task] |= {"lastStatus": "STOPPED", "stoppedReason": reason}
         for execution in self.executions.values():
             outcome = {"status": "stopped", "reason": "stopped by user", "exit_code": 143}
             execution |= {"status": "FAILED", "stopDate": self.now, "cause": json.dumps(outcome)}
-        return {}
+        return {"task": self.tasks[task]}
 
     # --- logs
     def events_of(self, stream: str, *, since: int) -> list[dict[str, Any]]:

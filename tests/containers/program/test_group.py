@@ -31,6 +31,7 @@ from tests.containers.program.s3_in_memory import S3
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
 from training.record import progress
+from training.record.goodput import Activity
 from training.record.progress import Progress
 
 Ref = Future[Any]
@@ -835,9 +836,12 @@ def test_the_steps_of_a_program_are_written_into_its_run(
     path = write_program(
         tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
     )
-    files = {"a": Files(newest_ns=5), "b": Files()}
-    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", **files)
+    files = {"a": Files(newest_ns=5), "b": Files(), "c": Files()}
+    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", "2", **files)
     running = Running(here.group)
+
+    def activity() -> Activity:
+        return Activity.from_json(json.loads(here.s3.objects["runs/r1/jobs/j1.activity"]))
 
     def is_known() -> bool:
         now = here.progress()
@@ -845,10 +849,23 @@ def test_the_steps_of_a_program_are_written_into_its_run(
 
     wait_until(is_known)
     assert [seat.status.signs.written_ns for seat in here.group._seats] == [5, 0]
+    ray.there["b"].lose()
+    add(ray, "c")
+    wait_until(lambda: len(activity().segments) == 2 and bool(activity().segments[1].stepped))
     (tmp_path / "end").touch()
     assert running.code() == exits.OK
     assert (found := here.progress())
     assert found.job == "j1"
+    assert activity().nodes == ("127.0.0.1", "127.0.0.1")
+    first, second = activity().segments
+    for each in (first, second):
+        assert each.stepped
+        assert each.last
+        assert each.ended
+        assert each.saved
+        assert each.began <= each.stepped <= each.last <= each.ended <= each.saved
+    assert (first.resumes, first.is_last, (first.saved or 0) < second.began) == (0, False, True)
+    assert (second.resumes, second.is_last) == (0, True), "no file was saved: all was lost"
 
 
 #: Steps on each node; the second one connects to the first from an address of its own.

@@ -3,6 +3,7 @@ behind."""
 
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -198,6 +199,34 @@ def test_the_exit_code_is_the_programs(folder: Path, script: str, code: int) -> 
     ended = Here(folder, script).run()
     assert (ended.code, ended.was_told) == (code, False)
     assert abs(ended.at - time.time()) < 10
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
+    folder: Path, has_begun: bool
+) -> None:
+    here = Here(folder, "echo 1 > step", variables={"LEVEL": "high", "PYTHONPATH": "lib"})
+    if has_begun:
+        here.run()
+    script = "echo $(cat step) $NODE_RANK $LEVEL $TRAIN_ERRORS$TRAIN_WATCH $PYTHONPATH"
+    place = folder.with_name("program-shell.json")
+    program = "import sys, pathlib; from containers.program import shell; "
+    program += "sys.exit(shell.main(sys.argv[2:], place=pathlib.Path(sys.argv[1])))"
+
+    def opened(*words: str) -> subprocess.CompletedProcess[str]:
+        given = (sys.executable, "-c", program, str(place), *words)
+        return subprocess.run(given, capture_output=True, text=True, check=False)
+
+    found = opened("sh", "-c", script)
+    if has_begun:
+        paths = f"{launch.STARTUP}:{folder / 'work'}:lib"
+        assert found.stdout.startswith(f"1 1 high {paths}"), "errors and steps are the program's"
+        assert place.stat().st_mode & 0o777 == 0o600, "variables may be confidential"
+    else:
+        assert "no program of the job has begun" in found.stderr
+        assert found.returncode == 0
+    found = opened("no-such")
+    assert (found.returncode, "error: no-such cannot be run" in found.stderr) == (2, True)
 
 
 def test_a_program_begins_in_a_new_folder_at_each_start(folder: Path) -> None:
