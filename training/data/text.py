@@ -154,12 +154,11 @@ class TokenStore:
         """Of all tokens; they are read once for it."""
         return max(int(each.max(initial=0)) for each in (self.train, self.held_out))
 
-    def prompts(self, *, num: int, length: int) -> list[Tokens]:
-        """Prompts for a model to continue, as rows of equal length ``[num, length]``.
+    def prompts(self, *, num: int, length: int) -> list[list[int]]:
+        """Prompts for a model to continue.
 
-        For text, the first tokens of the first held-out documents that have twice as many, as one
-        array.
-        For conversations, what precedes the first answer of each, as arrays of one row.
+        For text, the first tokens of the first held-out documents that have twice as many. For
+        conversations, what precedes the first answer of each.
         """
         if self.info.is_chat:
             part = self.conversations(held_out=True)
@@ -167,13 +166,12 @@ class TokenStore:
             for first, end in pairwise(part.starts[: num + 1].tolist()):
                 before = int(part.learned[first:end].argmax())
                 if before:
-                    found.append(part.tokens[None, first : first + before].astype(np.int64))
+                    found.append(part.tokens[first : first + before].tolist())
             return found
         ends = np.flatnonzero(self.held_out[: 10**6] == self.info.end_of_text)
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
         chosen = starts[ends - starts >= 2 * length][:num]
-        rows: Tokens = self.held_out[chosen[:, None] + np.arange(length)].astype(np.int64)
-        return [rows] if len(rows) else []
+        return [self.held_out[first : first + length].tolist() for first in chosen.tolist()]
 
 
 # --- building -----------------------------------------------------------------------------------

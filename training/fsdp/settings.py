@@ -15,6 +15,8 @@ SCHEDULES: Final = ("cosine", "constant")
 _EVALUATIONS: Final = 20
 #: Steps between them at least, so that a short run does not spend its time on them.
 _LEAST_STEPS: Final = 50
+#: Tokens of a sample of a model that is not sharded.
+_SAMPLED: Final = 40
 #: Bits of frozen weights that are packed.
 PACKED_BITS: Final = 4
 
@@ -169,10 +171,11 @@ class FsdpConfig(TrainingConfig):
         same_on_resume=False,
     )
     sample_tokens: int = option(
-        40,
-        low=0,
+        -1,
+        low=-1,
         high=4096,
-        help="tokens of the samples written before and after training (0: none)",
+        help="tokens of the samples written before and after training, for each of which a sharded "
+        "model is gathered (-1: 40 on one worker, else none)",
         same_on_resume=False,
     )
 
@@ -215,6 +218,28 @@ class FsdpConfig(TrainingConfig):
         in_run = max(_LEAST_STEPS, -(-total_steps // _EVALUATIONS))
         return min(steps_per_epoch, in_run)
 
+    def passes_beside(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int]:
+        """Passes of evaluations, at the start included, and of samples, in a whole run.
+
+        Args:
+            total_steps: of the run.
+            steps_per_epoch: in which all of the data is seen once.
+        """
+        every = self.steps_between_evaluations(total_steps, steps_per_epoch)
+        # All that is held out: as large a part of the sequences as of the documents.
+        sequences = self.eval_sequences or (
+            steps_per_epoch * self.global_batch // (self.held_out_every - 1)
+        )
+        each = -(-sequences // (self.num_workers * self.sequences_per_pass))
+        return each * (1 - -total_steps // every), 2 * self.num_sampled
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of each sample."""
+        if self.sample_tokens >= 0:
+            return self.sample_tokens
+        return _SAMPLED if self.num_workers == 1 else 0
+
     @property
     def num_microbatches(self) -> int:
         """Passes of each worker per step: the fewest that keep each within ``microbatch``."""
@@ -253,5 +278,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
         "lr": 3e-3,
         "evaluate_every": 25,
         "report_every": 5,
+        "sample_tokens": 40,
     },
 }

@@ -161,7 +161,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(Loaded(step=start_step, loss=score.loss))
     else:
         worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
-        _sample(trained, stores, config, worker, step=0)
+        displayed(worker, "a sample", partial(_sample, trained, stores, config, worker, step=0))
 
     books = Bookkeeping(
         worker,
@@ -215,7 +215,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             return
 
     if start_step < total_steps:
-        _sample(trained, stores, config, worker, step=total_steps)
+        sample = partial(_sample, trained, stores, config, worker, step=total_steps)
+        displayed(worker, "a sample", sample)
     books.finish()
 
 
@@ -272,34 +273,31 @@ def _sample(
 ) -> None:
     """Let the model continue the first words of some held-out documents, or answer the questions
     of some conversations, and report it."""
-    if not config.sample_tokens:
+    if not config.num_sampled:
         return
-    longest = getattr(getattr(trained.model, "config", None), "max_position_embeddings", None)
-    found: list[tuple[list[int], list[int]]] = []
+    of: Any = trained.model
+    longest = getattr(of.config, "max_position_embeddings", None) or 2**20
     of_each = -(-_NUM_PROMPTS // len(stores))
-    stops = inputs.stops_of(stores)
-    given = (each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores)
-    for prompts in chain.from_iterable(given):
-        num = min(config.sample_tokens, (longest or 2**20) - prompts.shape[1])
-        if num < 1:
-            continue
-        tokens = language_models.generate(
-            trained,
-            torch.from_numpy(prompts).to(worker.device),
-            num=num,
-            seed=config.seed,
-            stops=stops,
-        )
-        found += zip(prompts.tolist(), tokens[:, prompts.shape[1] :].tolist(), strict=True)
-    language_models.reshard(trained)
-    if worker.rank or not found:
+    given = [each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores]
+    prompts = [each for each in chain.from_iterable(given) if len(each) < longest]
+    if not prompts:
         return
+    try:
+        continued = language_models.generate(
+            trained,
+            prompts,
+            num=min(config.num_sampled, longest - max(map(len, prompts))),
+            seed=config.seed,
+            stops=inputs.stops_of(stores),
+            device=worker.device,
+        )
+    finally:
+        language_models.reshard(trained)
+    if worker.rank:
+        return
+    from tokenizers import Tokenizer
 
-    def decoded() -> list[Sample]:
-        from tokenizers import Tokenizer
-
-        path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
-        decode = Tokenizer.from_file(str(path)).decode
-        return [Sample(step=step, prompt=decode(one), text=decode(two)) for one, two in found]
-
-    worker.emit(*(displayed(worker, "the text of the samples", decoded) or ()))
+    path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+    decode = Tokenizer.from_file(str(path)).decode
+    for prompt, text in zip(prompts, continued, strict=True):
+        worker.emit(Sample(step=step, prompt=decode(prompt), text=decode(text)))
