@@ -23,7 +23,7 @@ from contract.errors import InputError
 from contract.text import counted
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
-from training.data.documents import Rows, batches, documents, text_files
+from training.data.documents import MIXED, Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.system import storage
@@ -40,9 +40,6 @@ _FORMAT: Final = 3
 #: The same of conversations only.
 _CHAT_FORMAT: Final = 2
 _DTYPES: Final = ("uint16", "uint32")
-_MIXED: Final = (
-    "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
-)
 
 Tokens = npt.NDArray[np.int64]
 _Encode = Callable[[Sequence[str | Conversation]], Iterator[Encoded]]
@@ -376,7 +373,7 @@ def _texts(words: Vocabulary) -> _Encode:
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
         if not all(isinstance(each, str) for each in batch):
-            raise InputError(_MIXED)
+            raise InputError(MIXED)
         for encoding in words.tokenizer.encode_batch([*batch]):
             ids = [*encoding.ids]
             if ids[-1:] != [words.end_of_text]:
@@ -392,7 +389,7 @@ def _chats(writer: ChatWriter, rows: Rows) -> _Encode:
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
         chats = [each for each in batch if not isinstance(each, str)]
         if len(chats) < len(batch):
-            raise InputError(_MIXED)
+            raise InputError(MIXED)
         yield from writer.encode(chats, rows.refuse)
         rows.unused |= {f"{key} of a message" for key in writer.unused}
 
