@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, wor
 from contract import exits, faults, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import JobSpec, Placement
+from contract.job import LAUNCH, LOOK, JobSpec, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
     ENV_LOG,
@@ -44,6 +45,7 @@ from contract.nodes import (
     ENV_TRAINS,
     GCS_PORT,
     HEAD,
+    Range,
 )
 from contract.text import counted, listed
 
@@ -193,7 +195,11 @@ class Job:
         self._environment = environment
         self._is_stopped = False
         self._own_code = 0  # of the command itself
-        self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
+        launches = config.spec.command[1:3] == ("-m", LAUNCH)
+        self._looks = bool(config.spec.recipe) and config.spec.nodes.low > 0 and launches
+        """Whether data and model are looked at before workers are asked for."""
+        spec = replace(config.spec, nodes=Range(0, 0)) if self._looks else config.spec
+        self._decisions = Decisions(spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
@@ -206,6 +212,8 @@ class Job:
         if self._config.spec.code:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
+        if self._looks:
+            self._ray.hold()
         self._ray.start()
         code = exits.FAILED
         try:
@@ -286,8 +294,9 @@ class Job:
                 say(f"running {shlex.join(words)}")
             variables = {**self._environment, **variables, ENV_RUN: spec.run}
             variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
+            spawn = partial(self._spawn, folder=place, environment=variables, emit=self._hear)
             try:
-                command = self._spawn(words, folder=place, environment=variables, emit=self._hear)
+                command = spawn((*words, LOOK) if self._looks else words)
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
         except Stopped:
@@ -300,12 +309,22 @@ class Job:
             raise
         try:
             code = self._wait(command)
+            if self._looks and code == exits.OK:
+                self._ask_for_workers()
+                command = spawn(words)
+                code = self._wait(command)
         finally:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
         if spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
             self._tell_why(errors_in(folder / ERRORS), has_failed=code != exits.OK)
         return code if is_saved or code != exits.OK else exits.FILES_LOST
+
+    def _ask_for_workers(self) -> None:
+        """Have workers come, which are waited for from now on."""
+        config = self._config
+        self._decisions = Decisions(config.spec, config.deadline, self._clock.monotonic())
+        self._ray.scale()
 
     def _hear(self, line: str) -> None:
         """A line that the command has printed."""

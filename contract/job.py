@@ -44,6 +44,9 @@ _TEXTS: Final = {
     "submitter": ("(?s).*", "the name of a user or role session of AWS, or empty"),
 }
 
+#: Module that starts a recipe, and its option to read and check the data only.
+LAUNCH: Final = "training.launch"
+LOOK: Final = "--look"
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
 #: Fields of an order that are whole numbers -> their limits.

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.tokens < 1:
         raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
-    found = export.newest_checkpoint(options.run, options.storage)
+    found = export.newest_checkpoint(options.run, options.storage, best=options.best)
     before, after = continuations(
         found,
         options.prompt,

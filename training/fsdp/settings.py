@@ -8,9 +8,8 @@ from typing import Any, Final, Self
 from contract.errors import InputError
 from contract.text import counted
 from training.models.estimates import MOMENTS, RECOMPUTE, REDUCE_DTYPES
-from training.settings import PRECISIONS, TrainingConfig, Value, option
+from training.settings import NO_BEST, PRECISIONS, TrainingConfig, Value, option
 
-SCHEDULES: Final = ("cosine", "constant")
 #: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
 _EVALUATIONS: Final = 20
 #: Steps between them at least, so that a short run does not spend its time on them.
@@ -91,14 +90,7 @@ class FsdpConfig(TrainingConfig):
         help="type in which gradients are exchanged; bf16 sends half, and rounds each sum",
         same_on_resume=False,
     )
-    max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
     lr: float = option(2e-5, above=0, help="peak learning rate", same_on_resume=False)
-    warmup_fraction: float = option(
-        0.05, low=0, high=0.9, help="part of the run in which the learning rate rises"
-    )
-    schedule: str = option(
-        "cosine", choices=SCHEDULES, help="course of the learning rate over the run"
-    )
     weight_decay: float = option(0.1, low=0, high=1, help="decoupled decay of the weight matrices")
     max_grad_norm: float = option(1.0, low=0, help="gradients are clipped to this norm (0: never)")
     max_skipped_steps: int = option(
@@ -170,12 +162,18 @@ class FsdpConfig(TrainingConfig):
         help="steps between two checkpoints (0: as evaluate-every is given, else once an epoch)",
         same_on_resume=False,
     )
+    keep_best: str = option(
+        NO_BEST,
+        choices=(NO_BEST, "loss", "perplexity"),
+        help="also keep the checkpoint with the best of this measure, for export --best",
+        same_on_resume=False,
+    )
     sample_tokens: int = option(
         -1,
         low=-1,
         high=4096,
-        help="tokens of the samples written before and after training, for each of which a sharded "
-        "model is gathered (-1: 40 on one worker, else none)",
+        help="tokens of the samples written before and after training, each a pass over all "
+        "weights (-1: 40 on one worker, else none)",
         same_on_resume=False,
     )
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from training.bookkeeping import Bookkeeping
+from training.bookkeeping import Bookkeeping, check_longer
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
@@ -34,7 +34,6 @@ from training.fsdp.held_out import HeldOut, on_device
 from training.fsdp.model import build, describe, fill
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
-from training.loop.optimizers import warmup_cosine
 from training.loop.worker import Worker, displayed, uses_bf16
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
@@ -77,7 +76,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
     for note in feed.notes:
         worker.emit(Warned(message=note))
-    total_steps = config.max_steps or config.epochs * feed.steps_per_epoch
+    total_steps = config.num_steps(feed.steps_per_epoch)
     evaluate_every = config.steps_between_evaluations(total_steps, feed.steps_per_epoch)
     checkpoint_every = config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch
     if isinstance(feed, MixedFeed):
@@ -151,6 +150,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
 
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, feed.steps_per_epoch)
     start_step = position.step
 
     worker.emit(phase("model_ready"))
@@ -174,11 +174,12 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         evaluate=partial(held_out.evaluate, trained, worker),
         saves=lambda num_done: num_done % checkpoint_every == 0,
         save=saver.save,
+        keep=saver.keep,
         num_bad_allowed=config.max_skipped_steps,
     )
     timer = books.timer
     trained.train()
-    for step in range(start_step, total_steps):
+    for step in books.steps:
         torch.manual_seed(seed_of(config.seed, step, rank))
         with books.step(step):
             # Learning rate
@@ -212,10 +213,10 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
 
         # Report, save, evaluate
         if not books.after(step):
-            return
+            break
 
-    if start_step < total_steps:
-        sample = partial(_sample, trained, stores, config, worker, step=total_steps)
+    if books.steps and not books.is_stopped:
+        sample = partial(_sample, trained, stores, config, worker, step=position.step)
         displayed(worker, "a sample", sample)
     books.finish()
 
@@ -227,15 +228,7 @@ def seed_of(seed: int, step: int, rank: int) -> int:
 
 def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:
     """Learning rate of ``step`` (counted from 0)."""
-    if config.schedule == "constant":
-        return config.lr
-    return warmup_cosine(
-        step,
-        total_steps,
-        peak=config.lr,
-        warmup_fraction=config.warmup_fraction,
-        floor=0.1 * config.lr,
-    )
+    return config.rate(step, total_steps, peak=config.lr, floor=0.1 * config.lr)
 
 
 def clip(model: nn.Module, limit: float) -> Tensor:
