@@ -20,7 +20,7 @@ from typing import Final
 
 from contract import runs
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
+from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration
 from trainctl import (
@@ -463,8 +463,9 @@ def _recipe_command(
         words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
     data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
+    data_sets.check_contents(config, recipe, bucket)
     published_models.check_model(str(config.to_json().get("model", "")))
-    launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
+    launch = ["python", "-m", LAUNCH, recipe.name, "--run", run]
     return [*launch, "--workers", str(workers), *words[1:]], config
 
 
