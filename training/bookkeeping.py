@@ -167,6 +167,9 @@ class Bookkeeping:
         self.is_stopped = False
         """Whether the run was asked to stop before its end."""
         self._judge = self._judged()
+        start, end = position.step, course.total_steps
+        self.steps = range(start, start if self._judge.is_over else end)
+        """The steps to do, counted from 0."""
         self._warnings = warnings
         self._num_bad, self._num_bad_allowed = 0, num_bad_allowed
         self._began = time.monotonic() - position.seconds
@@ -176,12 +179,6 @@ class Bookkeeping:
             worker.device, world_size=worker.world_size, evaluates=evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, worker.device)
-
-    @property
-    def steps(self) -> range:
-        """The steps to do when the run starts, counted from 0."""
-        start = self._position.step
-        return range(start, start if self._judge.is_over else self._course.total_steps)
 
     def _judged(self) -> Judge:
         """The evaluations so far. One that the record lacks, because the run ended between a save

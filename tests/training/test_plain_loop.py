@@ -118,7 +118,7 @@ def rows(form: str) -> Iterator[tuple[dict[str, Any], list[tuple[str, bool]]]]:
     for number in range(160):
         asked, said = words(number, 20), words(number + 1, 23)
         head = [(f"<|im_start|>user\n{asked}{end}\n<|im_start|>assistant\n", False)]
-        answer = {"role": "assistant", "content": said}
+        answer: dict[str, Any] = {"role": "assistant", "content": said}
         row: dict[str, Any] = {"messages": [{"role": "user", "content": asked}, answer]}
         pieces = [(said + end, True), ("\n", False)]
         if form == "columns":
@@ -157,8 +157,8 @@ def write(job: Job) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     kind: Any = models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[])
     tokenizer = Tokenizer(kind)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     (job.folder / "tokens").mkdir()
     tokenizer.save(str(job.folder / "tokens" / "tokenizer.json"))
