@@ -16,7 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, wor
 from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import Hold, JobSpec, Placement
+from contract.job import LAUNCH, LOOK, Hold, JobSpec, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
     ENV_LOG,
@@ -47,6 +48,7 @@ from contract.nodes import (
     ENV_TRAINS,
     GCS_PORT,
     HEAD,
+    Range,
 )
 from contract.text import counted, duration, listed
 from training.record.goodput import Recorder
@@ -213,7 +215,11 @@ class Job:
         self._environment = environment
         self._is_stopped = False
         self._own_code = 0  # of the command itself
-        self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
+        launches = config.spec.command[1:3] == ("-m", LAUNCH)
+        self._looks = bool(config.spec.recipe) and config.spec.nodes.low > 0 and launches
+        """Whether data and model are looked at before workers are asked for."""
+        spec = replace(config.spec, nodes=Range(0, 0)) if self._looks else config.spec
+        self._decisions = Decisions(spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
@@ -226,6 +232,8 @@ class Job:
         if self._config.spec.code:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
+        if self._looks:
+            self._ray.hold()
         self._ray.start()
         code = exits.FAILED
         try:
@@ -308,8 +316,9 @@ class Job:
             variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
             if place:
                 shell.note(place, variables, place=folder.with_name(shell.PLACE.name))
+            spawn = partial(self._spawn, folder=place, environment=variables, emit=self._hear)
             try:
-                command = self._spawn(words, folder=place, environment=variables, emit=self._hear)
+                command = spawn((*words, LOOK) if self._looks else words)
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
         except Stopped:
@@ -323,6 +332,10 @@ class Job:
         recorder = self._begin_record()
         try:
             code = self._wait(command)
+            if self._looks and code == exits.OK:
+                self._ask_for_workers()
+                command = spawn(words)
+                code = self._wait(command)
         finally:
             command.end()  # what it has left behind writes no more
             recorder.end(self._clock.time())
@@ -382,6 +395,12 @@ class Job:
                 kept = there  # no other host comes for one that goes
                 self._ray.scale(least=kept, most=kept)
             self._clock.sleep(_POLL_S)
+
+    def _ask_for_workers(self) -> None:
+        """Have workers come, which are waited for from now on."""
+        config = self._config
+        self._decisions = Decisions(config.spec, config.deadline, self._clock.monotonic())
+        self._ray.scale()
 
     def _hear(self, line: str) -> None:
         """A line that the command has printed."""

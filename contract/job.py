@@ -47,6 +47,9 @@ _TEXTS: Final = {
 
 #: Fields of an order that are lists of words.
 _LISTS: Final = ("command", "keep_files", "skip_files")
+#: Module that starts a recipe, and its option to read and check the data only.
+LAUNCH: Final = "training.launch"
+LOOK: Final = "--look"
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
 MAX_HOLD_S: Final = 2 * 3600

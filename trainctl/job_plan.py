@@ -21,7 +21,7 @@ from typing import Final
 from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
+from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration
 from trainctl import (
@@ -171,8 +171,9 @@ class JobPlan:
             return "warning: does not fit these GPUs, by the arithmetic of training.plan"
         return (
             f"{duration(round(found.hours * 3600))} of steps, {found.tokens:,.0f} tokens, cost "
-            f"{dollars(self.usd_expected)}: computed, not measured, without start-up, evaluations "
-            "and checkpoints"
+            f"{dollars(self.usd_expected)}, and {duration(round(found.passes_hours * 3600))} of "
+            f"{found.passes:,} forward passes of evaluations and samples: computed, not "
+            "measured, without start-up and checkpoints"
         )
 
     def values(self) -> dict[str, object]:
@@ -354,7 +355,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
     """Seconds in which a recipe has certainly trained; None: not known."""
     if expected:
-        return round(expected.hours * 3600 * _MARGIN)
+        return round((expected.hours + expected.passes_hours) * 3600 * _MARGIN)
     steps = config.to_json().get("max_steps")
     return _SLOWEST_STEP_S * steps if isinstance(steps, int) and steps else None
 
@@ -490,8 +491,9 @@ def _recipe_command(
         words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
     data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
+    data_sets.check_contents(config, recipe, bucket)
     published_models.check_model(str(config.to_json().get("model", "")))
-    launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
+    launch = ["python", "-m", LAUNCH, recipe.name, "--run", run]
     return [*launch, "--workers", str(workers), *words[1:]], config
 
 

@@ -160,6 +160,9 @@ class Ray:
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
 
+    def hold(self) -> None:
+        self.done.append("no worker yet")
+
     def start(self) -> None:
         self.have(0)
 
@@ -279,6 +282,8 @@ class Life:
         return code
 
 
+#: Less than what looking at the data takes here, which does not count.
+WAITS: dict[str, Any] = {"capacity_wait_s": 60}
 REASONS: dict[int, Callable[[Life], None]] = {
     exits.TERMINATED: lambda life: life.clock.at(50, life.job.stop),
     exits.DEADLINE: lambda _life: None,
@@ -299,6 +304,19 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own(code: int) -> None:
     # No node is paid for while a command ends that has none.
     released = ["workers released"] if code == exits.NO_CAPACITY else []
     assert (life.ray.done[:-1], life.ray.scaled) == (released, [(0, 0)] * len(released))
+
+
+@pytest.mark.parametrize(("code", "num_commands"), [(exits.BAD_INPUT, 1), (exits.OK, 2)])
+def test_a_recipe_reads_its_data_before_workers_are_asked_for(code: int, num_commands: int) -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
+    life = Life(
+        lasts=100, codes=(code, 0), recipe="fsdp", command=words, nodes=Range(2, 2), **WAITS
+    )
+    life.clock.at(150, life.ray.have, 2)
+    assert life.run() == code
+    assert [each.words for each in life.commands] == [(*words, "--look"), words][:num_commands]
+    assert life.ray.done[0] == "no worker yet"
+    assert life.ray.scaled == [(None, None)] * (num_commands - 1)
 
 
 @pytest.mark.parametrize(
