@@ -713,7 +713,10 @@ class Account:
     def _is_steady(self) -> bool:
         """There is nothing that a sweep could do: every host has its task, or none is there."""
         model = self.model
-        if any(job.ended and job.lacks_record for job in self.executions.values()):
+        jobs = self.executions.values()
+        if any(each.ended and each.lacks_record for each in jobs):
+            return False
+        if any(each.status == "RUNNING" and self.is_held_too_long(each) for each in jobs):
             return False
         return all(
             each["lastStatus"] == each["desiredStatus"] == "RUNNING"

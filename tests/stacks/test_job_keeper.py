@@ -910,10 +910,11 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     for name, job, over_s in (("held", "j3", 200), ("still", "j4", 60)):
         variables = head_variables(job=job, deadline="9999999999", spec=held(job).to_json())
         aws.add(name, family="head", group=f"job:{job}", overrides=overrides(variables))
+        aws.add(f"{name}-1", startedBy=job, group=f"job:{job}")
         aws.executions[job] = "RUNNING"
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
         aws.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json()
-    assert keeper.handler({}, None)["stopped"] == ["own-head", "own-2", "held"]
+    assert keeper.handler({}, None)["stopped"] == ["own-head", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["reason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     later = time.time() + 60

@@ -406,6 +406,8 @@ def reason_to_stop(
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
         statuses[job] = status_of(job)
+        if is_held_too_long(job, tasks):
+            statuses[job] = "held for long enough"
     if statuses[job] != "RUNNING":
         return f"job {job}: its execution has ended ({statuses[job]})"
     now = time.time()
@@ -414,9 +416,6 @@ def reason_to_stop(
     spec = spec_of(told(task, ENV_JOB_SPEC))
     if spec is None:  # a worker's place is its head's to wait for
         return ""
-    hold = hold_of(job, spec)
-    if hold and now > hold.until + times.HEAD_GRACE_S:
-        return stop_reason(JobStatus.FAILED, f"job {job}: its hosts were held for long enough")
     waits = is_waiting(task)
     # A head waits for workers until the first has a host, and no longer than its job wants to.
     for_s = now - task.get("startedAt", task["createdAt"]).timestamp()
@@ -429,6 +428,13 @@ def reason_to_stop(
     elif not is_in_vain(why):
         return ""
     return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
+
+
+def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
+    """Whether the hosts of a job should have been released by its head, which may not answer."""
+    orders = [told(each, ENV_JOB_SPEC) for each in tasks if job_of(each) == job]
+    hold = hold_of(job, next(filter(None, map(spec_of, orders)), None))
+    return hold is not None and time.time() > hold.until + times.HEAD_GRACE_S
 
 
 def is_waiting(task: "TaskTypeDef") -> bool:
