@@ -99,7 +99,9 @@ def test_trl_resumes_from_its_newest_checkpoint(method: str, tmp_path: Path) -> 
     folder, packages = tmp_path / "code", tmp_path / "packages"
     shutil.copytree(ROOT / "examples" / "trl", folder)
     try:
-        requirements.install(folder, packages)
+        # torch is there: its own index, which uv would ask too, is not needed.
+        index = {"UV_DEFAULT_INDEX": "https://pypi.org/simple"}
+        requirements.install(folder, packages, environment=index)
     except InputError as error:
         pytest.skip(f"trl cannot be installed here: {f'{error}'.splitlines()[-1]}")
     write_model(folder / "model")
