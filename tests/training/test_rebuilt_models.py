@@ -16,7 +16,6 @@ from training.checkpoint.sharded_checkpoints import Found, state_of
 from training.fsdp import inputs
 from training.fsdp.model import build, describe, fill, rebuild
 from training.models import language_models, model_weights, pretrained
-from training.models.language_models import WithLoss
 from training.models.weight_files import SAFETENSORS
 from training.system import storage
 
