@@ -74,7 +74,7 @@ PLANNED = {
     ],
     "trainctl plan fsdp --preset dolly --data tiny-shakespeare -c preset=fsdp": [
         "$11.49 an hour",
-        "$20.53",
+        "$20.59",
         "1 min 54 s of steps",
         "$0.36",
     ],
