@@ -223,6 +223,11 @@ class Model:
                 found.append(task["taskArn"])
         return found
 
+    def seen(self, arns: Iterable[str]) -> list[Record]:
+        """DescribeTasks: those of them that it knows by now."""
+        found = [self.tasks[arn] for arn in arns if arn in self.tasks]
+        return [task for task in found if self._now() >= task["_known"]]
+
     def stop(self, task: Record, reason: str, stop_code: str = "UserInitiated") -> None:
         """StopTask; the same again changes nothing."""
         if task["desiredStatus"] == "STOPPED":
