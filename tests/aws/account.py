@@ -24,6 +24,7 @@ _FILTERS: Final = {
     **{"containerInstance": "containerInstanceArn", "family": "_family"},
     "serviceName": "_service",
 }
+_OF_PAGES: Final = ("nextToken", "maxResults")
 CLUSTER: Final = "arn:aws:ecs:us-east-1:1:cluster/c"
 TASKS: Final = "arn:aws:ecs:us-east-1:1:task/c/"
 
@@ -104,6 +105,8 @@ class Account(Paged):
         return [named for operation, named in self.calls if operation == name]
 
     def _page(self, key: str, found: list[Any], given: Record) -> Any:
+        if len(found) <= self.page and not given:
+            return {key: found}
         at = int(given.get("nextToken", 0))
         end = at + min(self.page, given.get("maxResults", 100))
         return {key: found[at:end]} | ({"nextToken": str(end)} if found[end:] else {})
@@ -111,10 +114,11 @@ class Account(Paged):
     # --- tasks
     def on_list_tasks(self, cluster: str, desiredStatus: str = "", **which: Any) -> Any:  # noqa: N803
         del cluster
-        page = {each: which.pop(each) for each in ("nextToken", "maxResults") if each in which}
-        is_alone = len(which) == 1 and not desiredStatus
-        assert "startedBy" not in which or is_alone, "it must be the only filter"
-        fields = {_FILTERS.get(name, name): value for name, value in which.items()}
+        fields, page = Record(), Record()
+        for name, value in which.items():
+            (page if name in _OF_PAGES else fields)[_FILTERS.get(name, name)] = value
+        is_alone = len(fields) == 1 and not desiredStatus
+        assert "startedBy" not in fields or is_alone, "it must be the only filter"
         found = self.model.listed(desiredStatus or "RUNNING", **fields)
         return self._page("taskArns", found, page)
 

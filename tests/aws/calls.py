@@ -35,8 +35,8 @@ def _pages() -> dict[str, Any]:
 
 
 #: In the place of an operation's model, which tells the type of a page's size.
-_SIZE: Final = SimpleNamespace(type_name="integer")
-_MODEL: Final = SimpleNamespace(
+_SIZE: Any = SimpleNamespace(type_name="integer")
+_MODEL: Any = SimpleNamespace(
     input_shape=SimpleNamespace(members=SimpleNamespace(get=lambda _: _SIZE))
 )
 

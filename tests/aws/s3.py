@@ -92,13 +92,14 @@ class S3(Paged):
     def list_objects_v2(self, **given: str) -> Any:
         """In the order of the keys' bytes; a part of the answer that is empty is missing."""
         assert given["Bucket"] == NAME
-        prefix, delimiter = given.get("Prefix", ""), given.get("Delimiter", "\0")
+        prefix, delimiter = given.get("Prefix", ""), given.get("Delimiter", "")
 
         def effect() -> Any:
             folders = {}
             for key in sorted(self.objects):
                 if key.startswith(prefix):
-                    name, mark, _ = key.removeprefix(prefix).partition(delimiter)
+                    name = key.removeprefix(prefix)
+                    name, mark, _ = name.partition(delimiter) if delimiter else (name, "", "")
                     folders[prefix + name + mark] = bool(mark)
             left = [each for each in folders if each > given.get("ContinuationToken", "")]
             page = left[: self.page]

@@ -112,15 +112,10 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         answer = getattr(self._account, f"on_{name}", None) or getattr(self._account.s3, name)
-
-        def effect(given: Record) -> Any:
-            self._account.who = self._who
-            return answer(**given)
-
-        vars(self)[name] = call = lambda **given: self._call(functools.partial(effect, given))
+        vars(self)[name] = call = functools.partial(self._call, answer)
         return call
 
-    def _call(self, effect: Callable[[], Any]) -> Any:
+    def _call(self, effect: Callable[..., Any], **given: Any) -> Any:
         """A call takes some time, and may be throttled, fail before or after it took effect, or be
         the last of its process."""
         account = self._account
@@ -133,7 +128,8 @@ class Client:
             if fate < account.trouble / 2:
                 world.sleep(chance.uniform(0.5, 10))
                 continue  # throttled
-            result = effect()
+            account.who = self._who
+            result = effect(**given)
             if process.calls_left < 0:
                 raise EndedError
             if fate < account.trouble:
@@ -230,7 +226,9 @@ class Account(base.Account):
         """When the last fault is over."""
 
     def client(self, who: str) -> Client:
-        return self._clients.setdefault(who, Client(self, who))
+        if who not in self._clients:
+            self._clients[who] = Client(self, who)
+        return self._clients[who]
 
     # --- executions
     def on_start_execution(self, stateMachineArn: str, name: str, input: str) -> None:  # noqa: N803
