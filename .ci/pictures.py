@@ -97,7 +97,7 @@ def dashboard() -> str:
     from matplotlib.figure import Figure
 
     # The CDK takes seconds to load, and no other picture needs it.
-    from stacks.host_setup import agent_config
+    from stacks.cluster.host_setup import agent_config
     from tests.stacks import cloudwatch
     from tests.stacks.conftest import synthesized
 

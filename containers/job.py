@@ -7,6 +7,7 @@ command runs beside it; its exit code is the container's. At the deadline, or if
 of workers never joins, the command gets SIGTERM and time to save before Ray stops.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,7 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,19 +25,21 @@ from containers import node
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
-from containers.program import cache
+from containers.program import cache, shell
 from containers.program import code as user_code
-from containers.program.bucket import report
-from containers.program.cause import PASSED_OVER, Error, LogEnd, cause, errors_in, passed_over
+from containers.program.bucket import ERRORS as BUCKET_ERRORS
+from containers.program.bucket import Bucket, open_recorder, report, write_records
+from containers.program.cause import Error, LogEnd, cause, errors_in, success
 from containers.program.files import Mirror, open_mirror
-from containers.program.launch import ENV_PROGRAM, ERRORS, LaunchSpec, prepare_head
+from containers.program.launch import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
+from containers.program.selection import shortfall
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
-from contract import exits, faults, times
+from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import JobSpec, Placement
+from contract.job import LAUNCH, LOOK, Hold, JobSpec, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
     ENV_LOG,
@@ -44,11 +48,14 @@ from contract.nodes import (
     ENV_TRAINS,
     GCS_PORT,
     HEAD,
+    Range,
 )
-from contract.text import counted, listed
+from contract.text import counted, duration, listed
+from training.record.goodput import Recorder
 
 #: Poll interval for cheap local checks, in seconds.
 _POLL_S: Final = 0.1
+_CANNOT_PREPARE: Final = "failed: a worker node cannot prepare the code: "
 #: ``ray start --block`` looks at Ray's processes every second.
 _RAY_ENDS_S: Final = 3.0
 
@@ -101,13 +108,18 @@ class Decisions:
         return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
 
     @property
+    def is_short(self) -> bool:
+        """True while it has fewer worker nodes than it needs."""
+        return self._short_since is not None
+
+    @property
     def waits(self) -> bool:
         """True while it lacks worker nodes that it needs. A recipe waits for those that it has lost
         while the others are billed. A program may go on without them, and one on all nodes has its
         own patience (``containers.program.nodes``)."""
         has_lost = self.capacity_at is not None
         may_wait = bool(self._spec.nodes.low) and (bool(self._spec.recipe) or not has_lost)
-        return may_wait and self._short_since is not None
+        return may_wait and self.is_short
 
     def decide(self, seen: Seen) -> tuple[int, str] | None:
         """Exit code of a job that must not continue, and the reason in words; None while it may."""
@@ -126,6 +138,17 @@ class Decisions:
         if seen.demand:
             return exits.ASKS_TOO_MUCH, f"the program {seen.demand}"
         return self._lack_of_capacity(seen)
+
+    def hold(self, code: int, now: float) -> Hold | None:
+        """How long the hosts of a job stay whose command has ended with ``code``; None: no longer.
+
+        Args:
+            now: Unix time.
+        """
+        until = min(now + self._spec.hold_s, self._deadline - times.HOLD_MARGIN_S)
+        if code in exits.NOT_HELD or until <= now:
+            return None
+        return Hold(code=code, since=now, until=until)
 
     def exit_code(self, own: int) -> tuple[int, str]:
         """Exit code of a job whose command has ended by itself with ``own``; in words, why it is
@@ -152,8 +175,7 @@ class Decisions:
         if not self.waits:
             return None
         if seen.failure is not None:
-            text = f"failed: a worker node cannot prepare the code: {seen.failure}"
-            return exits.BAD_INPUT, text
+            return exits.BAD_INPUT, _CANNOT_PREPARE + seen.failure
         waited = seen.monotonic - self._short_since
         if waited <= self._spec.capacity_wait_s:
             return None
@@ -173,7 +195,7 @@ class Job:
         environment: Mapping[str, str],
         *,
         spawn: Callable[..., Program] = Program,
-        make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
+        make_mirror: Callable[..., Mirror] = open_mirror,
         client: Any = None,
         clock: Clock = time,
     ) -> None:
@@ -193,7 +215,11 @@ class Job:
         self._environment = environment
         self._is_stopped = False
         self._own_code = 0  # of the command itself
-        self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
+        launches = config.spec.command[1:3] == ("-m", LAUNCH)
+        self._looks = bool(config.spec.recipe) and config.spec.nodes.low > 0 and launches
+        """Whether data and model are looked at before workers are asked for."""
+        spec = replace(config.spec, nodes=Range(0, 0)) if self._looks else config.spec
+        self._decisions = Decisions(spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._mirror: Mirror | None = None
         self._log_end = LogEnd()
@@ -206,6 +232,8 @@ class Job:
         if self._config.spec.code:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
+        if self._looks:
+            self._ray.hold()
         self._ray.start()
         code = exits.FAILED
         try:
@@ -286,8 +314,11 @@ class Job:
                 say(f"running {shlex.join(words)}")
             variables = {**self._environment, **variables, ENV_RUN: spec.run}
             variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
+            if place:
+                shell.note(place, variables, place=folder.with_name(shell.PLACE.name))
+            spawn = partial(self._spawn, folder=place, environment=variables, emit=self._hear)
             try:
-                command = self._spawn(words, folder=place, environment=variables, emit=self._hear)
+                command = spawn((*words, LOOK) if self._looks else words)
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
         except Stopped:
@@ -298,14 +329,78 @@ class Job:
             if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
+        recorder = self._begin_record()
         try:
             code = self._wait(command)
+            if self._looks and code == exits.OK:
+                self._ask_for_workers()
+                command = spawn(words)
+                code = self._wait(command)
         finally:
             command.end()  # what it has left behind writes no more
+            recorder.end(self._clock.time())
             is_saved = self._save_files()
+            recorder.close(self._clock.time(), is_last=True)
+            self._write_record(recorder)
         if spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
-            self._tell_why(errors_in(folder / ERRORS), has_failed=code != exits.OK)
-        return code if is_saved or code != exits.OK else exits.FILES_LOST
+            self._tell_why(errors_in(folder / NOTED_ERRORS), has_failed=code != exits.OK)
+        code = code if is_saved or code != exits.OK else exits.FILES_LOST
+        if not self._is_told:
+            self._hold(code)
+        return code
+
+    def _begin_record(self) -> Recorder:
+        """Record the activity of a command on the head, whose steps are not counted. What trains a
+        recipe, or starts a program on the nodes, records it itself."""
+        recorder = Recorder()
+        if self._records:
+            given = (self._storage, self._config.spec.run, self._config.job)
+            recorder = open_recorder(*given, client=self._client)
+            recorder.begin(self._clock.time(), resumes=0.0)
+            self._write_record(recorder)
+        return recorder
+
+    @property
+    def _records(self) -> bool:
+        spec = self._config.spec
+        is_own = spec.on == Placement.HEAD and not spec.recipe
+        return is_own and self._storage.startswith("s3://")
+
+    def _write_record(self, recorder: Recorder) -> None:
+        if self._records:
+            records = {runs.job_activity(self._config.job): recorder.activity.to_json()}
+            write_records(self._storage, self._config.spec.run, records, client=self._client)
+
+    def _hold(self, code: int) -> None:
+        """Keep the hosts of a job that has failed for as long as its user wants to look at them."""
+        job, run = self._config.job, self._config.spec.run
+        hold = self._decisions.hold(code, self._clock.time())
+        if hold is None or not self._storage.startswith("s3://"):
+            return
+        try:  # the keeper ends the hosts if this head does not
+            key, content = runs.job_hold(run, job), hold.to_json().encode()
+            Bucket(self._storage, self._client).put(key, content)
+        except BUCKET_ERRORS as error:
+            say(f"the hosts are not held: {faults.text(error)}")
+            return
+        left = duration(round(hold.until - hold.since))
+        say(
+            f"the command has failed; the hosts stay for {left}: trainctl shell {job} opens a "
+            f"shell, and trainctl stop {job} ends this"
+        )
+        kept = self._config.spec.nodes.high
+        while self._clock.time() < hold.until and not self._is_stopped:
+            there = self._ray.size.num_nodes - 1 if self._ray.size else 0
+            if there < kept or kept == self._config.spec.nodes.high:
+                kept = there  # no other host comes for one that goes
+                self._ray.scale(least=kept, most=kept)
+            self._clock.sleep(_POLL_S)
+
+    def _ask_for_workers(self) -> None:
+        """Have workers come, which are waited for from now on."""
+        config = self._config
+        self._decisions = Decisions(config.spec, config.deadline, self._clock.monotonic())
+        self._ray.scale()
 
     def _hear(self, line: str) -> None:
         """A line that the command has printed."""
@@ -318,8 +413,20 @@ class Job:
         if has_failed:
             found = cause(errors, code=self._own_code, log=self._log_end)
             self._report(found.reason(run))
-        elif passed := passed_over(errors):
-            self._report(passed.reason(run, PASSED_OVER))
+        elif reason := success(errors, run, self._lack_of_files()):
+            self._report(reason)
+
+    def _lack_of_files(self) -> str:
+        """What the files of a program on the head lack, in words; "" for nothing."""
+        if self._mirror is None:
+            return ""
+        with contextlib.suppress(*BUCKET_ERRORS):
+            place = Bucket(
+                f"{self._storage}/{runs.ray_prefix(self._config.spec.run)}", self._client
+            )
+            if place.list(""):
+                return ""  # Ray has saved something
+        return shortfall(self._mirror.newest_ns, self._clock.time())
 
     def _must_end(self) -> bool:
         """True if there is a reason to end before the command runs; logs it once."""
@@ -386,6 +493,13 @@ class Job:
         own = self._own_code = command.end()
         if own != exits.OK and self._has_lost_ray():
             return exits.RAY_FAILED
+        spec, why = self._config.spec, ""
+        if own == exits.NO_CAPACITY and spec.on == Placement.NODES and spec.code:
+            # A node may have come in place of a lost one, and found packages gone.
+            why = user_code.failure_of_worker(spec.code, client=self._client)
+        if why:
+            self._report(_CANNOT_PREPARE + why)
+            return exits.BAD_INPUT
         code, changed = self._decisions.exit_code(own)
         if changed:
             say(changed)
@@ -412,7 +526,7 @@ class Job:
     def _reason_to_end(self) -> int | None:
         """Exit code of a job that must not continue, with the reason logged; None while it may."""
         now = self._clock.monotonic()
-        size = self._ray.size
+        size, was_short = self._ray.size, self._decisions.is_short
         found = self._decisions.decide(
             Seen(
                 now=self._clock.time(),
@@ -426,6 +540,9 @@ class Job:
                 failure=self._failure_of_worker(now) if self._decisions.waits else None,
             )
         )
+        if was_short and not self._decisions.is_short and self._config.spec.code:
+            # The others could prepare it: why one could not explains no later loss.
+            user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
         if found is None:
             return None
         code, text = found

@@ -4,7 +4,7 @@ A job starts once its head and its minimum of worker nodes fit beside the maximu
 it, whether those run or wait; it may then grow into what they leave. So no job takes a host that an
 earlier one needs, and two jobs never hold half of the hosts each. Nothing is stored: the running
 executions are the queue. The function that cleans up after jobs decides by it
-(``stacks/job_keeper``), and ``trainctl`` shows by it what a job waits for.
+(``stacks/jobs/keeper``), and ``trainctl`` shows by it what a job waits for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from contract.nodes import Range
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The most hosts that the jobs of a deployment may have at a time."""
+    """Maximum number of hosts in use by all jobs."""
 
     max_heads: int
     max_workers: int

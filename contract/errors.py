@@ -1,4 +1,4 @@
-"""Errors for users, apart from faults of the program and of what it runs on."""
+"""User-facing errors, as opposed to bugs and infrastructure failures."""
 
 from contract import exits
 

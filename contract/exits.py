@@ -37,11 +37,15 @@ OF_THE_SYSTEM: Final = (
     STORAGE,
     HUNG,
     DEADLINE,
+    INTERRUPTED,
+    TERMINATED,
 )
 #: Codes after which the head is started again. The hosts of its workers stay for the next one.
 TRIED_AGAIN: Final = (BAD_HOST, RAY_FAILED, STORAGE)
+#: Codes after which the hosts of a job are not held: it has not failed, or not by its command.
+NOT_HELD: Final = (OK, INTERRUPTED, TERMINATED, NO_CAPACITY, DEADLINE, *TRIED_AGAIN)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same
-CLOSED_PIPE: Final = 141  # nobody reads the output any more, as after ``| head``; as of SIGPIPE
+CLOSED_PIPE: Final = 141  # reader closed the pipe (``| head``); same code as SIGPIPE
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ same round have saved the same moment. Any job may write into the bucket, so nam
 checked here before one becomes a path.
 """
 
+import fnmatch
 import json
 import re
 from collections import defaultdict
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 WORK: Final = "work"  # the folder in which the program runs
 OUTPUT: Final = "output"  # the folder that $TRAIN_OUTPUT names
+HOME: Final = "home"  # the folder that $HOME names
 
 STARTS: Final = "starts/"
 ROUNDS: Final = "rounds/"
@@ -84,7 +86,7 @@ def start_of(key: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A node's word that it has saved a round."""
+    """Marker: this node has saved the round."""
 
     start: int
     round: int
@@ -116,7 +118,7 @@ def rounds_prefix(start: int) -> str:
 def common_round(marks: Collection[Mark], nodes: Collection[int]) -> dict[int, Mark]:
     """The newest round that all nodes have, by node; empty if there is none.
 
-    Of a node whose program had ended before a round, its end counts.
+    A node that finished before the round is represented by its end marker.
     """
     ends = sorted((mark for mark in marks if mark.kind == "end"), key=lambda mark: mark.round)
     by_round = defaultdict[int, list[Mark]](list)
@@ -136,6 +138,46 @@ def newest_by_node(marks: Iterable[Mark]) -> dict[int, Mark]:
     order = ("", "part", "end")
     ascending = sorted(marks, key=lambda mark: (mark.round, order.index(mark.kind)))
     return {mark.node: mark for mark in ascending}
+
+
+# --- names
+def check_pattern(pattern: str, *, option: str) -> str:
+    """Return ``pattern`` if it can match names of files.
+
+    Args:
+        option: that it was given to, for the error.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        check_relative(pattern.rstrip("/"))
+    except InputError:
+        is_usable = False
+    else:
+        is_usable = pattern.count("[") == pattern.count("]")
+    if not is_usable:
+        raise InputError(
+            f"{option} is {pattern!r}: give a pattern of the shell, relative to the working "
+            "folder, such as '*.pt', 'data' or 'logs/*.csv'"
+        )
+    return pattern
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """True if a pattern matches a file, or a folder that it is in: by the last part of its path, by
+    its path, or by its path in ``WORK``, ``OUTPUT`` or ``HOME``."""
+    if not patterns:
+        return False
+    parts = name.split("/")
+    paths = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    texts = {
+        text
+        for path in paths
+        for text in (path, path.partition("/")[2], path.rpartition("/")[2])
+        if text
+    }
+    return any(fnmatch.fnmatchcase(text, each.rstrip("/")) for each in patterns for text in texts)
 
 
 # --- contents
@@ -181,7 +223,7 @@ class SavedFile:
     """One file of a node, or one symbolic link."""
 
     name: str
-    """Relative path with slashes, whose first part is ``WORK`` or ``OUTPUT``."""
+    """Relative path with slashes, whose first part is ``WORK``, ``OUTPUT`` or ``HOME``."""
     size: int = 0
     """Bytes."""
     pieces: tuple[str, ...] = ()
@@ -259,7 +301,7 @@ def _checked(*, pieces: Iterable[str] = (), **values: Any) -> SavedFile:
         if type(number) is not int:
             raise TypeError
     check_relative(file.name, what=f"file in {_WHAT}:")
-    if not file.name.startswith((f"{WORK}/", f"{OUTPUT}/")):
+    if file.name.partition("/")[0] not in (WORK, OUTPUT, HOME):
         raise InputError(f"{_WHAT} names {file.name!r}, which lies in none of a node's folders")
     if not (file.link + file.code).isprintable():
         raise InputError(f"{_WHAT} has a link to {file.link!r}, which is refused")

@@ -21,7 +21,7 @@ SOURCES: Final = (
 _LEFT_OUT: Final = ("containers/Dockerfile.dockerignore", "containers/publish.py")
 
 
-def _is_by_the_way(part: str) -> bool:
+def _is_ignored(part: str) -> bool:
     """True if editors, desktops or Python itself leave files or folders of this name."""
     return part == "__pycache__" or part.startswith(".") or part.endswith(".egg-info")
 
@@ -44,7 +44,7 @@ def content_tag(root: Path, *, base: str = "") -> str:
         files = path.rglob("*") if path.is_dir() else [path]
         names = {file.relative_to(root).as_posix() for file in files if file.is_file()}
         for name in sorted(names):
-            if name in _LEFT_OUT or any(map(_is_by_the_way, name.split("/"))):
+            if name in _LEFT_OUT or any(map(_is_ignored, name.split("/"))):
                 continue
             body = (root / name).read_bytes()
             runs = bool((root / name).stat().st_mode & 0o111)

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from contract.errors import InputError
+from contract.files import check_pattern
 from contract.instance_types import Prices
 from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
 from contract.runs import check_run_name
@@ -29,7 +30,7 @@ JOB_TAG: Final = "job"  # key of the tag that shows a task's job in the console
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 10
+ORDER_VERSION: Final = 11
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -44,8 +45,14 @@ _TEXTS: Final = {
     "submitter": ("(?s).*", "the name of a user or role session of AWS, or empty"),
 }
 
+#: Fields of an order that are lists of words.
+_LISTS: Final = ("command", "keep_files", "skip_files")
+#: Module that starts a recipe, and its option to read and check the data only.
+LAUNCH: Final = "training.launch"
+LOOK: Final = "--look"
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
+MAX_HOLD_S: Final = 2 * 3600
 #: Fields of an order that are whole numbers -> their limits.
 _NUMBERS: Final = {
     "max_seconds": (1, MAX_SECONDS),
@@ -53,6 +60,7 @@ _NUMBERS: Final = {
     "grace_s": (0, MAX_GRACE_S),
     "idle_s": (1, MAX_SECONDS),
     "hang_s": (0, MAX_SECONDS),
+    "hold_s": (0, MAX_HOLD_S),
 }
 DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
@@ -95,6 +103,8 @@ class JobSpec:
     """A worker node that has had nothing to do for this long is released."""
     hang_s: int = DEFAULT_HANG_S
     """A program on the nodes that gives no sign of life for this long is ended; 0: it is not."""
+    hold_s: int = 0
+    """Seconds for which its hosts stay after its command has failed, until the deadline at most."""
     recipe: str = ""
     """Name of the recipe that the command trains; empty: it is another program. The words of the
     command do not tell: a user's script may have any name."""
@@ -109,6 +119,10 @@ class JobSpec:
     """Variables for the command, and for every process that it starts through Ray."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """The same, but name of the variable -> name of the secret that holds its value."""
+    keep_files: tuple[str, ...] = ()
+    """Patterns of files of the program that must be saved."""
+    skip_files: tuple[str, ...] = ()
+    """Patterns of those that are not saved."""
     prices: Prices | None = None
     """Types and prices of its hosts; None: not known."""
     submitter: str = ""
@@ -131,6 +145,8 @@ class JobSpec:
                 f"recipe is {self.recipe!r}, and code is given too: a recipe is code of the image; "
                 "give one of them"
             )
+        for pattern in (*self.keep_files, *self.skip_files):
+            check_pattern(pattern, option="a pattern of files")
         for name, value in self.variables.items():
             check_variable(name)
             if not isinstance(value, str):
@@ -155,10 +171,11 @@ class JobSpec:
             value = getattr(self, name)
             if not isinstance(value, str) or not re.fullmatch(pattern, value):
                 raise _wrong(name, value, allowed)
-        words: object = self.command
-        if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
-            raise _wrong("command", words, "a list of words")
-        object.__setattr__(self, "command", tuple(words))
+        for name in _LISTS:
+            words: object = getattr(self, name)
+            if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
+                raise _wrong(name, words, "a list of words")
+            object.__setattr__(self, name, tuple(words))
         for name in ("variables", "secrets"):
             value = getattr(self, name)
             if not isinstance(value, Mapping):
@@ -306,7 +323,7 @@ class Outcome:
     exit_code: int | None = None
     """Exit code of the head's container; None where it did not start or AWS does not know."""
     again: bool = False
-    """The head is started once more: this is the end of an attempt and not of the job."""
+    """Retry: only this attempt has ended, not the job."""
     attempts: int | None = None
     """Number of starts of the head; None where that is not known."""
     in_a_row: int | None = None
@@ -371,6 +388,33 @@ def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
         "prices": spec.prices and spec.prices.to_json(),
     }
     return json.dumps(record, indent=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """Hosts of a job that stay after its command has failed, for a person to look at."""
+
+    code: int
+    """Exit code of the job."""
+    since: float
+    """Unix time."""
+    until: float
+    """Unix time."""
+
+    def to_json(self) -> str:
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """
+        Raises:
+            InputError: it is not what ``to_json`` writes.
+        """
+        values = _object(text, what="a hold")
+        code, since, until = (values.get(each.name) for each in fields(cls))
+        if type(code) is not int or not all(type(at) in (int, float) for at in (since, until)):
+            raise _wrong("a hold", values, "a code and two times")
+        return cls(code=code, since=float(since or 0), until=float(until or 0))
 
 
 # --- why a task was stopped -----------------------------------------------------------------------

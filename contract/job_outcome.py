@@ -1,7 +1,7 @@
 """Outcome of a job from the end of its head's task, and the marks left on tasks and hosts.
 
 ``ending`` reads ECS's stop code, reason and exit code, for ``trainctl cluster up`` and for the
-function that cleans up after jobs (``stacks/job_keeper``). ``verdict`` maps the end of a head's
+function that cleans up after jobs (``stacks/jobs/keeper``). ``verdict`` maps the end of a head's
 task to the job's outcome and to a retry.
 """
 
@@ -14,7 +14,14 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from contract import exits, times
-from contract.job import JOB_GROUP, STOPPED_BY_USER, JobStatus, Outcome, status_of_stop
+from contract.job import (
+    JOB_GROUP,
+    STOPPED_BY_USER,
+    Hold,
+    JobStatus,
+    Outcome,
+    status_of_stop,
+)
 from contract.nodes import ENV_DEADLINE
 
 #: Stop codes of a task whose host went away below it.
@@ -117,7 +124,7 @@ NO_REASON_GIVEN = "Task stopped by user"
 def head_of(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """The task of a head that has ended, empty where there was none, and the error.
 
-    The job has to be cleaned up after whatever they say, so what is not understood is left out.
+    Ignore unparsable fields: cleanup must run regardless.
 
     Args:
         event: ``Task``, or ``Error`` and ``Cause`` of Step Functions. The cause is the task, what
@@ -147,9 +154,9 @@ def verdict(
     attempt: int,
     in_a_row: int,
 ) -> Outcome:
-    """What the end of a head task means.
+    """Outcome of a job whose head task has ended.
 
-    What AWS, a host or the storage could not do ends no job before its deadline.
+    Failures of AWS, hosts, or storage never end a job before its deadline.
 
     Args:
         task: its description, as Step Functions writes it (``Containers``, ``StopCode`` ...); empty
@@ -238,6 +245,18 @@ def verdict(
     return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
 
 
+def at_hold(task: Mapping[str, Any], hold: Hold) -> Mapping[str, Any]:
+    """A head's task as it would be if it had ended when its command failed: what became of it while
+    its hosts were held changes no outcome."""
+    return {
+        **task,
+        "Containers": [{"ExitCode": hold.code}],
+        "StopCode": "EssentialContainerExited",
+        "StoppedReason": "",
+        "StoppedAt": hold.since * 1000,
+    }
+
+
 def refusal(activities: Sequence[Mapping[str, Any]], *, since: float) -> str:
     """AWS's own sentence, if the newest launch of a group's scaling activities has failed since a
     Unix time; "" if it has not."""
@@ -314,7 +333,7 @@ def deadline_of(task: Mapping[str, Any], *, default: float) -> float:
     value = told(task, ENV_DEADLINE)
     try:
         return float(value) if value else default
-    except ValueError:  # the state machine writes none that is no number
+    except ValueError:  # the state machine only writes numbers
         return 0
 
 
@@ -325,6 +344,6 @@ def seen_since(host: Mapping[str, Any], mark: str, what: str = "") -> float | No
             since, _, seen = str(each.get("value") or "").partition(" ")
             try:
                 return float(since) if seen == what else None
-            except ValueError:  # the sweep writes none that is no number
+            except ValueError:  # the sweep only writes numbers
                 return 0
     return None

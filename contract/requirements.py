@@ -4,7 +4,10 @@ The command line reads it before the upload and a node before the installation, 
 refuses what the second would refuse.
 """
 
+import itertools
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +18,14 @@ UV_LOCK: Final = "uv.lock"
 PYPROJECT: Final = "pyproject.toml"
 #: In this order: a list that was written for the job goes before what locks a whole project.
 FILES: Final = (REQUIREMENTS_TXT, UV_LOCK, PYPROJECT)
+#: Lists that are not read.
+_UNREAD: Final = (
+    *("environment.yml", "environment.yaml", "conda.yml", "conda.yaml", "pixi.toml"),
+    *("Pipfile", "Pipfile.lock", "poetry.lock", "pdm.lock", "pylock.toml", "setup.py", "setup.cfg"),
+)
+_RAY: Final = re.compile(r"(?im)^\s*ray(?:\[[\w, -]*\])?\s*([=<>!~][^;#\n\\]*)")
+_OTHER_LIST: Final = re.compile(r"(?m)^\s*(?:-r|--requirement)[ =]*(\S+)")
+_SSH: Final = re.compile(r"[^\s\"']*\bssh://[^\s\"'?#]*|git\+git@\S+")
 
 
 def file_of(folder: Path) -> str:
@@ -33,7 +44,28 @@ def file_of(folder: Path) -> str:
         )
     if name == PYPROJECT and not dependencies(folder):
         return ""
+    if name:
+        _check_addresses(folder / name)
     return name
+
+
+def _check_addresses(file: Path) -> None:
+    """Refuse repositories that no node can read, also in lists that a list includes."""
+    todo, seen = [file], set[Path]()
+    while todo:
+        path = todo.pop().resolve()
+        if path in seen or not path.is_file():  # uv names one that is missing
+            continue
+        seen.add(path)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if found := _SSH.search(re.sub(r"(?m)^\s*#.*", "", text)):
+            raise InputError(
+                f"{path.name}: {found[0]} cannot be installed, because nodes have no SSH key: list "
+                "a public git+https:// address, or put the package's wheel into the folder and "
+                "list ./NAME.whl"
+            )
+        if path.suffix == ".txt":
+            todo += [path.parent / name for name in _OTHER_LIST.findall(text)]
 
 
 def dependencies(folder: Path) -> tuple[str, ...]:
@@ -56,16 +88,98 @@ def dependencies(folder: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
+def unread(folder: Path) -> list[str]:
+    """Names of files that list packages and are not read."""
+    found = [name for name in _UNREAD if (folder / name).is_file()]
+    found += sorted(each.name for each in folder.glob("requirements[-_]*.txt"))
+    if "poetry" in _pyproject(folder).get("tool", {}):
+        found.append(f"[tool.poetry] of {PYPROJECT}")
+    return found
+
+
+def check(folder: Path, *, python: str, ray: str) -> None:
+    """Refuse a folder whose project wants another Python or Ray than the nodes have.
+
+    Args:
+        python: version of the nodes' Python; "": not known.
+        ray: version of their Ray; the same.
+
+    Raises:
+        InputError: it does.
+    """
+    wanted = _project(folder).get("requires-python", "")
+    if python and not _allows(str(wanted), python):
+        raise InputError(
+            f"{PYPROJECT}: requires-python is {wanted!r}, and the nodes have Python {python}: "
+            "allow it, or deploy images with another base_image"
+        )
+    name = file_of(folder)
+    if not name or not ray:
+        return
+    text = (folder / name).read_text(encoding="utf-8", errors="replace")
+    if name == UV_LOCK:
+        locked = re.search(r'(?m)^name = "ray"\nversion = "([^"]+)"', text)
+        asked = [f"=={locked[1]}"] if locked else []
+    else:
+        lines = "\n".join(dependencies(folder)) if name == PYPROJECT else text
+        asked = _RAY.findall(lines)
+    for each in asked:
+        if not _allows(each, ray):
+            raise InputError(
+                f"{name} asks for ray{each.strip()}, and the cluster runs on Ray {ray}: leave ray "
+                f"out of it, or allow {ray}"
+            )
+
+
+def _allows(wanted: str, version: str) -> bool:
+    """True if a version specifier, such as ``>=3.10,<4``, allows a version; also if it cannot be
+    understood, which uv will say. Of versions, only the numbers count."""
+    for each in filter(None, (part.strip() for part in wanted.split(","))):
+        match = re.fullmatch(r"(===?|~=|!=|<=|>=|<|>)\s*v?([\d.]+?)(\.\*)?", each)
+        if match is None:
+            continue
+        sign, numbers, is_prefix = match[1], match[2], bool(match[3])
+        # Of "3.12", the image's patch level is not known: only as many numbers are compared.
+        pairs = itertools.zip_longest(_numbers(version), _numbers(numbers), fillvalue=0)
+        has, asked = map(list, zip(*pairs, strict=True))
+        known = len(_numbers(version))
+        has, asked = has[:known], asked[:known]
+        num = len(_numbers(numbers))
+        is_same = has[:num] == asked[:num] if is_prefix else has == asked
+        fits = {
+            "==": is_same,
+            "===": is_same,
+            "!=": not is_same or (not is_prefix and num > known),
+            "<=": has <= asked,
+            ">=": has >= asked,
+            "<": has < asked or (is_same and num > known),
+            ">": has > asked or (is_same and num > known),
+            "~=": has >= asked and has[: num - 1] == asked[: num - 1],
+        }
+        if not fits[sign]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".") if number]
+
+
 def source_folders(folder: Path) -> tuple[str, ...]:
     """Folders, relative to ``folder``, from which the project's own packages are imported."""
     has_src = (folder / PYPROJECT).is_file() and (folder / "src").is_dir()
     return (".", "src") if has_src else (".",)
 
 
-def _project(folder: Path) -> dict[str, Any]:
+def _project(folder: Path) -> Mapping[str, Any]:
+    project = _pyproject(folder).get("project", {})
+    return project if isinstance(project, dict) else {}
+
+
+def _pyproject(folder: Path) -> dict[str, Any]:
+    if not (folder / PYPROJECT).is_file():
+        return {}
     try:
-        found = tomllib.loads((folder / PYPROJECT).read_text(encoding="utf-8"))
+        return tomllib.loads((folder / PYPROJECT).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{PYPROJECT} cannot be read: {error}") from None
-    project = found.get("project", {})
-    return project if isinstance(project, dict) else {}

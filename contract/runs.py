@@ -95,6 +95,16 @@ def job_reason(run: str, job: str) -> str:
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.reason"
 
 
+def job_hold(run: str, job: str) -> str:
+    """Key of the object in the bucket that says how long a job's hosts are held, and why."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.hold"
+
+
+def job_activity(job: str) -> str:
+    """Name, in a run's folder, of the file with the activity of a job's program."""
+    return f"{JOBS_DIR}/{job}.activity"
+
+
 def checkpoint_name(step: int, lease: int = 0) -> str:
     """Name of the checkpoint after ``step`` optimizer updates.
 

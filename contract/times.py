@@ -20,7 +20,7 @@ RAY_DRAIN_S: Final = 30  # Ray on a node that trains hands over what runs there;
 COORDINATOR_DRAIN_S: Final = 1  # Ray on a head that does not train would only wait for itself
 STOP_TIMEOUT_S: Final = 270  # the ECS agent kills a container that was told to stop
 SPOT_NOTICE_S: Final = 120  # EC2 takes a spot host; the time that AWS announces
-SPOT_POLL_S: Final = 5  # between two questions whether there is such a notice; AWS's advice
+SPOT_POLL_S: Final = 5  # spot notice polling interval, as AWS recommends
 SPOT_MARGIN_S: Final = (
     10  # Ray ends a node this long before its host goes: as announced, no failure
 )
@@ -34,6 +34,7 @@ FILES_SLACK_S: Final = 10  # a request that is being made when the time is over 
 FILES_REFUSED_S: Final = 120  # S3 refuses a node's files for so long: time will not change that
 
 # --- a job that reaches its deadline --------------------------------------------------------------
+HOLD_MARGIN_S: Final = 5  # hosts that are held go before it: its end is the command's
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
 SWEEP_GRACE_S: Final = 420  # an execution cleans up; after this the sweep ends what is left
 CLOSED_S: Final = 7200  # an execution that has ended: its record is there, or a sweep writes it
@@ -74,7 +75,7 @@ S3_QUICK_S: Final = 5  # the same for what is written again later: the command h
 
 # --- who trains a run, or builds a store of tokens ------------------------------------------------
 LEASE_RENEW_S: Final = 20  # between two heartbeats of its writer
-LEASE_S: Final = 120  # a writer without a heartbeat for this long loses it to whoever wants it
+LEASE_S: Final = 120  # lease expires after this long without a heartbeat
 
 # --- workers that do not train any more -----------------------------------------------------------
 WORKER_ANSWER_S: Final = 60  # a worker's process that is stopped; Ray Train's default is 600

@@ -9,7 +9,7 @@ set -eu
 docker=$1 tag=$2 root=$3/rootfs
 # In a mount namespace of its own: what it mounts is gone with it, however it ends.
 unshare --mount --propagation private debootstrap --variant=minbase \
-    --include=ca-certificates,procps,python-is-python3,python3-distutils,python3.11,python3.11-venv,tini \
+    --include=ca-certificates,gcc,git,libc6-dev,procps,python-is-python3,python3-dev,python3-distutils,python3.11,python3.11-venv,tini \
     bookworm "$root" >"$3/log" 2>&1 || { tail -n 5 "$3/log" >&2; exit 1; }
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
     "$root"/usr/share/doc "$root"/usr/share/man "$root"/usr/share/info \

@@ -1,20 +1,25 @@
 """Lambda functions of the deployment, each with its own role and log group.
 
 What a function may do is the caller's to say; beside that it can write into its log group, and
-nothing else.
+nothing else. This holds for the functions that CDK adds, too.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
 
-from aws_cdk import CustomResource, Duration
+from aws_cdk import CfnResource, CustomResource, Duration, Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from stacks.log_groups import log_group
 from stacks.rights import Rights
-from stacks.settings import Settings
+
+ROOT: Final = Path(__file__).parents[1]
 
 
 def lambda_function(
@@ -22,7 +27,6 @@ def lambda_function(
     name: str,
     *,
     what: str,
-    settings: Settings,
     rights: Rights,
     code: lambda_.Code,
     timeout: Duration,
@@ -37,7 +41,7 @@ def lambda_function(
         code: with ``handler`` in the module ``index``.
         function_name: where what it needs must know it before it is there.
     """
-    logs = log_group(scope, f"{name}Logs", settings=settings)
+    logs = log_group(scope, f"{name}Logs")
     role = iam.Role(
         scope,
         f"{name}Role",
@@ -64,6 +68,26 @@ def lambda_function(
     )
 
 
+def stage(function: Path, folder: Path) -> None:
+    """Copy a function's module, its package and ``contract`` into a folder, as Lambda shall see
+    them."""
+    shutil.copy(function, folder / function.name)
+    for package in (ROOT / "contract", function.parent):
+        target = folder / package.relative_to(ROOT)
+        target.mkdir(parents=True)
+        for module in sorted({*package.glob("*.py")} - {function}):
+            shutil.copy(module, target / module.name)
+
+
+@contextlib.contextmanager
+def staged(function: Path) -> Iterator[str]:
+    """A folder with the code of a function that uses the ``contract`` package; CDK copies it while
+    the function is being defined."""
+    with tempfile.TemporaryDirectory(prefix="lambda-") as folder:
+        stage(function, Path(folder))
+        yield folder
+
+
 def custom_resource(
     scope: Construct, name: str, *, function: lambda_.Function, properties: Mapping[str, Any]
 ) -> CustomResource:
@@ -79,3 +103,37 @@ def custom_resource(
     assert function.role
     resource.node.add_dependency(function.role, function.log_group)
     return resource
+
+
+def contain_custom_resources(stack: Stack) -> None:
+    """Give every custom resource provider of CDK in ``stack`` a log group that goes with it.
+
+    By default it has one that outlives the stack, with a role that may create log groups anywhere.
+    """
+    for child in stack.node.children:
+        if not child.node.id.endswith("CustomResourceProvider"):
+            continue
+        assert isinstance(child, Construct)
+        role, function = child.node.find_child("Role"), child.node.find_child("Handler")
+        assert isinstance(role, CfnResource)
+        assert isinstance(function, CfnResource)
+        logs = log_group(child, "Logs")
+        policy = iam.CfnPolicy(
+            child,
+            "WriteLogs",
+            policy_name="WriteLogs",
+            roles=[role.ref],
+            policy_document={
+                "Version": "2012-10-17",
+                "Statement": [
+                    {
+                        "Effect": "Allow",
+                        "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
+                        "Resource": logs.log_group_arn,
+                    }
+                ],
+            },
+        )
+        role.add_property_deletion_override("ManagedPolicyArns")
+        function.add_property_override("LoggingConfig", {"LogGroup": logs.log_group_name})
+        function.add_resource_dependency(policy)

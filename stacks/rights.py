@@ -2,7 +2,7 @@
 
 One function per role, each built from a few sets of rights that roles share. A right that no
 function here gives is one that nothing in the deployment has, except what CDK adds for its own
-custom resources (``custom_resources``) and for pulling images and reading the token.
+custom resources (``lambda_functions``) and for pulling images and reading the token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -225,7 +225,8 @@ def of_keeper(
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
-    record, reason = runs.job_record("*", "*"), runs.job_reason("*", "*")
+    record = runs.job_record("*", "*")
+    told = (record, runs.job_reason("*", "*"), runs.job_hold("*", "*"))
     return (
         ending_tasks(cluster)
         + releasing_hosts(scope, cluster, groups)
@@ -233,13 +234,10 @@ def of_keeper(
         + allow(
             "RecordsAndReasons",
             "s3:GetObject",
-            on=[bucket.arn_for_objects(each) for each in (record, reason)],
+            on=[bucket.arn_for_objects(each) for each in told],
         )
         + Rights(
-            reasons={
-                f"{exported}/{key}": "Runs and jobs are named by their users."
-                for key in (record, reason)
-            }
+            reasons={f"{exported}/{key}": "Runs and jobs are named by their users." for key in told}
         )
         + allow(
             "Jobs",

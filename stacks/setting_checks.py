@@ -110,7 +110,7 @@ def check(values: Mapping[str, str | int]) -> None:
 
 
 def _cidr(name: str, value: str) -> None:
-    """Of a VPC."""
+    """Validate the CIDR block of a VPC."""
     try:
         network = ipaddress.IPv4Network(value)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _cidr(name: str, value: str) -> None:
 
 
 def one_of(name: str, value: str | int, allowed: tuple[str | int, ...]) -> None:
-    """Raises InputError."""
+    """Refuse a value that is not allowed. Raises InputError."""
     if value not in allowed:
         refuse(name, value, f"one of {', '.join(map(str, allowed))}")
 

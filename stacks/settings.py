@@ -5,7 +5,6 @@ command. Whatever is wrong is refused here, in one sentence, before anything is 
 """
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,10 +13,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import FileSystem, InstanceType, instance_type
-from contract.job import ORDER_VERSION
 from contract.nodes import METRICS_NAMESPACE
 from contract.text import did_you_mean
 from stacks import setting_checks as checks
@@ -247,27 +246,11 @@ class Settings:
         )
 
     @property
-    def shape(self) -> str:
-        """Hosts and limits for the command line, JSON: ``trainctl.aws.shape``."""
-        values = {
-            "preset": self.preset,
-            "head_instance_type": self.head_instance_type,
-            "head_trains": self.head_trains,
-            "worker_instance_type": self.worker_instance_type,
-            "max_workers": self.max_workers,
-            "spot": self.spot,
-            "efa": self.uses_efa,
-            "image_tag": self.image_tag,
-            "max_heads": self.max_heads,
-            "root_volume_gib": self.root_volume_gib,
-            "max_job_hours": self.max_job_hours,
-            "confirm_above_usd": self.confirm_above_usd,
-            "log_retention_days": self.log_retention_days,
-            "order": ORDER_VERSION,
-        }
-        if self.file_system:
-            values["shared"] = dataclasses.asdict(self.file_system)
-        return json.dumps(values)
+    def shape(self) -> ClusterShape:
+        """Hosts and limits, for the command line."""
+        names = {each.name for each in dataclasses.fields(ClusterShape)} - {"efa", "shared"}
+        same = {name: getattr(self, name) for name in names}
+        return ClusterShape(efa=self.uses_efa, shared=self.file_system, **same)
 
     @property
     def uses_efa(self) -> bool:
@@ -278,7 +261,7 @@ class Settings:
 
     @property
     def without_efa(self) -> str:
-        """What is lost because there is no EFA, in words; empty where nothing is."""
+        """Warning about missing EFA; empty if not needed."""
         if self.uses_efa or self.num_training_nodes < 2 or not self.worker.needs_efa:
             return ""
         machine = self.worker

@@ -7,22 +7,32 @@ Deploying it starts no host: everything that costs money per hour is at zero unt
 from typing import Any
 
 import aws_cdk as cdk
+from aws_cdk import Duration
 from constructs import Construct
 
 from contract import outputs as stack_outputs
+from contract.nodes import HEAD, WORKER
+from stacks.cluster.gpu_cluster import GpuCluster
+from stacks.cluster.host_group import HostGroup, Reservation
+from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
-from stacks.dashboard import Dashboard
-from stacks.gpu_cluster import GpuCluster
-from stacks.job_runner import JobRunner
-from stacks.ray_nodes import RayNodes
+from stacks.dashboard.dashboard import Dashboard
+from stacks.dashboard.task_events import TaskEvents
+from stacks.jobs.infrastructure import JobRunner
+from stacks.log_groups import retain_logs
 from stacks.settings import Settings
-from stacks.task_events import TaskEvents
+from stacks.storage.shared_file_system import SharedFileSystem
+from stacks.teardown.custom_resources import Teardown
 
 
 class TrainingStack(cdk.Stack):
     """ECS cluster on GPU hosts, Ray's two kinds of node on it, and what watches them."""
 
     cluster: GpuCluster
+    files: SharedFileSystem | None
+    heads: HostGroup
+    workers: HostGroup
+    teardown: Teardown
     nodes: RayNodes
     jobs: JobRunner
 
@@ -35,31 +45,113 @@ class TrainingStack(cdk.Stack):
             description="Distributed training: ECS cluster, Ray nodes and dashboard",
             **kwargs,
         )
-        self.cluster = GpuCluster(self, "Cluster", settings=settings, core=core)
-        self.nodes = RayNodes(self, "Nodes", settings=settings, core=core, cluster=self.cluster)
-        self.jobs = JobRunner(
-            self, "Jobs", settings=settings, core=core, cluster=self.cluster, nodes=self.nodes
+        subnet_ids = core.training_subnets.subnet_ids
+        self.cluster = GpuCluster(
+            self,
+            "Cluster",
+            vpc=core.vpc,
+            subnets=core.training_subnets,
+            repositories=[*core.repositories.values()],
+            metrics=settings.metrics_namespace,
+            # Reserved capacity is where it is: EC2 starts no host in a capacity block and a
+            # placement group at once (parallelcluster 6311), and none of another reservation in a
+            # group that it was not made for.
+            has_placement=not settings.capacity_reservation_id,
         )
-        events = TaskEvents(self, "TaskEvents", settings=settings, cluster=self.cluster.cluster)
+        cluster, security_group = self.cluster.cluster, self.cluster.security_group
+        self.files = (
+            SharedFileSystem(
+                self.cluster,
+                "SharedStorage",
+                file_system=settings.file_system,
+                vpc=core.vpc,
+                subnet_id=subnet_ids[0],
+                bucket=core.bucket,
+                hosts=security_group,
+                exports=settings.fsx_on_destroy == "export",
+            )
+            if settings.file_system
+            else None
+        )
+        self.heads = self._hosts(HEAD, settings, core)
+        self.workers = self._hosts(WORKER, settings, core)
+        groups = [self.heads, self.workers]
+        self.teardown = Teardown(
+            self.cluster,
+            "Teardown",
+            cluster=cluster,
+            groups=[each.group for each in groups],
+            capacity_providers=[each.capacity_provider for each in groups],
+            associations=self.cluster.associate(groups),
+            shared_storage=settings.shared_storage,
+        )
+        self.nodes = RayNodes(
+            self,
+            "Nodes",
+            cluster_name=cluster.cluster_name,
+            heads=self.heads,
+            workers=self.workers,
+            head_trains=settings.head_trains,
+            spot=settings.spot,
+            uses_efa=settings.uses_efa,
+            mounts_shared_storage=self.files is not None,
+            namespace=core.namespace,
+            subnet_ids=subnet_ids,
+            security_group_id=security_group.security_group_id,
+            repositories=core.repositories,
+            image_tag=settings.image_tag,
+            family_prefix=settings.deployment,
+            bucket=core.bucket,
+            data_buckets=[name for name in settings.data_buckets.split(",") if name],
+            shell_logs=self.cluster.shell_logs,
+        )
+        self.jobs = JobRunner(
+            self,
+            "Jobs",
+            nodes=self.nodes,
+            cluster=cluster,
+            heads=self.heads,
+            workers=self.workers,
+            subnet_ids=subnet_ids,
+            security_group_id=security_group.security_group_id,
+            bucket=core.bucket,
+            head_trains=settings.head_trains,
+            max_heads=settings.max_heads,
+            max_workers=settings.max_workers,
+            max_seconds=settings.max_job_hours * 3600,
+        )
+        events = TaskEvents(
+            self,
+            "TaskEvents",
+            cluster_arn=cluster.cluster_arn,
+            metrics=settings.metrics_namespace,
+            policy_name=f"{settings.deployment}-TaskEvents" if settings.deployment else None,
+        )
+        names = [settings.deployment, f"training-{settings.preset}", self.region]
         dashboard = Dashboard(
             self,
             "Dashboard",
-            name="-".join(
-                filter(None, [settings.deployment, f"training-{settings.preset}", self.region])
-            ),
-            settings=settings,
-            cluster=self.cluster,
-            jobs=self.jobs,
+            name="-".join(filter(None, names)),
+            namespace=settings.metrics_namespace,
+            has_gpus=settings.worker.num_gpus > 0,
+            cluster_name=cluster.cluster_name,
+            groups={HEAD: self.heads.name, WORKER: self.workers.name},
             failed_tasks=events.failed_tasks,
+            failed_jobs=self.jobs.state_machine.metric_failed(period=Duration.minutes(5)),
+            keeper_errors=self.jobs.keeper.metric_errors(period=Duration.minutes(5)),
+            sweep_rule=self.jobs.sweep.rule_name,
+            idle_gpu_minutes=settings.idle_gpu_alarm_minutes,
+            alarm_email=settings.alarm_email,
         )
+        self._order_deletion()
 
         warnings = cdk.Annotations.of(self)
         if settings.without_efa:
             warnings.add_warning_v2("ecs-train:without-efa", settings.without_efa)
 
         outputs = {
-            stack_outputs.CLUSTER: self.cluster.cluster.cluster_name,
-            stack_outputs.WORKER_PROVIDER: self.cluster.worker.capacity_provider.ref,
+            stack_outputs.CLUSTER: cluster.cluster_name,
+            stack_outputs.WORKER_PROVIDER: self.workers.capacity_provider.ref,
             stack_outputs.HEAD_TASK: self.nodes.head.task.task_definition_arn,
             stack_outputs.WORKER_TASK: self.nodes.worker.task.task_definition_arn,
             stack_outputs.JOBS: self.jobs.state_machine.state_machine_arn,
@@ -70,9 +162,60 @@ class TrainingStack(cdk.Stack):
             stack_outputs.TASK_EVENTS: events.log_group.log_group_name,
             stack_outputs.DASHBOARD: dashboard.dashboard.dashboard_name,
             stack_outputs.RAY_TOKEN: self.nodes.token.secret_arn,
-            stack_outputs.SHAPE: settings.shape,
+            stack_outputs.SHAPE: settings.shape.to_json(),
         }
-        if self.cluster.storage:
-            outputs[stack_outputs.SHARED] = self.cluster.storage.file_system_id
+        if self.files:
+            outputs[stack_outputs.SHARED] = self.files.file_system_id
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
+        retain_logs(self, days=settings.log_retention_days)
+
+    def _hosts(self, node: str, settings: Settings, core: CoreStack) -> HostGroup:
+        """The hosts of one kind of node."""
+        is_worker = node == WORKER
+        trains = is_worker or settings.head_trains
+        # A head that trains is a worker too, so it runs the worker's image.
+        repository = core.repositories[WORKER if settings.head_trains else node]
+        reservation = Reservation(
+            id=settings.capacity_reservation_id,
+            is_block=settings.capacity_reservation_type == "block",
+        )
+        return self.cluster.add_hosts(
+            node,
+            machine=settings.worker if is_worker else settings.head,
+            image=repository.repository_uri_for_tag(settings.image_tag),
+            max_hosts=settings.max_workers if is_worker else settings.max_heads,
+            max_step=settings.max_workers if is_worker else 1,
+            trains=trains,
+            uses_efa=settings.uses_efa and trains,
+            root_volume_gib=settings.root_volume_gib,
+            ami=settings.worker_ami if trains else "",
+            spot=settings.spot and is_worker,
+            reservation=reservation if is_worker and reservation.id else None,
+            mount_source=self.files.mount_source if self.files else "",
+        )
+
+    def _order_deletion(self) -> None:
+        """Wire ``cdk destroy``, in the order of ``stacks.teardown``."""
+        teardown, nodes, jobs = self.teardown, self.nodes, self.jobs
+        security_group = self.cluster.security_group
+        for task in (nodes.head.task, nodes.worker.task, jobs.task):
+            teardown.stops(task, beside=[security_group])
+        # Executions and tasks are ended first: a machine is only gone when they are.
+        teardown.stops_jobs(
+            machine_arn=jobs.state_machine_arn,
+            keeper_arn=jobs.keeper_arn,
+            beside=(jobs.state_machine, jobs.keeper),
+        )
+        # Cloud Map deletes no name of a task that is still stopping, though its service is gone
+        # (terraform-provider-aws 4853).
+        teardown.stop_tasks.node.add_dependency(nodes.name)
+        # Deleted before tasks are ended: a capacity provider cannot go while a service names it
+        # (aws-cdk 15366), a service would replace the tasks, and a queued job would be admitted.
+        for resource in (nodes.head.service, nodes.worker.service, jobs.admission):
+            resource.node.add_dependency(teardown.stop_tasks)
+        if self.files and self.files.export:
+            # Nothing writes any more when the last files are exported.
+            teardown.hosts.node.add_dependency(self.files.export)
+            # Until then hosts may reach it: the rules between them are below this group.
+            teardown.hosts.node.add_dependency(security_group)

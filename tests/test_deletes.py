@@ -56,8 +56,8 @@ GUARDS: Final = {
     ),
     "rehearsal/ministack/ecs_runtime.py:ContainerEngine.remove": ("remove", OURS, "its containers"),
     "rehearsal/ministack/ecs_runtime.py:Runtime._remove": ("remove", OURS, "containers of a task"),
-    "stacks/job_keeper/cluster.py:seen_s": ("delete_attributes", OURS, "its mark of a host"),
-    "stacks/teardown_handler/index.py:terminate_hosts": (
+    "stacks/jobs/keeper/cluster.py:seen_s": ("delete_attributes", OURS, "its mark of a host"),
+    "stacks/teardown/handler.py:terminate_hosts": (
         "delete_auto_scaling_group",
         OURS,
         "groups of the stack that is being destroyed",
@@ -126,6 +126,7 @@ GUARDS: Final = {
         "refuses a target that holds anything",
     ),
     "training/fsdp/model.py:_built": ("replace", MEMORY, "layers"),
+    "training/launch.py:reopen": ("remove_file", OURS, "its result, of a run that goes on"),
     "training/launch.py:overwrite": ("remove_run", OURS, "contract.runs.RECORD, of a run"),
     "training/models/classifiers.py:_layers": ("remove", MEMORY, "a hook"),
     "training/models/conversion.py:with_weights": ("staged_folder", OURS, "a model of the cache"),

@@ -12,7 +12,7 @@ MOST_LINES = 700
 #: Other programs call these with dictionaries of their own: AWS with events, the emulator with the
 #: records that it keeps.
 CALLED_FROM_OUTSIDE = (
-    *("stacks/job_keeper", "stacks/teardown_handler", "stacks/export_handler"),
+    *("stacks/jobs/keeper", "stacks/teardown/handler.py", "stacks/storage/export_handler.py"),
     "rehearsal/ministack",
 )
 

@@ -39,7 +39,7 @@ from trainctl.commands import (
     wait,
 )
 from trainctl.commands import open as open_
-from trainctl.help import WIDTH, Command, Group, RecipeCommand
+from trainctl.help import WIDTH, Command, Group, RecipeCommand, ShellCommand
 from trainctl.options import flattened
 
 _EPILOG = (
@@ -76,7 +76,8 @@ for panel, commands in (
 ):
     for command in commands:
         name = command.__name__.rstrip("_")
-        app.command(name, cls=Command, rich_help_panel=panel)(flattened(command))
+        kind = ShellCommand if command is shell.shell else Command
+        app.command(name, cls=kind, rich_help_panel=panel)(flattened(command))
 
 
 def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:

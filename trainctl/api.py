@@ -13,7 +13,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
@@ -190,9 +190,9 @@ class Job:
         """Fetch the files that the run's program wrote: what has been copied so far.
 
         Args:
-            to: folder for ``node-N/work``, ``node-N/output`` and ``ray``; one with the run's name
-                by default. Files that lie there already are replaced.
-            pattern: of a file's name or path: ``*.pt``, ``work/logs/*``.
+            to: folder for ``node-N/work``, ``node-N/output``, ``node-N/home`` and ``ray``; one with
+                the run's name by default. Files that lie there already are replaced.
+            pattern: of the name or path of a file or folder: ``*.pt``, ``work/logs``.
             node: only what this node wrote.
 
         Returns:
@@ -207,6 +207,10 @@ class Job:
             self._deployment.bucket, self.run, folder, pattern=pattern, node=node
         )
         return [each.target for each in found]
+
+
+#: Options that may be given several times, each with a text.
+_REPEATED: Final = ("keep_files", "skip_files", "not_secret")
 
 
 class Options(TypedDict, total=False):
@@ -228,12 +232,20 @@ class Options(TypedDict, total=False):
     """Seconds that the command of ``code`` has to save at a stop, and before the deadline."""
     hang_minutes: float
     """Minutes after which a command of ``code`` that does nothing is ended; 0: it is not."""
+    keep_files: Sequence[str]
+    """Patterns of files of ``code``'s command that must be saved."""
+    skip_files: Sequence[str]
+    """Patterns of those that are not saved."""
+    hold: float
+    """Minutes for which the hosts of a job that has failed stay, until its deadline at most."""
     spot: bool
     """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
     env: Mapping[str, str | float | Path]
     """Variables for the code, by name."""
     secret: Mapping[str, str]
     """Variables with the value of a secret: name of the variable -> name of the secret."""
+    not_secret: Sequence[str]
+    """Files, variables and options of the command that look like secrets and are none."""
     code: Path | str
     """Folder of your own code, in place of a recipe."""
     profile: str | None
@@ -302,6 +314,8 @@ def _job_options(command: Sequence[str | float | Path], options: Options) -> Job
             words.append("--spot" if value else "--on-demand")
         elif isinstance(value, Mapping):
             words += [f"{option}={each}={_word(value[each], f'{name} {each!r}')}" for each in value]
+        elif name in _REPEATED and isinstance(value, list | tuple):
+            words += [f"{option}={_word(each, name)}" for each in value]
         else:
             words.append(f"{option}={_word(value, name)}")
     given = JobOptions.parse([*words, "--", *(_word(each, "a word") for each in command)])

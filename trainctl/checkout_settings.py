@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from trainctl.aws.deployment import Undeployed
 from trainctl.aws.errors import UsageError
-from trainctl.aws.shape import Shape
 
 if TYPE_CHECKING:
     from stacks.settings import Settings
@@ -31,9 +31,9 @@ class Planned:
     """Of the CDK's bootstrap; empty: the default one."""
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ClusterShape:
         """The shape that ``trainctl`` would read from the outputs."""
-        return Shape.from_json(self.settings.shape)
+        return self.settings.shape
 
     @property
     def makes_github_provider(self) -> bool:

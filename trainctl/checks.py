@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract import outputs as stack_outputs
+from contract.cluster_shape import ClusterShape
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
-from trainctl.aws.shape import Shape
 from trainctl.checkout_settings import Planned
 from trainctl.images import check_image, repositories
 
@@ -136,7 +136,7 @@ class Place:
 
 
 # --- tables ---------------------------------------------------------------------------------------
-def of_hosts(place: Place, shape: Shape, zone: Zone, *, is_deployed: bool) -> Checks:
+def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool) -> Checks:
     """Checks for hosts of these types and numbers.
 
     Args:
@@ -303,7 +303,7 @@ def offered(
     return bad(lacks, deploy)
 
 
-def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
+def needed_vcpus(shape: ClusterShape) -> dict[tuple[str, bool], int]:
     """vCPUs that a job with all worker nodes takes, by family and whether on spot.
 
     Managed scaling starts two hosts where there was none, of which the keeper's sweep terminates

@@ -8,16 +8,20 @@ import shlex
 import stat
 import subprocess
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from contract import requirements
+from contract import images, requirements
 from contract.errors import InputError
 from contract.runs import check_relative
-from contract.text import counted
+from contract.text import counted, listed
+from trainctl import variables
 from trainctl.aws.errors import UsageError
 
+#: Python of the images (``containers/Dockerfile``), unless ``base_image`` is set.
+IMAGE_PYTHON: Final = "3.12"
+_CHECKOUT: Final = Path(__file__).parents[1]
 #: Largest code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
 #: Files of variables, which hold passwords; not the examples of them.
@@ -60,11 +64,24 @@ def files_of(folder: Path) -> list[Path]:
     )
 
 
-def _listed_by_git(folder: Path) -> set[str] | None:
-    """Names of files, and of inner work trees; None where the folder is in no work tree of git."""
+def ignored_of(folder: Path) -> list[str]:
+    """Files and folders that git ignores, sorted, but for caches and environments."""
+    names = _listed_by_git(folder, "-oi", "--directory") or ()
+    return sorted(name for name in names if not _SKIPPED & {*name.split("/")})
+
+
+def _listed_by_git(folder: Path, *options: str) -> set[str] | None:
+    """Names of files, and of inner work trees; None where the folder is in no work tree of git.
+
+    Args:
+        options: which ones; by default those that git does not ignore.
+    """
     try:
         listed = subprocess.run(
-            ["git", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"],
+            [
+                *("git", "-C", str(folder), "ls-files", "-z", "--exclude-standard"),
+                *(options or ["-co"]),
+            ],
             capture_output=True,
             check=False,
             env={**os.environ, "LC_ALL": "C"},  # its message is read below
@@ -80,8 +97,21 @@ def _listed_by_git(folder: Path) -> set[str] | None:
     raise UsageError(f"--code {folder}: git cannot list its files: {said}")
 
 
-def look_at(folder: Path) -> str:
-    """Describe what would be uploaded. Raises UsageError where that cannot be."""
+def _image_versions() -> dict[str, str]:
+    """Versions of Python and Ray in the images; "" where they are not known: this is no checkout,
+    or its images have another base."""
+    lock, settings = _CHECKOUT / "requirements.lock", _CHECKOUT / "cdk.json"
+    found = re.search(r"(?m)^ray==([\d.]+)", lock.read_text()) if lock.exists() else None
+    base = settings.exists() and images.setting(_CHECKOUT, "base_image")
+    return {"python": "" if base else IMAGE_PYTHON, "ray": found[1] if found else ""}
+
+
+def look_at(folder: Path, not_secret: Collection[str] = ()) -> str:
+    """Describe what would be uploaded. Raises UsageError where that cannot be.
+
+    Args:
+        not_secret: paths in the folder of files that look like secrets and are none.
+    """
     if not folder.is_dir():
         raise UsageError(f"--code {folder}: there is no such folder")
     files = files_of(folder)
@@ -99,6 +129,7 @@ def look_at(folder: Path) -> str:
             "which all jobs can read. Let git ignore it, and pass its secrets with --secret, all "
             "else with --env"
         )
+    variables.refuse_secret_files(folder, files, not_secret)
     size = sum(path.lstat().st_size for path in files) / 2**20
     if size > CODE_MIB:
         largest = max(files, key=lambda path: path.lstat().st_size)
@@ -108,6 +139,7 @@ def look_at(folder: Path) -> str:
             "git ignore it"
         )
     try:
+        requirements.check(folder, **_image_versions())
         packages = requirements.file_of(folder)
     except InputError as error:
         raise UsageError(f"--code {folder}: {error}") from None
@@ -116,7 +148,12 @@ def look_at(folder: Path) -> str:
             f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
         )
     installed = f"packages of {packages}" if packages else "no list of packages"
-    return f"{counted(len(files), 'file')} of {folder}, {max(size, 0.1):.1f} MiB, {installed}"
+    if not packages and (unread := requirements.unread(folder)):
+        installed += f" that is read: {listed(unread)} {'is' if len(unread) == 1 else 'are'} not"
+    left = ignored_of(folder)
+    without = f" (git ignores {listed(left)})" if left else ""
+    num_files = f"{counted(len(files), 'file')} of {folder}{without}"
+    return f"{num_files}, {max(size, 0.1):.1f} MiB, {installed}"
 
 
 def is_command(words: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.nodes import is_shared
@@ -23,6 +23,7 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from training import recipes
 from training.data import catalog, mixture
+from training.data.contents import Contents
 from training.data.pictures.index import StoredFile
 from training.recipe import Recipe
 from training.settings import RunConfig
@@ -47,6 +48,8 @@ class StoredSet:
     """When, in UTC: ``2026-01-31 12:00``."""
     by: str = "an unknown user"
     """User or role session of AWS that uploaded it."""
+    contents: Contents | None = None
+    """None: not looked at."""
 
     @property
     def size(self) -> int:
@@ -62,7 +65,12 @@ class StoredSet:
         try:
             values = json.loads(text)
             files = {name: StoredFile(**each) for name, each in values["files"].items()}
-            known = {each: str(values[each]) for each in ("uploaded", "by") if each in values}
+            known: dict[str, Any] = {
+                each: str(values[each]) for each in ("uploaded", "by") if each in values
+            }
+            if found := values.get("contents"):
+                columns = tuple(map(str, found["columns"]))
+                known["contents"] = Contents(**{**found, "columns": columns})
             return cls(name=values["name"], files=files, **known)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -106,6 +114,7 @@ def put(
     files: Mapping[str, Path],
     *,
     by: str,
+    contents: Contents | None = None,
     report: Report,
     ask: Callable[[str], None],
 ) -> StoredSet:
@@ -153,7 +162,7 @@ def put(
             raise UsageError(f"{path} has changed while it was uploaded: upload it again")
     bucket.remove([key for key in sizes if key.removeprefix(folder) not in wanted])
     now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    new = StoredSet(name=name, files=wanted, uploaded=now, by=by)
+    new = StoredSet(name=name, files=wanted, uploaded=now, by=by, contents=contents)
     bucket.write(list_key(name), new.to_json().encode())
     return new
 
@@ -245,6 +254,26 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
             )
 
 
+def check_contents(config: RunConfig, recipe: Recipe, bucket: Bucket) -> None:
+    """
+    Raises:
+        InputError: a recipe's reader refuses a data set in the bucket, in its own words.
+    """
+    values = config.to_json()
+    for place in [*mixture.places_of(config.data), str(values.get("validation") or "")]:
+        there = _stored(place, bucket)
+        if there is None or there.contents is None:
+            continue
+        if reason := there.contents.reason_against(recipe.data_kind, values):
+            raise InputError(f"recipe {recipe.name} cannot read data set {there.name}: {reason}")
+
+
+def _stored(place: str, bucket: Bucket) -> StoredSet | None:
+    """The data set of an address that ``resolve`` has given."""
+    name = place.removeprefix(f"{bucket.uri}/{PREFIX}").rstrip("/")
+    return find(bucket, name) if _NAME.fullmatch(name) else None
+
+
 def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
     if not data or "://" in data or data == recipe.built_in_data or data.startswith("--"):
         return data
@@ -291,8 +320,7 @@ def text_bytes(data: str, bucket: Bucket) -> int | None:
 def _text_bytes(data: str, bucket: Bucket) -> int | None:
     if (published := catalog.find(data)) is not None:
         return published.num_bytes if published.kind == catalog.TEXT else None
-    name = data.removeprefix(f"{bucket.uri}/{PREFIX}").rstrip("/")
-    there = find(bucket, name) if _NAME.fullmatch(name) else None
+    there = _stored(data, bucket)
     if there is None or not all(each.endswith(_PLAIN_TEXT) for each in there.files):
         return None
     return there.size

@@ -4,7 +4,6 @@ Any job may write into the bucket, so the names in it become paths only through 
 all of them are checked before the first file is written.
 """
 
-import fnmatch
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ def find(
 
     Args:
         to: folder under which they will lie, by source: ``node-0/work/last.pt``.
-        pattern: of the shell, for a file's name or its path: ``*.pt``, ``work/logs/*``.
+        pattern: of the shell, for the name or path of a file or folder: ``*.pt``, ``work/logs``.
         node: only of this one.
         note: called with how many links are left out, in words, where there are any.
 
@@ -69,7 +68,7 @@ def find(
             if not file.link:
                 target = safe_join(to / source, name, what="file of the run")
                 found.append(Wanted(source=source, name=name, size=size, target=target, file=file))
-            elif _matches(name, pattern):
+            elif files.matches(name, [pattern]):
                 links.append(f"{source}/{name} -> {file.link}")
     of_job = {"ray": runs.ray_prefix(run), "model": f"{runs.run_prefix(run)}{runs.MODEL_DIR}/"}
     for source, folder in of_job.items() if node is None else ():
@@ -84,19 +83,13 @@ def find(
         )
     if links:
         note(f"{counted(len(links), 'link')} left out, the first is {links[0]}")
-    matching = [each for each in found if _matches(each.name, pattern)]
+    matching = [each for each in found if files.matches(each.name, [pattern])]
     if not matching:
         raise UsageError(
             f"no file of run {run!r} matches {pattern!r}: there are {len(found)}, the first is "
             f"{found[0].name!r}"
         )
     return matching
-
-
-def _matches(name: str, pattern: str) -> bool:
-    inner = name.partition("/")[2]  # without work/ or output/
-    texts = (name, inner, name.rpartition("/")[2])
-    return any(fnmatch.fnmatchcase(text, pattern) for text in texts)
 
 
 def _lists(bucket: Bucket, prefix: str) -> dict[int, FileList]:

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 import typer
 
-from contract import exits, nodes
-from contract.job import JobStatus
+from contract import exits, nodes, runs
+from contract.errors import InputError
+from contract.job import Hold, JobStatus
 from contract.runs import PROGRESS_FILE
 from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
@@ -30,6 +31,10 @@ from training.record.progress import Progress
 LAST_LINES_S: Final = 3.0
 #: The log of a job that ended this long ago is complete.
 COMPLETE_AFTER: Final = timedelta(minutes=1)
+
+
+#: First words of what is said of a job whose hosts stay.
+HELD: Final = "its command has failed"
 
 
 class Waits(NamedTuple):
@@ -170,6 +175,8 @@ def waiting(
     """
     heads = [task for task in tasks if task.node != nodes.WORKER]
     workers = [task for task in tasks if task.node == nodes.WORKER]
+    if hold := hold_of(deployment, job):
+        return Waits(f"{HELD}, exit code {hold.code}; its hosts are released", hold.until)
     # Hosts of its order: the deployment may have others by now.
     hosts = job.prices or deployment.shape.prices(deployment.region)
     jobs, status = deployment.jobs, heads[-1].status if heads else ""
@@ -197,6 +204,16 @@ def waiting(
         workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
         return Waits(f"waiting for {workers_left} to pull the image and start")
     return Waits()
+
+
+def hold_of(deployment: Deployment, job: Job) -> Hold | None:
+    """How long the hosts of a job stay that has failed; None: they do not."""
+    if not (job.spec and job.spec.hold_s):
+        return None
+    with contextlib.suppress(InputError):
+        found = deployment.bucket.read(runs.job_hold(job.run, job.id))
+        return Hold.from_json(found.decode(errors="replace")) if found else None
+    return None
 
 
 def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:

@@ -76,6 +76,18 @@ class Command(TyperCommand):
         super().format_options(ctx, formatter)
 
 
+class ShellCommand(Command):
+    """A command with an optional JOB, and another command after ``--``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave JOB empty where all words come after ``--``."""
+        if "--" in args:
+            at = args.index("--")
+            if not isinstance(self.make_parser(ctx).parse_args(args[:at])[0].get("job"), str):
+                args = [*args[:at], "", *args[at:]]
+        return super().parse_args(ctx, args)
+
+
 class RecipeCommand(Command):
     """A command that takes a recipe and its settings."""
 

@@ -70,6 +70,8 @@ def _option(option: Any, key: str, value: object, path: Path) -> list[str]:
     if key in _VARIABLES:
         table = _table(key, value)
         return [f"{name}={each}={_text(f'{key}.{each}', table[each])}" for each in table]
+    if option.multiple and isinstance(value, list):
+        return [f"{name}={_text(f'an item of {key}', each)}" for each in value]
     if not option.is_flag:
         text = _text(key, value)
         # Relative to the file, wherever the command is given.

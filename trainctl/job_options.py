@@ -10,10 +10,13 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
+from contract.cluster_shape import ClusterShape
+from contract.files import check_pattern
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
     DEFAULT_MAX_SECONDS,
+    MAX_HOLD_S,
     MAX_SECONDS,
     SECRETS_PREFIX,
 )
@@ -21,7 +24,6 @@ from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 from trainctl import completion
 from trainctl.aws.errors import UsageError
-from trainctl.aws.shape import Shape
 from trainctl.options import flattened
 from training import recipes
 
@@ -128,6 +130,30 @@ class JobOptions:
             "never.",
         ),
     ] = DEFAULT_HANG_S / 60
+    keep_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Files or folders of a command of --code that must be saved, such as '*.pt'.",
+        ),
+    ] = None
+    skip_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Those that are not saved, such as data.",
+        ),
+    ] = None
+    hold: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=MAX_HOLD_S / 60,
+            metavar="MINUTES",
+            help="Keep the hosts of a job that has failed for so long, until its deadline at most: "
+            "trainctl shell JOB opens a shell there, trainctl stop JOB ends it.",
+        ),
+    ] = 0
     spot: Annotated[
         bool | None,
         typer.Option(
@@ -150,6 +176,13 @@ class JobOptions:
         typer.Option(
             metavar="NAME=SECRET",
             help=f"A variable from Secrets Manager; names begin with {SECRETS_PREFIX}.",
+        ),
+    ] = None
+    not_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A file, variable or option that was refused as a secret.",
         ),
     ] = None
     code: Annotated[
@@ -197,18 +230,28 @@ class JobOptions:
         """
         if self.nodes is not None:
             Range.parse(self.nodes, option="--nodes")
-        if self.grace != DEFAULT_GRACE_S and not self.code:
-            raise UsageError(
-                "--grace is for programs of your own (--code): a recipe saves a checkpoint when it "
-                "is told to end"
-            )
-        if self.hang_minutes != DEFAULT_HANG_S / 60 and not self.code:
-            raise UsageError(
-                "--hang-minutes is for programs of your own (--code): a recipe starts workers that "
-                "hang again"
-            )
+        of_code = {
+            "--grace": (self.grace != DEFAULT_GRACE_S, "saves a checkpoint when it is told to end"),
+            "--hang-minutes": (
+                self.hang_minutes != DEFAULT_HANG_S / 60,
+                "starts workers that hang again",
+            ),
+            "--keep-files": (self.keep_files, "saves checkpoints and its record"),
+            "--skip-files": (self.skip_files, "saves checkpoints and its record"),
+        }
+        for option, (is_given, instead) in of_code.items():
+            if is_given and not self.code:
+                raise UsageError(
+                    f"{option} is for programs of your own (--code): a recipe {instead}"
+                )
+        for option, patterns in (
+            ("--keep-files", self.keep_files),
+            ("--skip-files", self.skip_files),
+        ):
+            for pattern in patterns or ():
+                check_pattern(pattern, option=option)
 
-    def check_fit(self, shape: Shape) -> None:
+    def check_fit(self, shape: ClusterShape) -> None:
         """
         Raises:
             UsageError: an option has a value that no job of this deployment can have.
@@ -226,7 +269,7 @@ class JobOptions:
                 f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
             )
 
-    def max_seconds(self, shape: Shape, *, training_s: int | None) -> int:
+    def max_seconds(self, shape: ClusterShape, *, training_s: int | None) -> int:
         """Deadline after the admission, before ``max_cost`` shortens it.
 
         Args:
@@ -239,14 +282,14 @@ class JobOptions:
             enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
         return min(enough, shape.max_job_hours * 3600)
 
-    def num_nodes(self, shape: Shape, *, default: int | None = None) -> Range:
+    def num_nodes(self, shape: ClusterShape, *, default: int | None = None) -> Range:
         """Number of worker nodes of the job; all by default. Raises InputError where that cannot
         be."""
         nodes = self.nodes or str(shape.max_workers if default is None else default)
         return check_nodes(shape, Range.parse(nodes, option="--nodes"))
 
 
-def check_nodes(shape: Shape, wanted: Range) -> Range:
+def check_nodes(shape: ClusterShape, wanted: Range) -> Range:
     """Return ``wanted`` if a deployment can start so many worker nodes.
 
     Raises:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from contract import runs
+from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, MAX_JOB_ID, JobSpec, Placement
+from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration
 from trainctl import (
@@ -35,7 +36,6 @@ from trainctl import (
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
-from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On
@@ -70,7 +70,7 @@ class JobPlan:
 
     spec: JobSpec
     """The order, without the address of the code, which is known once it is uploaded."""
-    shape: Shape
+    shape: ClusterShape
     workers: Range | None
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
@@ -107,6 +107,12 @@ class JobPlan:
         )
 
     @property
+    def usd_hold(self) -> float | None:
+        """US dollars for the hosts that stay after a failure; None: not known."""
+        hourly = self.usd_per_hour
+        return None if hourly is None else hourly * self.spec.hold_s / 3600
+
+    @property
     def usd_expected(self) -> float | None:
         """US dollars for the training itself; None: not known, or it does not fit."""
         hourly = self.usd_per_hour
@@ -136,12 +142,22 @@ class JobPlan:
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
+            "hold": self._hold(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",
             "expected": self._expected() if spec.recipe else "",
         }
         lines = [f"{name:10}{value}" for name, value in rows.items() if value]
         # A command that is wrapped could not be copied.
         return "\n".join(line if line.startswith("command") else _fill(line) for line in lines)
+
+    def _hold(self) -> str:
+        """Row of ``text``, of a job whose hosts stay after a failure."""
+        if not self.spec.hold_s:
+            return ""
+        return (
+            f"after a failure its hosts stay for up to {duration(self.spec.hold_s)}, which costs "
+            f"{dollars(self.usd_hold)} of the maximum; trainctl stop ends it"
+        )
 
     def _expected(self) -> str:
         """Row of ``text``; recipes have one."""
@@ -155,8 +171,9 @@ class JobPlan:
             return "warning: does not fit these GPUs, by the arithmetic of training.plan"
         return (
             f"{duration(round(found.hours * 3600))} of steps, {found.tokens:,.0f} tokens, cost "
-            f"{dollars(self.usd_expected)}: computed, not measured, without start-up, evaluations "
-            "and checkpoints"
+            f"{dollars(self.usd_expected)}, and {duration(round(found.passes_hours * 3600))} of "
+            f"{found.passes:,} forward passes of evaluations and samples: computed, not "
+            "measured, without start-up and checkpoints"
         )
 
     def values(self) -> dict[str, object]:
@@ -178,6 +195,7 @@ class JobPlan:
             "queue": self.place and self.place.to_json(),
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
+            "usd_hold": self.usd_hold,
             "usd_expected": self.usd_expected,
             "prices": self.prices.to_json(),
             "code": self.code,
@@ -227,11 +245,18 @@ def check_given(given: JobOptions) -> None:
             f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
         )
     else:
-        code_folder.look_at(given.code)
+        code_folder.look_at(given.code, given.not_secret or ())
         code_folder.check_command(given.code, words)
     if given.run is not None:
         runs.check_run_name(given.run)
-    variables.refuse_secrets(env)
+    variables.refuse_secrets(env, words, given.not_secret or ())
+    names = {*env, *(name.lstrip("-") for name, _ in variables.named(words))}
+    for each in given.not_secret or ():
+        is_file = given.code is not None and (given.code / each).is_file()
+        if each.lstrip("-") not in names and not is_file:
+            raise UsageError(
+                f"--not-secret is {each!r}: no file, variable or option of the command is called so"
+            )
 
 
 def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
@@ -277,7 +302,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         recipe, code, on, why = words[0], "", Placement.HEAD, ""
     else:
         assert given.code is not None
-        command, recipe, code = [*words], "", code_folder.look_at(given.code)
+        command, recipe = [*words], ""
+        code = code_folder.look_at(given.code, given.not_secret or ())
         on, why = placement(given, program, nodes, shape)
         own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
         warnings = program.warnings([name.replace("_", "-") for name in own])
@@ -306,6 +332,9 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         grace_s=given.grace,
         hang_s=round(given.hang_minutes * 60),
+        keep_files=tuple(given.keep_files or ()),
+        skip_files=tuple(given.skip_files or ()),
+        hold_s=round(given.hold * 60),
         variables=from_here,
         secrets=from_secrets,
         prices=prices,
@@ -326,13 +355,13 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
     """Seconds in which a recipe has certainly trained; None: not known."""
     if expected:
-        return round(expected.hours * 3600 * _MARGIN)
+        return round((expected.hours + expected.passes_hours) * 3600 * _MARGIN)
     steps = config.to_json().get("max_steps")
     return _SLOWEST_STEP_S * steps if isinstance(steps, int) and steps else None
 
 
 def _deadline(
-    given: JobOptions, prices: Prices, shape: Shape, wanted: Range, training_s: int | None
+    given: JobOptions, prices: Prices, shape: ClusterShape, wanted: Range, training_s: int | None
 ) -> tuple[int, str]:
     """Seconds to the deadline, and why they are fewer than usual, in words.
 
@@ -366,7 +395,7 @@ def _deadline(
 
 
 def placement(
-    given: JobOptions, program: programs.Program, nodes: Range, shape: Shape
+    given: JobOptions, program: programs.Program, nodes: Range, shape: ClusterShape
 ) -> tuple[Placement, str]:
     """Nodes for the command of ``--code``, and the choice in words."""
     head = "once, on the head"
@@ -462,8 +491,9 @@ def _recipe_command(
         words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
     data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
+    data_sets.check_contents(config, recipe, bucket)
     published_models.check_model(str(config.to_json().get("model", "")))
-    launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
+    launch = ["python", "-m", LAUNCH, recipe.name, "--run", run]
     return [*launch, "--workers", str(workers), *words[1:]], config
 
 

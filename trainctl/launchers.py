@@ -19,6 +19,13 @@ _NUM_RANKS: Final = ("num-processes", "world-size")
 _PLACES: Final = ("rdzv-endpoint", "master-addr", "main-process-ip", "main-address")
 _OWN_RANKS: Final = ("node-rank", "machine-rank")
 _HERE: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|::1|\[::1\])(:\d+)?")
+#: deepspeed's own launcher, and those that start one program on all nodes, by command or module.
+_DEEPSPEED: Final = r"(?:deepspeed|-m deepspeed\.launcher\.\w+)"
+_LAUNCHERS: Final = (
+    r"(?:torchrun|accelerate[ -]launch|deepspeed|fabric run|lightning run|composer|tune run"
+    r"|-m (?:torch\.distributed\.\w+|deepspeed\.launcher\.\w+|composer\.cli\.launcher"
+    r"|accelerate\.commands\.(?:launch|accelerate_cli launch)|lightning\.fabric\.cli run))"
+)
 
 
 def check(text: str, *, nodes: Range, gpus: int) -> None:
@@ -31,13 +38,14 @@ def check(text: str, *, nodes: Range, gpus: int) -> None:
     Raises:
         UsageError: it cannot.
     """
-    parts = text.replace("\n", " ; ").split()
+    text = _resolved(text)
+    parts = _parts(text)
     if nodes.high > 1 and "--standalone" in parts:
         raise UsageError(
             "--standalone keeps torchrun from finding the other nodes: leave it out, and "
             "--nproc-per-node too, which is set to the GPUs of a node; or give --nodes 1"
         )
-    if nodes.high > 1 and _starts("deepspeed", parts) and "--no_ssh" not in parts:
+    if nodes.high > 1 and _starts(_DEEPSPEED, parts) and "--no_ssh" not in parts:
         raise UsageError(
             "deepspeed finds no other nodes here, and would train on each by itself: start the "
             "script with torchrun, which deepspeed.init_distributed() understands, or give "
@@ -94,20 +102,34 @@ def _words(nodes: Range) -> str:
 
 def starts_on_nodes(text: str) -> bool:
     """True if a command, or a line of a shell script, launches one program on all nodes."""
-    names = "torchrun|accelerate launch|deepspeed|fabric run|composer"
-    modules = r"torch\.distributed\.\w+|accelerate\.commands\.launch"
-    parts = text.replace("\n", " ; ").split()
-    return _starts(rf"(?:{names}|python[\d.]* (?:-\w+ )*-m (?:{modules}))", parts)
+    return _starts(_LAUNCHERS, _parts(text))
+
+
+def _resolved(text: str) -> str:
+    """A command, with the values of variables that its shell scripts set to one word only."""
+    found = re.findall(r"(?m)(?:^|[\s;])(\w+)=[\"']?([\w.:-]+)[\"']?(?=[\s;]|$)", text)
+    for name, value in {*found}:
+        if [each for each, _ in found].count(name) == 1:
+            text = re.sub(rf"\$(?:{name}\b|{{{name}}})", value, text)
+    return text
+
+
+def _parts(text: str) -> list[str]:
+    """Words of a command; ``;`` precedes each one that a shell starts, also one that is quoted for
+    another shell or kept in a variable."""
+    text = re.sub(r"(?<= -)(\w*c) +\\*[\"']|(?<=\w)=[\"'](?=\w+ )", r"\1 ; ", text)
+    return re.sub(r"[\n;&|()]+", " ; ", text.replace("\\\n", " ")).split()
 
 
 def _starts(launcher: str, parts: Sequence[str]) -> bool:
     """True if a command, or one of those of ``sh -c``, starts its program with this launcher.
 
     What precedes it may set variables, as ``OMP_NUM_THREADS=1 torchrun`` and ``uv run torchrun``
-    do; what follows another launcher is an argument of its program.
+    do; what follows another launcher, or the program of Python, is an argument of that program.
     """
-    other = r"(?:\S*/)?(?:accelerate|deepspeed|python3?|torchrun) "
-    begins = rf"(?:^|[;&|] )(?:(?!{other})[^\s;&|]+ )*(?:\S*/)?{launcher} "
+    other = r"(?:\S*/)?(?:accelerate|deepspeed|python[\d.]*|torchrun) "
+    python = r"(?:(?:\S*/)?python[\d.]* (?:-[WX] \S+ |-(?!m )\S+ )*)?"
+    begins = rf"(?:^|; )(?:(?!{other}|-m )[^\s;]+ )*{python}(?:\S*/)?{launcher}[\"']? "
     return re.search(begins, " ".join(parts)) is not None
 
 

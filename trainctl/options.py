@@ -29,6 +29,9 @@ JobName = Annotated[
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
 ]
+Best = Annotated[
+    bool, typer.Option("--best", help="The checkpoint that --keep-best has kept, not the newest.")
+]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]

@@ -3,26 +3,31 @@
 ``docs/cost.md`` explains the figures, and a test computes its example with this module.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from contract import nodes, times
+from contract import nodes, runs, times
+from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import JobStatus
 from contract.nodes import Range
 from contract.text import dollars
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
-from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
+from training.record.goodput import Activity, Paid, goodput
 
 #: Costs that no figure here includes.
 NOT_INCLUDED: Final = "S3, CloudWatch and data through the NAT gateway"
 
 
-def usd_at_most(prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> float | None:
+def usd_at_most(
+    prices: Prices, shape: ClusterShape, *, num_nodes: int, max_seconds: int
+) -> float | None:
     """A job's maximum cost, in US dollars at list prices; None where a price is missing.
 
     Its head and all its worker nodes run from the admission until the deadline and the time that
@@ -53,10 +58,15 @@ class Cost:
     """Cost of the NAT gateway in the meantime."""
     shared_usd: float | None
     """Cost of the shared file system in the meantime."""
-    seconds: dict[str, float] | None
-    """Run time of its nodes, by kind; None: not known."""
+    paid: list[Paid] | None
+    """Run time of each of its nodes; None: not known."""
     why_unknown: str = ""
     """Reason for a missing ``usd``, in a phrase."""
+
+    @property
+    def seconds(self) -> dict[str, float] | None:
+        """Run time of its nodes, by kind; None: not known."""
+        return None if self.paid is None else _seconds(self.paid)
 
 
 def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = None) -> Cost:
@@ -73,27 +83,27 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
     nat_usd, shared_usd = (None if usd is None else usd * ran_s / 3600 for usd in hourly)
     kept = timedelta(days=deployment.shape.log_retention_days)
-    seconds, why = None, ""
+    paid, why = None, ""
     if now - job.began >= kept:
         why = f"ECS's events of this job have expired (log_retention_days is {kept.days})"
     else:
         tasks = deployment.jobs.all_nodes(job) if tasks is None else tasks
         # A job without any node has cost nothing, but none succeeds without one.
         if tasks or job.status != JobStatus.SUCCEEDED:
-            seconds = _seconds(tasks, now=now)
-        if seconds is None:
+            paid = paid_of(tasks, now=now)
+        if paid is None:
             why = "ECS's events of this job are missing"
-    usd = _usd(prices, seconds) if prices and seconds else None
+    usd = None if prices is None or paid is None else _usd(prices, _seconds(paid))
     if usd is None and not why:
         why = prices.why_unknown if prices else "its order has no prices"
-    return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, seconds=seconds, why_unknown=why)
+    return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, paid=paid, why_unknown=why)
 
 
 def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
     """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
     known. Asks AWS for nothing."""
-    seconds = _seconds(tasks, now=now)
-    return _usd(job.prices, seconds) if job.prices and seconds else None
+    paid = paid_of(tasks, now=now)
+    return None if job.prices is None or paid is None else _usd(job.prices, _seconds(paid))
 
 
 def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
@@ -108,15 +118,46 @@ def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
     return usd
 
 
-def _seconds(tasks: Sequence[Task], *, now: datetime) -> dict[str, float] | None:
-    """Run time of nodes, by kind; None if one has ended at an unknown time."""
+def _seconds(paid: Sequence[Paid]) -> dict[str, float]:
+    """Run time of nodes, by kind."""
     seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
-    for task in tasks:
-        if task.has_stopped and task.stopped is None:
-            return None
-        if task.pulled is not None:
-            seconds[task.kind] += max(0.0, ((task.stopped or now) - task.pulled).total_seconds())
+    for each in paid:
+        seconds[nodes.HEAD if each.is_head else nodes.WORKER] += each.ended - each.pulled
     return seconds
+
+
+def paid_of(tasks: Sequence[Task], *, now: datetime) -> list[Paid] | None:
+    """The time of each node that is paid for; None if one has ended at an unknown time."""
+    if any(task.has_stopped and task.stopped is None for task in tasks):
+        return None
+    return [
+        Paid(
+            is_head=task.kind == nodes.HEAD,
+            pulled=task.pulled.timestamp(),
+            started=task.started.timestamp() if task.started else None,
+            ended=max(task.pulled, task.stopped or now).timestamp(),
+        )
+        for task in tasks
+        if task.pulled is not None
+    ]
+
+
+def goodput_of(
+    deployment: Deployment, job: Job, cost: Cost, *, held: float | None
+) -> dict[str, float]:
+    """Seconds of each use of the paid time of a job; empty where that is not known.
+
+    Args:
+        held: Unix time since which its hosts stay after a failure.
+    """
+    if not cost.paid or not job.spec:
+        return {}
+    activity = Activity()
+    with contextlib.suppress(ValueError):
+        content = deployment.bucket.read_of_run(job.run, runs.job_activity(job.id))
+        activity = Activity.from_json(json_object(content))
+    least = job.spec.nodes.low
+    return goodput(cost.paid, activity, least=least, is_over=job.is_over, held=held)
 
 
 def an_hour(prices: Prices, num_nodes: int) -> str:
@@ -127,7 +168,7 @@ def an_hour(prices: Prices, num_nodes: int) -> str:
     return f"{dollars(usd)} an hour with disks and {prices.standing}, {at_list_prices(prices)}"
 
 
-def machines(shape: Shape, nodes: Range) -> str:
+def machines(shape: ClusterShape, nodes: Range) -> str:
     """``1 head (m5.large) + 2 workers (m5.large)``."""
     head = f"1 head ({shape.head.name}{', trains too' if shape.head_trains else ''})"
     kind = f"{shape.worker.name}{', spot' if shape.spot else ''}"

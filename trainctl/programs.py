@@ -5,6 +5,7 @@ Where that is not clear, such as for a module that is installed, nothing is conc
 """
 
 import ast
+import os
 import re
 import sys
 import warnings
@@ -46,6 +47,11 @@ _SHARES: Final = re.compile(
     r"|Trainer|deepspeed|horovod|mpi4py|jax|RANK\b|WORLD_SIZE|NUM_NODES|MASTER_ADDR"
     r"|megatron|mmengine|colossalai|torch_xla|TF_CONFIG|MultiWorker|SLURM_"
 )
+#: No path of a file is longer.
+_LONGEST: Final = 255
+#: Relative paths of files with settings; and names of what a program writes.
+_SETTINGS: Final = re.compile(r"[\w-][\w./-]*\.(ya?ml|json|toml)")
+_WRITTEN: Final = re.compile(r"out|save|log|report|dump|dest|result|>")
 
 
 class Import(NamedTuple):
@@ -80,6 +86,8 @@ class Program:
                     files.remove(path)  # it may name itself
                     todo.append(re.sub(r"(?m)^\s*#.*", "", path.read_text(errors="replace")))
                     self.text += f"\n{todo[-1]}"
+        self._certain: set[Path] = set()
+        """Those of them that every start imports."""
         self._imports = self._found()
         """Of those, and of the modules of the folder that they lead to, by file."""
 
@@ -96,20 +104,23 @@ class Program:
 
     def _found(self) -> dict[Path, list[Import]]:
         found: dict[Path, list[Import]] = {}
-        todo = [*self.entries]
+        todo = [(path, True) for path in self.entries]
         roots = [self._folder / root for root in requirements.source_folders(self._folder)]
         roots += [entry.parent for entry in self.entries]
         while todo:
-            path = todo.pop()
-            if path in found or not path.is_file():
+            path, is_certain = todo.pop()
+            if path in (self._certain if is_certain else found) or not path.is_file():
                 continue
+            if is_certain:
+                self._certain.add(path)
             found[path] = [*_imports_of(path)]
             for each in found[path]:
+                is_met = is_certain and each.is_certain
                 for place in [*path.parents][each.level - 1 : each.level] if each.level else roots:
                     base = place
                     for part in each.module.split("."):  # packages run before their modules
                         base /= part
-                        todo += [base.with_suffix(".py"), base / "__init__.py"]
+                        todo += [(base.with_suffix(".py"), is_met), (base / "__init__.py", is_met)]
         return found
 
     @property
@@ -117,7 +128,7 @@ class Program:
         """What of it uses Ray, in words; "" where nothing does, or another launcher starts it."""
         if launchers.starts_on_nodes(self.text):
             return ""
-        if re.search(r"^ray |-m ray\b", self.text):
+        if re.search(r"^ray |-m (?:ray|verl|openrlhf)\b", self.text):
             return "its command"
         for path, imports in self._imports.items():
             if any(f"{each.module}.".startswith("ray.") for each in imports if not each.level):
@@ -150,13 +161,43 @@ class Program:
             for name in options
             if re.search(rf"(^| )--{name}(=| |$)", after) and _plain(name) not in text
         ]
+        file = requirements.file_of(self._folder)
         if missing := self._missing():
-            file = requirements.file_of(self._folder) or requirements.REQUIREMENTS_TXT
             found.append(
                 f"{self.entries[0].name} imports {listed(missing)}: neither in the images nor "
-                f"in {file}"
+                f"in {file or requirements.REQUIREMENTS_TXT}"
             )
-        return found
+        if not file and (unread := requirements.unread(self._folder)):
+            found.append(
+                f"{listed(unread)}: not read; list the packages in {requirements.REQUIREMENTS_TXT}"
+            )
+        return [*found, *self._absent()]
+
+    def _absent(self) -> Iterator[str]:
+        """Paths in the command that no node will have, in words."""
+        uploaded = {path.resolve() for path in self._files.values()}
+        uploaded |= {folder for path in uploaded for folder in path.parents}
+        before = ""
+        for word in " ".join(self._words).split():
+            name, equals, value = word.partition("=")
+            text = (value if equals else word).strip("\"';")
+            option = name if equals else before
+            before = word if word.startswith("-") or ">" in word else ""
+            path = self._folder / text
+            is_known = len(text) > _LONGEST or path.resolve() in uploaded
+            if is_known or text.startswith("-") or _WRITTEN.search(option):
+                continue
+            if path.exists() and not os.path.isabs(text):
+                yield f"{text}, which the command names, is not uploaded: git ignores it"
+            elif path.exists() and path.is_relative_to(Path.home()):
+                yield f"{text}, which the command names, is a path of this machine"
+            # Hydra looks for it in a folder that its program names.
+            elif (
+                _SETTINGS.fullmatch(text)
+                and not _WRITTEN.search(text)
+                and not any(f"/{file}".endswith(f"/{text}") for file in self._files)
+            ):
+                yield f"{text}, which the command names, is not in {self._folder}"
 
     def _missing(self) -> list[str]:
         """Modules that the entry files import in any case, and that no node will have.
@@ -172,11 +213,11 @@ class Program:
             return []
         images = re.findall(r"(?m)^[\w.-]+", _plain(lock.read_text()))
         own = {part for file in self._files for part in file.removesuffix(".py").split("/")}
-        known = own | sys.stdlib_module_names | {"contract", "containers", "training"}
+        known = own | sys.stdlib_module_names
         packages = {
             module: _plain(_PACKAGES.get(module, module))
-            for path in self.entries
-            for each in self._imports.get(path, ())
+            for path in sorted(self._certain)
+            for each in self._imports[path]
             if each.is_certain and not each.level
             for module in each.module.split(".")[:1]
         }

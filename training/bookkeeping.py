@@ -5,21 +5,32 @@ backward, optimizer.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
-from training.checkpoint import divergence
+from contract.errors import InputError
+from training.checkpoint import checkpoints, divergence
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
 from training.loop.worker import Worker, expect_steps
-from training.record.events import Finished, Stopped, Warned
+from training.record import reader
+from training.record.events import (
+    PERPLEXITY,
+    Evaluation,
+    Finished,
+    Noted,
+    Stopped,
+    Warned,
+    described,
+)
 from training.record.result import HeldOutText, Table
-from training.settings import TrainingConfig
+from training.settings import LENGTH, NO_BEST, TOO_LATE, TrainingConfig
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
@@ -34,6 +45,80 @@ class Score:
     """Values by the names of the recipe's measures."""
     details: HeldOutText | Table | None = None
     """What the report shows of it."""
+
+
+class Judge:
+    """The best evaluation of a run so far, by one measure, and the number of those since."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        is_named = config.keep_best != NO_BEST
+        self._measure = described(config.keep_best if is_named else "loss", (PERPLEXITY,))
+        self._patience = config.patience
+        self.is_needed = is_named or config.patience > 0
+        self.keeps = is_named
+        self.best_step, self._best = 0, math.nan
+        self.last_step = self._num_since = 0
+
+    def take(self, step: int, loss: float | None, measures: Mapping[str, float | None]) -> bool:
+        """Take an evaluation; return whether it is the best so far."""
+        name = self._measure.name
+        value = loss if name == "loss" else measures.get(name)
+        value = math.nan if value is None else value
+        better = value > self._best if self._measure.higher_is_better else value < self._best
+        is_best = better or (math.isnan(self._best) and not math.isnan(value))
+        self.last_step = step
+        self._num_since = 0 if is_best else self._num_since + 1
+        if is_best:
+            self.best_step, self._best = step, value
+        return is_best
+
+    def read(self, run_uri: str, until: int) -> None:
+        """Take the evaluations of a run's record after the first step, up to a step."""
+        for each in reader.read_metrics(run_uri).of(Evaluation):
+            if 0 < each.step <= until:
+                self.take(each.step, each.loss, each.measures)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there were too many without a better one."""
+        return 0 < self._patience <= self._num_since
+
+    def words(self) -> str:
+        return f"{self._measure.title} {self._measure.words(self._best)} at step {self.best_step:,}"
+
+
+def best_step(run_uri: str, config: TrainingConfig) -> int:
+    """Step of the checkpoint that ``--keep-best`` has kept of a run.
+
+    Raises:
+        InputError: there is none.
+    """
+    judge = Judge(config)
+    judge.read(run_uri, until=sys.maxsize)
+    if not (judge.keeps and judge.best_step):
+        raise InputError(
+            f"{run_uri} has no best checkpoint: it was trained without --keep-best, or is not "
+            "evaluated yet. Leave --best out for the newest"
+        )
+    return judge.best_step
+
+
+def check_longer(
+    config: TrainingConfig, recorded: Mapping[str, Any], position: Position, steps_per_epoch: int
+) -> None:
+    """Check that a run which is made longer would have come to its checkpoint in the same way.
+
+    Args:
+        recorded: settings in the checkpoint; empty without one.
+
+    Raises:
+        InputError: its learning rate has begun to fall.
+    """
+    before = replace(config, **{name: recorded.get(name, getattr(config, name)) for name in LENGTH})
+    ends = before.num_steps(steps_per_epoch)
+    is_late = config.schedule == "wsd" and position.step > before.decay_begins(ends)
+    if is_late and config.num_steps(steps_per_epoch) > ends:
+        raise InputError(f"{TOO_LATE}. Its checkpoint is of step {position.step:,} of {ends:,}")
 
 
 class Bookkeeping:
@@ -55,6 +140,7 @@ class Bookkeeping:
         evaluate: Callable[[], Score],
         saves: Callable[[int], bool],
         save: Callable[[Position], object],
+        keep: Callable[[int], object] = lambda _: None,
         settle: Callable[[], None] | None = None,
         warnings: Callable[[], list[Warned]] = list,
         num_bad_allowed: int = 0,
@@ -68,6 +154,7 @@ class Bookkeeping:
             evaluate: evaluates the model with all ranks.
             saves: whether a checkpoint is due when so many steps are done.
             save: saves a checkpoint; called on every rank.
+            keep: keeps the checkpoint of a step, which has been saved.
             settle: makes the ranks' statistics equal before an evaluation or a checkpoint.
             warnings: warnings since the last evaluation, from all ranks.
             num_bad_allowed: steps in a row whose loss or gradient may be NaN or infinite; the loop
@@ -76,7 +163,13 @@ class Bookkeeping:
         self._worker, self._config, self._course, self._lr = worker, config, course, lr
         self._position, self._score = position, score
         self._evaluates, self._evaluate = evaluates, evaluate
-        self._saves, self._save, self._settle = saves, save, settle
+        self._saves, self._save, self._keep, self._settle = saves, save, keep, settle
+        self.is_stopped = False
+        """Whether the run was asked to stop before its end."""
+        self._judge = self._judged()
+        start, end = position.step, course.total_steps
+        self.steps = range(start, start if self._judge.is_over else end)
+        """The steps to do, counted from 0."""
         self._warnings = warnings
         self._num_bad, self._num_bad_allowed = 0, num_bad_allowed
         self._began = time.monotonic() - position.seconds
@@ -86,6 +179,26 @@ class Bookkeeping:
             worker.device, world_size=worker.world_size, evaluates=evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, worker.device)
+
+    def _judged(self) -> Judge:
+        """The evaluations so far. One that the record lacks, because the run ended between a save
+        and the evaluation after it, is done again."""
+        judge, step, run_uri = Judge(self._config), self._position.step, self._worker.run_uri
+        if not judge.is_needed or not step:
+            return judge
+        if self._worker.rank == 0:
+            judge.read(run_uri, step)
+        (judge, *_) = checkpoints.on_all_ranks(lambda: judge)
+        if judge.last_step < step and self._evaluates(step):
+            score = self._score = self._score or self._evaluate()
+            epoch = step / self._course.steps_per_epoch
+            judge.take(step, score.loss, score.measures)
+            self._worker.emit(
+                Evaluation(step=step, epoch=epoch, loss=score.loss, measures=score.measures)
+            )
+        if judge.keeps:
+            self._keep(judge.best_step)
+        return judge
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -111,7 +224,8 @@ class Bookkeeping:
         """Report, save and evaluate after ``step``, counted from 0, where any of them is due.
 
         Returns:
-            False if the run was asked to stop; it has been saved.
+            False if this was the last step: the run was asked to stop, or no longer gets better. It
+            has been saved.
 
         Raises:
             InputError: the run has diverged.
@@ -155,38 +269,63 @@ class Bookkeeping:
             self.timer.mark("checkpoint")
 
         if evaluates:
-            self._report_evaluation(num_done)
+            score = self._report_evaluation(num_done)
+            is_best = self._judge.take(num_done, score.loss, score.measures)
+            is_kept = is_best and self._judge.keeps
+            if not saves and (is_kept or self._judge.is_over):
+                self._timetable.saved()
+                self._save(Position(step=num_done, seconds=self._seconds()))
+            if is_kept:
+                self._keep(num_done)
 
         if stopping and not is_last:
             worker.saves.finish(retry=True)
             worker.emit(Stopped(step=num_done))
-            return False
-        return True
+            self.is_stopped = True
+        return not (self.is_stopped or self._judge.is_over)
 
-    def finish(self, *, publish: Callable[[], None] | None = None) -> None:
-        """Wait for the last checkpoint, publish the model, and report the result.
+    def finish(
+        self,
+        *,
+        restore: Callable[[int], None] | None = None,
+        publish: Callable[[], None] | None = None,
+    ) -> None:
+        """Wait for the last checkpoint, publish the model, and report the result; do nothing where
+        the run was asked to stop.
 
         Args:
+            restore: goes back to the checkpoint of a step; called on every rank.
             publish: publishes the model; called on every rank.
 
         Raises:
             InputError: the last updates have ruined the model.
         """
         # None: the run resumes after its last step was saved and before its end was recorded.
+        if self.is_stopped:
+            return
+        judge, last = self._judge, self._position.step
+        if judge.is_over:
+            self._worker.emit(Noted(message=f"no better since {judge.words()}: the run ends"))
+        if judge.keeps and 0 < judge.best_step < last and restore is not None:
+            self._worker.saves.finish(retry=True)
+            restore(judge.best_step)
+            self._score = None
         score = self._score or self._evaluate()
         self._worker.saves.finish(retry=True)
+        if judge.keeps:
+            self._worker.emit(Noted(message=f"best checkpoint: {judge.words()}"))
         if not math.isfinite(score.loss):
             raise divergence.diverged(
                 self._worker,
                 f"in its last steps: the evaluation loss is {score.loss}",
                 lr=self._lr,
-                after=self._course.total_steps,
+                after=last,
             )
         if publish is not None:
             publish()
         self._worker.emit(
             Finished(
-                step=self._course.total_steps,
+                step=last,
                 loss=score.loss,
                 measures=score.measures,
                 seconds=self._seconds(),
@@ -198,7 +337,7 @@ class Bookkeeping:
         """Spent training, over all attempts."""
         return time.monotonic() - self._began
 
-    def _report_evaluation(self, num_done: int) -> None:
+    def _report_evaluation(self, num_done: int) -> Score:
         epoch, rest = divmod(num_done, self._course.steps_per_epoch)
         ranks = self._course.ranks(
             self.timer.means(),
@@ -218,6 +357,7 @@ class Bookkeeping:
         )
         warnings = [*self._warnings(), *self._watch.warnings(ranks)]
         self._worker.emit(*warnings, *ranks, evaluated)
+        return self._score
 
 
 class Timetable:

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, Self
 
 from contract import nodes, runs
 from contract.errors import InputError
+from contract.job import LOOK
 from contract.nodes import Gpus, Range
 from training.recipe import Recipe
 from training.recipes import NAMES, by_name
@@ -28,6 +29,7 @@ from training.settings import (
     check_values,
     differences,
     fields_of,
+    is_longer,
     kind_of,
     option_name,
 )
@@ -47,7 +49,7 @@ examples:
   torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp --data DIR
 """
 #: Options that a job does not take from its user, because the one who starts it decides them.
-NOT_FOR_JOBS: Final = ("--local", "--workers", "--run", "--storage", "--json")
+NOT_FOR_JOBS: Final = ("--local", "--workers", "--run", "--storage", "--json", LOOK)
 
 _HELP: Final = ("-h", "--help")
 
@@ -93,6 +95,7 @@ class Command:
     overwrite: bool
     take_over: bool
     json: bool
+    look: bool
     verbose: bool
 
     @property
@@ -232,6 +235,7 @@ def parse(words: Sequence[str]) -> Command:
         overwrite=found.overwrite,
         take_over=found.take_over,
         json=found.json,
+        look=found.look,
         verbose=found.verbose,
     )
 
@@ -293,14 +297,15 @@ def resume(config: RunConfig, recorded: Recorded | None, command: Command) -> Ru
             "another --run, or --overwrite to start it afresh"
         )
     config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
-    if found := differences(earlier, config):
+    given, done = command.settings, recorded.is_complete
+    if found := differences(earlier, config, given=given, is_complete=done):
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
             + "\n  ".join(found)
             + "\ngive the settings it has, or choose another --run, or --overwrite to start it "
             "afresh"
         )
-    if recorded.is_complete:
+    if done and not any(is_longer(name, earlier, config) for name in given):
         raise RunCompleteError(
             f"run {config.run!r} is already complete; --overwrite starts it afresh"
         )
@@ -429,6 +434,9 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     )
     what.add_argument("--overwrite", action="store_true", help="delete an earlier run of that name")
     what.add_argument("--take-over", action="store_true", help="end what trains the run now")
+    what.add_argument(
+        LOOK, action="store_true", help="read and check data, tokenizer and template, and end"
+    )
     what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     what.add_argument(
         "--verbose",

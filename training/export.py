@@ -22,12 +22,14 @@ from contract import exits, faults, nodes
 from contract.errors import InputError
 from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from training import recipes
+from training.bookkeeping import best_step
 from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import GENERATION_FILE
 from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX
 from training.recipe import Recipe
 from training.record import reader
+from training.settings import TrainingConfig
 from training.system import storage
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
@@ -213,8 +215,11 @@ def recipe_of(found: sharded_checkpoints.Found) -> Recipe:
     return recipes.by_name(str(found.config.get("recipe")))
 
 
-def newest_checkpoint(run: str, place: str) -> sharded_checkpoints.Found:
+def newest_checkpoint(run: str, place: str, *, best: bool = False) -> sharded_checkpoints.Found:
     """The newest whole checkpoint of a run, from its name and ``--storage``, or its address.
+
+    Args:
+        best: the one that ``--keep-best`` has kept instead.
 
     Raises:
         InputError: there is no such run, or it has no sharded checkpoint.
@@ -223,7 +228,12 @@ def newest_checkpoint(run: str, place: str) -> sharded_checkpoints.Found:
     settings = reader.read_json(uri, CONFIG_FILE)
     if settings is not None:
         recipes.by_name(str(settings.get("recipe"))).check_sharded(run, run_uri=uri)
-    return sharded_checkpoints.newest_of(uri)
+    step = 0
+    if best:
+        config = recipes.config_from_json(settings or {"recipe": ""})
+        assert isinstance(config, TrainingConfig)  # it has sharded checkpoints
+        step = best_step(uri, config)
+    return sharded_checkpoints.newest_of(uri, step=step)
 
 
 def run_address(run: str, place: str) -> str:
@@ -266,6 +276,11 @@ def run_parser(prog: str, about: str | None) -> argparse.ArgumentParser:
         metavar="PLACE",
         help="where runs are kept (default: the cluster's bucket on a node, else runs)",
     )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the checkpoint that --keep-best has kept (default: the newest)",
+    )
     return parser
 
 
@@ -285,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="write only the adapters of a run with --lora-rank, for peft (default: merged)",
     )
     options = parser.parse_args(arguments)
-    found = newest_checkpoint(options.run, options.storage)
+    found = newest_checkpoint(options.run, options.storage, best=options.best)
     print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
     to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
     if options.adapters:

@@ -72,15 +72,14 @@ def continuations(
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = export.recipe_of(found).rebuilt(found.config, model_config, device)
-    tokens = torch.tensor([ids], device=device)
     texts = []
     for is_trained in (False, True):
         if is_trained:
             found.load_weights(model)
-        drawn = language_models.generate(
-            WithLoss(model), tokens, num=num, seed=seed, stops=stops, greedy=greedy
+        (drawn,) = language_models.generate(
+            WithLoss(model), [ids], num=num, seed=seed, stops=stops, greedy=greedy, device=device
         )
-        texts.append(tokenizer.decode(drawn[0, len(ids) :].tolist()))
+        texts.append(tokenizer.decode(drawn))
     return texts[0], texts[1]
 
 
@@ -120,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.tokens < 1:
         raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
-    found = export.newest_checkpoint(options.run, options.storage)
+    found = export.newest_checkpoint(options.run, options.storage, best=options.best)
     before, after = continuations(
         found,
         options.prompt,

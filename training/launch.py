@@ -67,6 +67,10 @@ def start(command: Command) -> int:
         config, workers = configured(command)
     except RunCompleteError as error:
         return _already_complete(command, error)
+    if command.look:
+        print("looking at the data", file=sys.stderr)
+        command.recipe.prepare(config)
+        return exits.OK
     paths = RunPaths.of(config.storage, config.run)
     lease = None
     try:
@@ -74,6 +78,7 @@ def start(command: Command) -> int:
             lease = Lease.take(paths.uri, take_over=command.take_over, wait=_watch_lease)
             lease.keep()
             overwrite(paths, command)
+            reopen(paths)
         if _is_torchrun():
             from training.runtime.torchrun import run_torchrun
 
@@ -163,6 +168,15 @@ def overwrite(paths: RunPaths, command: Command) -> None:
     storage.remove_run(paths.uri)
     if job := os.environ.get(nodes.ENV_JOB):
         storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
+
+
+def reopen(paths: RunPaths) -> None:
+    """Remove the result of a complete run that is made longer: this one may end early, and be
+    started again."""
+    uri = paths.file(runs.RESULT_FILE)
+    recorded = Recorded.of(None, storage.read_bytes(uri))
+    if recorded is not None and recorded.is_complete:
+        storage.remove_file(uri)
 
 
 def _has_overwritten(paths: RunPaths) -> bool:

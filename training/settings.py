@@ -7,7 +7,7 @@ need to know about it, so that all of that is written once. A recipe derives a c
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
@@ -19,6 +19,11 @@ Value = int | float | str | bool
 """What a setting can be."""
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
+SCHEDULES: Final = ("cosine", "constant", "wsd")
+#: Value of ``--keep-best`` that keeps none.
+NO_BEST: Final = "none"
+#: Settings that decide how long a run is.
+LENGTH: Final = ("epochs", "max_steps")
 
 
 def option(
@@ -98,6 +103,34 @@ class TrainingConfig(RunConfig):
     """Settings that every recipe has that trains a model."""
 
     epochs: int = option(10, low=1, high=100_000, help="passes over the training data")
+    max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
+    schedule: str = option(
+        "cosine",
+        choices=SCHEDULES,
+        help="course of the learning rate: half a cosine after a rise; constant; or wsd, constant "
+        "and then a linear fall. The last two let a larger --epochs or --max-steps continue a run",
+    )
+    warmup_fraction: float = option(
+        0.05, low=0, high=0.9, help="part of the run in which the learning rate rises (cosine)"
+    )
+    warmup_steps: int = option(
+        0, low=0, help="steps in which the learning rate rises (0: warmup-fraction)"
+    )
+    decay_fraction: float = option(
+        0.2, above=0, high=1, help="part of the run in which the learning rate falls (wsd)"
+    )
+    keep_best: str = option(
+        NO_BEST,
+        choices=(NO_BEST, "loss"),
+        help="also keep the checkpoint with the best of this measure, and publish its model",
+        same_on_resume=False,
+    )
+    patience: int = option(
+        0,
+        low=0,
+        help="end after so many evaluations without a better one (0: never)",
+        same_on_resume=False,
+    )
     seed: int = option(0, low=0, high=2**31 - 1, help="seed of weights, order and augmentation")
     report_every: int = option(
         10, low=1, help="steps between two reports of the loss", same_on_resume=False
@@ -118,6 +151,59 @@ class TrainingConfig(RunConfig):
         "of refusing to start",
         same_on_resume=False,
     )
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run."""
+        return self.max_steps or self.epochs * steps_per_epoch
+
+    def why_not_longer(self, name: str, *, is_complete: bool) -> str:
+        """Reason why a run cannot be resumed with a larger value of a setting; empty if it can.
+
+        Args:
+            name: ``epochs`` or ``max_steps``.
+            is_complete: the run has come to its end.
+        """
+        del name
+        if self.schedule == "cosine":
+            return (
+                "the learning rate of --schedule cosine has its course over the whole run: begin "
+                "another --run, with --schedule constant or wsd if it is to be made longer later"
+            )
+        return TOO_LATE if self.schedule == "wsd" and is_complete else ""
+
+    def decay_begins(self, total_steps: int) -> float:
+        """Step at which the learning rate of ``wsd`` begins to fall."""
+        return total_steps * (1 - self.decay_fraction)
+
+    def rate(self, step: int, total_steps: int, *, peak: float, floor: float = 0.0) -> float:
+        """Learning rate of ``step`` (counted from 0), a function of nothing else.
+
+        ``cosine`` with a floor of 0 is the one-cycle policy of Smith and Topin (arXiv 1708.07120)
+        without its momentum cycle; ``wsd`` is of arXiv 2404.06395, with the fall of 2405.18392.
+
+        Args:
+            peak: the largest.
+            floor: the last of a cosine.
+        """
+        done = step + 0.5
+        if self.schedule != "cosine":
+            rise = done / self.warmup_steps if self.warmup_steps else 1.0
+            fall = 1.0
+            if self.schedule == "wsd":
+                fall = (total_steps - done) / (total_steps - self.decay_begins(total_steps))
+            return peak * min(1.0, rise, fall)
+        warmup = self.warmup_steps or self.warmup_fraction * total_steps
+        if done < warmup:
+            return peak * done / warmup
+        left = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total_steps - warmup)))
+        return floor + (peak - floor) * left
+
+
+#: What is said where a run of schedule wsd cannot be made longer.
+TOO_LATE: Final = (
+    "the learning rate of --schedule wsd has begun to fall at the end of the run, which only a run "
+    "that was stopped before can leave out: begin another --run"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +263,6 @@ class ReplicaConfig(TrainingConfig):
         return dataclasses.replace(self, global_batch=batch, lr=lr)
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Steps of the whole run."""
         steps = self.epochs * steps_per_epoch
         return min(self.max_steps, steps) if self.max_steps else steps
 
@@ -185,6 +270,11 @@ class ReplicaConfig(TrainingConfig):
     def images_per_step(self) -> int:
         """Images per optimizer update over all workers."""
         return self.global_batch or self.batch_per_worker * self.num_workers
+
+
+def most_kept(newest: int, settings: Mapping[str, Any]) -> int:
+    """Number of checkpoints that a run keeps, the best one included."""
+    return newest + int(settings.get("keep_best", NO_BEST) != NO_BEST)
 
 
 def fields_of(config: type[RunConfig]) -> dict[str, dataclasses.Field[Any]]:
@@ -237,13 +327,37 @@ def check_value(field: dataclasses.Field[Any], value: Value) -> None:
         raise InputError(f"{option} is {value}: it must be greater than {above}")
 
 
-def differences(recorded: Mapping[str, object], wanted: RunConfig) -> list[str]:
-    """What keeps ``wanted`` from resuming a run with the ``recorded`` settings, a line each."""
+def differences(
+    recorded: Mapping[str, object],
+    wanted: RunConfig,
+    *,
+    given: Container[str] = (),
+    is_complete: bool = False,
+) -> list[str]:
+    """What keeps ``wanted`` from resuming a run with the ``recorded`` settings, a line each.
+
+    Args:
+        given: names of settings of the command line, of which some make a run longer.
+        is_complete: the run has come to its end.
+    """
     found = []
     for name, field in fields_of(type(wanted)).items():
         value = getattr(wanted, name)
         if not field.metadata["same_on_resume"] or name not in recorded:
             continue
-        if recorded[name] != value:
-            found.append(f"{option_name(name)}: the run has {recorded[name]!r}, now {value!r}")
+        if recorded[name] == value:
+            continue
+        line = f"{option_name(name)}: the run has {recorded[name]!r}, now {value!r}"
+        if is_longer(name, recorded, wanted) and name in given:
+            assert isinstance(wanted, TrainingConfig)
+            if not (reason := wanted.why_not_longer(name, is_complete=is_complete)):
+                continue
+            line += f"; {reason}"
+        found.append(line)
     return found
+
+
+def is_longer(name: str, recorded: Mapping[str, object], wanted: RunConfig) -> bool:
+    """Whether a setting makes a run longer than it was recorded."""
+    before: Any = recorded.get(name)
+    return name in LENGTH and type(before) is int and 0 < before < getattr(wanted, name)

@@ -1,7 +1,9 @@
-"""S3 client for a program's files."""
+"""S3 client for a program's files, and for what a head records there."""
 
+import contextlib
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ from containers.host.machine import say as say_to_log
 from containers.program.requirements import Stopped
 from contract import faults, runs, times
 from contract.errors import InputError, UnreachableError
+from training.record.goodput import Activity, Recorder
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
 PARALLEL: Final = 8
@@ -142,7 +145,7 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
         storage: ``s3://BUCKET``; another one: nothing is kept.
         client: of S3; boto3's by default.
     """
-    say_to_log(f"error: {reason}")
+    say_to_log(f"{'warning' if reason.startswith('succeeded') else 'error'}: {reason}")
     if not storage.startswith("s3://"):
         return
     try:
@@ -153,3 +156,22 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
         )
     except ERRORS as error:
         say_to_log(f"the outcome cannot tell: {faults.text(error)}")
+
+
+def open_recorder(storage: str, run: str, job: str, *, client: Any = None) -> Recorder:
+    """Recorder of a job's activity, which continues what earlier heads of the job have written."""
+    earlier = None
+    with contextlib.suppress(*ERRORS, ValueError):
+        content = Bucket(f"{storage}/{runs.run_prefix(run)}", client).get(runs.job_activity(job))
+        earlier = Activity.from_json(json.loads(content or b"{}"))
+    return Recorder(earlier)
+
+
+def write_records(
+    storage: str, run: str, records: Mapping[str, object], *, client: Any = None
+) -> None:
+    """Write JSON files into a run's folder, as far as the bucket takes them."""
+    with contextlib.suppress(*ERRORS):
+        folder = Bucket(f"{storage}/{runs.run_prefix(run)}", client)
+        for name, content in records.items():
+            folder.put(name, json.dumps(content).encode())

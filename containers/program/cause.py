@@ -162,8 +162,15 @@ def cause(
 PASSED_OVER: Final = "succeeded, with an exception that was not caught"
 
 
-def passed_over(errors: Sequence[Error]) -> Error | None:
-    """The first exception that ended a thread or a process of a program which has succeeded."""
-    return min(
-        (error for error in errors if not error.distance), key=lambda each: each.at, default=None
-    )
+def success(errors: Sequence[Error], run: str, lack: str) -> str:
+    """The reason of a job that has succeeded; "" where its status says it all.
+
+    Args:
+        errors: of which the first is named that ended a thread or a process.
+        lack: what its files lack, in words.
+    """
+    passed = [error for error in errors if not error.distance]
+    found = min(passed, key=lambda each: each.at).reason(run, PASSED_OVER) if passed else ""
+    if not lack:
+        return found
+    return f"{found}; {lack}" if found else f"succeeded, but {lack}"

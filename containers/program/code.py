@@ -26,7 +26,7 @@ from contract import faults
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256
-from contract.requirements import file_of, source_folders
+from contract.requirements import source_folders
 from contract.text import counted
 
 #: Ray reads it in the first ``ray.init``: so do its own jobs pass on their environment.
@@ -84,7 +84,10 @@ def for_ray(variables: Mapping[str, str], folder: Path | None) -> dict[str, str]
     runtime: dict[str, Any] = {"working_dir": str(folder)} if folder else {}
     if variables:
         runtime["env_vars"] = dict(variables)
-    return {RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
+    found = {RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
+    # What git ignores was left out on the laptop. Ray's own reading of .gitignore also leaves out
+    # files that git tracks.
+    return {"RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "1", **found} if folder else found
 
 
 def for_workers(spec: JobSpec) -> dict[str, str]:
@@ -216,12 +219,10 @@ def search_paths(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         variables: those that the user has set; they stay, behind.
     """
     # A script is run by its path; modules beside it must be importable too.
-    modules = [*source_folders(folder), variables.get("PYTHONPATH", "")]
-    programs = [variables.get("PATH", os.environ.get("PATH", ""))]
-    if file_of(folder):
-        modules.insert(0, str(requirements.site_packages(PACKAGES)))
-        programs.insert(0, str(PACKAGES / "bin"))
-    found = {"PYTHONPATH": os.pathsep.join(filter(None, modules))}
-    if len(programs) > 1 or "PATH" in variables:
-        found["PATH"] = os.pathsep.join(filter(None, programs))
-    return found
+    modules = [str(requirements.site_packages(PACKAGES)), *source_folders(folder)]
+    modules.append(variables.get("PYTHONPATH", ""))
+    programs = [str(PACKAGES / "bin"), variables.get("PATH", os.environ.get("PATH", ""))]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, modules)),
+        "PATH": os.pathsep.join(filter(None, programs)),
+    }

@@ -4,7 +4,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
-from contract.files import SavedFile
+from contract.files import HOME, SavedFile
+from contract.nodes import CACHE_DIR, SHARED_DIR
 from contract.runs import check_relative
 
 #: Folders that programs recreate.
@@ -22,6 +25,32 @@ CACHES: Final = frozenset(
 #: Files that mark their folder as one: a cache (pip, Hugging Face, uv, pytest and others write it,
 #: see https://bford.info/cachedir/), and a virtual environment.
 _MARKS: Final = frozenset({"CACHEDIR.TAG", "pyvenv.cfg"})
+#: Caches that have no such mark, packages, and files with credentials, below a program's HOME.
+_OF_HOME: Final = frozenset(
+    f"{HOME}/{folder}{name}"
+    for folder, names in {
+        "": ".triton .nv .conda .mamba .cupy .npm .cargo .ipython .jupyter nltk_data "
+        "scikit_learn_data tensorflow_datasets .keras/datasets .netrc .git-credentials .pypirc "
+        ".ssh .aws .kaggle .docker",
+        ".cache/": "torch torch_extensions uv pip matplotlib fontconfig wandb kagglehub vllm "
+        "flashinfer modelscope clip whisper nvidia mesa_shader_cache conda",
+        # Not all of it: some programs save their models here.
+        ".cache/huggingface/": "hub datasets assets modules metrics evaluate accelerate xet "
+        "diffusers lerobot token stored_tokens",
+        ".config/": "matplotlib gcloud",
+        ".local/": "lib bin share/uv share/jupyter",
+    }.items()
+    for name in names.split()
+)
+#: Beside a program's folders, and directly in a temporary one: what its node, Ray, torchrun and
+#: compilers write, and temporary files that Python has named.
+_OURS: Final = frozenset({"code", "errors", "names", "watch"})
+_TEMPORARY: Final = re.compile(
+    r"(ray|program|matplotlib|.*-notice|tmp\w{8}|(job-|program-|requirements-|pymp-).*|"
+    r"torch(inductor|elastic)_.*|\.(X11|ICE|font)-unix|(uv|pip|cuda|nv|triton|hsperfdata).*)"
+)
+#: Other folders are looked through for so long.
+_LOOK_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +135,8 @@ class Disk:
                     inner = {*os.listdir(path)} - CACHES
                     if not _MARKS & inner or path in self._folders.values():
                         found.folders[name] = path.lstat().st_ctime_ns  # after it was listed
-                        pending += [(f"{name}/{each}", path / each) for each in inner]
+                        entries = [(f"{name}/{each}", path / each) for each in inner]
+                        pending += [entry for entry in entries if entry[0] not in _OF_HOME]
                 elif stat.S_ISLNK(status.st_mode):
                     found.files[name] = Seen.of(status, self._target(path))
                 elif stat.S_ISREG(status.st_mode):
@@ -120,6 +150,36 @@ class Disk:
             except (OSError, InputError) as error:
                 found.refused.append(f"{name!r} is not saved: {error}")
         return found
+
+    def others(self, since: float) -> list[tuple[str, int]]:
+        """Files in other places that were written since, which are not saved: path and bytes, the
+        largest first.
+
+        Args:
+            since: Unix time.
+        """
+        folders = [path.resolve() for path in self._folders.values()]
+        base = folders[0].parent
+        places = [base, *({*_writable()} - {base})]  # the nearest folders come first
+        known = {*folders, *places, *(base / each for each in _OURS)}
+        known |= {Path("/proc"), Path("/sys"), Path("/dev"), Path(CACHE_DIR), Path(SHARED_DIR)}
+        temporary = {Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp")}
+        found, until = list[tuple[str, int]](), time.monotonic() + _LOOK_S
+        for place in places:
+            if time.monotonic() > until:
+                break
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
+                for entry in entries:
+                    path = place / entry.name
+                    is_ours = place in temporary and _TEMPORARY.fullmatch(entry.name)
+                    if is_ours or path in known or entry.name in CACHES:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        places.append(path)
+                    elif size := _written(entry, since):
+                        name = os.path.relpath(path, folders[0])
+                        found.append((name if path.is_relative_to(base) else str(path), size))
+        return sorted(found, key=lambda each: -each[1])
 
     def _target(self, link: Path) -> str:
         target = os.readlink(link)
@@ -164,3 +224,30 @@ class Disk:
             path.chmod(file.mode | 0o600)  # this node must be able to replace it
             os.utime(path, ns=(file.modified_ns, file.modified_ns))
         return Seen.of(path.lstat(), file.link)
+
+
+def _writable() -> list[Path]:
+    """Folders outside of a program's own in which it may write."""
+    found = {Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")}
+    if os.geteuid():  # root may write everywhere
+        tops = [path for path in Path("/").iterdir() if path.name not in ("proc", "sys", "dev")]
+        for path in [*tops, *(inner for top in tops for inner in _inner(top))]:
+            if os.access(path, os.W_OK) and path.is_dir() and not path.is_symlink():
+                found.add(path)
+    return [path.resolve() for path in found]
+
+
+def _written(entry: os.DirEntry[str], since: float) -> int:
+    """Bytes of a file that was written since a Unix time; 0 of all else."""
+    with contextlib.suppress(OSError):  # it is gone
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and status.st_ctime >= since:
+            return status.st_size
+    return 0
+
+
+def _inner(folder: Path) -> list[Path]:
+    try:
+        return [*folder.iterdir()]
+    except OSError:
+        return []

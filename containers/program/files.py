@@ -2,7 +2,8 @@
 start.
 
     start = begin(bucket, nodes)           # on the head, once per start of the program on all nodes
-    mirror = open_mirror({WORK: work, OUTPUT: output}, "s3://BUCKET/runs/RUN/output", node=1)
+    folders = {WORK: work, OUTPUT: output, HOME: home}
+    mirror = open_mirror(folders, "s3://BUCKET/runs/RUN/output", node=1)
     mirror.restore(start)                  # folders hold the code, and nothing else
     mirror.start()                         # a thread, which saves a round every 30 s
     ...                                    # the program runs, and ends
@@ -14,8 +15,11 @@ restore finds what a power cut at T would have left on all of them. The node loo
 T and ``times.FILES_QUIET_S`` later, and sends what is as it was at T. A file that is not keeps the
 round from being one, because it may be half of a checkpoint, as a folder does in which files came
 or went just when the node looked. From the next round on, such a file is read at T itself. After
-``_PATIENCE`` rounds in a row, a file that never rests is the one exception: it is saved as it is
-when it is read at T; one above ``_LOG`` bytes stays as it was saved last.
+``_PATIENCE`` rounds in a row, a file that never rests is an exception: it is saved as it is when it
+is read at T; one above ``_LOG`` bytes stays as it was saved last.
+
+Of a folder with very many files (``containers.program.selection``), a round has those that could be
+sent within half of the time to the next one, so that a data set keeps no checkpoint waiting.
 
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
 node restores it: its own files, and those of the other nodes where it has none, or has not written
@@ -45,7 +49,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -58,11 +62,12 @@ from containers.program import bucket as store
 from containers.program.bucket import LONGEST_PAUSE_S, PARALLEL, PAUSE_S, Bucket
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.requirements import Stopped
+from containers.program.selection import Selection
 from containers.program.starts import Start, begin
 from contract import faults, files, runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, Claim, FileList, Mark, SavedFile, common_round, sha256_of
-from contract.text import listed
+from contract.files import Claim, FileList, Mark, SavedFile, common_round, sha256_of
+from contract.text import byte_size, counted, listed
 
 #: Rounds in a row that a file may keep from being complete before it counts as never at rest.
 _PATIENCE: Final = 3
@@ -91,8 +96,10 @@ class Moment:
     look: Look
     own: Mapping[str, Seen]
     """The files that the round should have."""
-    left_out: Collection[str]
-    """Names of those above the limits."""
+    lost: Collection[str]
+    """Names of those that are above the limits and matter."""
+    bulk: Collection[str]
+    """Names of those that no round waits for."""
     trouble: Exception | None = None
     """Error of the bucket, for what had to be read at T."""
 
@@ -112,7 +119,8 @@ def open_mirror(
         client: of S3; boto3's by default.
         options: of ``Mirror``.
     """
-    return Mirror(Disk(folders), Bucket(address, client), **options)
+    disk = Disk(folders)
+    return Mirror(disk, Bucket(address, client), **{"others": disk.others, **options})
 
 
 class Mirror:
@@ -127,12 +135,18 @@ class Mirror:
         every_s: float = times.FILES_EVERY_S,
         quiet_s: float = times.FILES_QUIET_S,
         limit_bytes: int = runs.OUTPUT_LIMIT_BYTES,
+        keep: Sequence[str] = (),
+        skip: Sequence[str] = (),
+        others: Callable[[float], Sequence[tuple[str, int]]] = lambda _since: (),
         say: Callable[[str], None] = say_to_log,
         clock: Clock = time,
         make_pool: Callable[[], Executor] = lambda: ThreadPoolExecutor(PARALLEL),
     ) -> None:
         """Args:
         limit_bytes: of more than that, ``OUTPUT`` is kept first, and then the newest files.
+        keep: patterns of files that count as those in ``OUTPUT`` do.
+        skip: patterns of files that are not saved.
+        others: path and bytes of files elsewhere that were written since a Unix time.
         make_pool: threads for uploads and downloads.
         """
         self.bucket = bucket
@@ -141,9 +155,14 @@ class Mirror:
         self.is_replaced = False
         """Another start has taken over the files of the run."""
         self.newest_ns = 0
-        """Unix nanoseconds of the last change that was seen."""
+        """Unix nanoseconds of the last change that was seen, of what is saved; 0: nothing is."""
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
-        self._limit_bytes, self._say, self._clock = limit_bytes, say, clock
+        self._say, self._clock, self._others = say, clock, others
+        self._selection = Selection(
+            keep=keep, skip=skip, limit_bytes=limit_bytes, say_once=self._say_once
+        )
+        self._began = clock.time()  # the program, once restore() has ended
+        self._whole_ns = 0.0  # T of the newest round that is saved
         self._make_pool = make_pool
         self._start: Start  # set by restore()
         self._is_on = False  # between the restore and the end of this start
@@ -187,7 +206,7 @@ class Mirror:
         )
         self._start = start or until_answered(lambda: begin(self.bucket, [self._node]))
         num = until_answered(lambda: self._restore(should_stop))
-        self._is_on = True
+        self._is_on, self._began = True, self._clock.time()
         if num:
             self._tell(f"{num} restored from {self.bucket.address}")
 
@@ -296,11 +315,15 @@ class Mirror:
             self._thread.join(timeout=times.FILES_QUIET_S)
 
     def _run(self) -> None:
+        is_first = True
         while not self._ended.wait(self.until_next_round()):
             moment = self.look()
             if self._ended.wait(self._quiet_s):
                 return
             self.round(moment)
+            if is_first:
+                self._warn_of_others()
+            is_first = False
 
     def until_next_round(self) -> float:
         """Seconds until T of the next round.
@@ -344,12 +367,38 @@ class Mirror:
         for sentence in look.refused:
             self._say_once(sentence)
         own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
-        self.newest_ns = max((seen.changed_ns for seen in own.values()), default=0)
-        left_out = self._above_limits(own)
-        # Until it is known to be saved.
-        self.lost = sorted(left_out | {name for name in own if not self._has(name, own[name])})
+        own = self._selection.without_skipped(own)
+        new = {name: seen for name, seen in own.items() if not self._is_restored(name, seen)}
+        self.newest_ns = max((seen.changed_ns for seen in new.values()), default=0)
+        bulk = self._selection.bulk(new, began=self._began, now=self._clock.time())
+        own = {name: seen for name, seen in own.items() if not self._selection.is_data(name, seen)}
+        bulk &= own.keys()
+        left_out = self._selection.above_limits(own, bulk)
+        lost = {
+            name
+            for name in left_out
+            if self._selection.is_kept(name)
+            or (name in new and name not in bulk and own[name].changed_ns > self._whole_ns)
+        }
         own = {name: seen for name, seen in own.items() if name not in left_out}
-        return Moment(number, at_ns, look, own, left_out)
+        # Until it is known to be saved.
+        self.lost = sorted(lost | {name for name in own if not self._has(name, own[name])})
+        return Moment(number, at_ns, look, own, lost, bulk)
+
+    def _is_restored(self, name: str, seen: Seen) -> bool:
+        """True if a file is as an earlier start has saved it."""
+        return self._has(name, seen) and self._known[name][1].start < self._start.number
+
+    def _warn_of_others(self) -> None:
+        """Name the files in other places that the program has written so far."""
+        if found := self._others(self._began):
+            size = byte_size(sum(size for _, size in found))
+            self._say_once(
+                f"warning: {counted(len(found), 'file')} ({size}) outside the working folder and "
+                f"HOME will not be kept: {listed([name for name, _ in found], most=3)}; to keep "
+                "files, write them to $TRAIN_OUTPUT",
+                subject=f"others {len(found).bit_length()}",  # again when it is twice as many
+            )
 
     def round(self, moment: Moment) -> bool:
         """Save what was there at T; return whether all of it is saved."""
@@ -374,6 +423,8 @@ class Mirror:
         if within_s is not None:
             # Also those of a round in progress: its list is written after its files.
             self.hurry(within_s - min(within_s / 6, times.FILES_LIST_S))
+        if self._has_time(times.FILES_SAVE_S):
+            self._warn_of_others()
         is_saved = self._busy.acquire(timeout=-1 if within_s is None else within_s)
         if is_saved:
             try:
@@ -436,7 +487,11 @@ class Mirror:
             for name, then in moment.own.items()
             if now.files.get(name) == then and then.changed_ns <= moment.at_ns
         }
-        trouble = moment.trouble or self._upload(rests, goes_on=is_final)
+        first = {name: seen for name, seen in rests.items() if name not in moment.bulk}
+        bulk = {name: seen for name, seen in rests.items() if name in moment.bulk}
+        within_s = math.inf if is_final else self._every_s / 2
+        trouble = moment.trouble or self._upload(first, goes_on=is_final)
+        trouble = trouble or self._upload(bulk, goes_on=is_final, within_s=within_s)
         if trouble is not None and not is_final:
             raise trouble  # what is there already is not sent again
         waits = {name: 0 for name in self._waits if name in now.files}
@@ -459,6 +514,8 @@ class Mirror:
                 entries[name] = self._known[name][1]
                 if name not in rests and self._waits.get(name, 0) >= _PATIENCE:
                     waits[name] = self._waits[name]  # saved as it is, and still without rest
+            elif name in bulk and (not is_final or not self._has_time()):
+                continue
             # Files of changing names may come and go all the time.
             elif not wait_for(name, name if name in now.files else ""):
                 if name in self._known:
@@ -471,7 +528,7 @@ class Mirror:
         self._waits = waits
         found = FileList(files=tuple(entries[name] for name in sorted(entries)))
         if late:
-            self.lost = sorted(late.union(moment.left_out))
+            self.lost = sorted(late.union(moment.lost))
             if is_final:
                 self._publish(moment.number, "part", found)  # for ``trainctl download``
             self._check_is_current()
@@ -479,8 +536,9 @@ class Mirror:
                 raise trouble
             return False
         self._publish(moment.number, "end" if is_final else "", found)
-        self.lost = sorted(moment.left_out)
+        self.lost = sorted(moment.lost)
         if not is_final:
+            self._whole_ns = self._whole_ns if moment.lost else moment.at_ns
             self._known = {name: each for name, each in self._known.items() if name in now.files}
             took_s = max(self._every_s, self._clock.monotonic() - began)
             self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
@@ -492,43 +550,27 @@ class Mirror:
         """True if a file has been sent as it was seen."""
         return name in self._known and self._known[name][0] == seen
 
-    def _above_limits(self, own: Mapping[str, Seen]) -> set[str]:
-        """Names of files that are not kept: ``OUTPUT`` comes first, and then the newest."""
-        size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
-        left_out: set[str] = set()
-        for name in sorted(
-            own, key=lambda name: (not name.startswith(f"{OUTPUT}/"), -own[name].modified_ns)
-        ):
-            if own[name].size <= size and num:
-                size, num = size - own[name].size, num - 1
-            else:
-                left_out.add(name)
-        if left_out:
-            total = sum(seen.size for seen in own.values())
-            self._say_once(
-                f"{len(left_out):,} files are not saved: {listed(sorted(left_out))}. The folders "
-                f"hold {total / 2**30:.1f} GiB in {len(own):,} files, and at most "
-                f"{self._limit_bytes / 2**30:.0f} GiB in {runs.OUTPUT_LIMIT_FILES:,} files are "
-                "kept, those in $TRAIN_OUTPUT first, then the newest. Write data and caches to "
-                "/tmp, or remove old checkpoints",
-                subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
-            )
-        return left_out
-
     # --- uploads
     def _upload(
-        self, due: Mapping[str, Seen], *, as_they_are: Collection[str] = (), goes_on: bool = False
+        self,
+        due: Mapping[str, Seen],
+        *,
+        as_they_are: Collection[str] = (),
+        goes_on: bool = False,
+        within_s: float = math.inf,
     ) -> Exception | None:
         """Send files, which are known then; others could not be read, or have changed.
 
         Args:
             as_they_are: files that may change meanwhile.
             goes_on: whether an error of the bucket does not keep other files from being sent.
+            within_s: no file is begun later.
 
         Returns:
             The first error of the bucket.
         """
         trouble: Exception | None = None
+        until = self._clock.monotonic() + within_s
         # Small files first: others may take their names while the large ones are sent.
         names = [name for name, seen in due.items() if not self._has(name, seen)]
         names.sort(key=lambda name: due[name].size)
@@ -544,6 +586,8 @@ class Mirror:
             def send(name: str, offset: int) -> str | None:
                 if not self._has_time():
                     raise TimeoutError("no time is left")
+                if self._clock.monotonic() > until:
+                    return None
                 try:
                     content = opened.get(name) or self._disk.open(name)
                 except OSError:

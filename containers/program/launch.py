@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from containers.program import code, watch
+from containers.program import code, joined, shell, watch
 from containers.program.cause import Error, LogEnd, errors_in
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
@@ -29,7 +29,7 @@ from containers.program.requirements import Stopped
 from containers.program.starts import Start
 from contract import exits, host_check, runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, WORK
+from contract.files import HOME, OUTPUT, WORK
 from contract.job import JobSpec
 from contract.nodes import (
     ENV_ERRORS,
@@ -96,6 +96,8 @@ class Place:
     """Number of GPUs of this node."""
     files: Start | None = None
     """Files to restore before this start; None: files are not kept."""
+    most: int = 1
+    """Number of nodes that a start of this job may have."""
 
     @property
     def num_nodes(self) -> int:
@@ -145,18 +147,23 @@ class Status:
     """End of that start's program, once it has ended."""
     lost: tuple[str, ...] | None = None
     """Names of its files that could not be saved; None until the others are."""
+    newest_ns: int = 0
+    """Newest change of a file that is saved, Unix time; 0: there is none."""
     leaves_at: float | None = None
     """Unix time at which this node must have ended, once that is known."""
     signs: watch.Signs = field(default_factory=watch.Signs)
     """Its signs of life."""
+    peers: joined.Peers = field(default_factory=joined.Peers)
+    """Its connections to other nodes."""
 
 
 def launcher_environment(place: Place) -> dict[str, str]:
     """The variables from which launchers and programs learn about the other nodes.
 
     The five ``PET_`` variables are torchrun's static rendezvous: its nodes are numbered by what
-    they are told. ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where each of several
-    nodes has a single process: elsewhere a launcher must start the processes, and it numbers them.
+    they are told. ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where a job may have
+    several nodes, and each has a single process: elsewhere a launcher must start the processes, and
+    it numbers them.
     """
     per_node = max(1, place.gpus)
     found = {
@@ -169,13 +176,14 @@ def launcher_environment(place: Place) -> dict[str, str]:
         "MASTER_PORT": str(place.port),
         "NODE_RANK": str(place.rank),
         "NUM_NODES": str(place.num_nodes),
+        "NNODES": str(place.num_nodes),
         "GPUS_PER_NODE": str(place.gpus),
         "PYTHONUNBUFFERED": LINES,
     }
     if not place.gpus:
         # Else accelerate, and with it the Trainer, starts no process group without a GPU.
         found["ACCELERATE_USE_CPU"] = "true"
-    if per_node == 1 and place.num_nodes > 1:
+    if per_node == 1 and max(place.num_nodes, place.most) > 1:
         found |= {
             "WORLD_SIZE": str(place.num_nodes),
             "RANK": str(place.rank),
@@ -229,13 +237,15 @@ class Launcher:
         self._told = told
         self._base = Path(folder or Path(tempfile.gettempdir()) / "train")
         self._work, self._output = self._base / WORK, self._base / OUTPUT
-        self._errors, self._log_end = self._base / ERRORS, LogEnd()
+        self._home = self._base / HOME
+        self._errors, self._log_end = self._base / NOTED_ERRORS, LogEnd()
         self._watched = self._base / "watch"
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._reset(-1)
+        self._others = set[str]()  # addresses of the other nodes
         # A head that trains too ends by itself at a notice, and has no such file.
         default = self._base.with_name(f"{self._base.name}-notice")
         self._notice = Path(os.environ.get(ENV_NOTICE) or default)
@@ -248,6 +258,7 @@ class Launcher:
         self._is_told = False
         self._kill_at = self._save_s = math.inf
         self._signs, self._sampled_at, self._num_lines = watch.Signs(), -math.inf, 0
+        self._peers, self._peers_at = joined.Peers(), -math.inf
 
     def start(self, place: Place) -> Status:
         """Bring the code and the files of the run to this node, and start the program."""
@@ -257,6 +268,7 @@ class Launcher:
             self._thread.join()
         with self._lock:
             self._reset(place.start)
+            self._others = {*place.addresses} - {place.addresses[place.rank]}
         self._thread = threading.Thread(target=self._run, args=(place,), daemon=True)
         self._thread.start()
         return self.status()
@@ -277,15 +289,21 @@ class Launcher:
                 program.left(),
                 self._watched,
                 lines=self._num_lines,
-                written_ns=self._mirror.newest_ns if self._mirror else 0,
+                written_ns=self._newest_ns,
             )
+        is_alone = program and self._ended is None and self._others and not self._peers.addresses
+        if program and is_alone and now - self._peers_at >= joined.EVERY_S:
+            self._peers_at = now
+            self._peers = joined.peers(program.left(), self._watched, self._others)
         return Status(
             start=self._start,
             runs=program is not None,
             ended=self._ended,
             lost=self._lost,
+            newest_ns=self._newest_ns,
             leaves_at=leaves_at,
             signs=self._signs,
+            peers=self._peers,
         )
 
     def look(self, number: int) -> tuple[list[watch.Found], tuple[Error, ...]]:
@@ -314,6 +332,10 @@ class Launcher:
                 self._program.terminate()
             self._is_told = True
             self._kill_at = min(self._kill_at, time.monotonic() + within_s)
+
+    @property
+    def _newest_ns(self) -> int:
+        return self._mirror.newest_ns if self._mirror else 0
 
     @property
     def _was_replaced(self) -> bool:
@@ -379,15 +401,17 @@ class Launcher:
             contextlib.suppress(FileNotFoundError),
         ):
             self._base.rename(Path(gone, "gone"))
-        for folder in (self._work, self._output, self._errors, self._watched):
+        for folder in (self._work, self._output, self._home, self._errors, self._watched):
             folder.mkdir(parents=True)
         if self._told.order.code:
             code.unpack(code.ARCHIVE, self._work)
         if place.files:
             self._mirror = open_mirror(
-                {WORK: self._work, OUTPUT: self._output},
+                {WORK: self._work, OUTPUT: self._output, HOME: self._home},
                 f"{self._told.storage}/{runs.output_prefix(self._told.order.run)}",
                 node=place.number,
+                keep=self._told.order.keep_files,
+                skip=self._told.order.skip_files,
                 say=self._log.write,
             )
             self._mirror.restore(place.files, should_stop=lambda: self._is_told)
@@ -402,9 +426,9 @@ class Launcher:
         """
         self._log_end = LogEnd()
         # Of accelerate's file only: models and data are in the host's cache.
-        home = self._base / "huggingface"
-        config = home / "accelerate" / "default_config.yaml"
-        config.parent.mkdir(parents=True)
+        hugging_face = self._home / ".cache" / "huggingface"
+        config = hugging_face / "accelerate" / "default_config.yaml"
+        config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
         own, variables = base_environment(os.environ), self._told.variables
         # A sitecustomize of the user's comes after ours, which runs it.
@@ -412,7 +436,8 @@ class Launcher:
         environment = {
             **own,
             **launcher_environment(place),
-            "HF_HOME": str(home),
+            "HOME": str(self._home),
+            "HF_HOME": str(hugging_face),
             ENV_RUN: self._told.order.run,
             ENV_OUTPUT: str(self._output),
             ENV_ERRORS: str(self._errors),
@@ -421,6 +446,8 @@ class Launcher:
             **variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
+        note = self._base.with_name(f"{self._base.name}-shell.json")
+        shell.note(self._work, environment, place=note)
         words = self._told.order.command
         with self._lock:
             if self._is_told:
@@ -446,7 +473,7 @@ class Launcher:
 
 
 #: Folder beside the program's own in which its processes note why they fail.
-ERRORS: Final = "errors"
+NOTED_ERRORS: Final = "errors"
 
 
 def prepare_head(
@@ -455,7 +482,7 @@ def prepare_head(
     work: Path | None,
     environment: Mapping[str, str],
     *,
-    make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
+    make_mirror: Callable[..., Mirror] = open_mirror,
 ) -> tuple[dict[str, str], Mirror | None]:
     """Set up a job's command on the head.
 
@@ -466,7 +493,7 @@ def prepare_head(
         variables: of the command.
         work: where its code was unpacked, in a folder of the job's own on this node.
         environment: of the node.
-        make_mirror: of the folders and the address.
+        make_mirror: as ``open_mirror``.
 
     Returns:
         Its variables, beside those of the node; and its files, still to be restored, or None where
@@ -476,8 +503,8 @@ def prepare_head(
     if not storage.startswith("s3://") or work is None:
         return {**variables, **code.for_ray(variables, work)}, None
     place = work.parent
-    output, names, errors = place / OUTPUT, place / "names", place / ERRORS
-    for folder in (output, names, errors):
+    output, home, names, errors = (place / name for name in (OUTPUT, HOME, "names", NOTED_ERRORS))
+    for folder in (output, home, names, errors):
         folder.mkdir(exist_ok=True)
     # Same path on every node, for the command and for what Ray starts for it.
     paths = [str(STARTUP), variables.get("PYTHONPATH", "")]
@@ -501,6 +528,13 @@ def prepare_head(
         ENV_RAY_NAMES: str(names),
         ENV_ERRORS: str(errors),
         ENV_OUTPUT: str(output),
+        # Of the command only: what Ray starts for it may be on another node.
+        "HOME": variables.get("HOME", str(home)),
     }
-    address = f"{storage}/{runs.output_prefix(spec.run)}"
-    return own, make_mirror({WORK: work, OUTPUT: output}, address)
+    mirror = make_mirror(
+        {WORK: work, OUTPUT: output, HOME: home},
+        f"{storage}/{runs.output_prefix(spec.run)}",
+        keep=spec.keep_files,
+        skip=spec.skip_files,
+    )
+    return own, mirror

@@ -14,7 +14,6 @@ be used.
 """
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -26,7 +25,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
@@ -37,9 +36,15 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
-from containers.program import starts, watch
-from containers.program.bucket import ERRORS, Bucket, report, until_answered
-from containers.program.cause import PASSED_OVER, Error, cause, passed_over
+from containers.program import joined, starts, watch
+from containers.program.bucket import (
+    Bucket,
+    open_recorder,
+    report,
+    until_answered,
+    write_records,
+)
+from containers.program.cause import Error, cause, success
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
@@ -49,12 +54,14 @@ from containers.program.launch import (
     Status,
 )
 from containers.program.requirements import Stopped
+from containers.program.selection import shortfall
 from containers.program.watch import Verdict
 from contract import exits, faults, runs, times
 from contract.errors import InputError, UnreachableError
 from contract.nodes import ENV_JOB, Range
 from contract.text import counted, listed
 from training.record import progress
+from training.record.goodput import Recorder
 
 #: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
 _LOST_S: Final = 40.0
@@ -273,9 +280,16 @@ class Group:
         self._nodes = self._order.nodes  # with a head that trains, one more
         self._num_seen, self._seen_at = 0, 0.0
         self._writer = uuid.uuid4().hex  # of the files, for all starts of this job
+        self._newest_ns = 0  # newest change of a saved file, on any node
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
+        self._apart = joined.Apart()
+        self._slow = ""  # node that makes fewer steps than others, in words
+        self._silent_s = 0.0  # for so long it had given no sign of life when it was ended
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
+        self._recorder: Recorder | None = None
+        self._restored_at = 0.0  # Unix time of the files that the program was started with
+        self._writing: threading.Thread | None = None
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         """End the program everywhere; ``run`` returns. For a signal's handler."""
@@ -288,14 +302,14 @@ class Group:
             InputError, UnreachableError: the program cannot be started; it has been ended where it
                 was.
         """
+        code: int | None = None
         try:
-            while not self._stopped:
+            while code is None and not self._stopped:
                 code = self._gather()
                 if code is None:
                     code = self._try_once()
-                if code is not None:
-                    return code
-            return exits.TERMINATED
+            self._note_activity(is_last=True)
+            return exits.TERMINATED if code is None else code
         except Exception:
             with contextlib.suppress(RayError):
                 self._end_all()
@@ -360,6 +374,7 @@ class Group:
         """Poll all nodes; note those with a spot notice."""
         ask(self._seats)
         for seat in self._seats:
+            self._newest_ns = max(self._newest_ns, seat.status.newest_ns)
             at = seat.status.leaves_at
             if seat.node.id in self._leaving or not (seat.is_lost or at):
                 continue
@@ -377,6 +392,7 @@ class Group:
         """
         self._start += 1
         self._is_surprised, self._failed_at = False, 0.0
+        self._apart = joined.Apart()
         say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
         if self._told.storage:
@@ -390,6 +406,8 @@ class Group:
                 )
             except Stopped:
                 return exits.TERMINATED  # the program has not run since its files were saved
+            if restored.round:
+                self._restored_at = float(restored.round * times.FILES_EVERY_S)
         addresses = tuple(seat.node.address for seat in self._seats)
         for rank, seat in enumerate(self._seats):
             seat.start = self._start
@@ -400,6 +418,7 @@ class Group:
                 addresses=addresses,
                 gpus=int(seat.node.gpus),
                 files=restored,
+                most=self._nodes.high,
             )
             # Its answer is one to a question, and shows whether the order has arrived.
             seat.asked, seat.asked_at = seat.launcher.start.remote(place), time.monotonic()
@@ -414,19 +433,26 @@ class Group:
             if step is Next.WAIT and self._began < math.inf and not self._failed_at:
                 step = self._check_life()
         ran_s = time.monotonic() - self._began  # what it writes last may take long
+        if self._recorder:
+            self._recorder.end(time.time(), hung_s=self._silent_s)
         # After a failure, or a loss without notice, what the program saves now does not count.
         counts = step in (Next.WAIT, Next.AGAIN) and not self._is_surprised
         saved = self._end_all(self._order.grace_s if counts else times.COMMAND_STOP_S)
+        self._note_activity()
         if step is Next.FAILED:
             return self._failure()
         if step is Next.REPLACED:
             saved = ["another job has taken over the files of the run"]
+        lack = shortfall(self._newest_ns, time.time()) if self._told.storage else ""
         if step is Next.WAIT:
+            if lack:
+                say(f"warning: {lack}")
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
-                if passed := passed_over(self._errors):
-                    self.report(passed.reason(self._order.run, PASSED_OVER))
+                lacks = "; ".join(filter(None, (lack, self._apart.words)))
+                if reason := success(self._errors, self._order.run, lacks):
+                    self.report(reason)
                 return exits.OK
             self.report(f"files lost: {'; '.join(saved)}")
             return exits.FILES_LOST
@@ -450,6 +476,7 @@ class Group:
         if self._began == math.inf and all(seat.runs for seat in self._seats):
             self._began = time.monotonic()
             self._life.begin(self._began, spins=any(seat.node.gpus for seat in self._seats))
+            self._note_start()
         ends = [seat.ended for seat in self._seats]
         is_lost = any(seat.node.id in self._leaving and not seat.is_done for seat in self._seats)
         for seat in self._seats:
@@ -474,7 +501,14 @@ class Group:
         """Find out if the program still does something; log where it is if it has become silent."""
         running = [seat for seat in self._seats if seat.ended is None]
         self._life.hear(time.monotonic(), {seat.number: seat.status.signs for seat in running})
+        addresses = {seat.number: seat.node.address for seat in running}
+        of_nodes = {seat.number: seat.status.peers for seat in running}
+        if self._apart.hear(time.monotonic(), of_nodes, addresses):
+            say(f"warning: {self._apart.words}")
         self._note_progress()
+        if self._life.slow != self._slow:
+            self._slow = self._life.slow
+            say(f"warning: {self._slow}" if self._slow else "no node is slow any more")
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
@@ -493,6 +527,7 @@ class Group:
         if verdict is Verdict.SILENT:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
+        self._silent_s = self._life.silent_s
         is_over = watch.are_over(found, step=self._life.step) and len(told) == len(running)
         if has_ended and is_over and not errors:
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
@@ -503,27 +538,65 @@ class Group:
         )
         return Next.FAILED
 
+    # --- what it writes into its run
+    def _note_start(self) -> None:
+        """Record that the program runs on all nodes, and where each of them is."""
+        job = os.environ.get(ENV_JOB, "")
+        if not (self._told.storage and job):
+            return
+        if self._recorder is None:
+            self._recorder = open_recorder(self._told.storage, self._order.run, job)
+        self._silent_s = 0.0
+        self._recorder.begin(time.time(), resumes=self._restored_at)
+        places = {seat.number: seat.node.address for seat in self._seats}
+        addresses = tuple(places.get(number, "") for number in range(max(places) + 1))
+        self._recorder.activity = replace(self._recorder.activity, nodes=addresses)
+        self._write()
+
+    def _note_activity(self, *, is_last: bool = False) -> None:
+        """Record that what the program has written is saved."""
+        if self._recorder is None:
+            return
+        self._recorder.close(time.time(), is_last=is_last)
+        if self._writing:
+            self._writing.join(times.S3_TIMEOUT_S)
+        self._write()
+        if is_last and self._writing:
+            self._writing.join(times.S3_TIMEOUT_S)
+
     def _note_progress(self) -> None:
         """Write the program's steps into its run, now and then."""
         now, step = time.monotonic(), self._life.step
         if self._paces and step < self._paces[-1][1]:
             self._paces.clear()  # of an earlier start
+        if self._recorder:
+            self._recorder.step(time.time(), step)
         is_due = not self._paces or now - self._paces[-1][0] >= progress.EVERY_S
         if not (step and is_due and self._told.storage):
             return
         self._paces.append((now, step))
-        (began, first), run = self._paces[0], self._order.run
+        began, first = self._paces[0]
         reached = progress.Progress(
             time=time.time(),
             job=os.environ.get(ENV_JOB, ""),
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
+            warning="; ".join(filter(None, (self._apart.words, self._slow))),
         )
-        key, content = f"{runs.run_prefix(run)}{runs.PROGRESS_FILE}", json.dumps(reached.to_json())
-        # In a thread: the nodes are looked at meanwhile, however long the bucket takes.
-        threading.Thread(
-            target=_write, args=(self._told.storage, key, content), daemon=True
-        ).start()
+        self._write(reached)
+
+    def _write(self, reached: progress.Progress | None = None) -> None:
+        """Write what is recorded in a thread: however long the bucket takes, the nodes are looked
+        at meanwhile."""
+        if self._writing and self._writing.is_alive():
+            return
+        records = {} if reached is None else {runs.PROGRESS_FILE: reached.to_json()}
+        if self._recorder:
+            name = runs.job_activity(os.environ[ENV_JOB])
+            records[name] = self._recorder.activity.to_json()
+        given = (self._told.storage, self._order.run, records)
+        self._writing = threading.Thread(target=write_records, args=given, daemon=True)
+        self._writing.start()
 
     def _failure(self) -> int | None:
         """Exit code of a job whose program has failed; None where another host may help."""
@@ -578,11 +651,6 @@ class Group:
         for text in lost:
             say(f"warning: not saved: {text}")
         return lost
-
-
-def _write(storage: str, key: str, content: str) -> None:
-    with contextlib.suppress(*ERRORS):
-        Bucket(storage).put(key, content.encode())
 
 
 def main() -> int:

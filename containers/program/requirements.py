@@ -1,14 +1,18 @@
-"""Installation of the packages that a user's code asks for, by uv, into an environment of the job.
+"""Environment of a job's own packages, into which uv installs those that its code asks for.
 
 They lie beside those of the image and never over them: uv counts the image's packages as installed,
 so what the image has in a suitable version is not fetched again. uv keeps what it has downloaded
 and built in the host's cache, which later jobs of the host read; it is safe for several containers
 at once.
+
+A command that runs pip itself installs into the same environment. There it finds the image's
+packages, and not the modules of this project.
 """
 
 import contextlib
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,7 +29,7 @@ from containers.host.machine import say
 from containers.program import cache
 from containers.program.process import Program
 from contract.errors import InputError
-from contract.requirements import UV_LOCK, file_of
+from contract.requirements import UV_LOCK, check, file_of
 
 _POLL_S: Final = 0.1
 #: Variables of a user that say where packages come from: those of pip, which uv does not read, have
@@ -59,7 +63,7 @@ def install(
     environment: Mapping[str, str] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Install what the folder ``code`` asks for into a new environment; False if that is nothing.
+    """Make a new environment, and install what the folder ``code`` asks for; False: nothing.
 
     Args:
         folder: of the environment; what is there is replaced.
@@ -70,12 +74,15 @@ def install(
         InputError: it cannot be installed; the message has the end of uv's output.
         Stopped: ``should_stop`` returned true.
     """
+    check(code, python=platform.python_version(), ray="")
     name = file_of(code)
+    venv.create(folder, with_pip=False, symlinks=True, clear=True)
+    (site_packages(folder) / "image.pth").write_text("\n".join(_image_folders()))
     if not name:
+        _take_programs(folder)
         return False
     began = time.monotonic()
     say(f"installing {name}")
-    venv.create(folder, with_pip=False, symlinks=True, clear=True)
     ray, torch = (_version(each, _image_folders()) for each in ("ray", "torch"))
     variables = _variables({**os.environ, **(environment or {})})
     _show_image(folder)
@@ -92,7 +99,9 @@ def install(
         command += ["--index-strategy", "unsafe-best-match", "--no-editable"]
         command += ["--link-mode", "copy", "-c", str(fixed)]
         torch, _, build = torch.partition("+")
-        if re.fullmatch(r"cpu|cu\d+", build) and "UV_DEFAULT_INDEX" not in variables:
+        if variables.get("PIP_NO_INDEX", "0").lower() not in ("", "0", "false", "no", "off"):
+            command.append("--no-index")
+        elif re.fullmatch(r"cpu|cu\d+", build) and "UV_DEFAULT_INDEX" not in variables:
             # Packages built for torch, such as torchvision, come from its own index.
             variables = {"UV_TORCH_BACKEND": build, **variables}
         # The cluster runs on the image's Ray; its torch, if any, stays unless the list asks for
@@ -126,8 +135,6 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     of_pip = {uv: environment[pip] for pip, uv in _OF_PIP.items() if pip in environment}
     if "UV_FIND_LINKS" in of_pip:
         of_pip["UV_FIND_LINKS"] = ",".join(of_pip["UV_FIND_LINKS"].split())
-    if environment.get("PIP_NO_INDEX", "0").lower() not in ("", "0", "false", "no", "off"):
-        of_pip["UV_OFFLINE"] = "1"
     # Twice as often as by default, in about a minute: an installation that fails ends the job.
     of_pip["UV_HTTP_RETRIES"] = "6"
     return {**cache.variables(), **of_pip, **environment}
@@ -165,13 +172,12 @@ def _version(name: str, folders: list[str]) -> str:
 
 
 def _show_image(folder: Path) -> None:
-    """Let an environment's Python import the image's packages, and uv count them as installed.
+    """Let uv count the image's packages as installed.
 
     uv looks only at the metadata in the environment itself. It gets a copy of each, which lists no
     file of the package: uv removes nothing of the image where it installs another version.
     """
     site = site_packages(folder)
-    (site / "image.pth").write_text("\n".join(_image_folders()))
     for each in importlib.metadata.distributions(path=_image_folders()):
         metadata = each.read_text("METADATA")
         name = re.sub(r"[-_.]+", "_", each.metadata["Name"] or "")

@@ -24,6 +24,8 @@ class Start:
     writer: str
     base: Mapping[int, str]
     """Node -> key of the list that is restored."""
+    round: int = 0
+    """Number of the round that it is of; 0: what the start before restored."""
 
 
 def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
@@ -42,7 +44,7 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
         number += 1
     try:
         # Only now: what counts as saved is seen here, or its node sees the claim.
-        base = _newest(bucket, number)
+        base, of_round = _newest(bucket, number)
         bucket.create(files.base_key(number), files.base_to_json(base))
         if _is_newest(bucket, number):
             with contextlib.suppress(*ERRORS):
@@ -52,15 +54,16 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
         if _is_newest(bucket, number):
             raise
         raise InputError("another job has just taken them over") from None
-    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base)
+    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base, round=of_round)
 
 
 def _is_newest(bucket: Bucket, number: int) -> bool:
     return max(files.start_numbers(bucket.list(files.STARTS))) == number
 
 
-def _newest(bucket: Bucket, before: int) -> dict[int, str]:
-    """Node -> list, of the newest round that all nodes of a start have; or else what it restored.
+def _newest(bucket: Bucket, before: int) -> tuple[dict[int, str], int]:
+    """Node -> list, of the newest round that all nodes of a start have, and its number; or else
+    what the start restored, and 0.
 
     Starts that ended before they had restored anything are passed over.
     """
@@ -72,10 +75,10 @@ def _newest(bucket: Bucket, before: int) -> dict[int, str]:
             base = {node: (bucket.get(mark.key) or b"").decode() for node, mark in common.items()}
             if not all(base.values()):
                 raise InputError(f"start {number} has lost the lists of its round")
-            return base
+            return base, max(mark.round for mark in common.values())
         if (content := bucket.get(files.base_key(number))) is not None:
-            return files.base_from_json(content)
-    return {}
+            return files.base_from_json(content), 0
+    return {}, 0
 
 
 def _sweep(bucket: Bucket, number: int, base: Mapping[int, str]) -> None:

@@ -20,6 +20,13 @@ from typing import Any, Final
 WATCH: Final = "TRAIN_WATCH"
 SIGNAL: Final = 59
 SIZE: Final = 24
+# As in containers.program.joined.
+SHARES: Final = ".shares"
+#: Frameworks that start a process group once they know of other processes.
+_FRAMEWORKS: Final = (
+    *("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"),
+    *("composer", "deepspeed"),
+)
 
 #: Optimizer steps so far; rank, -1 until it is known; number of this file among those open here.
 _numbers = memoryview(bytearray(SIZE)).cast("q")
@@ -43,14 +50,33 @@ def _begin() -> None:
         return  # such as a full disk: the program must run without being watched
 
 
-def _rank() -> int:
+def _group() -> Any:
+    """The module with which this process shares its work; None where it has no process group."""
     distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return distributed
+    return None
+
+
+def _rank() -> int:
     try:
-        if distributed and distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank())
+        if group := _group():
+            return int(group.get_rank())
         return int(os.environ.get("RANK", "-1"))
     except Exception:  # the program's own step must not fail
         return -1
+
+
+def _note_sharing() -> None:
+    """Mark a process that trains and could share its work with others."""
+    try:
+        # Merely imported, by transformers for one, accelerate shares nothing.
+        state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+        is_used = bool(getattr(state, "_shared_state", None))
+        if is_used or _group() or {*_FRAMEWORKS} & {*sys.modules}:
+            open(os.path.join(os.environ[WATCH], f"{os.getpid()}{SHARES}"), "w").close()
+    except Exception:  # the program's own step must not fail
+        pass
 
 
 def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -64,6 +90,7 @@ def _stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         _seen.clear()
         if not _numbers[0]:
             _numbers[1] = _rank()
+            _note_sharing()
         _numbers[0] += 1
     _seen.add(one)
 

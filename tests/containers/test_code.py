@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import ray_constants
+from ray._private.runtime_env import packaging
 
 from containers.program import code, requirements
 from contract.errors import InputError
@@ -89,8 +91,21 @@ def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path
 
 def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
-    assert prepare(CODE, tmp_path / "code", client(path)) == {"PYTHONPATH": "."}
+    found = prepare(CODE, tmp_path / "code", client(path))
+    assert found["PYTHONPATH"] == f"{requirements.site_packages(code.PACKAGES)}:."
+    assert found["PATH"].startswith(f"{code.PACKAGES}/bin:")
     assert (tmp_path / "code" / "sub" / "more.py").exists()
+
+
+def test_ray_sends_the_files_that_git_tracks_whatever_gitignore_says(tmp_path: Path) -> None:
+    folder, package = tmp_path / "code", tmp_path / "package.zip"
+    folder.mkdir()
+    (folder / ".gitignore").write_text("log*\n")
+    (folder / "logic.py").touch()
+    # As in ray.init() of ray/_private/worker.py.
+    told = code.for_ray({}, folder).get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0")
+    packaging.create_package(str(folder), package, include_gitignore=told != "1")
+    assert "logic.py" in zipfile.ZipFile(package).namelist()
 
 
 def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path: Path) -> None:

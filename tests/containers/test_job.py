@@ -29,7 +29,7 @@ from containers.program.files import Mirror, open_mirror
 from containers.ray_head import RayHead
 from contract import exits, nodes, times
 from contract.errors import InputError
-from contract.job import JobSpec, Placement
+from contract.job import Hold, JobSpec, Placement
 from contract.nodes import ClusterSize, Range
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, saved_in
@@ -160,6 +160,9 @@ class Ray:
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
 
+    def hold(self) -> None:
+        self.done.append("no worker yet")
+
     def start(self) -> None:
         self.have(0)
 
@@ -279,6 +282,8 @@ class Life:
         return code
 
 
+#: Less than what looking at the data takes here, which does not count.
+WAITS: dict[str, Any] = {"capacity_wait_s": 60}
 REASONS: dict[int, Callable[[Life], None]] = {
     exits.TERMINATED: lambda life: life.clock.at(50, life.job.stop),
     exits.DEADLINE: lambda _life: None,
@@ -299,6 +304,19 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own(code: int) -> None:
     # No node is paid for while a command ends that has none.
     released = ["workers released"] if code == exits.NO_CAPACITY else []
     assert (life.ray.done[:-1], life.ray.scaled) == (released, [(0, 0)] * len(released))
+
+
+@pytest.mark.parametrize(("code", "num_commands"), [(exits.BAD_INPUT, 1), (exits.OK, 2)])
+def test_a_recipe_reads_its_data_before_workers_are_asked_for(code: int, num_commands: int) -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
+    life = Life(
+        lasts=100, codes=(code, 0), recipe="fsdp", command=words, nodes=Range(2, 2), **WAITS
+    )
+    life.clock.at(150, life.ray.have, 2)
+    assert life.run() == code
+    assert [each.words for each in life.commands] == [(*words, "--look"), words][:num_commands]
+    assert life.ray.done[0] == "no worker yet"
+    assert life.ray.scaled == [(None, None)] * (num_commands - 1)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +346,7 @@ def test_a_program_is_told_to_end_before_the_deadline(max_seconds: int, told: fl
 
 @pytest.mark.parametrize(
     ("code", "own"),
-    [(0, 0), (7, 7), (143, 143), (exits.KILLED, 1), *((c, 1) for c in exits.OF_THE_SYSTEM)],
+    [(0, 0), (7, 7), (143, 1), (exits.KILLED, 1), *((c, 1) for c in exits.OF_THE_SYSTEM)],
 )
 def test_the_exit_code_of_a_program_never_reads_as_one_of_the_system(
     code: int, own: int, capfd: pytest.CaptureFixture[str]
@@ -398,6 +416,77 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
     said = capsys.readouterr().err
     assert "a worker node cannot prepare the code: requirements.txt cannot be installed" in said
     assert "no capacity" not in said
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_node_that_cannot_replace_a_lost_one_gives_the_reason(
+    monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """Unless the failure is of a node that was replaced since by one that could."""
+    order: dict[str, Any] = {"on": Placement.NODES, "nodes": Range(2, 2)}
+    order["code"] = "s3://bucket/code.zip"
+    life = Life(lasts=900, codes=(exits.NO_CAPACITY,), **order)
+    life.job._storage = "s3://bucket"
+    monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
+    for when, workers in ((5, 2), (100, 1), (300, 2), (500, 1)):
+        life.clock.at(when, life.ray.have, workers)
+    failed = {"code.zip/failed": b"requirements.txt cannot be installed: x is gone"}
+    life.clock.at(200 if is_old else 600, life.s3.objects.update, failed)
+    assert life.run() == (exits.NO_CAPACITY if is_old else exits.BAD_INPUT)
+    if not is_old:
+        assert told(life.s3).endswith(
+            "prepare the code: requirements.txt cannot be installed: x is gone"
+        )
+
+
+@pytest.mark.parametrize(
+    ("own", "stops", "deadline", "ends"),
+    [
+        (3, None, 1_000_000, 130 + 600),
+        (3, 200, 1_000_000, 200),
+        (3, None, 400, 400 - times.HOLD_MARGIN_S),
+        (exits.HUNG, None, 1_000_000, 130 + 600),
+        (exits.OK, None, 1_000_000, 130),
+        (exits.STORAGE, None, 1_000_000, 130),
+        (0, 100, 1_000_000, 100),
+    ],
+    ids=["held", "stopped", "deadline", "hung", "succeeded", "tried again", "stopped before"],
+)
+def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
+    own: int, stops: float | None, deadline: int, ends: float
+) -> None:
+    life = Life(lasts=130, codes=(own,), deadline=deadline, recipe="fsdp", hold_s=600)
+    life.job._storage = "s3://bucket"
+    life.ray.start = lambda: life.ray.have(3)  # type: ignore[method-assign]
+    if stops:
+        life.clock.at(stops, life.job.stop)
+    life.clock.at(160, life.ray.have, 2)
+    stopped = stops is not None and stops < 130
+    assert life.run() == (exits.TERMINATED if stopped else own)
+    assert life.clock.now == pytest.approx(ends, abs=5)  # Ray may have ended, too
+    mark = life.s3.objects.get("runs/r1/jobs/r1-20261121-0900-abcd.hold")
+    is_held = ends > 150
+    assert (mark is not None) == is_held
+    if mark:
+        hold = Hold.from_json(mark.decode())
+        assert hold.code == own
+        assert hold.since == pytest.approx(130, abs=5)
+        assert hold.until == pytest.approx(min(hold.since + 600, deadline - times.HOLD_MARGIN_S))
+        # What idles stays, and nothing comes for a host that goes.
+        assert life.ray.scaled[-2:] == [(3, 3), (2, 2)]
+
+
+def test_hosts_are_not_held_where_the_keeper_could_not_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put_object(**_: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="s3")
+
+    life = Life(codes=(3,), hold_s=600)
+    life.job._storage = "s3://bucket"
+    monkeypatch.setattr(life.s3, "put_object", put_object)
+    assert life.run() == 3
+    assert life.clock.now < 60
 
 
 def test_a_job_whose_ray_does_not_start_ends_with_rays_words(
@@ -594,7 +683,8 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
             "import threading; threading.Thread(target=lambda: 1 / 0).start()",
             exits.OK,
             "succeeded, with an exception that was not caught: ZeroDivisionError: division by zero "
-            "(<string>:1); trainctl logs r1",
+            "(<string>:1); trainctl logs r1; no file was saved: keep results in the working "
+            "folder, in HOME or in $TRAIN_OUTPUT",
         ),
     ],
     ids=["exception", "argparse", "thread"],
@@ -700,9 +790,9 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     own = {"A": "b", "PYTHONPATH": "/mine"}
     made: list[tuple[dict[str, Path], str]] = []
 
-    def make_mirror(folders: dict[str, Path], address: str) -> Mirror:
+    def make_mirror(folders: dict[str, Path], address: str, **options: Any) -> Mirror:
         made.append((folders, address))
-        return open_mirror(folders, address, client=S3())
+        return open_mirror(folders, address, client=S3(), **options)
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
@@ -713,7 +803,10 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     assert found["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
     assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]
     assert told["working_dir"] != str(work), "what it writes is not sent to other nodes"
-    assert made == [({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/")]
+    folders = {"work": work, "output": tmp_path / "output", "home": tmp_path / "home"}
+    assert made == [(folders, "s3://bucket/runs/r1/output/")]
+    assert found["HOME"] == str(tmp_path / "home")
+    assert "HOME" not in told["env_vars"], "it is a folder of this node"
 
 
 def test_a_job_begins_with_the_cache_of_its_host_and_needs_ecs_to_start_workers(

@@ -1,8 +1,11 @@
 """Requirements are installed beside what the image has: with its uv, from wheels made here."""
 
+import functools
 import os
 import subprocess
+import threading
 import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -47,10 +50,24 @@ def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
         install(code, should_stop=lambda: True)
 
 
-def test_code_without_a_list_installs_nothing(tmp_path: Path) -> None:
+def test_a_command_may_install_packages_itself(tmp_path: Path) -> None:
     code = folder_with(tmp_path / "code", train__py="")
-    assert install(code) is None
-    assert [*tmp_path.iterdir()] == [code]
+    assert install(code) is None, "there is no list"
+    write_wheel(tmp_path, requires="numpy")
+    place = tmp_path / "code-environment"
+    command = "pip install --no-index --find-links . greeting && python -c 'import greeting, numpy'"
+    # A name of this project would be found by mistake.
+    command += " && python -c 'import contract'"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{place}/bin{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert "Requirement already satisfied: numpy" in done.stdout, done.stderr
+    assert names(place) == ["greeting.py"]
+    assert done.stderr.endswith("No module named 'contract'\n")
 
 
 def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
@@ -128,6 +145,21 @@ def test_torchvision_comes_from_the_index_of_the_images_torch(
     assert asked == [(backend, given.get("PIP_INDEX_URL"))]
 
 
+def test_wheels_on_a_web_server_are_found_where_pip_must_not_use_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_OFFLINE")
+    write_wheel(tmp_path)
+    code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
+    serve = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        given = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": address}
+        assert names(install(code, environment=given)) == ["greeting.py"]
+        server.shutdown()
+
+
 def test_another_ray_is_refused(tmp_path: Path) -> None:
     write_wheel(tmp_path, name="ray")
     code = folder_with(tmp_path / "code", requirements__txt=f"--find-links {tmp_path}\nray==1.0\n")
@@ -169,6 +201,7 @@ def test_included_lists_editable_folders_and_constraints_count(tmp_path: Path) -
         ({"pyproject.toml": "[project]\ndependencies = ['a']\n"}, "pyproject.toml"),
         ({"pyproject.toml": "[project]\n", "uv.lock": ""}, "uv.lock"),
         ({"pyproject.toml": "", "uv.lock": "", "requirements.txt": ""}, "requirements.txt"),
+        ({"requirements.txt": "-r requirements.txt\na @ git+https://h/a\n"}, "requirements.txt"),
     ],
 )
 def test_the_file_that_counts(tmp_path: Path, files: dict[str, str], found: str) -> None:
@@ -184,6 +217,19 @@ def test_the_file_that_counts(tmp_path: Path, files: dict[str, str], found: str)
         ({"pyproject.toml": "[project"}, "pyproject.toml cannot be read: Expected"),
         ({"pyproject.toml": "[project]\ndynamic = ['dependencies']\n"}, "are dynamic"),
         ({"pyproject.toml": "[project]\ndependencies = 'a'\n"}, "must be a list of texts"),
+        (
+            {"requirements.txt": "# git+ssh://a\ntyro @ git+ssh://git@github.com/me/tyro@main\n"},
+            r"requirements.txt: git\+ssh://git@github.com/me/tyro@main cannot be installed",
+        ),
+        ({"requirements.txt": "-r a.txt\n", "a.txt": "-e git+git@host:me/x.git\n"}, "a.txt: git"),
+        (
+            {"pyproject.toml": "[project]\ndependencies = ['a @ git+ssh://git@host/a']\n"},
+            "nodes have no SSH key",
+        ),
+        (
+            {"pyproject.toml": "", "uv.lock": 'source = { git = "ssh://git@github.com/me/x" }\n'},
+            "uv.lock: ssh://git@github.com/me/x cannot be installed",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(

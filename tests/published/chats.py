@@ -408,7 +408,7 @@ FORMATS = {
         """
 {"prompt": "Why?", "chosen": "So.", "rejected": "Bad."}
 """,
-        'no text under "text", and neither messages nor a pair of texts, but prompt, chosen',
+        "it holds a preference (chosen, rejected), and answers are learned one by one",
     ),
     "axolotl": Format(
         AXOLOTL,

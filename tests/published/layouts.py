@@ -221,6 +221,26 @@ LAYOUTS = {
         "train_mini/0000{0,1}_Animalia/1.jpg val/0000{0,1}_Animalia/2.jpg",
         UNSORTED,
     ),
+    "yolo": Layout(
+        "https://docs.ultralytics.com/datasets/detect/",
+        "train/images/{1,2}.jpg train/labels/{1,2}.txt valid/images/1.jpg",
+        UNSORTED + ": there must be",
+    ),
+    "masks": Layout(
+        KAGGLE + "c/carvana-image-masking-challenge/data",
+        "images/{1,2}.jpg masks/{1,2}.png",
+        "has its pictures in images, masks, as sets for detection or segmentation have",
+    ),
+    "imagefolder-metadata": Layout(
+        "https://huggingface.co/docs/datasets/image_dataset#imagefolder",
+        "train/metadata.csv train/{1,2}.jpg",
+        "it has files of .csv, .jpg",
+    ),
+    "cifar": Layout(
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        "cifar-10-batches-bin/{data_batch_1,test_batch}.bin cifar-10-batches-bin/batches.meta.txt",
+        "it has files of .bin, .txt",
+    ),
     "webdataset": Layout(
         "https://github.com/webdataset/webdataset",
         "imagenet-train-00000{0,1}/{0001,0002}.{jpg,cls}",

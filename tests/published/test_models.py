@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from contract.errors import InputError
-from tests.conftest import ROOT
-from tests.published import trained
+from tests.published import table, trained
 from tests.published.models import KINDS, ROWS, publish
+from tests.published.table import documented
 from tests.published.trained import Outcome
 from training.models import language_models, model_weights, pretrained
 
@@ -34,17 +34,6 @@ OFTEN = (
 )
 
 
-def documented() -> dict[str, tuple[str, str]]:
-    """``model_type`` -> how the table in docs/fsdp.md says that it is trained, and packed."""
-    _, _, rest = (ROOT / "docs/fsdp.md").read_text().partition("<!-- families:")
-    table, _, _ = rest.partition("<!-- end of families -->")
-    found: dict[str, tuple[str, str]] = {}
-    for line in table.splitlines()[3:]:
-        _, kinds, trained, packed, _ = (cell.strip() for cell in line.split("|"))
-        found |= dict.fromkeys(re.findall(r"`(\w+)`", kinds), (trained, packed))
-    return found
-
-
 @pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -59,6 +48,11 @@ def test_the_docs_name_every_kind_that_is_tried() -> None:
     assert sorted(documented()) == sorted({KINDS[name] for name in TRAINED})
     assert len(TRAINED) >= 40
     assert all(row["source"] for row in ROWS.values())
+
+
+def test_the_page_of_what_is_tried_is_current() -> None:
+    told = "python -m tests.published.table writes docs/published.md"
+    assert table.PAGE.read_text("utf-8") == table.page() + "\n", told
 
 
 @pytest.mark.parametrize("name", REFUSED)

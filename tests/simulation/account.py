@@ -17,7 +17,7 @@ from botocore.paginate import PageIterator
 from greenlet import getcurrent
 
 from contract import runs, times
-from contract.job import JobSpec, overrides
+from contract.job import Hold, JobSpec, overrides
 from contract.job_outcome import is_in_vain
 from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
@@ -34,6 +34,8 @@ ATTEMPTS: Final = 5
 DAY_S: Final = 86_400
 #: A job whose fault is over trains again within this time.
 RECOVERS_S: Final = 5400
+#: Two sweeps, the first of which may come just before the time that a head has to end a hold.
+HELD_LATE_S: Final = times.HEAD_GRACE_S + 2 * times.SWEEP_EVERY_S + 60
 #: What the state machine of some earlier commit does not tell the keeper.
 NEW_IN_EVENTS: Final = ("Asked", "InARow")
 #: Why RunTask places a task nowhere (developer guide of ECS, "API failure reasons").
@@ -167,7 +169,7 @@ class Records(S3):
         if operation == "put_object":
             if before not in (None, content):
                 self._world.blame(f"{key} is written twice")
-            self._world.tell(f"{key}: {json.loads(content)['status']}")
+            self._world.tell(f"{key}: {json.loads(content).get('status', content.decode())}")
         return answer
 
 
@@ -355,8 +357,18 @@ class Account(base.Account):
         waited = host_at - task["createdAt"].timestamp() + self.slack_s
         is_starved = job and waited > job.patience_s
         is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
+        is_well &= not (job and self.is_held_too_long(job))
         if who == "keeper" and job and job.is_healthy and is_well and not job.is_redriven:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
+
+    def hold_of(self, job: "Execution") -> Hold | None:
+        """For how long its hosts stay after its command has failed."""
+        found = self.s3.objects.get(runs.job_hold(job.spec.run, job.name)) if job.spec else None
+        return Hold.from_json(found.decode()) if found else None
+
+    def is_held_too_long(self, job: "Execution", by_s: float = 0) -> bool:
+        hold = self.hold_of(job)
+        return hold is not None and self.world.now > hold.until + by_s
 
     def _ails(self, task: Record) -> bool:
         """It has not started, or has not answered, for so long that two sweeps can have seen it."""
@@ -434,11 +446,14 @@ class Account(base.Account):
         # The sweep has ended its job, or has looked before it came: its calls may take minutes.
         came = last.get("startedAt", last["createdAt"]).timestamp()
         is_over = is_in_vain(last["stoppedReason"]) or came > process.began
-        # It has hung, and ended while the lists that the sweep has still showed it.
-        if "_hangs_since" in last:
+        # It did not end in time, but while the lists that the sweep has still showed it.
+        told = last.get("_told_at", last["stoppedAt"].timestamp())
+        is_late = last["stoppedAt"].timestamp() - told > times.STOP_TIMEOUT_S
+        if is_late or "_hangs_since" in last:
             shown_s = self.world.now - process.began + self.model.times.shows
             is_over = is_over or idle < shown_s
         is_early = idle + self.slack_s < times.IDLE_HOST_S
+        is_over = is_over or (job is not None and self.is_held_too_long(job))
         if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 
@@ -544,11 +559,17 @@ class Account(base.Account):
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
+            over_s = self.world.now - self.failed_at - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
+            if job and over_s > 0 and self.is_held_too_long(job, HELD_LATE_S + self.slack_s):
+                self.world.blame(f"two sweeps leave {name_of(task)}, which is held no more")
 
     def _is_steady(self) -> bool:
         """There is nothing that a sweep could do: every host has its task, or none is there."""
         model = self.model
-        if any(job.ended and job.lacks_record for job in self.executions.values()):
+        jobs = self.executions.values()
+        if any(each.ended and each.lacks_record for each in jobs):
+            return False
+        if any(each.status == "RUNNING" and self.is_held_too_long(each) for each in jobs):
             return False
         return all(
             each["lastStatus"] == each["desiredStatus"] == "RUNNING"

@@ -23,7 +23,7 @@ from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USE
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
 from containers.job import Decisions, Seen
-from contract import exits, job_outcome, times
+from contract import exits, job_outcome, runs, times
 from contract.admission import Limits
 from contract.job import (
     STOP_ERROR,
@@ -33,17 +33,19 @@ from contract.job import (
     Placement,
 )
 from contract.job_outcome import deadline_of, is_in_vain, told
-from contract.nodes import ENV_JOB_SPEC, WORKER, Range
+from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
-from stacks.job_keeper import cluster
+from stacks.jobs.keeper import cluster
 from tests.aws.account import stamp
 from tests.aws.s3 import NAME
 from tests.simulation.account import DAY_S, MACHINE, Account, Execution, name_of
 from tests.simulation.world import BEGAN, World
-from trainctl import follow, polling
+from trainctl import follow, polling, pricing
 from trainctl.aws import jobs
 from trainctl.aws.errors import CliError
 from trainctl.aws.jobs import Jobs
+from trainctl.aws.tasks import Task
+from training.record.goodput import Recorder, goodput
 
 HOURS: Final = 10
 #: Nothing goes wrong any more after so many; the rest is for what must come of it.
@@ -154,6 +156,8 @@ class Life:
         self.heads: dict[str, Head] = {}
         self.own: dict[str, int] = {}
         """Of heads: how their command has ended by itself."""
+        self.recorders: dict[str, Recorder] = {}
+        """Of the activity of each job."""
         self._faults = faults
         self._rare = self.chance.choice(rare) if self.chance.random() < RARE_SHARE else None
         self._days = long.get(self._rare, 0) if self._rare else 0
@@ -184,6 +188,7 @@ class Life:
     # --- containers
     def pull(self, task: Record) -> None:
         self._check_fit(task)
+        task["pullStartedAt"] = stamp(self.world.now)
         seconds = self.chance.uniform(*self.model.times.starts)
         self.world.after(seconds, self.model.begin, task)
 
@@ -253,6 +258,7 @@ class Life:
         """Two to five jobs, and at least three faults."""
         world, chance = self.world, self.chance
         world.after(chance.uniform(0, times.SWEEP_EVERY_S), self.account.sweep)
+        holds = Random(f"holds {world.seed}")  # of their own: without one, a life stays as it was
         submits = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
@@ -268,6 +274,7 @@ class Life:
                 on=Placement.HEAD,
                 max_seconds=4 * DAY_S if is_long else chance.choice([1500, 9000, 12000]),
                 capacity_wait_s=3 * DAY_S if is_long else chance.choice([300, 1800, 7200]),
+                hold_s=holds.choice([0, 0, 600, 1800]),
             )
             program = Program(
                 seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
@@ -419,6 +426,7 @@ class Life:
             world.blame("there is nothing to be seen in this life")
         for job in self.account.executions.values():
             self._check_job(job)
+            self._check_goodput(job)
         for task in model.tasks.values():
             if task["lastStatus"] != "STOPPED":
                 world.blame(f"{name_of(task)} is left: {task['lastStatus']}")
@@ -460,6 +468,7 @@ class Life:
             head = job.head or {}
             # What came after its head had ended does not change how it ended.
             has_ended = "stoppedAt" in head and head["stoppedAt"].timestamp() < job.ended
+            has_ended = has_ended or (not head and job.at == "CleanUp")  # AWS has started none
             is_late = has_ended or self.account.s3.modified[job.record].timestamp() < job.ended
             if job.error == STOP_ERROR and not is_late and written["reason"] != STOPPED_BY_USER:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
@@ -502,6 +511,37 @@ class Life:
             world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
         self._check_cause(job, written)
 
+    def _check_goodput(self, job: Execution) -> None:
+        """The uses of a job's time add up to what it is billed for."""
+        own = [each for each in self.model.tasks.values() if each["group"] == f"job:{job.name}"]
+        tasks: list[Any] = own
+        kinds = {"head": JOB, "worker": WORKER}
+        paid = pricing.paid_of(
+            [Task.from_ecs(kinds[each["_family"]], each) for each in tasks], now=stamp(0)
+        )
+        assert paid is not None
+        hold, recorder = self.account.hold_of(job), self.recorders.get(job.name, Recorder())
+        found = goodput(
+            paid,
+            recorder.activity,
+            least=job.granted.low,
+            is_over=True,
+            held=hold.since if hold else None,
+        )
+        billed = sum(pricing._seconds(paid).values())
+        if abs(sum(found.values()) - billed) > 1e-3 or min(found.values()) < 0:
+            self.world.blame(f"{job.name} is billed for {billed:.3f} s, and that is {found}")
+        segments, trained = recorder.activity.segments, found["steps"] + found["lost"] > 0
+        has_stepped = [each for each in segments if each.stepped]
+        if trained > bool(has_stepped) or trained < any(
+            (each.last or 0) > (each.stepped or 0) for each in has_stepped
+        ):
+            self.world.blame(f"{job.name} has trained, or not: {found}")
+        if (found["held"] > 0) != (hold is not None):
+            self.world.blame(f"{job.name} was held, or not: {found}")
+        for use, seconds in found.items():
+            self.world.happened[f"paid for {use}"] += seconds > 0
+
     @property
     def _has_trouble(self) -> bool:
         """Whether the keeper may have been kept from its work."""
@@ -527,12 +567,24 @@ class Life:
             if own in (exits.OK, 1, 3, exits.KILLED) or not is_recipe:
                 expected = JobStatus.FAILED if own else JobStatus.SUCCEEDED
         ended_by_itself = head["stopCode"] == "EssentialContainerExited" and ended < deadline
-        if ended > deadline + 1 and code != exits.OK and written["status"] != JobStatus.DEADLINE:
+        is_held = self.account.hold_of(job) is not None
+        if (
+            not is_held
+            and ended > deadline + 1
+            and code != exits.OK
+            and written["status"] != JobStatus.DEADLINE
+        ):
             self.world.blame(f"{job.name} goes on after its deadline, and is {written['status']}")
         if expected and ended_by_itself and written["status"] != expected:
             early = f"{deadline - ended:.0f} s before the deadline"
             said = written["status"]
             self.world.blame(f"{job.name}: exit code {code} {early} is told as {said}")
+        if hold := self.account.hold_of(job):
+            if job.heads[-1][0] > hold.since:
+                self.world.blame(f"{job.name} is tried again after its hosts were held")
+            if written["status"] != JobStatus.FAILED or written["exit_code"] != hold.code:
+                self.world.blame(f"{job.name} was held, and is told as {written}")
+            return
         if code == exits.KILLED and written["status"] == JobStatus.FAILED:
             self.world.blame(f"{job.name} is not tried again after its head was killed")
 
@@ -551,6 +603,7 @@ class Head:
         self.process: Any = None
         self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
         client: Any = life.account.client(f"head of {job.name}")
+        self._client = client
         config: autoscaler.ProviderConfig = {
             "cluster": "c",
             "job": job.name,
@@ -580,6 +633,9 @@ class Head:
         program = life.programs[self.job.name]
         left, looked = program.seconds, world.now
         short_since: float | None = None
+        recorder = Recorder(life.recorders.get(self.job.name, Recorder()).activity)
+        life.recorders[self.job.name] = recorder
+        trains, is_told, step = False, False, 0
         steady_since, was_at = short_since, ""
         while code is None:
             tick = life.chance.choice(TICKS_S)
@@ -608,6 +664,17 @@ class Head:
             if not is_short or (left < program.seconds and not self.spec.recipe):
                 left -= world.now - looked
             looked = world.now
+            # A program loses what it did in the last ten minutes before it lacked a node.
+            if not is_short and not trains:
+                step = 0
+                recorder.begin(world.now, resumes=world.now - 600)
+            elif not is_short:
+                step += 1
+                recorder.step(world.now, step)
+            elif trains:
+                recorder.end(world.now)
+            trains = not is_short
+            is_told = found is not None
             if found:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")
@@ -621,10 +688,32 @@ class Head:
         if code == exits.KILLED:
             world.blame(f"head of {self.job.name} ends by itself as if it were killed")
         self.at = "saves"
+        recorder.end(world.now)
         world.sleep(life.chance.uniform(1, 60))  # it saves
+        recorder.close(world.now, is_last=True)
+        if not is_told:
+            self._hold(decisions, code)
         self._release()
         life.model.end(self.task, code)
         life.forsake(self)
+
+    def _hold(self, decisions: Decisions, code: int) -> None:
+        world, spec = self.world, self.spec
+        hold = decisions.hold(code, world.now)
+        if hold is None:
+            return
+        key = runs.job_hold(spec.run, self.job.name)
+        try:
+            self._client.put_object(Bucket=NAME, Key=key, Body=hold.to_json().encode())
+        except (ClientError, BotoCoreError):
+            return
+        self.at = "holds"
+        world.happened["hosts held"] += 1
+        is_deaf = self.life.chance.random() < 0.2  # a head that does not end it
+        world.happened["hosts held by a head that does not end that"] += is_deaf
+        until = float("inf") if is_deaf else hold.until
+        while world.now < until and not self.is_stopped:
+            world.wait(self._register, min(LONG_TICK_S, until - world.now))
 
     def _register(self, wake: Callable[[], None]) -> None:
         self.wake = wake

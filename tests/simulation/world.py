@@ -36,7 +36,7 @@ class World:
     """Time passes from one event to the next."""
 
     def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
+        self.seed, self.random = seed, Random(seed)
         self.now = self._until = BEGAN
         self.history: list[tuple[float, str]] = []
         self.wrong: list[str] = []

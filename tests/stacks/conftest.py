@@ -12,8 +12,8 @@ import pytest
 
 import app  # before any test imports the CDK: it decides what is printed about an old Node.js
 from contract.outputs import CORE_STACK, TRAINING_STACK
-from stacks.job_keeper import cluster
-from stacks.job_runner import KEEPER
+from stacks.jobs.infrastructure import KEEPER
+from stacks.jobs.keeper import cluster
 from tests.conftest import ROOT
 from tests.stacks import lambda_functions
 

@@ -6,14 +6,32 @@ from trainctl import checks
 RENAMED = "CloudFormation would replace the resource, and lose what is in it"
 
 
+#: Kind of resource -> logical ids of all that the two variants below have of it.
+STATEFUL = {
+    "S3::Bucket": ["Bucket"],
+    "ECR::Repository": ["HeadRepository", "WorkerRepository"],
+    "EC2::VPC": ["Vpc"],
+    "EC2::Subnet": ["VpcNatSubnet1SubnetE1BAC97E", "VpcTrainingSubnet1Subnet9EBCF9C1"],
+    "FSx::FileSystem": ["ClusterSharedStorageFileSystemC8C73843"],
+    "Logs::LogGroup": [
+        "ClusterSharedStorageExportLogs67802DA7",
+        "ClusterShellLogs0A2F2552",
+        "ClusterTeardownLogs69B65D0E",
+        "CustomS3AutoDeleteObjectsCustomResourceProviderLogsB8B1B8F2",
+        "CustomVpcRestrictDefaultSGCustomResourceProviderLogs41F6175A",
+        "FlowLogs16C1943A",
+        "JobsKeeperLogs1AA242E6",
+        "NodesLogs65C5865F",
+        "TaskEventsLogs3035F93C",
+    ],
+}
+
+
 def test_stateful_resources_keep_their_logical_ids(synth: Synth) -> None:
-    ids = {
-        "AWS::S3::Bucket": ["Bucket"],
-        "AWS::EC2::VPC": ["Vpc"],
-        "AWS::ECR::Repository": ["HeadRepository", "WorkerRepository"],
-    }
-    for kind, names in ids.items():
-        assert [*synth().of_type(kind)] == names, RENAMED
+    variants = synth(**OPTIONS), synth(shared_storage="fsx")
+    for kind, ids in STATEFUL.items():
+        found = {name for each in variants for name in each.of_type(f"AWS::{kind}")}
+        assert sorted(found) == ids, RENAMED
 
 
 def test_the_bootstrap_that_doctor_asks_for_is_what_the_templates_need(synth: Synth) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from contract.instance_types import INSTANCE_TYPES, InstanceType
 from contract.outputs import SHAPE
-from stacks.fabric import variables
+from stacks.cluster.efa import variables
 from tests.stacks.conftest import Synth, Templates, text
 from tests.stacks.conftest import variables as of_container
 from tests.stacks.test_training_stack import container, hosts

@@ -15,8 +15,7 @@ import pytest
 from contract import times
 from contract.instance_types import InstanceType, instance_type
 from contract.nodes import CACHE_DIR, SHARED_DIR
-from stacks.host_setup import MOUNT_ATTEMPTS, host_setup
-from stacks.shared_storage import Mount
+from stacks.cluster.host_setup import MOUNT_ATTEMPTS, host_setup
 
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
@@ -54,7 +53,7 @@ class Host:
         has_gpus: bool,
         spot: bool = False,
         efa: InstanceType | None = None,
-        mount: Mount | None = None,
+        mount: str = "",
     ) -> subprocess.CompletedProcess[str]:
         script = (
             host_setup(
@@ -65,7 +64,7 @@ class Host:
                 has_gpus=has_gpus,
                 spot=spot,
                 efa=efa,
-                mount=mount,
+                mount_source=mount,
             )
             .render()
             .replace("/etc/sysctl.d/", f"{self.root}/etc/")
@@ -201,7 +200,7 @@ def test_no_command_that_hangs_keeps_a_host_from_its_end_or_its_cluster(
         'shift; exec /usr/bin/timeout 0.1 "$@"\n'
     )
     limit.chmod(0o755)
-    run = host.boot(has_gpus=True, mount=MOUNT, efa=instance_type("p4d.24xlarge"))
+    run = host.boot(has_gpus=True, mount=SOURCE, efa=instance_type("p4d.24xlarge"))
     if hangs == "nvidia-smi":
         assert (run.returncode, host.calls[-1]) == (1, "shutdown --poweroff now")
     else:
@@ -289,7 +288,6 @@ def test_a_host_with_efa_reserves_huge_pages_and_says_which_devices_it_lacks(
 
 
 # --- the shared file system -----------------------------------------------------------------------
-MOUNT = Mount(dns_name="fs-1.fsx.eu-west-1.amazonaws.com", mount_name="abcd")
 SOURCE = "fs-1.fsx.eu-west-1.amazonaws.com@tcp:/abcd"
 
 
@@ -300,7 +298,7 @@ def attributes(host: Host) -> dict[str, str]:
 
 def test_a_host_that_has_mounted_the_shared_file_system_says_so_to_ecs(tmp_path: Path) -> None:
     host = Host(tmp_path / "host")
-    run = host.boot(has_gpus=True, mount=MOUNT)
+    run = host.boot(has_gpus=True, mount=SOURCE)
     assert run.returncode == 0, run.stderr
     assert "WARNING" not in run.stdout
     # The agent starts when this script has ended, so it finds both.
@@ -319,7 +317,7 @@ def test_a_host_that_cannot_mount_it_gets_no_task_and_makes_room_for_another(
     tmp_path: Path,
 ) -> None:
     host = Host(tmp_path / "host", broken=("mount",))
-    run = host.boot(has_gpus=True, mount=MOUNT)
+    run = host.boot(has_gpus=True, mount=SOURCE)
     assert run.returncode == 1
     assert len([call for call in host.calls if call.startswith("mount")]) == MOUNT_ATTEMPTS
     assert attributes(host) == {}, "ECS places nothing there, even if the agent comes up"
@@ -334,7 +332,7 @@ def test_a_file_system_that_is_late_is_waited_for(tmp_path: Path) -> None:
     late.write_text(
         late.read_text().replace("exit 0", f'[ "$(grep -c ^mount {host.root}/calls)" -ge 3 ]')
     )
-    run = host.boot(has_gpus=False, mount=MOUNT)
+    run = host.boot(has_gpus=False, mount=SOURCE)
     assert run.returncode == 0, run.stderr
     assert len([call for call in host.calls if call.startswith("mount")]) == 3
     assert attributes(host)["training.shared"] == "mounted"
@@ -342,6 +340,6 @@ def test_a_file_system_that_is_late_is_waited_for(tmp_path: Path) -> None:
 
 def test_without_the_client_of_lustre_the_host_says_what_is_missing(tmp_path: Path) -> None:
     host = Host(tmp_path / "host", broken=("dnf", "mount"))
-    run = host.boot(has_gpus=False, mount=MOUNT)
+    run = host.boot(has_gpus=False, mount=SOURCE)
     assert "WARNING: no Lustre client" in run.stdout
     assert attributes(host) == {}

@@ -22,6 +22,7 @@ from contract import exits, times
 from contract.admission import Limits
 from contract.job import (
     STOP_ERROR,
+    Hold,
     JobSpec,
     JobStatus,
     Outcome,
@@ -29,8 +30,8 @@ from contract.job import (
     overrides,
 )
 from contract.nodes import GROUP_TAG, Range
-from stacks.job_runner import KEEPER
-from stacks.lambda_code import stage
+from stacks.jobs.infrastructure import KEEPER
+from stacks.lambda_functions import stage
 from tests.aws.account import Account, model_of, stamp, submitted
 from tests.aws.calls import refused
 from tests.heads import head
@@ -262,6 +263,38 @@ def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(
     assert not aws.objects
     found = keeper.handler(ended(head(exits.BAD_HOST, ContainerInstanceArn="shared")), None)
     assert (found["again"], aws.states) == (True, {"shared": ["DRAINING"]})
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"StopCode": "SpotInterruption"},
+        {"StopCode": "UserInitiated", "StoppedReason": "stopped by user"},
+        {"StopCode": "UserInitiated", "StoppedReason": "[host_lost] it did not answer"},
+        {"StopCode": "EssentialContainerExited", "code": 137},
+    ],
+    ids=["host lost", "trainctl stop", "hung", "killed"],
+)
+def test_a_job_whose_hosts_were_held_ends_as_its_command_did_whatever_ends_its_head(
+    keeper: ModuleType, aws: Aws, end: dict[str, Any]
+) -> None:
+    order = replace(SPEC, hold_s=600)
+    hold = Hold(code=3, since=time.time() - 60, until=time.time() + 540)
+    aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+    aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed: ValueError: no"
+    late = {"Spec": order.to_json(), "Deadline": time.time() - 30}
+    found = keeper.handler(ended(head(**end), **late), None)
+    assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
+    assert found["reason"] == "failed: ValueError: no"
+    assert "own-1" not in aws.running()
+    assert {"i-h1", "i-h2"} <= {*aws.terminated}
+
+
+@pytest.mark.parametrize("mark", ["x", "[]", '{"code": "3", "since": 1, "until": 2}'])
+def test_a_mark_that_is_no_hold_holds_nothing(keeper: ModuleType, aws: Aws, mark: str) -> None:
+    aws.s3.objects["runs/r1/jobs/j1.hold"] = mark.encode()
+    order = replace(SPEC, hold_s=600).to_json()
+    assert keeper.handler(ended(head(StopCode="SpotInterruption"), Spec=order), None)["again"]
 
 
 def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
@@ -665,6 +698,10 @@ def test_a_task_of_no_job_and_no_service_is_ended(keeper: ModuleType, aws: Aws) 
     assert aws.tasks["stray"]["stoppedReason"] == "it belongs to no job and no service"
 
 
+def held(run: str) -> JobSpec:
+    return replace(SPEC, run=run, hold_s=600)
+
+
 def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType, aws: Aws) -> None:
     waiting = {
         "lastStatus": "PROVISIONING",
@@ -680,7 +717,21 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     for name, late_s in (("own-2", 500), ("other-1", 100)):
         deadline = str(int(time.time()) - late_s)
         aws.tasks[name]["overrides"] = started_with(TRAIN_DEADLINE=deadline)
-    assert keeper.handler({}, None)["stopped"] == ["own-head", "own-2"]
+    # Hosts that were held for as long as their job wanted, and hosts that are held.
+    for name, job, over_s in (("held", "j3", 200), ("still", "j4", 60)):
+        variables = head_variables(job=job, deadline="9999999999", spec=held(job).to_json())
+        aws.add(
+            name,
+            host=name,
+            family="head",
+            group=f"job:{job}",
+            overrides=overrides(variables),
+        )
+        aws.add(f"{name}-1", startedBy=job, group=f"job:{job}", host=f"{name}-1")
+        aws.execute(job)
+        hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
+        aws.s3.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json().encode()
+    assert keeper.handler({}, None)["stopped"] == ["own-head", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     later = time.time() + 60

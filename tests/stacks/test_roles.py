@@ -242,8 +242,8 @@ def test_each_role_has_a_call_that_is_refused(deployed: Deployed) -> None:
 
 #: Role -> what runs under it, of which each call of AWS needs a right.
 CALLERS: Final = {
-    "JobsKeeperRole": ("stacks/job_keeper/index.py", "stacks/job_keeper/cluster.py"),
-    "ClusterTeardownRole": ("stacks/teardown_handler/index.py",),
+    "JobsKeeperRole": ("stacks/jobs/keeper/index.py", "stacks/jobs/keeper/cluster.py"),
+    "ClusterTeardownRole": ("stacks/teardown/handler.py",),
     "JobsRole": ("containers/autoscaler.py",),
 }
 #: Service in boto3 -> its name in actions.

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 import app
+from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from stacks import settings as deployment
 from stacks.settings import Settings
@@ -98,6 +99,14 @@ def test_another_preset_is_one_more_entry_in_cdk_json(
     else:
         settings = deployment.load(found)
         assert (settings.preset, settings.max_workers) == (name, changed["max_workers"])
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"preset": "fsdp", "efa": "on"}, {"shared_storage": "fsx"}], ids=str
+)
+def test_the_command_line_reads_the_shape_that_the_settings_have(given: dict[str, str]) -> None:
+    shape = load(**given).shape
+    assert ClusterShape.from_json(shape.to_json()) == shape
 
 
 SINGLE: Final = {"worker_instance_type": "p4d.24xlarge", "head_instance_type": "p4d.24xlarge"}

@@ -14,7 +14,7 @@ import pytest
 
 from contract import nodes
 from contract.outputs import SHAPE, SHARED
-from stacks.shared_storage import HANDLER
+from stacks.storage.shared_file_system import HANDLER
 from tests.clock import FakeClock
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import OPTIONS, Synth, Templates, statements, text, variables

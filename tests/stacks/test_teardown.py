@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rehearsal.model import Record, Times
-from stacks.teardown import HANDLER
+from stacks.teardown.custom_resources import HANDLER
 from tests.aws.account import Account, model_of, stamp
 from tests.clock import FakeClock
 from tests.stacks import lambda_functions

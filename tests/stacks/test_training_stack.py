@@ -17,7 +17,7 @@ from contract.images import content_tag
 from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
 from contract.outputs import REPOSITORIES
-from stacks.host_setup import agent_config
+from stacks.cluster.host_setup import agent_config
 from tests.conftest import ROOT
 from tests.stacks.cloudwatch import (
     GPU_VALUES,

@@ -111,6 +111,8 @@ class Account(base.Account):
         self.function_error: dict[str, str] = {}
         # Jobs.
         self.tasks = self.model.tasks
+        self.is_lost_before_a_stop = False
+        """Whether a task's host goes just before the task is told to stop."""
         self.task_events: list[dict[str, Any]] = []
         self.s3 = S3(lambda: self.now.timestamp())
         self.objects, self.modified = self.s3.objects, self.s3.modified
@@ -309,11 +311,14 @@ class Account(base.Account):
         return super().on_list_tasks(cluster, desiredStatus, **which)
 
     def on_stop_task(self, task: str, reason: str, **_: Any) -> Any:
+        if self.is_lost_before_a_stop:
+            lost = "Host EC2 (instance i-1) terminated."
+            return {"task": self.tasks[task] | {"lastStatus": "STOPPED", "stoppedReason": lost}}
         self.tasks[task] |= {"lastStatus": "STOPPED", "stoppedReason": reason}
         for execution in self.executions.values():
             outcome = {"status": "stopped", "reason": "stopped by user", "exit_code": 143}
             execution |= {"status": "FAILED", "stopDate": self.now, "cause": json.dumps(outcome)}
-        return {}
+        return {"task": self.tasks[task]}
 
     # --- logs
     def events_of(self, stream: str, *, since: int) -> list[dict[str, Any]]:

@@ -48,13 +48,17 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
         max_hours=2,
         wait_minutes=5,
         hang_minutes=30,
+        keep_files=["*.pt", "out"],
+        skip_files="data",
+        not_secret=["--lr"],
         spot=False,
         env={"COLOR": "a=b"},
         secret={"KEY": "training/key"},
         code=code,
     )
     given = ["submit", "--run", "r7", "--nodes", "1:3", "--max-hours", "2", "--wait-minutes", "5"]
-    given += ["--hang-minutes", "30"]
+    given += ["--hang-minutes", "30", "--keep-files", "*.pt", "--keep-files", "out"]
+    given += ["--skip-files", "data"]
     given += [
         "--on",
         "head",
@@ -71,6 +75,7 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
     assert first.pop("code") != second.pop("code"), "each job has an archive of its own"
     assert first == second
     assert (first["variables"], first["hang_s"]) == ({"COLOR": "a=b"}, 1800)
+    assert (first["keep_files"], first["skip_files"]) == (["*.pt", "out"], ["data"])
     assert (job.run, job.spec) == ("r7", account.orders[0])
 
 

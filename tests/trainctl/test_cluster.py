@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from contract import exits
+from contract.cluster_shape import ClusterShape
 from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
 from tests.aws.calls import refused
@@ -15,7 +16,6 @@ from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
-from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 from trainctl.commands import cluster as cluster_commands
 
@@ -175,7 +175,7 @@ def task(**changed: Any) -> Task:
     ],
 )
 def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, words: str) -> None:
-    shape = Shape.from_json(json.dumps(SHAPE))
+    shape = ClusterShape.from_json(json.dumps(SHAPE))
     assert words in cluster_commands.waiting_for(tasks, size, shape, EXPECTED)
     assert not cluster_commands.is_up(tasks, size, EXPECTED)
     assert cluster_commands.is_up([task(), task()], EXPECTED, EXPECTED)

@@ -72,7 +72,7 @@ def some_jobs(account: Account) -> None:
         ("trainctl show ", ["second-babad-fadom", "first-lusab-gutih", "fine", "first", "old"]),
         ("trainctl logs fi", ["first-lusab-gutih", "fine", "first"]),
         ("trainctl stop sec", ["second-babad-fadom"]),
-        ("trainctl shell --job sec", ["second-babad-fadom"]),
+        ("trainctl shell sec", ["second-babad-fadom"]),
         ("trainctl checkpoints f", ["fine", "first"]),
         ("trainctl report o", ["old"]),
         ("trainctl submit ddp --run f", ["fine", "first"]),

@@ -12,12 +12,12 @@ import pytest
 import typer
 
 from contract import exits, times
+from contract.cluster_shape import ClusterShape
 from contract.instance_types import HostPrice, Prices, instance_type
 from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
-from trainctl.aws.shape import Shape
 from trainctl.pricing import usd_at_most
 
 SUBMIT = ["submit", "ddp", "--yes"]
@@ -38,7 +38,7 @@ def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
 # --- before it starts -----------------------------------------------------------------------------
 def maximum(account: Account, *, nodes: int = 4, **shape: Any) -> tuple[float, float]:
     """US dollars of an hour, and those of a job of ten hours at most."""
-    found = Shape.from_json(json.dumps({**account.shape, **shape}))
+    found = ClusterShape.from_json(json.dumps({**account.shape, **shape}))
     prices = found.prices("us-east-1")
     hourly = prices.usd_per_hour(nodes)
     usd = usd_at_most(prices, found, num_nodes=nodes, max_seconds=36000)
@@ -126,7 +126,7 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
 
 def usd_with(account: Account, seconds: int) -> float:
     """Maximum cost of a job on two nodes with this deadline."""
-    shape = Shape.from_json(json.dumps(account.shape))
+    shape = ClusterShape.from_json(json.dumps(account.shape))
     found = usd_at_most(shape.prices("us-east-1"), shape, num_nodes=2, max_seconds=seconds)
     assert found is not None
     return found

@@ -46,7 +46,8 @@ def test_a_folder_is_uploaded_and_its_list_comes_last(
 ) -> None:
     said = cli("data", "put", str(folder))
     assert said.out == "s3://bucket/data/cats\n"
-    assert "data set cats: 2 files, 10 B. Train on it with --data cats" in said.err
+    expected = "cats: 2 files, 10 B, 2 rows of text. Train recipe fsdp on it with --data cats"
+    assert expected in said.err
     assert {*account.objects} == {"data/cats/one.txt", "data/cats/more/two.txt", "data/cats.json"}
     assert account.changes[-1] == "put_object"
     assert account.sent("put_object")[-1]["Key"] == "data/cats.json"
@@ -206,6 +207,61 @@ def test_what_cannot_be_uploaded_is_refused(
     assert account.changes == []
 
 
+CHAT = '{"messages": [{"role": "user", "content": "Why?"}]}\n'
+NO_CONTENT = '{"messages": [{"role": "assistant", "content": null}]}\n'
+PICTURES = ("a/1.jpg", "a/2.jpg", "b/1.JPG", "b/2.png")
+FSDP, DDP = ("fsdp", "--preset", "tiny"), ("ddp",)
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "words", "sentence"),
+    [
+        ({"a.jsonl": CHAT}, "conversations", FSDP, ""),
+        ({"a.jsonl": CHAT}, "conversations", DDP, "has no train-images-idx3-ubyte.gz"),
+        ({"a.jsonl": CHAT}, "conversations", ("imagenet",), "no training pictures of two classes"),
+        ({"a.jsonl": CHAT + NO_CONTENT}, "text", FSDP, "1 of 2 rows cannot be used;"),
+        ({"a.jsonl": CHAT + NO_CONTENT}, "text", (*FSDP, "--skip-bad-rows"), ""),
+        ({"a.csv": "q,a\nWhy?,So.\n"}, "text", FSDP, "has no column 'text' but q, a"),
+        ({"a.csv": "q,a\nWhy?,So.\n"}, "text", (*FSDP, "--columns", "prompt=q,answer=a"), ""),
+        (
+            {"a.csv": "q,a\nWhy?,So.\n"},
+            "text",
+            (*FSDP, "--columns", "prompt=q,answer=b"),
+            "--columns prompt=q,answer=b: its columns are a, q",
+        ),
+        ({"a.jsonl": CHAT, "b.txt": "some text"}, "text", FSDP, "and others conversations"),
+        ({"train.parquet": "PAR1"}, "text", FSDP, ""),
+        ({"train.parquet": "PAR1"}, "text", DDP, "has no train-images-idx3-ubyte.gz"),
+        ({"a.zip": "PK"}, "", FSDP, "holds no text: files must end in"),
+        (dict.fromkeys(PICTURES, "x"), "pictures", ("imagenet",), ""),
+        (dict.fromkeys(PICTURES, "x"), "pictures", FSDP, "holds no text"),
+    ],
+)
+def test_what_a_recipe_cannot_read_is_refused_before_a_host_is_asked_for(
+    account: Account,
+    tmp_path: Path,
+    cli: Cli,
+    files: dict[str, str],
+    kind: str,
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    put(str(tmp_path / "mine"))
+    stored = data_sets.StoredSet.from_json(account.objects["data/mine.json"])
+    assert stored is not None
+    assert stored.contents is not None
+    assert stored.contents.kind == kind
+    for command in ("plan", "submit"):
+        given = [command, words[0], "--data", "mine", *words[1:]]
+        if sentence:
+            assert sentence in cli.refuses(*given)
+    if not sentence:
+        assert main(["plan", words[0], "--data", "mine", *words[1:]]) == exits.OK
+
+
 def test_a_link_to_a_file_is_uploaded_as_that_file(account: Account, folder: Path) -> None:
     (folder / "three.txt").symlink_to(folder / "one.txt")
     assert put(str(folder)) == exits.OK
@@ -232,6 +288,8 @@ def test_a_mixture_has_the_address_of_each_of_its_data_sets(
 def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, folder: Path) -> None:
     assert main([*SUBMIT, "--run", "a", "--data", "fashion-mnist"]) == exits.OK
     assert command_of(account)[-2:] == ("--data", "fashion-mnist")
+    for name in catalog.IDX_FILES:
+        (folder / name).write_text("x")
     put(str(folder), "--as", "fashion-mnist")
     assert main([*SUBMIT, "--run", "b", "--data=fashion-mnist"]) == exits.OK
     assert command_of(account)[-1] == "--data=s3://bucket/data/fashion-mnist/"

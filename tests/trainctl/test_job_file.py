@@ -93,7 +93,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
     file = code.parent / "job.toml"
     file.write_text(
         'code = "code"\ncommand = ["python", "mine.py", "--lr", "1"]\nrun = "mine"\nnodes = 2\n'
-        "yes = true\n"
+        'yes = true\nkeep_files = ["*.pt", "out"]\nskip-files = "data"\n'
     )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -102,6 +102,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
     (spec,) = account.orders
     assert (spec.command, str(spec.nodes)) == (("python", "mine.py", "--lr", "1"), "2")
     assert spec.code
+    assert (spec.keep_files, spec.skip_files) == (("*.pt", "out"), ("data",))
     found = plan(cli, "-f", str(file), "--run", "other", "--", "python", "-m", "mine")
     assert found["command"] == ["python", "-m", "mine"]
 

@@ -1,13 +1,14 @@
 """``trainctl ls | show | wait | logs | stop | cost | open``: jobs that were submitted."""
 
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from contract import exits
-from contract.job import JobStatus
+from contract.job import Hold, JobStatus
 from contract.text import utc
 from contract.times import CONSISTENT_S
 from tests.aws.calls import refused
@@ -17,6 +18,9 @@ from trainctl import follow
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
+from trainctl.aws.tasks import Task
+from trainctl.commands import shell
+from training.record.goodput import Activity, Segment
 
 
 @pytest.mark.parametrize(
@@ -243,6 +247,119 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     jobs = Deployment.find(profile=None, region=None).jobs
     jobs.stop(jobs.find("hangs"))
     assert len(account.sent("stop_execution")) == 2
+    # Its host has gone just before: another head would take over.
+    account.add("lost")
+    account.add_head("lost", "gone")
+    account.is_lost_before_a_stop = True
+    jobs.stop(jobs.find("lost"))
+    assert len(account.sent("stop_execution")) == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--node", "1"], "w1", ""),
+        (["--node", "0", "--", "nvidia-smi", "-L"], "w0", ""),
+        (["--node", "worker"], "w0", ""),
+        ([], "head", ""),
+        (["--task", "w1"], "w1", ""),
+        (["--node", "7"], 2, "node 7 is not running; its program was started on the nodes: 0, 1."),
+        (["--node", "boss"], 2, "--node is 'boss': give head, worker, or a number as in the log"),
+    ],
+)
+def test_a_shell_opens_on_the_node_that_the_log_names(
+    account: Account,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    argv: list[str],
+    code: str | int,
+    said: str,
+) -> None:
+    account.add("job")
+    account.add_head("job", "head")
+    for number in (0, 1):
+        address = {"name": "privateIPv4Address", "value": f"10.0.0.{number}"}
+        account.add_worker(f"w{number}", "RUNNING", attachments=[{"details": [address]}])
+    activity = Activity(nodes=("10.0.0.0", "10.0.0.1"))
+    account.objects["runs/r1/jobs/job.activity"] = json.dumps(activity.to_json()).encode()
+    opened: list[tuple[str, list[str]]] = []
+
+    def in_session(_: object, task: Task, words: list[str]) -> int:
+        opened.append((task.id, words))
+        return 0
+
+    monkeypatch.setattr(shell, "_in_session", in_session)
+    if isinstance(code, int):
+        assert said in cli("shell", "job", *argv, code=code).err
+        return
+    cli("shell", "job", *argv)
+    words = argv[argv.index("--") + 1 :] if "--" in argv else []
+    assert opened == [(code, ["python", "-P", "-m", "containers.program.shell", *words])]
+
+
+def test_a_shell_of_the_standing_cluster_needs_no_job(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.wanted = {"head-service": 1, "worker-service": 0}
+    opened: list[list[str]] = []
+
+    def in_session(_: object, _task: Task, words: list[str]) -> int:
+        opened.append(words)
+        return 0
+
+    monkeypatch.setattr(shell, "_in_session", in_session)
+    cli("shell", "--", "ray", "status")
+    cli("shell")
+    assert opened == [["ray", "status"], ["bash"]]
+
+
+# --- what its hosts were paid for, and hosts that stay --------------------------------------------
+def test_what_each_paid_second_was_for_is_shown_and_adds_up_to_the_bill(
+    account: Account, cli: Cli
+) -> None:
+    began, second = account.now - timedelta(minutes=10), timedelta(seconds=1)
+    account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
+    times: dict[str, Any] = {"pullStartedAt": began, "startedAt": began + 100 * second}
+    stopped = {"lastStatus": "STOPPED", "stoppedAt": began + 500 * second}
+    account.add_head("job", "head", **times, **stopped)
+    times["startedAt"] += 100 * second
+    account.add_worker("w1", "STOPPED", **times, stoppedAt=stopped["stoppedAt"])
+    at = began.timestamp()
+    trained = Segment(began=at + 250, stepped=at + 300, last=at + 400, ended=at + 450, step=9)
+    activity = Activity(segments=(trained,))
+    account.objects["runs/r1/jobs/job.activity"] = json.dumps(activity.to_json()).encode()
+    found = cli.json("show", "job")
+    assert {use: each for use, each in found["goodput_s"].items() if each} == {
+        "steps": pytest.approx(200),
+        "waiting": pytest.approx(100),
+        "pulling": pytest.approx(300),
+        "starting": pytest.approx(200),
+        "ending": pytest.approx(200),
+    }
+    assert sum(found["goodput_s"].values()) == pytest.approx(sum(found["node_seconds"].values()))
+    line = "paid for  steps 20.00%, waiting for other nodes 10.00%, pulling and starting containers"
+    assert line in cli("show", "job").out
+    account.objects["runs/r1/jobs/job.activity"] = b"damaged"
+    damaged = cli.json("show", "job")
+    assert sum(damaged["goodput_s"].values()) == pytest.approx(1000)
+
+
+def test_hosts_that_are_held_are_shown_with_the_time_that_is_left(
+    account: Account, cli: Cli
+) -> None:
+    account.add("job")
+    account.change_order("job", hold_s=1800)
+    account.add_head("job", "head", startedAt=account.now - timedelta(minutes=5))
+    now = time.time()
+    hold = Hold(code=3, since=now - 60, until=now + 750)
+    account.objects["runs/r1/jobs/job.hold"] = hold.to_json().encode()
+    said = "its command has failed, exit code 3; its hosts are released in 12 min "
+    assert said in cli("show", "job").out
+    assert "held, 12 min" in cli("ls").out
+    found = cli.json("show", "job")
+    assert found["goodput_s"]["held"] == pytest.approx(60, abs=10)
+    account.change_order("job", hold_s=0)
+    assert "held" not in cli("ls").out
 
 
 # --- lists ----------------------------------------------------------------------------------------

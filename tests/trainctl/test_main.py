@@ -276,7 +276,6 @@ STATUS = ["cluster", "status"]
             "ClusterShape is not understood",
         ),
         (["shell"], {}, 1, "no head runs: trainctl cluster up"),
-        (["shell", "--node", "boss"], {}, 2, "'boss' is not one of 'head', 'worker'"),
         (["shell", "--task", "77"], {}, 2, "0 tasks begin with '77'; there are: none"),
         (
             ["shell"],

@@ -4,6 +4,8 @@ The folders have the shape of what people have: a repository with Ray in its tes
 that is started with ``-m``, a launcher inside a shell script, a script with optional imports.
 """
 
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +71,24 @@ def made(tmp_path: Path) -> Made:
         ("uv run torchrun main.py", ""),
         ("bash run.sh", ""),
         ("sh -c cd src && torchrun -m pkg.cli.train", ""),
+        # What is published: axolotl, torchtune, DeepSpeed, Composer, Fabric, their repositories'
+        # shell scripts, and what people put before a launcher.
+        ("tune run --nproc_per_node 2 main.py", ""),
+        ("composer -n 2 main.py", ""),
+        ("python -m composer.cli.launcher main.py", ""),
+        ("fabric run --devices=2 main.py", ""),
+        ("lightning run model main.py", ""),
+        ("accelerate-launch main.py", ""),
+        ("python -m accelerate.commands.accelerate_cli launch main.py", ""),
+        ("python -m deepspeed.launcher.runner main.py", ""),
+        ("python -W ignore -X dev -m torch.distributed.run main.py", ""),
+        ("uv run -m torch.distributed.run main.py", ""),
+        ("coverage run -m torch.distributed.run main.py", ""),
+        ("env -u X A=B nohup torchrun main.py", ""),
+        ("sh -c pip install x&&(torchrun main.py)", ""),
+        ("sh -c bash -lc 'torchrun main.py'", ""),
+        ('sh -c export LAUNCHER="python -u -m torch.distributed.run"\n$LAUNCHER main.py', ""),
+        ("sh -c torchrun \\\n --nnodes 2 \\\n main.py", ""),
         # The program uses Ray, itself or by a module of the folder.
         ("python main.py", "helpers/deep.py"),
         ("python -u ./main.py tests/test_ray.py", "helpers/deep.py"),
@@ -78,6 +98,11 @@ def made(tmp_path: Path) -> Made:
         ("bash ray.sh", "helpers/deep.py"),
         ("sh -c cd recipes/dev && exec python grpo.py", "recipes/dev/grpo.py"),
         ("ray job submit -- x", "its command"),
+        ("python3 -m verl.trainer.main_ppo data.train_files=x", "its command"),
+        # A launcher that is an argument.
+        ("python main.py torchrun x", "helpers/deep.py"),
+        ("python main.py -m torch.distributed.run", "helpers/deep.py"),
+        ("uv run main.py --launcher torchrun", "helpers/deep.py"),
     ],
 )
 def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
@@ -168,12 +193,16 @@ if os.environ.get("X"):
 @pytest.mark.parametrize(
     ("text", "packages", "missing"),
     [
+        # In a module of the folder that every start imports, and in one that it may not need.
+        ("import model\n", {"model.py": "import timm\n"}, ["timm"]),
+        ("def f():\n    import model\n", {"model.py": "import timm\n"}, []),
         (OPTIONAL, {}, []),
         (
             "import torchvision\nfrom lightning.pytorch import Trainer\n",
             {},
             ["torchvision", "light"],
         ),
+        ("from training import x\nimport contract.job\n", {}, ["training", "contract"]),
         ("import torchvision\nimport cv2\n", {"requirements.txt": "torchvision==0.28\n"}, ["cv2"]),
         ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, []),
         ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[extra]>2\n"}, []),
@@ -194,7 +223,8 @@ def test_a_package_that_no_node_will_have_is_named_before_hosts_start(
     said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
     (line, *more) = [each for each in said.splitlines() if each.startswith("warning: ")] or [""]
     assert more == []
-    file = next(iter(packages), "requirements.txt")
+    lists = [name for name in packages if not name.endswith(".py")]
+    file = next(iter(lists), "requirements.txt")
     assert (f"neither in the images nor in {file}" in line) == bool(missing)
     assert all(name in line for name in missing)
     installs = ["sh", "-c", "pip install einops && python train.py"]
@@ -227,3 +257,63 @@ def test_an_option_of_submit_behind_the_dashes_is_a_warning(
         "job comes before the --"
     ] * bool(option)
     assert [*account.orders[0].command] == words.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        # What git ignores, by itself, in a folder, as an option's value, in a shell's text.
+        ("python train.py --ckpt init.pt --data data/x.txt", ["init.pt", "data/x.txt"]),
+        ("python train.py --data=data", ["data"]),
+        ("sh -c 'python train.py --resume outputs/last.pt'", ["outputs/last.pt"]),
+        # Settings that are nowhere, whatever reads them.
+        ("axolotl train config.yml", ["config.yml"]),
+        ("torchrun train.py --config conf/base.yaml", ["conf/base.yaml"]),
+        # What is uploaded, what the program writes, and what is no path.
+        ("python train.py --config real.yaml --config-name base.toml --dir inner", []),
+        ("python train.py --output_dir outputs --log data --metrics-out m.json", []),
+        ("sh -c 'python train.py > log.json'", []),
+        ('python train.py https://host/x.json s3://bucket/y.yaml *.json key=1 {"a":1}', []),
+    ],
+)
+def test_a_path_in_the_command_that_no_node_will_have_is_a_warning(
+    made: Made, words: str, warned: list[str]
+) -> None:
+    ignored = {"init.pt": "", "data/x.txt": "", "outputs/last.pt": ""}
+    kept = {"real.yaml": "", "inner/base.toml": "", ".gitignore": "data\noutputs\n*.pt\n"}
+    folder = made({"train.py": DIST, **ignored, **kept})
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    found = Program(folder, shlex.split(words)).warnings([])
+    assert [each.partition(", which the command names, is not ")[0] for each in found] == warned
+
+
+def test_a_path_of_the_laptop_in_the_command_is_a_warning(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    program = Program(made({"train.py": DIST}), ["python", "train.py", f"{tmp_path}/data", "/tmp"])
+    assert program.warnings([]) == [
+        f"{tmp_path}/data, which the command names, is a path of this machine"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"environment.yml": "dependencies:\n- einops\n"}, "environment.yml"),
+        ({"pyproject.toml": "[tool.poetry.dependencies]\n"}, "[tool.poetry] of pyproject.toml"),
+        ({"setup.py": "", "Pipfile": ""}, "Pipfile, setup.py"),
+        ({"requirements-dev.txt": ""}, "requirements-dev.txt"),
+        ({"setup.py": "", "requirements.txt": "einops"}, ""),
+    ],
+)
+def test_a_list_of_packages_that_is_not_read_is_named(
+    made: Made, cli: Cli, account: Account, files: dict[str, str], names: str
+) -> None:
+    del account
+    folder = made({"train.py": DIST, **files})
+    said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
+    warned = [line for line in said.splitlines() if line.startswith("warning: ")]
+    expected = f"warning: {names}: not read; list the packages in requirements.txt"
+    assert warned == [expected] * bool(names)

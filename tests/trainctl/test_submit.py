@@ -19,6 +19,7 @@ from trainctl.__main__ import main
 
 SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
+TOKEN = f"hf_{'x' * 34}"
 CODE = ["submit", "--code", "CODE", "--yes", "--"]
 DATA = ["--data", "s3://bucket/data"]
 REFUSED: list[tuple[list[str], str]] = [
@@ -96,6 +97,17 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--max-cost", "20", "--max-hours", "3"], "give fewer --nodes, --max-hours 0."),
     ([*SUBMIT, "--grace", "90"], "--grace is for programs of your own (--code)"),
     ([*SUBMIT, "--hang-minutes", "5"], "--hang-minutes is for programs of your own (--code)"),
+    ([*SUBMIT, "--keep-files", "a"], "--keep-files is for programs of your own (--code)"),
+    *(
+        ([*CODE[:-1], option, pattern, "--", "true"], f"{option} is {pattern!r}: give a pattern of")
+        for option in ("--keep-files", "--skip-files")
+        for pattern in ("", "/data", "../data", "a//b", "[ab", "a\\b")
+    ),
+    (
+        [*CODE, "python", "mine.py", "--hf_token", TOKEN],
+        "command's --hf_token looks like a sec",
+    ),
+    ([*CODE[:-1], "--not-secret", "x", "--", "true"], "--not-secret is 'x': no file, variable or"),
     ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
     ([*SUBMIT, "--env", "1A=b"], "--env is '1A': it must be a name of letters"),
     ([*SUBMIT, "--env", "=1"], "--env is '=1': it must be NAME=VALUE"),

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import typer
 
+from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.nodes import Range
@@ -24,7 +25,6 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
 from trainctl.aws.logs import LogLine
-from trainctl.aws.shape import Shape
 from trainctl.data_sets import StoredSet
 from trainctl.job_log import Printer
 from training.data.pictures.index import StoredFile
@@ -62,7 +62,7 @@ def test_executions_that_were_started_by_hand() -> None:
 def test_what_a_deployment_says_of_itself() -> None:
     fuzz_text(
         json.dumps(SHAPED),
-        Shape.from_json,
+        ClusterShape.from_json,
         KeyError,
         ValueError,
         TypeError,

@@ -1,9 +1,12 @@
 """Reports, saves and evaluations follow a step in one order, so that a run that stops leaves the
 right checkpoint."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from contract.errors import InputError
+from contract.runs import METRICS_FILE
 from contract.times import COLLECTIVE_S
 from training.bookkeeping import Bookkeeping, Score, Timetable
 from training.checkpoint.checkpoints import Position
@@ -21,6 +25,7 @@ from training.record.events import Event
 pytestmark = pytest.mark.usefixtures("group")
 
 CPU = torch.device("cpu")
+END = "Finished"
 CONFIG = DdpConfig(recipe="ddp", run="r", storage="", data="", report_every=2)
 COURSE = metrics.Course(
     items="images",
@@ -45,11 +50,15 @@ class Run:
     bad: tuple[int, ...] = ()
     """Steps whose loss is not finite."""
     evaluation_loss: float = 0.5
+    """Of each evaluation; all have it unless ``losses`` has another."""
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """Of evaluations, by step."""
     saves_every: int = 4
     done: list[str] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
     step: int = 0
-    rank, world_size, device, run_uri, fence = 0, 1, CPU, "no/such/run", 0
+    run_uri: str = "no/such/run"
+    rank, world_size, device, fence = 0, 1, CPU, 0
 
     def emit(self, *events: Event) -> None:
         self.done += [type(each).__name__ for each in events]
@@ -73,31 +82,43 @@ class Run:
 
     def _evaluate(self) -> Score:
         self.done.append("evaluated")
-        return Score(loss=self.evaluation_loss, measures={})
+        return Score(loss=self.losses.get(self.step, self.evaluation_loss), measures={})
 
-    def train(self, config: DdpConfig = CONFIG, *, start: int = 0, allowed: int = 0) -> list[str]:
+    def train(
+        self,
+        config: DdpConfig = CONFIG,
+        *,
+        start: int = 0,
+        allowed: int = 0,
+        course: metrics.Course = COURSE,
+    ) -> list[str]:
         worker: Any = self
+        self.step = start
         books = Bookkeeping(
             worker,
             config,
-            COURSE,
+            course,
             lr=0.1,
             position=Position(step=start, seconds=1000.0 * start),
-            evaluates=COURSE.ends_epoch,
+            evaluates=course.ends_epoch,
             evaluate=self._evaluate,
             saves=lambda num_done: num_done % self.saves_every == 0,
             save=self._save,
+            keep=lambda step: self.done.append(f"kept {step}"),
             settle=lambda: self.done.append("settled"),
             num_bad_allowed=allowed,
         )
-        for step in range(start, COURSE.total_steps):
+        for step in books.steps:
             self.step = step + 1
             with books.step(step):
                 loss = math.nan if self.step in self.bad else 16.0
                 books.done(loss_sum=torch.tensor(loss), norm=torch.tensor(1.0), size=8, items=8)
             if not books.after(step):
-                return self.done
-        books.finish(publish=lambda: self.done.append("published"))
+                break
+        books.finish(
+            restore=lambda step: self.done.append(f"restored {step}"),
+            publish=lambda: self.done.append("published"),
+        )
         return self.done
 
 
@@ -115,6 +136,44 @@ def test_what_is_due_is_saved_between_reports_and_the_last_step_always() -> None
     run.train()
     assert [each.step for each in run.saved] == [5, 8]
     assert run.done.index("settled") < run.done.index("evaluated"), "without a save too"
+
+
+def evaluation(step: int, loss: float) -> str:
+    return json.dumps({"type": "evaluation", "step": step, "epoch": 1.0, "loss": loss}) + "\n"
+
+
+def test_the_best_checkpoint_is_kept_and_published_though_the_last_is_worse() -> None:
+    config = replace(CONFIG, keep_best="loss")
+    run = Run(losses={4: 0.3, 8: 0.5}, saves_every=8)
+    done = run.train(config)
+    assert [each for each in done if " " in each][:3] == ["saved 4", "kept 4", "saved 8"]
+    after = done[done.index("restored 4") :]
+    assert after == ["restored 4", "evaluated", "finished, or raised", "Noted", "published", END]
+    better = Run(losses={4: 0.5, 8: 0.3}).train(config)
+    kept = [each for each in better if each.startswith(("kept", "restored"))]
+    assert kept == ["kept 4", "kept 8"]
+
+
+def test_a_run_ends_after_evaluations_without_a_better_one(tmp_path: Path) -> None:
+    config = replace(CONFIG, patience=1)
+    course = replace(COURSE, total_steps=16)
+    losses = {4: 0.5, 8: 0.6, 12: 0.4, 16: 0.4}
+    run = Run(losses=losses, run_uri=str(tmp_path))
+    done = run.train(config, course=course)
+    assert [each.step for each in run.saved] == [4, 8]
+    assert done[-4:] == ["Noted", "finished, or raised", "published", END]
+    assert "Stopped" not in done
+
+    # Resumed, it ends at the same step, whether the record has the evaluation or lacks it.
+    for recorded in (evaluation(4, 0.5) + evaluation(8, 0.6), evaluation(4, 0.5)):
+        (tmp_path / METRICS_FILE).write_text(recorded)
+        resumed = Run(losses=losses, run_uri=str(tmp_path))
+        assert resumed.train(config, course=course, start=8)[-1] == END
+        assert not resumed.saved
+    (tmp_path / METRICS_FILE).write_text(evaluation(4, 0.5))
+    resumed = Run(losses=losses, run_uri=str(tmp_path))
+    assert resumed.train(config, course=course, start=4)[-1] == END
+    assert [each.step for each in resumed.saved] == [8]
 
 
 def test_with_a_node_about_to_go_a_report_is_saved_with_the_losses_so_far() -> None:

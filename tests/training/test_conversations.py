@@ -340,6 +340,62 @@ def test_calls_and_thoughts_are_learned_in_the_form_that_the_template_takes(
     assert learned_of(tmp_path / "t", row)[1] == found[1:]
 
 
+#: Two turns with a call, its result and an answer, each with thoughts.
+AGENT = [
+    message
+    for turn in ("1", "2")
+    for message in (
+        {"role": "user", "content": f"Q{turn}"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": f"T{turn}",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"x": turn}}}],
+        },
+        {"role": "tool", "content": turn},
+        {"role": "assistant", "content": f"A{turn}", "reasoning_content": f"U{turn}"},
+    )
+]
+_LAST = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n"
+)
+_REST = (
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ c.function.name + c.function.arguments.x }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+)
+#: As GLM-4.5's: in place of the thoughts of an earlier turn stand empty ones.
+EMPTY = (
+    f"{_LAST}{{% if m.role == 'assistant' %}}<think>"
+    "{{ m.reasoning_content if loop.index0 > ns.last else '' }}</think>{% endif %}"
+    f"{_REST}{{% endif %}}"
+)
+#: As Qwen3.5's: it asks with the begin of thoughts, which earlier turns have none of.
+NONE = (
+    f"{_LAST}{{% if m.role == 'assistant' and loop.index0 > ns.last %}}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}"
+    f"{_REST}<think>{{% endif %}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "begin"), [(EMPTY, "<think></think>"), (NONE, "")], ids=["empty", "none"]
+)
+def test_turns_whose_thoughts_a_template_takes_out_between_calls_are_learned_as_written(
+    template: str, begin: str, tmp_path: Path
+) -> None:
+    _, found = learned_of(tokenizer_folder(tmp_path / "t", template), {"messages": AGENT})
+    asked = "" if begin else "<think>"
+    assert found == [
+        f"{begin}<tool_call>f1</tool_call><|im_end|>",
+        f"{begin}A1<|im_end|>",
+        "<think>T2</think><tool_call>f2</tool_call><|im_end|>".removeprefix(asked),
+        "<think>U2</think>A2<|im_end|>".removeprefix(asked),
+    ]
+
+
 #: Templates whose blocks hold the whole turn, in the shapes of Hugging Face's and TRL's own
 #: (huggingface/trl, trl/chat_templates/*_training.jinja): after a space, with thoughts, with calls.
 MARKED = {

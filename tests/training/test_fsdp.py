@@ -82,7 +82,7 @@ def test_the_losses_are_those_stored(whole: Command) -> None:
 
 
 @pytest.mark.long
-@killed([("rank 1", "save"), ("rank 0", "load"), ("SIGTERM", "step")], 5)
+@killed([("rank 1", "save"), ("rank 0", "load"), ("SIGTERM", "step")], publishes=False)
 def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_takes_the_same_steps(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],

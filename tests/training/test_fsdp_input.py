@@ -98,7 +98,7 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(InputError, match=r"--compile .* no C compiler here"):
+    with pytest.raises(InputError, match=r"--compile .* no C\+\+ compiler here"):
         machine.check_compiler("--compile")
     with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
         optimizers.build(
@@ -212,5 +212,4 @@ def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> No
     assert store.info.num_documents > 70
     assert store.info.num_train_tokens > 300_000
     assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
-    (prompts,) = store.prompts(num=3, length=16)
-    assert prompts.shape == (3, 16)
+    assert [*map(len, store.prompts(num=3, length=16))] == [16] * 3

@@ -235,7 +235,7 @@ def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_i
 
 
 @pytest.mark.slow
-@killed([], 5)
+@killed([])
 def test_killed_at_any_moment_a_run_ends_as_if_nothing_had_happened(
     kills: list[tuple[str, str]],
     tmp_path: Path,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import processes
+from contract.instance_types import instance_type
 from contract.runs import RunPaths
 from tests import forks
 from tests.training.test_data import write_images
@@ -27,6 +28,7 @@ from training.fsdp.settings import FsdpConfig
 from training.imagenet.settings import ImagenetConfig
 from training.models import language_models
 from training.models.average import WeightAverage
+from training.plan import expected
 from training.record.events import Event, Skipped, Step, Warned
 from training.runtime.torchrun import TorchrunWorker
 from training.settings import RunConfig
@@ -41,6 +43,8 @@ class Found:
     events: list[Event] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     """Sum of the squares of this rank's weights, before each step's update."""
+    num_beside: int = 0
+    """Forward passes beside those of the steps."""
     seeds: list[int] = field(default_factory=list)
     """Of torch in each step."""
 
@@ -73,8 +77,7 @@ def chats(folder: Path) -> FsdpConfig:
         lr=1e-2,
         warmup_fraction=0.0,
         held_out_every=10,
-        eval_sequences=2,
-        sample_tokens=0,
+        eval_sequences=3,
         report_every=1,
         evaluate_every=1,
         checkpoint_every=1,
@@ -89,11 +92,17 @@ def prepared(config: FsdpConfig) -> FsdpConfig:
         return inputs.prepare(config)
 
 
+def in_passes(config: FsdpConfig) -> FsdpConfig:
+    """The same steps in more passes, with samples."""
+    return replace(config, run="passes", microbatch=1, recompute="selective", sample_tokens=3)
+
+
 def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Found:
     """Train with all ranks.
 
     Args:
         spoiled: ``loss`` or ``gradient``, of the last rank in the first step; the other is finite.
+            ``sample``: none can be drawn.
     """
     found = Found()
     worker.run_uri = RunPaths.of(config.storage, config.run).uri
@@ -111,14 +120,17 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
             language_models.local(gradient).fill_(math.nan)
         return real_clip(model, limit)
 
-    def forward(self: nn.Module, *inputs_of_pass: Tensor | None) -> Tensor:
-        loss: Tensor = real_forward(self, *inputs_of_pass)
+    def forward(self: nn.Module, *inputs_of_pass: Tensor | None, **more: Tensor) -> Tensor:
+        found.num_beside += not self.training
+        loss: Tensor = real_forward(self, *inputs_of_pass, **more)
         is_spoiled = spoiled == "loss" and self.training and not found.sizes
         return loss + math.inf if is_spoiled and is_last else loss
 
     with pytest.MonkeyPatch.context() as patch:
         # Figures for display end no run.
         patch.setattr(language_models, "attention_width", lambda _config: 1 // 0)
+        if spoiled == "sample":
+            patch.setattr(language_models, "generate", lambda *_, **__: 1 // 0)
         patch.setattr(fsdp, "clip", clip)
         patch.setattr(language_models.WithLoss, "forward", forward)
         fsdp.train(worker, config)
@@ -133,11 +145,10 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
     if worker.world_size != 2:  # the same batch, shared out otherwise
         worker.close()
         return found
-    less = replace(config, run="passes", microbatch=1, recompute="selective")
-    found["passes"] = run(worker, less)
+    found["passes"] = run(worker, in_passes(config))
     if worker.rank == 0:  # which chooses what all resume from
         shutil.rmtree(RunPaths.of(config.storage, "whole").checkpoint(2))
-    found["resumed"] = run(worker, config)
+    found["resumed"] = run(worker, replace(config, sample_tokens=2), spoiled="sample")
     for what in SPOILED:
         found[what] = run(worker, replace(config, run=what), spoiled=what)
     worker.close()
@@ -162,6 +173,20 @@ def test_every_token_of_a_step_has_the_same_weight_however_memory_is_saved(
     assert ranks[0]["resumed"].steps() == {2: pytest.approx(whole[2])}
     assert passes[1] == pytest.approx(whole[1], rel=1e-4)
     assert passes[2] == pytest.approx(whole[2], rel=1e-2)
+
+
+def test_passes_beside_the_steps_are_those_that_the_plan_prices(
+    ranks: list[dict[str, Found]], tmp_path: Path
+) -> None:
+    config = in_passes(chats(tmp_path))
+    planned = expected(config, instance_type("g5.12xlarge"), num_bytes=10**6)
+    assert planned is not None
+    assert planned.passes_hours > 0
+    evaluated, sampled = 3 * 2, 2 * 3
+    assert [planned.passes, evaluated + sampled] == [ranks[0]["passes"].num_beside] * 2
+    assert ranks[0]["whole"].num_beside == 3 * 1, "a sharded model is sampled if that is asked for"
+    said = [each.message for each in ranks[0]["resumed"].events if isinstance(each, Warned)]
+    assert any(each.startswith("a sample is not known (ZeroDivisionError") for each in said)
 
 
 @pytest.mark.parametrize("what", SPOILED)

@@ -1,8 +1,11 @@
 """Proves that the record of a run survives kills and restarts, and says what happened."""
 
 import errno
+import json
 import shutil
+import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from training.record.events import (
     Finished,
     Measure,
     Preempted,
+    RankTimes,
     Resume,
     Saved,
     Saving,
@@ -30,6 +34,7 @@ from training.record.events import (
     Warned,
 )
 from training.record.fields import Rate
+from training.record.goodput import Activity
 from training.record.progress import Progress
 from training.record.result import Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
@@ -187,6 +192,35 @@ def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what
     assert reader.read_metrics(str(folder)).of(Saved) == [Saved(step=6)]
     assert again.result is not None
     assert (again.result.skipped_steps, again.result.preempted) == (2, 3)
+
+
+def test_the_activity_of_a_job_is_recorded_over_restarts_of_workers_and_head(
+    folder: Path,
+) -> None:
+    base = time.time()
+
+    def activity() -> Activity:
+        return Activity.from_json(json.loads((folder / "jobs" / "j1.activity").read_text()))
+
+    def steps(first: int, last: int, at: float) -> list[Step]:
+        numbers = range(first, last + 1)
+        return [replace(step(number), time=base + at + number) for number in numbers]
+
+    kept = opened(folder, job="j1")
+    saving = RankTimes(
+        step=4, epoch=1, rank=0, steps=4, step_time_s=1.0, phases={"checkpoint": 0.25}
+    )
+    tell(kept, start(), *steps(1, 4, 0), saving, events.Silent(after=4, seconds=30, time=base + 40))
+    tell(kept, start(2, resumed=True), *steps(3, 4, 50))
+    kept.close()
+    first, second = activity().segments
+    assert (first.first, first.step, first.stepped, first.last) == (0, 4, base + 1, base + 4)
+    assert (first.saving_s, first.hung_s, first.ended, first.is_last) == (1.0, 30, base + 40, False)
+    assert (second.first, second.step, second.resumes) == (2, 4, base + 2), "two steps are lost"
+    assert (second.is_last, second.saved is not None) == (True, True)
+    tell(opened(folder, job="j1"), start(4, resumed=True))
+    assert activity().segments[:2] == (first, second)
+    assert [each.first for each in activity().segments] == [0, 2, 4]
 
 
 def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(folder: Path) -> None:

@@ -42,6 +42,7 @@ def test_json_is_a_list_of_rows_or_a_row_per_line(content: str, tmp_path: Path) 
         ('[{"text": "a"}, {"text": b}]', "a.json is no JSON: Expecting value"),
         ('[{"text": "a"}, 5]', "a.json, row 2: no JSON object"),
         ('{"text": "a"}\n{', "a.json, line 2: no JSON object"),
+        ('{"text": "a"}\n"{\\"text\\": \\"b\\"}"', "a.json, line 2: no JSON object"),
         ('{"data": [{"text": "a"}]}', 'a.json, row 1: no text under "text"'),
         ("[" * 100_000, "a.json is no JSON"),
     ],
@@ -70,7 +71,7 @@ def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
         ("id,words\n1,a\n", "a.csv has no column 'text' but id, words: give --text-field"),
         ("id,text\n1,a\n2,b, c\n", "a.csv, line 3: 3 values for 2 columns"),
         ('id,text\n1,"a\n', "a.csv, line 2: no CSV"),
-        ("", "a.csv has no column 'text'"),
+        ("", "a.csv is empty: its first row must name the columns"),
         (
             'messages\n"[{""role"": ""user""}]"\n',
             r"a.csv, line 2: message 1 \(user\): has neither a content nor tool_calls",
@@ -95,6 +96,39 @@ def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> Non
     assert read(tmp_path) == ["itself"]
     (tmp_path / "a.jsonl").write_text('{"text": "first of all"}\n')
     assert read(tmp_path) == ["first of all"]
+
+
+def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) -> None:
+    """As the Hugging Face Hub names files and folders (docs/hub/datasets-file-names-and-splits)."""
+    names = ["train-00000-of-00002", "train-00001-of-00002", "validation", "test-00000-of-00001"]
+    for place in ("files", "folders"):
+        for name in names:
+            path = tmp_path / place / (name.partition("-")[0] if place == "folders" else "")
+            path.mkdir(parents=True, exist_ok=True)
+            (path / f"{name}.jsonl").write_text(json.dumps({"text": name}))
+        unread: list[str] = []
+        found = documents.text_files(str(tmp_path / place), unread=unread)
+        assert [each.stem for each in found] == names[:2]
+        assert sorted(unread) == ["test-00000-of-00001.jsonl", "validation.jsonl"]
+    (only,) = documents.text_files(str(tmp_path / "folders" / "test"))
+    assert only.stem == names[3]
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        # datasets.Dataset.save_to_disk
+        (("data-00000-of-00001.arrow", "dataset_info.json", "state.json"), "write it as .parquet"),
+        (("a.jsonl.zst",), "files must end in"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_says_why(
+    files: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("{}" if name.endswith(".json") else "")
+    with pytest.raises(InputError, match=sentence):
+        documents.documents(documents.text_files(str(tmp_path)), documents.Rows(), None).__next__()
 
 
 def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from contract import nodes
 from contract import outputs as stack_outputs
+from contract.cluster_shape import ClusterShape
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.cluster import StandingCluster
@@ -19,7 +20,6 @@ from trainctl.aws.files import Bucket, EmptyBucket
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.logs import NodeLogs
 from trainctl.aws.sessions import Sessions
-from trainctl.aws.shape import Shape
 
 if TYPE_CHECKING:
     from boto3 import Session
@@ -184,9 +184,9 @@ class Deployment:
         return self.account_id == LOCAL_ACCOUNT
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> ClusterShape:
         try:
-            return Shape.from_json(self.output(stack_outputs.SHAPE))
+            return ClusterShape.from_json(self.output(stack_outputs.SHAPE))
         except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise CliError(
                 f"the output {stack_outputs.SHAPE} is not understood ({error}): another version of "
@@ -253,6 +253,6 @@ class Deployment:
 class Undeployed(Deployment):
     """A deployment that has not been made, for the price of a job on it: needs no account."""
 
-    def __init__(self, shape: Shape, *, region: str) -> None:
+    def __init__(self, shape: ClusterShape, *, region: str) -> None:
         self.shape, self.region, self.user = shape, region, ""
         self.bucket = EmptyBucket()

@@ -350,12 +350,15 @@ class Jobs:
         heads = [
             each for each in self.heads(job) if not each.has_stopped and each.stopped_reason in own
         ]
-        if not heads:
+        stopped = [self._tasks.stop(head, STOPPED_BY_USER) for head in heads]
+        # One that was lost a moment ago would be followed by another, too.
+        if all(
+            head.has_stopped and head.exit_code != exits.OK and head.stopped_reason not in own
+            for head in stopped
+        ):
             self._clients.stepfunctions.stop_execution(
                 executionArn=self._execution(job.id), error=STOP_ERROR, cause=STOPPED_BY_USER
             )
-        for head in heads:
-            self._tasks.stop(head, STOPPED_BY_USER)
 
     def _ended_since(self, began: datetime, job: str) -> list[tuple[str, Task]]:
         """Tasks that ended, with their jobs, from the log that outlives ECS's memory of them.

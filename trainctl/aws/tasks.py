@@ -34,6 +34,8 @@ class Task:
     host: str
     """ARN of the host as ECS knows it; "" while there is none."""
     since: datetime | None
+    started: datetime | None
+    """Time since which its container runs; None before that."""
     pulled: datetime | None
     """Time at which its host began to pull the image; None before that: there may be no host."""
     stopped: datetime | None
@@ -60,6 +62,7 @@ class Task:
             runtime_id=container.get("runtimeId", ""),
             host=task.get("containerInstanceArn", ""),
             since=task.get("startedAt") or task.get("createdAt"),
+            started=task.get("startedAt"),
             pulled=task.get("pullStartedAt") or task.get("startedAt"),
             stopped=task.get("stoppedAt"),
             stop_code=task.get("stopCode", ""),
@@ -145,5 +148,7 @@ class Tasks:
             found |= {each["taskArn"]: each for each in page["tasks"]}
         return found
 
-    def stop(self, task: Task, reason: str) -> None:
-        self._clients.ecs.stop_task(cluster=self._cluster, task=task.id, reason=reason)
+    def stop(self, task: Task, reason: str) -> Task:
+        """Stop a task; return it as it is now: it may have ended before."""
+        answer = self._clients.ecs.stop_task(cluster=self._cluster, task=task.id, reason=reason)
+        return Task.from_ecs(task.node, answer["task"])

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from contract import exits, nodes
+from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from contract.instance_types import HostPrice, Prices, instance_type
 from contract.job_outcome import Ending
@@ -21,7 +22,6 @@ from trainctl import output
 from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError, explained
-from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 from trainctl.images import check_images
 from trainctl.job_options import check_nodes
@@ -102,7 +102,7 @@ def up(
     _print_how_to_use(deployment, num_nodes)
 
 
-def _number(shape: Shape, given: str | None) -> int:
+def _number(shape: ClusterShape, given: str | None) -> int:
     if given is None:
         return shape.max_workers
     wanted = check_nodes(shape, Range.parse(given, option="--nodes"))
@@ -151,7 +151,7 @@ def is_up(tasks: Sequence[Task], size: ClusterSize | None, expected: ClusterSize
 
 
 def waiting_for(
-    tasks: Sequence[Task], size: ClusterSize | None, shape: Shape, expected: ClusterSize
+    tasks: Sequence[Task], size: ClusterSize | None, shape: ClusterShape, expected: ClusterSize
 ) -> str:
     """Missing nodes of the cluster, in words."""
     started = len([task for task in tasks if task.status in ("RUNNING", "ACTIVATING", "PENDING")])

@@ -14,7 +14,8 @@ from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import open_session
 from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, Where, Yes
-from training.data import catalog, download
+from training import recipes
+from training.data import catalog, contents, download
 from training.data.pictures import prepare as preparation
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED
@@ -61,22 +62,34 @@ def put(
 
         if published is not None:
             paths = download.published(published, report=_shown(progress, "downloading"))
-            files = {path.name: path for path in paths}
+            files, found = {path.name: path for path in paths}, None
         else:
             files = data_sets.files_of(place)
+            found = contents.look(place, _shown(progress, "looking"))
         progress.update("hashing")
         stored = data_sets.put(
             bucket,
             called,
             files,
             by=deployment.user,
+            contents=found,
             report=_shown(progress, "uploading"),
             ask=ask,
         )
-    output.say(
-        f"data set {stored.name}: {counted(len(stored.files), 'file')}, {byte_size(stored.size)}. "
-        f"Train on it with --data {stored.name}"
-    )
+    size = f"{counted(len(stored.files), 'file')}, {byte_size(stored.size)}"
+    what = f", {found.words()}" if found and found.kind else ""
+    kinds = {each.name: each.data_kind for each in recipes.ALL if each.data_kind}
+    refused = found.refused if found else {}
+    readers = [name for name, kind in kinds.items() if kind not in refused]
+    if found is None:
+        how = f"Train on it with --data {stored.name}"
+    elif readers:
+        how = f"Train recipe {', '.join(readers)} on it with --data {stored.name}"
+    elif found.kind:
+        how = f"No recipe can read it yet: {found.refused[catalog.TEXT]}"
+    else:
+        how = "No recipe reads such files; a program can (trainctl submit --code)"
+    output.say(f"data set {stored.name}: {size}{what}. {how}")
     output.print_text(f"{bucket.uri}/{data_sets.PREFIX}{stored.name}")
 
 

@@ -9,6 +9,7 @@ import typer
 
 from contract import exits
 from contract import outputs as stack_outputs
+from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from contract.text import counted
 from trainctl import checkout_settings, checks, laptop, output
@@ -16,7 +17,6 @@ from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import Deployment, StacksError, open_session
 from trainctl.aws.errors import CliError, explained
-from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
 from trainctl.options import AsJson, Context, Where
 
@@ -171,7 +171,7 @@ def _is_training(stack: str) -> bool:
     return stack.endswith(stack_outputs.TRAINING_STACK)
 
 
-def _described(shape: Shape) -> str:
+def _described(shape: ClusterShape) -> str:
     return (
         f"preset {shape.preset}, head {shape.head.name}, up to {shape.max_workers} x "
         f"{shape.worker.name}"

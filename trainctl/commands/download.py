@@ -17,7 +17,7 @@ def download(
         str,
         typer.Argument(
             metavar="[PATTERN]",
-            help="Of a file's name or path: '*.pt', 'work/logs/*'.",
+            help="Of the name or path of a file or folder: '*.pt', 'work/logs'.",
             show_default=False,
         ),
     ] = "*",
@@ -29,8 +29,8 @@ def download(
     ] = None,
     where: Where,
 ) -> None:
-    """Fetch a run's files: DIR/model of a recipe; DIR/node-N/work, DIR/node-N/output and DIR/ray
-    of a program.
+    """Fetch a run's files: DIR/model of a recipe; DIR/node-N/work, DIR/node-N/output,
+    DIR/node-N/home and DIR/ray of a program.
 
     Also while its job is running: what has been copied so far. The model of fsdp: trainctl export.
     """

@@ -11,7 +11,7 @@ import typer
 
 from trainctl import head_job, job_plan, output
 from trainctl.aws.errors import UsageError
-from trainctl.options import RunName, Where, Yes
+from trainctl.options import Best, RunName, Where, Yes
 
 #: Deadline: a model of some ten billion parameters is written within it.
 _MAX_SECONDS: Final = 2 * 3600
@@ -28,6 +28,7 @@ def export(
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, for peft.")
     ] = False,
+    best: Best = False,
     yes: Yes = False,
     where: Where,
 ) -> None:
@@ -39,7 +40,7 @@ def export(
     bucket = deployment.bucket
     place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
-    command += ["--adapters"] if adapters else []
+    command += [option for option, given in (("--adapters", adapters), ("--best", best)) if given]
     head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     if folder is not None:
         output.say(f"fetching {place}")

@@ -13,7 +13,7 @@ from contract.runs import DEFAULT_NEW_TOKENS
 from trainctl import head_job, job_plan, output
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import json_object
-from trainctl.options import AsJson, RunName, Where, Yes
+from trainctl.options import AsJson, Best, RunName, Where, Yes
 
 #: Loading a model of 7 B parameters takes minutes.
 _MAX_SECONDS: Final = 3600
@@ -35,6 +35,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the draws.", metavar="N")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Likeliest tokens, no draws.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Answer TEXT as a user's message.")] = False,
+    best: Best = False,
     yes: Yes = False,
     as_json: AsJson = False,
     where: Where,
@@ -55,7 +56,8 @@ def generate(
     bucket = deployment.bucket
     place = f"{bucket.uri}/exports/{job_plan.new_id(run)}.json"
     command = ["python", "-m", "training.generate", "--tokens", str(tokens), f"--seed={seed}"]
-    command += [option for option, given in (("--greedy", greedy), ("--chat", chat)) if given]
+    options = (("--greedy", greedy), ("--chat", chat), ("--best", best))
+    command += [option for option, given in options if given]
     command += ["--to", place, "--", run, text]
     job = head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
     found = json_object(bucket.read(bucket.key(place)))

@@ -1,5 +1,6 @@
 """``trainctl ls``: the jobs that were submitted."""
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from contract.job import JobStatus
-from contract.text import age, dollars
+from contract.text import age, dollars, duration
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job, Place
@@ -21,6 +22,8 @@ def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequenc
     if place:
         return f"queued {place.number}"
     if not job.is_over:
+        if hold := follow.hold_of(deployment, job):
+            return f"held, {duration(max(0, round(hold.until - time.time())))} left"
         waits = follow.waiting(deployment, job, tasks, explains=False)
         return "waiting" if waits.reason else "running"
     code = job.outcome.exit_code if job.status == JobStatus.FAILED else None

@@ -3,70 +3,114 @@
 ECS Exec on AWS; in the rehearsal, where the container is on this machine, Docker itself.
 """
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
 
-from contract import faults
+from contract import faults, runs
+from contract.nodes import HEAD, WORKER
+from contract.text import listed
 from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
+from trainctl.aws.files import json_object
+from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.options import Where
 from trainctl.plugin import require_plugin
+from training.record.goodput import Activity
+
+#: What opens a shell in the place of a job's program.
+_IN_PLACE: Final = ("python", "-P", "-m", "containers.program.shell")
 
 
 def shell(
     *,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="Run this instead of a shell; after -- ."),
-    ] = None,
     job: Annotated[
-        str | None,
-        typer.Option(
-            help="On a node of this job, or run.",
+        str,
+        typer.Argument(
             metavar="JOB",
+            help="ID of a job, or name of a run: its newest job.",
             show_default="the standing cluster",
             autocompletion=completion.jobs,
         ),
+    ] = "",
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND", help="Run this instead of a shell."),
     ] = None,
     node: Annotated[
-        Literal["head", "worker"], typer.Option(help="head or worker.", metavar="NODE")
+        str,
+        typer.Option(
+            help="head, worker, or the number of a node as the log shows it.", metavar="NODE"
+        ),
     ] = "head",
     task: Annotated[
         str | None, typer.Option(help="Which one: the beginning of its task's id.", metavar="ID")
     ] = None,
     where: Where,
 ) -> None:
-    """Open a shell on the head, or run a command there.
+    """Open a shell on a node, or run a command there.
 
-    On AWS it needs the Session Manager plug-in, and ECS Exec does not pass on the command's exit
-    code; a local deployment does.
+    On a node of a job it is in the folder of its program, with its variables and packages. On AWS
+    it needs the Session Manager plug-in, and ECS Exec does not pass on the command's exit code; a
+    local deployment does.
+
+    Examples: trainctl shell -- ray status; trainctl shell JOB --node 1 -- nvidia-smi
     """
-    deployment = where.find()
-    if job is None:
-        tasks = deployment.cluster.tasks()
+    if node not in (HEAD, WORKER) and not node.isdecimal():
+        raise UsageError(f"--node is {node!r}: give head, worker, or a number as in the log")
+    deployment, words = where.find(), command or ["bash"]
+    addresses: Sequence[str] = ()
+    if job:
+        found = deployment.jobs.find(job)
+        tasks = deployment.jobs.alive(found)
+        words = [*_IN_PLACE, *(command or [])]
+        addresses = _addresses(deployment, found)
     else:
-        tasks = deployment.jobs.alive(deployment.jobs.find(job))
-    chosen = choose(tasks, node=node, task_id=task)
-    words = command or ["bash"]
+        tasks = deployment.cluster.tasks()
+    chosen = choose(tasks, node=node, task_id=task, addresses=addresses)
     if deployment.is_local:
         raise typer.Exit(_in_docker(chosen, words))
     raise typer.Exit(_in_session(deployment, chosen, words))
 
 
-def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:
-    """The node that is meant. Raises CliError when none or several are."""
+def _addresses(deployment: Deployment, job: Job) -> Sequence[str]:
+    """Addresses of a job's nodes, by their numbers in the log; empty where they have none."""
+    content = deployment.bucket.read_of_run(job.run, runs.job_activity(job.id)) if job.run else None
+    with contextlib.suppress(ValueError):
+        return Activity.from_json(json_object(content)).nodes
+    return ()
+
+
+def choose(
+    tasks: list[Task], *, node: str, task_id: str | None, addresses: Sequence[str] = ()
+) -> Task:
+    """The node that is meant. Raises CliError when none or several are.
+
+    Args:
+        addresses: of nodes, by their numbers.
+    """
+    there = ", ".join(f"{task.kind} {task.id}" for task in tasks) or "none"
     if task_id:
         found = [task for task in tasks if task.id.startswith(task_id)]
         if len(found) != 1:
-            there = ", ".join(f"{task.kind} {task.id}" for task in tasks) or "none"
             raise UsageError(f"{len(found)} tasks begin with {task_id!r}; there are: {there}")
+    elif node.isdecimal():
+        address = addresses[int(node)] if int(node) < len(addresses) else ""
+        found = [task for task in tasks if address and task.address == address]
+        if not found:
+            known = listed([str(each) for each, at in enumerate(addresses) if at]) or "none"
+            raise UsageError(
+                f"node {node} is not running; its program was started on the nodes: {known}. Give "
+                f"--node head or worker, or --task with an ID of: {there}"
+            )
     else:
         found = [task for task in tasks if task.kind == node]
     if not found:

@@ -15,7 +15,8 @@ from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.job_log import JobLog
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import cost_of
+from trainctl.pricing import cost_of, goodput_of
+from training.record import goodput
 
 #: Reasons of AWS, and of a job's autoscaler, that tell nothing of a node that has done its work.
 _ROUTINE: Final = ("Essential container exited", "Ray's autoscaler: not needed any more")
@@ -37,7 +38,8 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         waits = "" if place else follow.waiting(deployment, job, tasks).words(time.time())
     deadline = None if job.is_over else jobs.deadline(job)
     reached = follow.progress_of(deployment, job)
-    cost = cost_of(deployment, job, tasks)
+    cost, hold = cost_of(deployment, job, tasks), follow.hold_of(deployment, job)
+    uses = goodput_of(deployment, job, cost, held=hold.since if hold else None)
     if as_json:
         output.print_json(
             {
@@ -48,6 +50,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
                 ],
                 "node_seconds": cost.seconds,
                 "usd": cost.usd,
+                "goodput_s": uses,
                 "progress": reached and reached.to_json(),
                 "result": result,
             }
@@ -77,6 +80,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         "command": shlex.join(job.spec.command) if job.spec else "",
         "nodes": _nodes(job, tasks),
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
+        "paid for": goodput.words(uses),
         "record": f"{record}/" if record else "",
         "result": f"{result.get('status')}: {', '.join(_reached(result))}" if result else "",
         "note": "; ".join(notes),

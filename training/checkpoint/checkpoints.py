@@ -38,6 +38,7 @@ from training.loop.metrics import StepMetrics
 from training.loop.worker import Worker
 from training.record import reader
 from training.record.events import Saved, Warned
+from training.settings import most_kept
 from training.system import lease, storage
 
 MODEL_FILE: Final = "model.safetensors"
@@ -212,8 +213,9 @@ def complete(place: str, uri: str, files: Mapping[str, File], *, check: Callable
         raise FileExistsError(f"{uri} was written by another process")
 
 
-def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
-    """Write a checkpoint and remove all but the newest ``keep``; return its address.
+def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: int = 0) -> str:
+    """Write a checkpoint and remove all but the newest ``keep`` and that of step ``best``; return
+    its address.
 
     Args:
         fence: number of the lease that the writer holds; 0 without one.
@@ -235,7 +237,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     else:
         files = write(snapshot, Path(place))
     complete(place, uri, files, check=check)
-    prune(run_uri, keep=keep, step=step, fence=fence)
+    prune(run_uri, keep=keep, step=step, fence=fence, best=best)
     return uri
 
 
@@ -275,9 +277,9 @@ def continues(run_uri: str) -> str:
     return f"it resumes from checkpoint {saved[-1]}, which is kept"
 
 
-def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
-    """Remove all checkpoints but the newest ``keep`` whole ones; where storage fails, the next
-    save does.
+def prune(run_uri: str, *, keep: int, step: int, fence: int = 0, best: int = 0) -> None:
+    """Remove all checkpoints but the newest ``keep`` whole ones and that of step ``best``; where
+    storage fails, the next save does.
 
     Torn ones do not count, and those older than the newest whole one are removed. What a later
     lease's holder writes is left alone. Of those that were found damaged, ``keep`` stay.
@@ -295,7 +297,8 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
         mine = [name for name, (_, number) in found.items() if number <= own and name not in late]
         whole = [name for name in mine if _is_whole(run_uri, name)]
         torn = [name for name in mine[: mine.index(whole[-1])] if name not in whole]
-        for name in [*late, *torn, *whole[:-keep], *_damaged(run_uri)[:-keep]]:
+        old = [name for name in whole[:-keep] if found[name][0] != best]
+        for name in [*late, *torn, *old, *_damaged(run_uri)[:-keep]]:
             uri = place_of(run_uri, name)
             # First what makes it whole: this process may end before all is removed.
             storage.remove_file(storage.join(uri, MANIFEST_FILE))
@@ -418,7 +421,9 @@ class Saver:
         self._settings, self._data, self._keep = settings, data, keep
         self._average = average or {}
         self._newest: Snapshot | None = None
-        self._size = 0
+        self._size = self._best = 0
+        self.recorded: Mapping[str, Any] = {}
+        """Settings of the run as its checkpoint has them."""
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -431,7 +436,8 @@ class Saver:
         """
         found = self._newest = shared_newest(self._worker, from_scratch=from_scratch)
         saved = [*self._model.state_dict().values(), *self._average.values()]
-        self._size = check_room(self._worker, self._optimizer, saved, keep=self._keep)
+        most = most_kept(self._keep, self._settings)
+        self._size = check_room(self._worker, self._optimizer, saved, keep=most)
         if found is None:
             return Position()
         if found.data != self._data:
@@ -439,10 +445,30 @@ class Saver:
                 f"run {self._settings['run']!r} was trained on other images than those in "
                 f"{self._settings['data']}: give the same --data, or another --run"
             )
+        self.recorded = found.config
+        self._apply(found)
+        return found.position
+
+    def _apply(self, found: Snapshot) -> None:
         apply(found, self._model, self._optimizer)
         for name, value in self._average.items():
             value.copy_(found.average[name])
-        return found.position
+
+    def keep(self, step: int) -> None:
+        """Keep the checkpoint of a step, which has been saved, in place of another one."""
+        self._best = step
+
+    def restore(self, step: int) -> None:
+        """Go back to the checkpoint of a step, on every rank.
+
+        Raises:
+            InputError: it cannot be used any more.
+        """
+        rank, uri = self._worker.rank, self._worker.run_uri
+        (found, *_) = on_all_ranks(lambda: None if rank else _read_step(uri, step))
+        assert found is not None
+        self._newest = found
+        self._apply(found)
 
     def save(self, position: Position) -> None:
         """Copy the state and write it in the background, on rank 0."""
@@ -457,7 +483,8 @@ class Saver:
             data=self._data,
             average=self._average,
         )
-        write = partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence)
+        kept = {"keep": self._keep, "best": self._best}
+        write = partial(save, worker.run_uri, self._newest, fence=worker.fence, **kept)
         worker.saves.start(position.step, storage.room(worker.run_uri, self._size)(write))
 
     def publish(self) -> None:
@@ -466,6 +493,28 @@ class Saver:
             assert self._newest is not None
             with storage.room(self._worker.run_uri, self._size):
                 publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
+
+
+def name_of(run_uri: str, step: int) -> str:
+    """Name of the checkpoint of a step, the last that was written of it.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [each for each in names(run_uri) if (checkpoint_key(each) or (-1, 0))[0] == step]
+    if not found:
+        raise InputError(f"{run_uri} has no checkpoint of step {step:,} any more: use the newest")
+    return found[-1]
+
+
+def _read_step(run_uri: str, step: int) -> Snapshot:
+    try:
+        return _fetch(place_of(run_uri, name_of(run_uri, step)))
+    except DamagedError as error:
+        raise InputError(
+            f"the best checkpoint of {run_uri}, of step {step:,}, is damaged ({error}): resume "
+            "with --keep-best none, which publishes the newest"
+        ) from None
 
 
 def check_room(

@@ -51,6 +51,7 @@ from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageF
 from training.checkpoint.manifest import DamagedError, File
 from training.loop.worker import Worker
 from training.record.events import Warned
+from training.settings import most_kept
 from training.system import lease, storage
 
 StateDict = dict[str, Any]
@@ -85,7 +86,9 @@ class Saver:
         """
         self._worker, self._model, self._optimizer = worker, model, optimizer
         self._files, self._settings, self._keep = dict(files), dict(settings), keep
-        self._size = 0
+        self._size = self._best = 0
+        self.recorded: Mapping[str, Any] = {}
+        """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
         on_gpu = worker.device.type == "cuda"
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
@@ -109,11 +112,17 @@ class Saver:
         """
         found = newest(self._worker, from_scratch=from_scratch)
         trained = filter(lambda each: each.requires_grad, self._model.parameters())
-        self._size = checkpoints.check_room(self._worker, self._optimizer, trained, keep=self._keep)
+        most = most_kept(self._keep, self._settings)
+        self._size = checkpoints.check_room(self._worker, self._optimizer, trained, keep=most)
         if found is None:
             return Position()
+        self.recorded = found.config
         found.load(self._model, self._optimizer)
         return found.position
+
+    def keep(self, step: int) -> None:
+        """Keep the checkpoint of a step, which has been saved, in place of another one."""
+        self._best = step
 
     def save(self, position: Position) -> None:
         """Copy the state, and begin to write it."""
@@ -126,6 +135,8 @@ class Saver:
             ).encode(),
         }
 
+        best = self._best
+
         def write() -> str:
             run_uri, step, fence = self._worker.run_uri, position.step, self._worker.fence
             uri = write_checkpoint(
@@ -137,7 +148,7 @@ class Saver:
                 fence=fence,
             )
             if self._worker.rank == 0:
-                checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence)
+                checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence, best=best)
             return uri
 
         position = replace(position)
@@ -372,13 +383,14 @@ def _checked(uri: str, worker: Worker) -> "Found":
     return Found(uri)
 
 
-def newest_of(run_uri: str) -> Found:
-    """The newest whole checkpoint of a run, for one process that only reads.
+def newest_of(run_uri: str, *, step: int = 0) -> Found:
+    """The newest whole checkpoint of a run, or that of a step, for one process that only reads.
 
     Raises:
         InputError: there is none.
     """
-    for name in reversed(checkpoints.names(run_uri)):
+    given = [checkpoints.name_of(run_uri, step)] if step else checkpoints.names(run_uri)
+    for name in reversed(given):
         uri = checkpoints.place_of(run_uri, name)
         try:
             checkpoints.verify(uri)

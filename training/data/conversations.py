@@ -186,6 +186,11 @@ def content_of(
         ValueError: it has none, or what cannot be used; the message says what is wrong.
     """
     columns = columns_of([*row], field, given)
+    if not columns and {"chosen", "rejected"} <= row.keys():
+        raise ValueError(
+            "it holds a preference (chosen, rejected), and answers are learned one by one: "
+            "--columns messages=chosen, or prompt=prompt,answer=chosen, learns those chosen"
+        )
     if not columns:
         wanted = f"the columns of --columns {given}" if given else f'text under "{field}"'
         raise ValueError(
@@ -237,7 +242,7 @@ def _conversation(parts: Mapping[str, Any]) -> Conversation | None:
 def _list(parts: Mapping[str, Any], name: str) -> list[Any]:
     value = _json(parts.get(name) or [], name)
     if not isinstance(value, list):
-        raise ValueError(f"what is under {name} is no list")
+        raise ValueError(f"what is under {name} is no list{' and no text' * (name == 'text')}")
     return value
 
 
@@ -315,6 +320,25 @@ def _text(value: object) -> str:
         what = part.get("type") or ", ".join(sorted(map(str, kept))) or type(value).__name__
         raise ValueError(f"has a part that is no text ({what}): only text can be learned")
     return _text(part[kept.pop()])
+
+
+def _begin_in(head: str, request: str, earlier: str) -> int:
+    """Where an answer begins in the text before its words: after the request for it, of which a
+    template may leave out the end, and before what the template writes in place of thoughts.
+
+    Args:
+        earlier: content of the message before, which does not follow the request.
+
+    Raises:
+        InputError: the request is not there.
+    """
+    for size in range(len(request), len(request) // 2, -1):
+        if head.endswith(request[:size]):
+            return len(head)
+    at = head.rfind(request) if request else -1
+    if at < 0 or at < head.rfind(earlier.strip()):
+        raise InputError(_CHANGES)
+    return at + len(request)
 
 
 class ChatWriter:
@@ -489,9 +513,14 @@ class ChatWriter:
                 # A template may ask with more than it writes before an answer that is there, and
                 # may begin in another way when it asks.
                 common = os.path.commonprefix([text, asked])  # noqa: RUF071 - these are no paths
+                if len(common) < len(asked):  # <think> and <tool_call> have nothing in common
+                    common = common[: max(map(common.rfind, ">\n]: ")) + 1]
                 begin = max(len(common), len(before))
             elif head and text.startswith(head) and head.endswith(asked.removeprefix(before)):
                 begin = len(head)  # thoughts of earlier answers are gone once others follow
+            elif head and text.startswith(head) and asked.startswith(before):
+                # Those of this turn, between calls, too.
+                begin = _begin_in(head, asked.removeprefix(before), earlier[-1].content)
             else:
                 raise InputError(_CHANGES)
             # The turn ends where the text up to it does, or where that of another answer does.

@@ -11,6 +11,8 @@ import gzip
 import hashlib
 import io
 import json
+import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,6 +48,12 @@ _BATCH_ROWS: Final = 1024
 #: Characters of a .json file, which is in memory as a whole.
 _MAX_JSON: Final = 4 * MAX_CHARACTERS
 
+MIXED: Final = (
+    "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
+)
+_TRAIN: Final = "train"
+#: Names of splits.
+_SPLIT: Final = re.compile(r"(train|test|validation|valid|val|dev|eval)(?=[^a-z]|$)")
 #: Rows that cannot be used and are shown; all are counted.
 _SHOWN: Final = 5
 
@@ -68,6 +76,8 @@ class Rows:
     num_bad: int = 0
     bad: list[str] = field(default_factory=list)
     """The first ones: place and reason."""
+    names: set[str] = field(default_factory=set)
+    """Names of all columns."""
     unused: set[str] = field(default_factory=set)
     """Names of columns."""
     files: list[str] = field(default_factory=list)
@@ -152,11 +162,33 @@ def _texts_of(names: Sequence[str], source: str, unread: list[str] | None) -> li
         InputError: there are none.
     """
     for kinds in _TIERS:
-        if found := [each for each in names if _is(each, kinds)]:
-            if unread is not None:
-                unread += [each.rpartition("/")[2] for each in names if not _is(each, kinds)]
-            return found
+        found = [each for each in names if _is(each, kinds)]
+        if not found:
+            continue
+        tables = [each.rpartition("/")[2] for each in names if kind_of(each) in _UNREAD]
+        if tables and kinds != KINDS:
+            raise InputError(
+                f"{source} holds {listed(tables)}, a table of another kind beside its description: "
+                "write it as .parquet (Dataset.to_parquet)"
+            )
+        trained = _trained(found)
+        if unread is not None:
+            unread += [each.rpartition("/")[2] for each in names if each not in trained]
+        return trained
     raise InputError(f"{source} holds no text: files must end in {', '.join(_ALL_KINDS)}")
+
+
+def _trained(names: Sequence[str]) -> list[str]:
+    """The names without those of splits for evaluation, where others are for training: as the
+    Hugging Face Hub names files and folders."""
+    inside = len(os.path.commonprefix([each.split("/")[:-1] for each in names]))  # noqa: RUF071
+    splits = [
+        {found[0] for part in each.split("/")[inside:] if (found := _SPLIT.match(part.lower()))}
+        for each in names
+    ]
+    if not any(_TRAIN in each for each in splits):
+        return [*names]
+    return [name for name, each in zip(names, splits, strict=True) if each <= {_TRAIN}]
 
 
 def _is(name: str, kinds: tuple[str, ...]) -> bool:
@@ -399,10 +431,13 @@ def _of_json_lines(lines: Iterable[str], name: str) -> Iterator[tuple[str, objec
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        yield f"line {number}", row
+        yield f"line {number}", None if isinstance(row, str) else row  # text, of whatever
 
 
 def _columns(names: Sequence[str], name: str, rows: Rows) -> list[str]:
+    rows.names.update(names)
+    if not names:
+        raise InputError(f"{name} is empty: its first row must name the columns")
     if columns := columns_of(names, rows.text_field, rows.columns):
         return [*columns.values()]
     wanted = ", ".join(rows.columns.values()) or rows.text_field
@@ -424,6 +459,7 @@ def _content(row: object, rows: Rows, where: str) -> Content | None:
             raise row
         if not isinstance(row, Mapping):
             raise ValueError("no JSON object")
+        rows.names.update(map(str, row))
         content = content_of(row, rows.text_field, rows.columns, unused=rows.unused)
     except ValueError as error:
         rows.refuse(where, error)

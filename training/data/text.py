@@ -23,7 +23,7 @@ from contract.errors import InputError
 from contract.text import counted
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
-from training.data.documents import Rows, batches, documents, text_files
+from training.data.documents import MIXED, Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
 from training.system import storage
@@ -40,9 +40,6 @@ _FORMAT: Final = 3
 #: The same of conversations only.
 _CHAT_FORMAT: Final = 2
 _DTYPES: Final = ("uint16", "uint32")
-_MIXED: Final = (
-    "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
-)
 
 Tokens = npt.NDArray[np.int64]
 _Encode = Callable[[Sequence[str | Conversation]], Iterator[Encoded]]
@@ -154,12 +151,11 @@ class TokenStore:
         """Of all tokens; they are read once for it."""
         return max(int(each.max(initial=0)) for each in (self.train, self.held_out))
 
-    def prompts(self, *, num: int, length: int) -> list[Tokens]:
-        """Prompts for a model to continue, as rows of equal length ``[num, length]``.
+    def prompts(self, *, num: int, length: int) -> list[list[int]]:
+        """Prompts for a model to continue.
 
-        For text, the first tokens of the first held-out documents that have twice as many, as one
-        array.
-        For conversations, what precedes the first answer of each, as arrays of one row.
+        For text, the first tokens of the first held-out documents that have twice as many. For
+        conversations, what precedes the first answer of each.
         """
         if self.info.is_chat:
             part = self.conversations(held_out=True)
@@ -167,13 +163,12 @@ class TokenStore:
             for first, end in pairwise(part.starts[: num + 1].tolist()):
                 before = int(part.learned[first:end].argmax())
                 if before:
-                    found.append(part.tokens[None, first : first + before].astype(np.int64))
+                    found.append(part.tokens[first : first + before].tolist())
             return found
         ends = np.flatnonzero(self.held_out[: 10**6] == self.info.end_of_text)
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
         chosen = starts[ends - starts >= 2 * length][:num]
-        rows: Tokens = self.held_out[chosen[:, None] + np.arange(length)].astype(np.int64)
-        return [rows] if len(rows) else []
+        return [self.held_out[first : first + length].tolist() for first in chosen.tolist()]
 
 
 # --- building -----------------------------------------------------------------------------------
@@ -378,7 +373,7 @@ def _texts(words: Vocabulary) -> _Encode:
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
         if not all(isinstance(each, str) for each in batch):
-            raise InputError(_MIXED)
+            raise InputError(MIXED)
         for encoding in words.tokenizer.encode_batch([*batch]):
             ids = [*encoding.ids]
             if ids[-1:] != [words.end_of_text]:
@@ -394,7 +389,7 @@ def _chats(writer: ChatWriter, rows: Rows) -> _Encode:
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
         chats = [each for each in batch if not isinstance(each, str)]
         if len(chats) < len(batch):
-            raise InputError(_MIXED)
+            raise InputError(MIXED)
         yield from writer.encode(chats, rows.refuse)
         rows.unused |= {f"{key} of a message" for key in writer.unused}
 

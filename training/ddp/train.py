@@ -20,12 +20,12 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.text import counted
-from training.bookkeeping import Bookkeeping, Score
+from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import images
 from training.ddp.settings import DdpConfig
 from training.loop import metrics
-from training.loop.optimizers import decay_groups, warmup_cosine
+from training.loop.optimizers import decay_groups
 from training.loop.worker import Pulse, Worker, uses_bf16
 from training.models import classifiers as models
 from training.models import replicas
@@ -91,6 +91,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         keep=config.checkpoints_to_keep,
     )
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, order.steps_per_epoch)
 
     worker.emit(phase("model_ready"))
     forward = replicas.distribute(model, compiles=config.compile)
@@ -105,11 +106,12 @@ def train(worker: Worker, config: DdpConfig) -> None:
         evaluate=partial(evaluate, model, image_set, test_set, worker=worker, use_bf16=use_bf16),
         saves=lambda num_done: num_done % steps_between_saves == 0,
         save=saver.save,
+        keep=saver.keep,
         settle=lambda: replicas.average_over_workers(model.buffers(), world_size),
     )
     timer = books.timer
     model.train()
-    for step in range(position.step, total_steps):
+    for step in books.steps:
         with books.step(step):
             # Learning rate
             for group in optimizer.param_groups:
@@ -138,13 +140,13 @@ def train(worker: Worker, config: DdpConfig) -> None:
 
         # Report, save, evaluate
         if not books.after(step):
-            return
-    books.finish(publish=saver.publish)
+            break
+    books.finish(restore=saver.restore, publish=saver.publish)
 
 
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
     """Learning rate of ``step`` (counted from 0)."""
-    return warmup_cosine(step, total_steps, peak=config.lr, warmup_fraction=config.warmup_fraction)
+    return config.rate(step, total_steps, peak=config.lr)
 
 
 def build_optimizer(

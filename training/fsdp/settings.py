@@ -8,13 +8,14 @@ from typing import Any, Final, Self
 from contract.errors import InputError
 from contract.text import counted
 from training.models.estimates import MOMENTS, RECOMPUTE, REDUCE_DTYPES
-from training.settings import PRECISIONS, TrainingConfig, Value, option
+from training.settings import NO_BEST, PRECISIONS, TrainingConfig, Value, option
 
-SCHEDULES: Final = ("cosine", "constant")
 #: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
 _EVALUATIONS: Final = 20
 #: Steps between them at least, so that a short run does not spend its time on them.
 _LEAST_STEPS: Final = 50
+#: Tokens of a sample of a model that is not sharded.
+_SAMPLED: Final = 40
 #: Bits of frozen weights that are packed.
 PACKED_BITS: Final = 4
 
@@ -89,14 +90,7 @@ class FsdpConfig(TrainingConfig):
         help="type in which gradients are exchanged; bf16 sends half, and rounds each sum",
         same_on_resume=False,
     )
-    max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
     lr: float = option(2e-5, above=0, help="peak learning rate", same_on_resume=False)
-    warmup_fraction: float = option(
-        0.05, low=0, high=0.9, help="part of the run in which the learning rate rises"
-    )
-    schedule: str = option(
-        "cosine", choices=SCHEDULES, help="course of the learning rate over the run"
-    )
     weight_decay: float = option(0.1, low=0, high=1, help="decoupled decay of the weight matrices")
     max_grad_norm: float = option(1.0, low=0, help="gradients are clipped to this norm (0: never)")
     max_skipped_steps: int = option(
@@ -168,11 +162,18 @@ class FsdpConfig(TrainingConfig):
         help="steps between two checkpoints (0: as evaluate-every is given, else once an epoch)",
         same_on_resume=False,
     )
+    keep_best: str = option(
+        NO_BEST,
+        choices=(NO_BEST, "loss", "perplexity"),
+        help="also keep the checkpoint with the best of this measure, for export --best",
+        same_on_resume=False,
+    )
     sample_tokens: int = option(
-        40,
-        low=0,
+        -1,
+        low=-1,
         high=4096,
-        help="tokens of the samples written before and after training (0: none)",
+        help="tokens of the samples written before and after training, each a pass over all "
+        "weights (-1: 40 on one worker, else none)",
         same_on_resume=False,
     )
 
@@ -215,6 +216,28 @@ class FsdpConfig(TrainingConfig):
         in_run = max(_LEAST_STEPS, -(-total_steps // _EVALUATIONS))
         return min(steps_per_epoch, in_run)
 
+    def passes_beside(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int]:
+        """Passes of evaluations, at the start included, and of samples, in a whole run.
+
+        Args:
+            total_steps: of the run.
+            steps_per_epoch: in which all of the data is seen once.
+        """
+        every = self.steps_between_evaluations(total_steps, steps_per_epoch)
+        # All that is held out: as large a part of the sequences as of the documents.
+        sequences = self.eval_sequences or (
+            steps_per_epoch * self.global_batch // (self.held_out_every - 1)
+        )
+        each = -(-sequences // (self.num_workers * self.sequences_per_pass))
+        return each * (1 - -total_steps // every), 2 * self.num_sampled
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of each sample."""
+        if self.sample_tokens >= 0:
+            return self.sample_tokens
+        return _SAMPLED if self.num_workers == 1 else 0
+
     @property
     def num_microbatches(self) -> int:
         """Passes of each worker per step: the fewest that keep each within ``microbatch``."""
@@ -253,5 +276,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
         "lr": 3e-3,
         "evaluate_every": 25,
         "report_every": 5,
+        "sample_tokens": 40,
     },
 }

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from training.bookkeeping import Bookkeeping
+from training.bookkeeping import Bookkeeping, check_longer
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
@@ -34,7 +34,6 @@ from training.fsdp.held_out import HeldOut, on_device
 from training.fsdp.model import build, describe, fill
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
-from training.loop.optimizers import warmup_cosine
 from training.loop.worker import Worker, displayed, uses_bf16
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
@@ -77,7 +76,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
     for note in feed.notes:
         worker.emit(Warned(message=note))
-    total_steps = config.max_steps or config.epochs * feed.steps_per_epoch
+    total_steps = config.num_steps(feed.steps_per_epoch)
     evaluate_every = config.steps_between_evaluations(total_steps, feed.steps_per_epoch)
     checkpoint_every = config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch
     if isinstance(feed, MixedFeed):
@@ -151,6 +150,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
 
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, feed.steps_per_epoch)
     start_step = position.step
 
     worker.emit(phase("model_ready"))
@@ -161,7 +161,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(Loaded(step=start_step, loss=score.loss))
     else:
         worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
-        _sample(trained, stores, config, worker, step=0)
+        displayed(worker, "a sample", partial(_sample, trained, stores, config, worker, step=0))
 
     books = Bookkeeping(
         worker,
@@ -174,11 +174,12 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         evaluate=partial(held_out.evaluate, trained, worker),
         saves=lambda num_done: num_done % checkpoint_every == 0,
         save=saver.save,
+        keep=saver.keep,
         num_bad_allowed=config.max_skipped_steps,
     )
     timer = books.timer
     trained.train()
-    for step in range(start_step, total_steps):
+    for step in books.steps:
         torch.manual_seed(seed_of(config.seed, step, rank))
         with books.step(step):
             # Learning rate
@@ -212,10 +213,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
 
         # Report, save, evaluate
         if not books.after(step):
-            return
+            break
 
-    if start_step < total_steps:
-        _sample(trained, stores, config, worker, step=total_steps)
+    if books.steps and not books.is_stopped:
+        sample = partial(_sample, trained, stores, config, worker, step=position.step)
+        displayed(worker, "a sample", sample)
     books.finish()
 
 
@@ -226,15 +228,7 @@ def seed_of(seed: int, step: int, rank: int) -> int:
 
 def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:
     """Learning rate of ``step`` (counted from 0)."""
-    if config.schedule == "constant":
-        return config.lr
-    return warmup_cosine(
-        step,
-        total_steps,
-        peak=config.lr,
-        warmup_fraction=config.warmup_fraction,
-        floor=0.1 * config.lr,
-    )
+    return config.rate(step, total_steps, peak=config.lr, floor=0.1 * config.lr)
 
 
 def clip(model: nn.Module, limit: float) -> Tensor:
@@ -272,34 +266,31 @@ def _sample(
 ) -> None:
     """Let the model continue the first words of some held-out documents, or answer the questions
     of some conversations, and report it."""
-    if not config.sample_tokens:
+    if not config.num_sampled:
         return
-    longest = getattr(getattr(trained.model, "config", None), "max_position_embeddings", None)
-    found: list[tuple[list[int], list[int]]] = []
+    of: Any = trained.model
+    longest = getattr(of.config, "max_position_embeddings", None) or 2**20
     of_each = -(-_NUM_PROMPTS // len(stores))
-    stops = inputs.stops_of(stores)
-    given = (each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores)
-    for prompts in chain.from_iterable(given):
-        num = min(config.sample_tokens, (longest or 2**20) - prompts.shape[1])
-        if num < 1:
-            continue
-        tokens = language_models.generate(
-            trained,
-            torch.from_numpy(prompts).to(worker.device),
-            num=num,
-            seed=config.seed,
-            stops=stops,
-        )
-        found += zip(prompts.tolist(), tokens[:, prompts.shape[1] :].tolist(), strict=True)
-    language_models.reshard(trained)
-    if worker.rank or not found:
+    given = [each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores]
+    prompts = [each for each in chain.from_iterable(given) if len(each) < longest]
+    if not prompts:
         return
+    try:
+        continued = language_models.generate(
+            trained,
+            prompts,
+            num=min(config.num_sampled, longest - max(map(len, prompts))),
+            seed=config.seed,
+            stops=inputs.stops_of(stores),
+            device=worker.device,
+        )
+    finally:
+        language_models.reshard(trained)
+    if worker.rank:
+        return
+    from tokenizers import Tokenizer
 
-    def decoded() -> list[Sample]:
-        from tokenizers import Tokenizer
-
-        path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
-        decode = Tokenizer.from_file(str(path)).decode
-        return [Sample(step=step, prompt=decode(one), text=decode(two)) for one, two in found]
-
-    worker.emit(*(displayed(worker, "the text of the samples", decoded) or ()))
+    path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+    decode = Tokenizer.from_file(str(path)).decode
+    for prompt, text in zip(prompts, continued, strict=True):
+        worker.emit(Sample(step=step, prompt=decode(prompt), text=decode(text)))

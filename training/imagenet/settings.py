@@ -6,11 +6,19 @@ from typing import Final
 
 from contract.errors import InputError
 from training.models import picture_shapes
-from training.settings import ReplicaConfig, Value, option
+from training.settings import (
+    NO_BEST,
+    SCHEDULES,
+    ReplicaConfig,
+    TrainingConfig,
+    Value,
+    option,
+)
 
 #: Name of the built-in data: pictures that are made on the device, see ``synthetic``.
 SYNTHETIC: Final = "synthetic"
-SCHEDULES: Final = ("cosine", "steps")
+#: A tenth of the learning rate after each 30 epochs.
+STEPS: Final = "steps"
 #: Images per step to which the learning rate is given (arXiv 1706.02677).
 IMAGES_PER_LR: Final = 256
 #: Of the shorter side of a picture, what evaluation shows.
@@ -45,12 +53,15 @@ class ImagenetConfig(ReplicaConfig):
     )
     schedule: str = option(
         "cosine",
-        choices=SCHEDULES,
-        help="course of the learning rate: half a cosine after a linear rise, or a tenth of it "
-        "after each 30 epochs",
+        choices=(*SCHEDULES, STEPS),
+        help="as for ddp, or steps: a tenth of the learning rate after each 30 epochs; a run with "
+        "--first-size is not continued",
     )
-    warmup_fraction: float = option(
-        0.05, low=0, high=0.9, help="part of the run in which the learning rate rises (cosine)"
+    keep_best: str = option(
+        NO_BEST,
+        choices=(NO_BEST, "loss", "accuracy", "top5"),
+        help="also keep the checkpoint with the best of this measure, and publish its model",
+        same_on_resume=False,
     )
     ema: float = option(
         0.0,
@@ -85,6 +96,15 @@ class ImagenetConfig(ReplicaConfig):
                 f"--first-size is {self.first_size}, above the image size of {self.full_size}: "
                 "pictures grow from the first size to that one"
             )
+
+    def why_not_longer(self, name: str, *, is_complete: bool) -> str:
+        if name == "max_steps":
+            return ""  # rates and sizes follow from the epochs
+        if self.first_size:
+            return "pictures grow over the epochs of the run (--first-size): begin another --run"
+        if self.schedule == STEPS:
+            return ""
+        return TrainingConfig.why_not_longer(self, name, is_complete=is_complete)
 
     @property
     def full_size(self) -> int:

@@ -24,7 +24,7 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.text import counted
-from training.bookkeeping import Bookkeeping, Score
+from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -32,9 +32,9 @@ from training.data.pictures import library, mirror
 from training.data.pictures.picture import canvas_side
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 from training.imagenet.inputs import num_decoders
-from training.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
+from training.imagenet.settings import MIDDLE, STEPS, SYNTHETIC, ImagenetConfig
 from training.loop import metrics
-from training.loop.optimizers import decay_groups, warmup_cosine
+from training.loop.optimizers import decay_groups
 from training.loop.worker import Pulse, Worker, uses_bf16
 from training.models import classifiers as models
 from training.models import picture_models, replicas
@@ -122,6 +122,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         average=average.state if average is not None else None,
     )
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, order.steps_per_epoch)
 
     worker.emit(phase("model_ready"))
     forward = replicas.distribute(model, compiles=config.compile)
@@ -144,12 +145,13 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         evaluate=partial(evaluate, model, average, found, config, worker=worker, use_bf16=use_bf16),
         saves=lambda num_done: num_done % steps_between_saves == 0,
         save=saver.save,
+        keep=saver.keep,
         settle=settle,
         warnings=partial(found.newly_damaged, world_size),
     )
     timer = books.timer
     model.train()
-    steps_to_do = range(position.step, total_steps)
+    steps_to_do = books.steps
     plan = rank_plan(order, steps=steps_to_do, rank=rank, world_size=world_size)
     batches = found.train.batches(plan)
     for step in steps_to_do:
@@ -205,20 +207,15 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
 
         # Report, save, evaluate
         if not books.after(step):
-            return
-    books.finish(publish=saver.publish)
+            break
+    books.finish(restore=saver.restore, publish=saver.publish)
 
 
 def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> float:
     """Learning rate of ``step`` (counted from 0)."""
-    if config.schedule == "steps":
+    if config.schedule == STEPS:
         return config.peak_lr * 0.1 ** (step // steps_per_epoch // _EPOCHS_PER_TENTH)
-    return warmup_cosine(
-        step,
-        config.epochs * steps_per_epoch,
-        peak=config.peak_lr,
-        warmup_fraction=config.warmup_fraction,
-    )
+    return config.rate(step, config.epochs * steps_per_epoch, peak=config.peak_lr)
 
 
 @dataclass(kw_only=True)

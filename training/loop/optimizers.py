@@ -1,9 +1,4 @@
-"""Optimizers, the parameters that they decay, and the schedule of the learning rate.
-
-The schedule depends only on the step, so nothing of it needs saving.
-"""
-
-import math
+"""Optimizers, and the parameters that they decay."""
 
 import torch
 from torch import nn
@@ -59,19 +54,3 @@ def decay_groups(model: nn.Module, weight_decay: float) -> ParamsT:
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def warmup_cosine(
-    step: int, total_steps: int, *, peak: float, warmup_fraction: float, floor: float = 0.0
-) -> float:
-    """Learning rate of ``step`` (counted from 0): a linear rise to ``peak``, then half a cosine to
-    ``floor``.
-
-    With a floor of 0 it is the one-cycle policy of Smith and Topin (arXiv 1708.07120) without its
-    momentum cycle.
-    """
-    done = (step + 0.5) / total_steps
-    if done < warmup_fraction:
-        return peak * done / warmup_fraction
-    left = 0.5 * (1 + math.cos(math.pi * (done - warmup_fraction) / (1 - warmup_fraction)))
-    return floor + (peak - floor) * left

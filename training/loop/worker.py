@@ -61,10 +61,13 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
 
 
 def displayed(worker: Worker, what: str, compute: Callable[[], Shown]) -> Shown | None:
-    """A figure or text that is only displayed, and that other ranks do not wait for. Where it
-    cannot be computed, a warning names it, and the run goes on without it."""
+    """A figure or text that is only displayed. Where it cannot be computed, a warning names it, and
+    the run goes on without it. A rank that runs out of memory by itself ends the run: the others
+    would wait for it."""
     try:
         return compute()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         worker.emit(Warned(message=f"{what} is not known ({reason})"))

@@ -348,6 +348,10 @@ class Plan:
     tokens_per_s: float
     mfu: float
     bound_by: str
+    evaluated_s: float
+    """Seconds of a pass of the same size without gradients."""
+    sampled_s: float
+    """Seconds of a pass of a few tokens: it reads, or gathers, all weights."""
 
     @property
     def fits(self) -> bool:
@@ -371,14 +375,15 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     largest_share = -(-setup.global_batch // setup.num_workers) / setup.global_batch
     compute = done * largest_share / (peak * _ATTAINABLE)
 
-    network = 0.0
+    network, width = 0.0, setup.bytes_per_value
+    touched_s = 1 / (gpu.memory_gb_per_s * 1e9)
+    read = width * shape.parameters * touched_s
     if setup.num_hosts > 1:
         gbps = setup.machine.network_gbps if setup.efa else setup.machine.tcp_gbps
         bandwidth = gbps / 8 * 1e9 * _NETWORK
         # Through each link of NCCL's ring, per pass: the blocks' weights in bf16 twice, the
         # embeddings' once, and gradients. One link of the ring is the way into a host.
         across = (setup.num_workers - 1) / setup.num_workers
-        width = setup.bytes_per_value
         gathers = width * (shape.parameters + shape.blocks_parameters)
         if setup.lora_bits == 4:
             gathers -= 2 * (width - PACKED) * shape.packed_parameters
@@ -387,9 +392,10 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
         reduced *= setup.num_microbatches
         network = (gathers + reduced) / bandwidth
+        read = width * shape.parameters * across / bandwidth
     moments = MOMENTS[setup.optimizer]
     touched = (2 * (4 + moments) + 4) * shape.parameters / setup.num_workers
-    optimizer = 0.0 if setup.lora_rank else touched / (gpu.memory_gb_per_s * 1e9)
+    optimizer = 0.0 if setup.lora_rank else touched * touched_s
     step = max(compute, network) + optimizer
     useful = done / (1 + again)
     reserved = _RESERVED_GIB * GIB + _FRAGMENTED * gpu.memory_gib * GIB
@@ -400,6 +406,8 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         tokens_per_s=tokens / step,
         mfu=useful / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
+        evaluated_s=max(flops / done * compute / 3 / setup.num_microbatches, read),
+        sampled_s=read,
     )
 
 

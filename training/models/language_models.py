@@ -65,7 +65,7 @@ class WithLoss(nn.Module):
         positions: Tensor | None = None,
         labels: Tensor | None = None,
         *,
-        predict: bool = False,
+        last: Tensor | None = None,
     ) -> Tensor:
         """Mean loss, in nats per token, of predicting each token from those before it.
 
@@ -76,17 +76,19 @@ class WithLoss(nn.Module):
                 sequence.
             labels: ``[num_sequences, seq_len]``, ids, or ``losses.IGNORE`` where nothing is
                 learned: the loss is the mean over the others. Without them all tokens are learned.
-            predict: return the logits of the token after the last one instead,
-                ``[num_sequences, vocab]`` in fp32; ``tokens`` are then only inputs.
+            last: place of the last token of each sequence, ``[num_sequences]``: return the logits
+                of the token after it instead, ``[num_sequences, vocab]`` in fp32; ``tokens`` are
+                then only inputs.
 
         Raises:
             InputError: this kind of model computes its logits in a way that is not known here.
         """
-        hidden, bend, _ = self._run(tokens if predict else tokens[:, :-1], positions)
-        if predict:
+        hidden, bend, _ = self._run(tokens[:, :-1] if last is None else tokens, positions)
+        if last is not None:
+            rows = torch.arange(len(hidden), device=hidden.device)
             head = self._head()
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
-            return bend(F.linear(hidden[:, -1], head.weight.to(hidden.dtype), bias).float())
+            return bend(F.linear(hidden[rows, last], head.weight.to(hidden.dtype), bias).float())
         return self._loss(hidden, bend, tokens[:, 1:] if labels is None else labels)
 
     def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -350,35 +352,45 @@ def reshard(trained: nn.Module) -> None:
 
 def generate(
     trained: nn.Module,
-    prompts: Tensor,
+    prompts: Sequence[Sequence[int]],
     *,
     num: int,
     seed: int,
     stops: Sequence[int] = (),
     greedy: bool = False,
-) -> Tensor:
+    device: torch.device,
+) -> list[list[int]]:
     """Continue each prompt by ``num`` tokens drawn from the model's own distribution.
+
+    All prompts are one batch: shorter ones are padded at their end, which no token before sees.
 
     Args:
         trained: a ``WithLoss``; where it is sharded, every rank calls this and gets the same.
-        prompts: ids ``[num_prompts, length]``.
+        prompts: ids.
         seed: of the draws.
         stops: ids of which each ends a continuation: once all have one, no more is drawn.
         greedy: take the likeliest token instead of drawing one.
 
     Returns:
-        Prompts and what follows, ``[num_prompts, length + num]``, or less where all have ended.
-        Each token is a pass over all so far: for samples, not for serving.
+        The ids that follow each prompt, ``num`` or fewer where all have ended. Each is a pass over
+        all so far: for samples, not for serving.
     """
     generator = torch.Generator().manual_seed(seed)
     was_training = trained.training
     trained.eval()
-    tokens = prompts
+    lengths = [len(each) for each in prompts]
+    longest = max(lengths)
+    tokens = torch.tensor(
+        [[*each, *[0] * (longest - len(each))] for each in prompts], device=device
+    )
+    last = torch.tensor(lengths, device=device) - 1
+    ended = torch.zeros(len(lengths), dtype=torch.bool, device=device)
+    num_drawn = 0
     # Compiled for these few tokens, the blocks would be compiled for any length from then on.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        for _ in range(num):
+        while num_drawn < num and not ended.all():
             # A model that has diverged continues a text with anything.
-            logits = trained(tokens, predict=True).float().cpu().nan_to_num()
+            logits = trained(tokens, last=last).float().cpu().nan_to_num()
             if greedy:
                 drawn = logits.argmax(dim=1, keepdim=True)
             else:
@@ -386,14 +398,14 @@ def generate(
             drawn = drawn.to(tokens.device)
             if dist.is_initialized() and dist.get_world_size() > 1:
                 dist.broadcast(drawn, src=0)  # hosts may round differently
-            tokens = torch.cat([tokens, drawn], dim=1)
-            ends = torch.isin(
-                tokens[:, prompts.shape[1] :], torch.tensor(stops, device=tokens.device)
-            )
-            if ends.any(dim=1).all():
-                break
+            last, num_drawn = last + 1, num_drawn + 1
+            tokens = F.pad(tokens, (0, 1)).scatter(1, last[:, None], drawn)
+            ended |= torch.isin(drawn[:, 0], torch.tensor(stops, device=device))
     trained.train(was_training)
-    return tokens
+    return [
+        each[length : length + num_drawn]
+        for each, length in zip(tokens.tolist(), lengths, strict=True)
+    ]
 
 
 def keep_in_bf16(model: nn.Module, *, only_frozen: bool) -> None:

@@ -49,13 +49,15 @@ class Progress:
     usd: float | None = None
     """About what the job has cost so far, in US dollars at the list prices of its order; None where
     that is not known."""
+    warning: str = ""
+    """What is probably wrong with such a program."""
 
     def brief(self, *more: str) -> str:
         """``epoch 2/8, step 1,200/20,000, 2,540 tokens/s``, with ``more`` before the rate;
         ``1,200 steps, 0.52 s/step`` of a program of the user's."""
         if not self.total_steps:
             pace = [] if self.step_s is None else [f"{significant(self.step_s)} s/step"]
-            return ", ".join([self.share, *pace])
+            return ", ".join(filter(None, [self.share, *pace, self.warning]))
         parts = [f"epoch {self.epoch}/{self.epochs}"] if self.epochs > 1 else []
         parts += [f"step {self.step:,}/{self.total_steps:,}", *more, *speed(self.rate)]
         return ", ".join(parts)

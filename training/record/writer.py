@@ -43,6 +43,7 @@ from training.record.events import (
     without_redone,
 )
 from training.record.fields import Rate
+from training.record.goodput import Activity, Recorder
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
 from training.record.trackers import FILES, UPLOAD_S, Trackers
@@ -114,6 +115,7 @@ class RunRecord:
         self._began = clock() if began is None else began
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
+        self._recorder = Recorder(self._read_activity())
         self._pace = Pace()
         self._last_step: Step | None = None
         self._shown_step = 0
@@ -166,6 +168,7 @@ class RunRecord:
             case Step():
                 self._append(event)
                 self._step = event.step
+                self._recorder.step(event.time, event.step)
                 self._last_step = event
                 self._pace.add(event)
                 if self.first_step_at is None:
@@ -174,6 +177,8 @@ class RunRecord:
                     self._is_starting = False
                     self.flush()
             case Preempted() | Silent() | Evaluation():
+                if isinstance(event, Silent):
+                    self._recorder.end(event.time, hung_s=event.seconds)
                 self._append(event)
                 self.flush()
             case Saving():
@@ -181,7 +186,10 @@ class RunRecord:
             case Skipped():
                 self._append(event)
                 self._step = event.step
+                self._recorder.step(event.time, event.step)
             case RankTimes() | Sample() | Loaded() | Saved():
+                if isinstance(event, RankTimes) and event.rank == 0:
+                    self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
                 self._append(event)
             case Stopped():
                 self.stopped_at = event.step
@@ -204,6 +212,7 @@ class RunRecord:
     def close(self) -> Path | None:
         """Write the result and the report of what there is; return the report's path if local."""
         report = None
+        self._recorder.end(time.time())
         self._write_lines()
         if self._start is not None:
             if not self.is_finished:
@@ -218,6 +227,8 @@ class RunRecord:
                         lambda: write_report(self.folder, self.result, check=self._check_on_disk)
                     )
             finally:  # a run that has a result is complete: the report comes first
+                self._recorder.close(time.time(), is_last=True)
+                self._write_activity()
                 self._write_json(runs.RESULT_FILE, self.result.to_json())
         # An upload may take its time: meanwhile the run's own files are sent.
         self._trackers.close(self.exit_code, wait_s=3)
@@ -334,6 +345,22 @@ class RunRecord:
         # A disk, or S3, that fails for a moment must not end the training.
         with contextlib.suppress(Exception):
             self._write_json(runs.PROGRESS_FILE, progress.to_json())
+        self._write_activity()
+
+    def _write_activity(self) -> None:
+        """Write what the job's paid time is explained by."""
+        if self._job:
+            with contextlib.suppress(Exception):
+                name = runs.job_activity(self._job)
+                self._write_json(name, self._recorder.activity.to_json())
+
+    def _read_activity(self) -> Activity:
+        """What lost heads of the same job have recorded."""
+        with contextlib.suppress(Exception):
+            if self._job:
+                uri = storage.join(self.run_uri, runs.job_activity(self._job))
+                return Activity.from_json(json.loads(storage.read_bytes(uri) or b"{}"))
+        return Activity()
 
     def _take_over_spending(self, job: str, spending: Spending) -> None:
         """Add what a lost head of the same job had counted."""
@@ -367,6 +394,8 @@ class RunRecord:
         if self._start is None and event.resumed:
             self._resumed_from = event.step
         self._start = event
+        self._recorder.begin(time.time(), first=event.step)
+        self._write_activity()
         self._step = self._shown_step = event.step
         self._pace, self._last_step = Pace(), None
         self._progress_at = self._clock() + EVERY_S

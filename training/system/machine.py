@@ -58,15 +58,17 @@ def born(pid: int) -> str:
 
 
 def check_compiler(option: str) -> None:
-    """Make sure that there is a C compiler, which torch's compiler calls.
+    """Make sure that there is the compiler that torch's own calls: of C for GPUs, else of C++.
 
     Raises:
-        InputError: there is none, as in this project's images without CUDA.
+        InputError: there is none, as in this project's images for CPUs.
     """
-    if not (shutil.which("cc") or shutil.which("gcc")):
+    has_gpu = Path("/dev/nvidiactl").exists()
+    language, programs = ("C", ("cc", "gcc")) if has_gpu else ("C++", ("c++", "g++"))
+    if not any(map(shutil.which, programs)):
         raise InputError(
-            f"{option} compiles kernels when they are first used, and there is no C compiler here: "
-            "train on GPUs, whose image has one, or leave the option out"
+            f"{option} compiles kernels when they are first used, and there is no {language} "
+            "compiler here: train on GPUs, whose image has what they need, or leave the option out"
         )
 
 

@@ -5,8 +5,8 @@ That is so for a job's own program, on the head and on all nodes, and for what i
 through Ray. An exception that nothing catches is noted for the job's outcome
 (``containers/program/cause.py``); what the program prints is written line by line; Ray gets the
 defaults of ``containers/program/ray_defaults.py``; steps are counted by
-``containers/program/steps.py``. These files are found by their place, because a user's code may
-have a package called ``containers``.
+``containers/program/steps.py``; torchvision fetches FashionMNIST over HTTPS. These files are found
+by their place, because a user's code may have a package called ``containers``.
 """
 
 import importlib.machinery
@@ -130,18 +130,24 @@ def _note_errors(folder: str) -> None:
     sys.excepthook, threading.excepthook = of_program, of_thread
 
 
+def _fetch_over_https(module: Any) -> None:
+    """Let torchvision fetch FashionMNIST, whose hashes it knows, from where its authors keep it:
+    nodes do not reach the plain HTTP address that torchvision has for it."""
+    place = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+    module.FashionMNIST.mirrors = [place]
+
+
 _print_whole_lines()
 # As in contract.nodes; a test compares them.
 if _errors := os.environ.get("TRAIN_ERRORS"):
     _note_errors(_errors)
-_changes: Dict[str, Callable[[Any], None]] = {}
+_changes: Dict[str, Callable[[Any], None]] = {"torchvision.datasets.mnist": _fetch_over_https}
 if os.environ.get("TRAIN_WATCH"):
     _changes.update(_load("_train_steps", _HERE.parent / "steps.py").CHANGES)
 # A program that runs beside Ray, in a job that keeps what it saves.
 if os.environ.get("TRAIN_RAY_STORAGE"):
     _changes.update(_load("_train_ray_defaults", _HERE.parent / "ray_defaults.py").CHANGES)
-if _changes:
-    sys.meta_path.insert(0, _Finder(_changes))
+sys.meta_path.insert(0, _Finder(_changes))
 
 # Python takes the first one that it finds; the user's code or the system may have another.
 _others = [path for path in sys.path if Path(path or ".").resolve() != _HERE]

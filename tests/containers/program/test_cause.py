@@ -14,12 +14,11 @@ import pytest
 
 from containers.program import launch
 from containers.program.cause import (
-    PASSED_OVER,
     Error,
     LogEnd,
     cause,
     errors_in,
-    passed_over,
+    success,
 )
 from contract import nodes
 
@@ -134,12 +133,12 @@ def test_a_program_that_ends_without_a_traceback_has_its_last_words_as_the_reaso
 
 
 def test_an_exception_of_a_program_that_succeeds_is_a_warning() -> None:
-    assert passed_over([FELT, ENDED]) is None
-    found = passed_over([FELT, replace(SHAPES, at=3.0), SHAPES])
-    assert found == SHAPES
-    assert found.reason("r1", PASSED_OVER) == (
+    assert success([FELT, ENDED], "r1", "") == ""
+    assert success([FELT], "r1", "no file was saved") == "succeeded, but no file was saved"
+    found = success([FELT, replace(SHAPES, at=3.0), SHAPES], "r1", "its newest file is old")
+    assert found == (
         "succeeded, with an exception that was not caught on node 1, rank 1: ValueError: shapes do "
-        "not match (train.py:5); trainctl logs r1 --node 1"
+        "not match (train.py:5); trainctl logs r1 --node 1; its newest file is old"
     )
 
 

@@ -7,9 +7,11 @@ shown in ``test_files_simulated.py``; the real calls of S3 in ``test_files_in_s3
 import contextlib
 import hashlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
+from containers.program import disk, selection, starts
 from containers.program import files as files_of_program
-from containers.program import starts
 from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
@@ -26,7 +28,7 @@ from containers.program.starts import Start as StartOfAll
 from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, WORK, FileList, SavedFile
+from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, list_of, refused, saved_in
 
@@ -46,12 +48,12 @@ class Node:
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for folder in (self.work, self.output):
+        for folder in (self.work, self.output, self.home):
             folder.mkdir(parents=True)
         for name, text in self.code.items():
             self.write(name, text)
         self.mirror: Mirror = open_mirror(
-            {WORK: self.work, OUTPUT: self.output},
+            {WORK: self.work, OUTPUT: self.output, HOME: self.home},
             ADDRESS,
             node=self.number,
             say=self.said.append,
@@ -66,6 +68,10 @@ class Node:
     @property
     def output(self) -> Path:
         return self.place / "output"
+
+    @property
+    def home(self) -> Path:
+        return self.place / "home"
 
     def write(self, name: str, text: str, *, ago_s: float = AGO_S) -> Path:
         path = self.place / name
@@ -93,7 +99,7 @@ class Node:
         """What lies in the folders."""
         return {
             path.relative_to(self.place).as_posix(): path.read_text()
-            for folder in (self.work, self.output)
+            for folder in (self.work, self.output, self.home)
             for path in sorted(folder.rglob("*"))
             if path.is_file() and not path.is_symlink()
         }
@@ -146,10 +152,16 @@ def test_files_links_and_empty_folders_come_back(start: Start, s3: S3, tmp_path:
     node.write("output/metrics.csv", "1,2").chmod(0o755)
     node.write("work/é ü/中.txt", "x")
     node.write("work/empty", "")
+    node.write("home/.cache/project/model.pt", "trained")
+    node.write("home/.cache/huggingface/mine/model.pt", "there too")
     expected = node.found()
     # What is left out, silently.
     for name in ("__pycache__/a.pyc", "sub/__pycache__/b.pyc", "hub/x", "env/pyvenv.cfg"):
         node.write(f"work/{name}", "x")
+    for name in ("huggingface/hub/m", "huggingface/token", "torch/k", "uv/a", "pip/b"):
+        node.write(f"home/.cache/{name}", "x")
+    for name in (".netrc", ".ssh/id", ".triton/k", ".nv/k", ".local/lib/p"):
+        node.write(f"home/{name}", "x")
     node.write("work/hub/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55")
     os.mkfifo(node.work / "pipe")
     # What is left out, and said.
@@ -177,7 +189,7 @@ def test_files_links_and_empty_folders_come_back(start: Start, s3: S3, tmp_path:
     assert (again.work / "absolute").resolve().is_relative_to(again.work.resolve())
     assert (again.work / "best").resolve() == again.output
     assert (again.work / "out").readlink() == tmp_path / "data"
-    assert again.said == [f"files: 8 restored from {ADDRESS}"]
+    assert again.said == [f"files: 10 restored from {ADDRESS}"]
 
 
 def test_the_code_is_not_saved_until_the_program_changes_it(start: Start, s3: S3) -> None:
@@ -353,14 +365,17 @@ def test_above_the_limit_output_comes_first_and_then_the_newest(start: Start, s3
     node.write("output/model", "c" * 1000, ago_s=1000)
     node.write("work/step-2/model", "d" * 1000, ago_s=100)
     node.write("work/step-2/state", "e" * 900, ago_s=200)
-    assert not node.copy()
+    assert node.copy(), "what is older than a complete round does not matter"
     assert saved(s3).keys() == {"output/model", "work/step-2/model", "work/step-2/state"}
     (told,) = node.said
     assert told.startswith("files: 2 files are not saved: work/data/part, work/old.pt. The folders")
+    node.write("work/step-3", "f" * 4000)
     assert not node.copy()
-    assert node.said == [told], "until it is something else"
+    assert not node.copy()
+    assert node.said == [told], "until it is twice as many"
     assert not node.mirror.save(), "without trying again: it would be in vain"
-    assert node.mirror.lost == ["work/data/part", "work/old.pt"]
+    assert node.mirror.lost == ["work/step-3"]
+    (node.work / "step-3").unlink()
     (node.work / "data" / "part").unlink()
     (node.output / "model").unlink()
     assert node.mirror.save()
@@ -378,6 +393,115 @@ def test_a_folder_that_is_above_a_limit_by_itself_is_saved_in_part(
         assert not node.mirror.save()
         assert saved(s3).keys() == {f"output/samples/{number}" for number in range(most)}
         monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 2)
+
+
+MANY = [f"work/project/data/{part}/{number}" for part in ("a", "b") for number in range(10)]
+
+
+def test_many_files_keep_no_checkpoint_waiting_and_are_data_if_they_rest_from_the_beginning(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_MANY", 10)
+    real = time.time()
+    clock = FakeClock(real)
+    node = start(every_s=30, clock=clock, make_pool=lambda: ThreadPoolExecutor(1))
+
+    def copy(after_s: float = 30) -> bool:
+        clock.sleep(after_s)
+        moment = node.mirror._look(int(clock.now // 30), clock.now * 1e9)
+        return node.mirror.round(moment)
+
+    for name in MANY:
+        node.write(name, name)
+    node.write("work/project/last.pt", "1")
+    is_slow = lambda _key, content: clock.sleep(4 if content.startswith(b"work") else 0)  # noqa: E731
+    s3.on_upload = is_slow
+    assert copy()
+    assert saved(s3)["work/project/last.pt"] == "1"
+    assert 1 < len(saved(s3)) < 8, "half of a round's time is for the data"
+    for _ in range(5):
+        assert copy()
+    assert len(saved(s3)) == 21
+    assert copy(300)
+    assert saved(s3) == {"work/project/last.pt": "1"}
+    (told,) = node.said
+    assert "work/project/data is taken for downloaded data and not saved: 20 files" in told
+    assert told.endswith("--keep-files project/data")
+    # What comes later is no download, and what the last start has saved stays.
+    node.write("work/project/data/index", "new")
+    assert node.mirror.save()
+    assert saved(s3).keys() == {"work/project/data/index", "work/project/last.pt"}
+    other = start(every_s=30, clock=clock, keep=["data"])
+    for name in MANY:
+        other.write(name, name)
+    assert other.mirror.save()
+    again = start(every_s=30, clock=clock)
+    clock.sleep(1000)
+    assert again.mirror.save()
+    assert len(saved(s3)) == 22
+
+
+def test_a_data_set_above_the_limits_is_not_lost_and_the_rest_is_kept(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_MANY", 10)
+    monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 15)
+    node = start()
+    node.write("work/last.pt", "1", ago_s=1000)
+    for name in MANY:
+        node.write(name, "x")
+    assert node.mirror.save()
+    assert node.mirror.lost == []
+    assert "work/last.pt" in saved(s3)
+    assert "6 files are not saved" in node.said[0]
+    assert "--skip-files" in node.said[0]
+    kept = start(keep=["project/data/*"])
+    for name in MANY:
+        kept.write(name, "y")
+    assert not kept.mirror.save()
+    assert len(kept.mirror.lost) == 5
+
+
+def test_patterns_of_the_user_say_what_is_not_saved(start: Start, s3: S3) -> None:
+    node = start(skip=["data", "*.tmp", "logs/*.csv", "home/"])
+    for name in ("work/data/a/b", "output/data", "work/x.tmp", "work/logs/a.csv", "home/x"):
+        node.write(name, "x")
+    for name in ("work/mydata", "work/a.tmp.pt", "work/more/logs/a.csv", "work/logs/a.txt"):
+        node.write(name, "y")
+    assert node.mirror.save()
+    assert set(saved(s3).values()) == {"y"}
+    assert len(saved(s3)) == 4
+
+
+def test_files_in_other_places_are_named_once_and_then_where_there_are_twice_as_many(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setattr(disk, "_writable", lambda: [place])
+    (place / "old").mkdir(parents=True)
+    (place / "old" / "file").write_text("of another program")
+    time.sleep(0.02)  # the clock of the file system is up to 4 ms behind
+    node = start()
+    for name in ("ray/log", "tmpab12cd3_/x", "torchinductor_root/k", "torchelastic_x/0"):
+        node.write(f"../tmp/{name}", "not the user's")
+    node.write("errors/1.json", "of the launcher")
+    node.write("work/model", "saved")
+    node.write("../tmp/lock", "")
+    node.mirror._warn_of_others()
+    assert node.said == []
+    node.write("results/model.pt", "x" * 1000)
+    node.write("../tmp/abs/model.pt", "x" * 1000)
+    for _ in range(2):
+        assert node.mirror.save()
+    assert node.said == [
+        "files: warning: 2 files (2.0 kB) outside the working folder and HOME will not be kept: "
+        f"../results/model.pt, {place}/abs/model.pt; to keep files, write them to $TRAIN_OUTPUT"
+    ]
+    for number in range(2):
+        node.write(f"../tmp/{number}.pt", "x")
+    assert node.mirror.save()
+    assert "warning: 4 files" in node.said[-1]
 
 
 # --- a bucket in trouble

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, launch, nodes, watch
+from containers.program import bucket, joined, launch, nodes, watch
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
 from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
 from containers.program.requirements import Stopped
@@ -31,6 +31,7 @@ from tests.containers.program.s3_in_memory import S3
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
 from training.record import progress
+from training.record.goodput import Activity
 from training.record.progress import Progress
 
 Ref = Future[Any]
@@ -366,7 +367,7 @@ class Files:
     """What a node's last copy does: stands in for ``Mirror``."""
 
     lost: list[str] = field(default_factory=list)
-    newest_ns: int = 0
+    newest_ns: int = field(default_factory=time.time_ns)
     is_replaced: bool = False
     is_down: bool = False
     """The last copy lasts until it is hurried."""
@@ -421,6 +422,29 @@ class Stored:
         monkeypatch.setattr(nodes, "report", report)
         monkeypatch.setenv(ENV_JOB, "j1")
         add(ray, *(files if not workers else [*files][:2]))
+
+    def progress(self) -> Progress | None:
+        """What the program has reached, as far as it is in the bucket."""
+        content = self.s3.objects.get("runs/r1/progress.json")
+        return Progress.from_json(json.loads(content)) if content else None
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "said"),
+    [
+        ([None, None], "succeeded, but no file was saved: keep results in"),
+        ([None, 7300], "succeeded, but its newest file is from 2 h 1 min before its end"),
+        ([None, 3000], ""),
+    ],
+)
+def test_a_job_without_new_files_says_so_in_its_outcome(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch, ages_s: list[float | None], said: str
+) -> None:
+    newest = [0 if age_s is None else time.time_ns() - int(age_s * 1e9) for age_s in ages_s]
+    files = {name: Files(newest_ns=at) for name, at in zip("ab", newest, strict=True)}
+    here = Stored(ray, monkeypatch, "true", **files)
+    assert here.group.run() == exits.OK
+    assert [what[: len(said)] for what, _, _ in here.reported] == [said] * bool(said)
 
 
 def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
@@ -812,21 +836,102 @@ def test_the_steps_of_a_program_are_written_into_its_run(
     path = write_program(
         tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
     )
-    files = {"a": Files(newest_ns=5), "b": Files()}
-    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", **files)
+    files = {"a": Files(newest_ns=5), "b": Files(), "c": Files()}
+    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", "2", **files)
     running = Running(here.group)
 
-    def reached() -> Progress | None:
-        content = here.s3.objects.get("runs/r1/progress.json")
-        return Progress.from_json(json.loads(content)) if content else None
+    def activity() -> Activity:
+        return Activity.from_json(json.loads(here.s3.objects["runs/r1/jobs/j1.activity"]))
 
     def is_known() -> bool:
-        now = reached()
+        now = here.progress()
         return now is not None and now.step > 20 and now.step_s is not None
 
     wait_until(is_known)
     assert [seat.status.signs.written_ns for seat in here.group._seats] == [5, 0]
+    ray.there["b"].lose()
+    add(ray, "c")
+    wait_until(lambda: len(activity().segments) == 2 and bool(activity().segments[1].stepped))
     (tmp_path / "end").touch()
     assert running.code() == exits.OK
-    assert (found := reached())
+    assert (found := here.progress())
     assert found.job == "j1"
+    assert activity().nodes == ("127.0.0.1", "127.0.0.1")
+    first, second = activity().segments
+    for each in (first, second):
+        assert each.stepped
+        assert each.last
+        assert each.ended
+        assert each.saved
+        assert each.began <= each.stepped <= each.last <= each.ended <= each.saved
+    assert (first.resumes, first.is_last, (first.saved or 0) < second.began) == (0, False, True)
+    assert (second.resumes, second.is_last) == (0, True), "no file was saved: all was lost"
+
+
+#: Steps on each node; the second one connects to the first from an address of its own.
+APART = """
+import os, socket, time
+{imports}
+from torch.optim.optimizer import Optimizer
+if {connects} and os.environ["RANK"] == "0":
+    server = socket.create_server(("127.0.0.1", 0))
+    with open("{folder}/new", "w") as file:
+        file.write(str(server.getsockname()[1]))
+    os.rename("{folder}/new", "{folder}/port")
+    other, _ = server.accept()
+elif {connects}:
+    while not os.path.exists("{folder}/port"):
+        time.sleep(0.05)
+    with open("{folder}/port") as file:
+        place = ("127.0.0.1", int(file.read()))
+    other = socket.create_connection(place, source_address=("127.0.0.2", 0))
+while not os.path.exists("{folder}/end"):
+    Optimizer().step()
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "connects", "is_named"),
+    [
+        ("import lightning.pytorch", False, True),
+        ("import lightning.pytorch", True, False),
+        ("import json", False, False),
+    ],
+    ids=["apart", "joined", "a sweep of plain loops"],
+)
+def test_a_program_whose_nodes_train_apart_has_a_warning_everywhere(
+    ray: Ray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    imports: str,
+    connects: bool,
+    is_named: bool,
+) -> None:
+    for module, name in ((joined, "EVERY_S"), (watch, "EVERY_S"), (progress, "EVERY_S")):
+        monkeypatch.setattr(module, name, 0.1)
+    monkeypatch.setattr(joined, "_APART_S", 1.0)
+    code = tmp_path / "code"
+    path = write_program(code, APART.format(imports=imports, connects=connects, folder=tmp_path))
+    (code / "lightning").mkdir()
+    (code / "lightning" / "pytorch.py").touch()
+    here = Stored(ray, monkeypatch, f"{sys.executable} {path}", a=Files(), b=Files())
+    of_ray, addresses = ray.alive, {"a": "127.0.0.1", "b": "127.0.0.2"}
+    monkeypatch.setattr(
+        nodes, "alive", lambda: [replace(each, address=addresses[each.id]) for each in of_ray()]
+    )
+    running = Running(here.group)
+
+    def has_stepped() -> bool:
+        now = here.progress()
+        return now is not None and now.step > 100 and bool(now.warning) == is_named
+
+    wait_until(has_stepped)
+    (tmp_path / "end").touch()
+    assert running.code() == exits.OK
+    words = "node 1 has not joined node 0: each trains by itself"
+    assert (f"warning: {words}" in capfd.readouterr().err) == is_named
+    assert [what for what, *_ in here.reported] == [f"succeeded, but {words}"] * is_named
+    assert (found := here.progress())
+    assert found.brief().endswith(words) == is_named

@@ -3,6 +3,7 @@ behind."""
 
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -48,6 +49,7 @@ def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_th
         "MASTER_PORT": "29500",
         "NODE_RANK": "1",
         "NUM_NODES": "2",
+        "NNODES": "2",
         "GPUS_PER_NODE": "4",
         "PYTHONUNBUFFERED": launch.LINES,
     }
@@ -56,18 +58,20 @@ def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_th
 
 
 @pytest.mark.parametrize(
-    ("gpus", "num_nodes", "expected"),
+    ("gpus", "num_nodes", "most", "expected"),
     [
-        (0, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
-        (1, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
-        (4, 2, {}),
-        (1, 1, {}),
+        (0, 2, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (1, 2, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (4, 2, 2, {}),
+        (1, 1, 1, {}),  # nanoGPT takes RANK for a launcher
+        # A range that has one node now: a program that reads RANK runs as it does on four.
+        (1, 1, 4, {"RANK": "1", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
     ],
 )
 def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
-    gpus: int, num_nodes: int, expected: dict[str, str]
+    gpus: int, num_nodes: int, most: int, expected: dict[str, str]
 ) -> None:
-    found = environment(gpus=gpus, addresses=BOTH[:num_nodes])
+    found = environment(gpus=gpus, addresses=BOTH[:num_nodes], most=most)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert {name: found[name] for name in names if name in found} == expected
 
@@ -195,6 +199,34 @@ def test_the_exit_code_is_the_programs(folder: Path, script: str, code: int) -> 
     ended = Here(folder, script).run()
     assert (ended.code, ended.was_told) == (code, False)
     assert abs(ended.at - time.time()) < 10
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
+    folder: Path, has_begun: bool
+) -> None:
+    here = Here(folder, "echo 1 > step", variables={"LEVEL": "high", "PYTHONPATH": "lib"})
+    if has_begun:
+        here.run()
+    script = "echo $(cat step) $NODE_RANK $LEVEL $TRAIN_ERRORS$TRAIN_WATCH $PYTHONPATH"
+    place = folder.with_name("program-shell.json")
+    program = "import sys, pathlib; from containers.program import shell; "
+    program += "sys.exit(shell.main(sys.argv[2:], place=pathlib.Path(sys.argv[1])))"
+
+    def opened(*words: str) -> subprocess.CompletedProcess[str]:
+        given = (sys.executable, "-c", program, str(place), *words)
+        return subprocess.run(given, capture_output=True, text=True, check=False)
+
+    found = opened("sh", "-c", script)
+    if has_begun:
+        paths = f"{launch.STARTUP}:{folder / 'work'}:lib"
+        assert found.stdout.startswith(f"1 1 high {paths}"), "errors and steps are the program's"
+        assert place.stat().st_mode & 0o777 == 0o600, "variables may be confidential"
+    else:
+        assert "no program of the job has begun" in found.stderr
+        assert found.returncode == 0
+    found = opened("no-such")
+    assert (found.returncode, "error: no-such cannot be run" in found.stderr) == (2, True)
 
 
 def test_a_program_begins_in_a_new_folder_at_each_start(folder: Path) -> None:
@@ -386,13 +418,14 @@ def test_what_cannot_be_removed_of_an_earlier_start_is_not_taken_for_code(
     s3 = S3()
     monkeypatch.setattr(store, "_client", lambda: s3)
     bucket = Bucket("s3://bucket/runs/r1/output", s3)
-    here = Here(folder, "test -e model || echo 1 > model", storage="s3://bucket")
+    script = "test -e model || echo 1 > model; echo 2 >> ~/.state"
+    here = Here(folder, script, storage="s3://bucket")
     here.start(number=0, files=begin(bucket, [0]))
     here.wait()
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of a read-only folder
     here.start(number=0, start=1, files=begin(bucket, [0]))
     assert here.wait().code == 0
-    assert saved_in(s3, "r1") == {"work/model": "1\n"}
+    assert saved_in(s3, "r1") == {"work/model": "1\n", "home/.state": "2\n2\n"}
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(

@@ -15,6 +15,7 @@ import pytest
 from containers.program import ray_defaults
 from containers.program.launch import STARTUP
 from contract import nodes
+from training.data import catalog
 
 #: Where the programs of ``RUNS`` save, and the lines and the errors of each.
 Ran = tuple[str, list[list[str]], list[str]]
@@ -130,10 +131,31 @@ def test_train_saves_below_the_run_unless_the_program_says_where(ran: Ran) -> No
 
 
 def test_without_the_variables_ray_is_as_it_is(tmp_path: Path) -> None:
-    program = "import sys; print(len(sys.meta_path))"
-    without = start(tmp_path, program, PYTHONPATH="")
-    assert start(tmp_path, program, TRAIN_RAY_STORAGE="") == without
-    assert start(tmp_path, program) == f"{int(without) + 1}\n"
+    program = "import sys; print('ray.train' in sys.meta_path[0]._changes)"
+    assert start(tmp_path, program, TRAIN_RAY_STORAGE="") == "False\n"
+    assert start(tmp_path, program) == "True\n"
+
+
+#: As in torchvision 0.28, ``torchvision/datasets/mnist.py``.
+MNIST = """
+class MNIST:
+    mirrors = ["https://ossci-datasets.s3.amazonaws.com/mnist/"]
+class FashionMNIST(MNIST):
+    mirrors = ["http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"]
+"""
+
+
+def test_torchvision_fetches_fashion_mnist_from_an_address_that_nodes_reach(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "torchvision" / "datasets"
+    folder.mkdir(parents=True)
+    (folder / "mnist.py").write_text(MNIST)
+    (folder / "__init__.py").write_text("from .mnist import MNIST, FashionMNIST\n")
+    program = "from torchvision.datasets import *; print(MNIST.mirrors + FashionMNIST.mirrors)"
+    known, fashion = json.loads(start(tmp_path, program).replace("'", '"'))
+    assert known == "https://ossci-datasets.s3.amazonaws.com/mnist/"
+    assert fashion == f"{catalog.ALL[0].address}/"
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])

@@ -15,7 +15,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Final, NamedTuple
 
 from contract.errors import InputError
@@ -43,6 +43,12 @@ _SPLITS: Final = re.compile(rf"(?:^|[^a-z])({'|'.join((*_TRAINED, *_EVALUATED))}
 _OBJECT: Final = re.compile(rb"<name>\s*([^<]+?)\s*</name>")
 #: One of so many pictures of a class is held out, but one at least, and never the only one.
 _HELD_OUT_EVERY: Final = 10
+
+
+#: Folders beside or around pictures, whose names are those of no classes.
+_NO_CLASSES: Final = frozenset(
+    ("images", "image", "img", "imgs", "jpegimages", "labels", "masks", "mask", "annotations")
+)
 
 
 class Found(NamedTuple):
@@ -152,8 +158,15 @@ def arrange(
     val = pictures.pop(evaluated, [])
     loose = [item for name in pictures for item in pictures[name]]
     if not train:
-        train, loose = _by_folder(loose, val, source)
+        train, loose = _by_folder(loose, val, others, source)
         classes = {each.class_name for each in train}
+    elif len(classes) < 2:
+        raise _unsorted(source, [*loose, *val])
+    if classes <= _NO_CLASSES:
+        raise InputError(
+            f"{source} has its pictures in {listed(sorted(classes))}, as sets for detection or "
+            "segmentation have, which are not trained on: sort the pictures into class folders"
+        )
     known = _listed(lists, classes, content, others)
     found = {TRAIN: train, VAL: _classified(val, classes, known, annotations, content)}
     for split, each in found.items():
@@ -174,7 +187,7 @@ def arrange(
 
 
 def _by_folder(
-    pictures: list[Item], val: list[Item], source: str
+    pictures: list[Item], val: list[Item], others: list[Item], source: str
 ) -> tuple[list[Found], list[Item]]:
     """Pictures without ``train/<class>/``: those in class folders, and the others."""
     # Of parts, not of characters: folders around all class folders.
@@ -188,11 +201,7 @@ def _by_folder(
     # What is directly in train/ or val/ is sorted by no folder.
     is_flat = val or any(TRAIN in each.parts[:-1] for each in pictures)
     if is_flat or len(names) < 2:
-        raise InputError(
-            f"{source} holds no training pictures of two classes or more: there must be "
-            "<class>/*.jpg, or train/<class>/*.jpg and val/<class>/*.jpg, or "
-            "ILSVRC2012_img_train.tar"
-        )
+        raise _unsorted(source, [*pictures, *others])
     folders = {each.class_name for each in found if "/" in each.name}
     if all(_SPLITS.search(each.lower()) for each in names):
         folders = names  # of pictures that no folder sorts
@@ -202,6 +211,16 @@ def _by_folder(
             f"{TRAIN}, and the one to evaluate on {VAL} (links do)"
         )
     return found, [each for each in pictures if len(each.parts) <= depth + 1]
+
+
+def _unsorted(source: str, items: list[Item]) -> InputError:
+    """Refusal of a source without classes, with the kinds of files that it has."""
+    kinds = sorted({PurePath(each.parts[-1]).suffix.lower() or each.parts[-1] for each in items})
+    there = f"; it has files of {listed(kinds)}" if any(kinds) else ""
+    return InputError(
+        f"{source} holds no training pictures of two classes or more: there must be <class>/*.jpg, "
+        f"or train/<class>/*.jpg and val/<class>/*.jpg, or ILSVRC2012_img_train.tar{there}"
+    )
 
 
 def _hold_out(found: dict[str, list[Found]], source: str) -> list[str]:

@@ -2,9 +2,10 @@
 
 One execution is one job. However the head ends (its code fails, its host is lost, its deadline
 comes, the execution is aborted), the function stops what is left, says why, and writes it down
-(``job_keeper``). Nothing here runs, or costs, while there is no job.
+(``keeper``). Nothing here runs, or costs, while there is no job.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_stepfunctions as stepfunctions
 from constructs import Construct
 
@@ -28,15 +30,12 @@ from contract.nodes import (
     JOB,
 )
 from stacks import findings, rights
-from stacks.core_stack import CoreStack
-from stacks.gpu_cluster import GpuCluster
-from stacks.job_machine import job_states
-from stacks.lambda_code import staged
-from stacks.lambda_functions import lambda_function
-from stacks.ray_nodes import RayNodes
-from stacks.settings import Settings
+from stacks.cluster.host_group import HostGroup
+from stacks.cluster.ray_nodes import RayNodes
+from stacks.jobs.state_machine import HeadTask, job_states
+from stacks.lambda_functions import lambda_function, staged
 
-KEEPER: Final = Path(__file__).parent / "job_keeper"
+KEEPER: Final = Path(__file__).parent / "keeper"
 
 
 class JobRunner(Construct):
@@ -44,105 +43,119 @@ class JobRunner(Construct):
 
     task: ecs.TaskDefinition
     state_machine: stepfunctions.StateMachine
+    state_machine_arn: str
+    """Written out, as the keeper's: heads, the function and the machine need each other."""
     keeper: lambda_.Function
+    keeper_arn: str
     sweep: events.Rule
     """What calls the keeper every few minutes."""
+    admission: iam.Policy
+    """The keeper's right by which jobs start."""
 
     def __init__(
         self,
         scope: Construct,
         id_: str,
         *,
-        settings: Settings,
-        core: CoreStack,
-        cluster: GpuCluster,
         nodes: RayNodes,
+        cluster: ecs.Cluster,
+        heads: HostGroup,
+        workers: HostGroup,
+        subnet_ids: Sequence[str],
+        security_group_id: str,
+        bucket: s3.IBucket,
+        head_trains: bool,
+        max_heads: int,
+        max_workers: int,
+        max_seconds: int,
     ) -> None:
-        super().__init__(scope, id_)
-        self._settings, self._core = settings, core
-        self._cluster, self._nodes = cluster, nodes
-        # Written out, because heads, the function and the machine need each other.
-        self._keeper_name = f"{Stack.of(self).stack_name}-keeper"
-        self._keeper_arn = rights.arn(self, "lambda", f"function:{self._keeper_name}")
-        self.task = self._head_task()
-        name = f"{Stack.of(self).stack_name}-jobs"
-        arn = rights.arn(self, "states", f"stateMachine:{name}")
-        self.keeper = self._keeper(arn)
-        self.state_machine = self._state_machine(name)
-        # On destroy, executions and tasks are ended first: a machine is only gone when they are.
-        cluster.teardown.stops_jobs(
-            machine_arn=arn, keeper_arn=self._keeper_arn, beside=(self.state_machine, self.keeper)
-        )
-        self.sweep = self._watch(arn)
-        # On destroy it goes before tasks are ended: no queued job is admitted any more.
-        assert self.keeper.role
-        statements = [*rights.of_admission(arn).statements]
-        listing = iam.Policy(self, "Admission", roles=[self.keeper.role], statements=statements)
-        listing.node.add_dependency(cluster.teardown.stop_tasks)
+        """Make the runner.
 
-    def _head_task(self) -> ecs.TaskDefinition:
-        cluster, nodes, worker = self._cluster, self._nodes, self._cluster.worker
+        Args:
+            nodes: makes the task of a job's head, and has that of its workers.
+            max_seconds: longest time to the deadline of a job.
+        """
+        super().__init__(scope, id_)
+        stack_name = Stack.of(self).stack_name
+        keeper_name, machine_name = f"{stack_name}-keeper", f"{stack_name}-jobs"
+        self.keeper_arn = rights.arn(self, "lambda", f"function:{keeper_name}")
+        self.state_machine_arn = rights.arn(self, "states", f"stateMachine:{machine_name}")
+
         role = nodes.task_role(
             self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
         )
         rights.of_job_head(
-            self, cluster=cluster.cluster, worker=nodes.worker.task, keeper_arn=self._keeper_arn
+            self, cluster=cluster, worker=nodes.worker.task, keeper_arn=self.keeper_arn
         ).grant(role)
-        return nodes.task(
+        self.task = nodes.task(
             self,
             "Task",
             command=JOB,
-            host=cluster.head,
+            machine=heads.machine,
             role=role,
-            trains=self._settings.head_trains,
+            trains=head_trains,
             environment={
-                ENV_KEEPER: self._keeper_name,
+                ENV_KEEPER: keeper_name,
                 ENV_WORKER_TASK: nodes.worker.task.task_definition_arn,
-                ENV_WORKER_PROVIDER: worker.capacity_provider.ref,
-                ENV_WORKER_CPUS: str(worker.machine.vcpus),
-                ENV_SUBNETS: ",".join(self._core.training_subnets.subnet_ids),
-                ENV_SECURITY_GROUPS: cluster.security_group.security_group_id,
+                ENV_WORKER_PROVIDER: workers.capacity_provider.ref,
+                ENV_WORKER_CPUS: str(workers.machine.vcpus),
+                ENV_SUBNETS: ",".join(subnet_ids),
+                ENV_SECURITY_GROUPS: security_group_id,
             },
         )
 
-    def _keeper(self, state_machine_arn: str) -> lambda_.Function:
-        """The function that cleans up."""
-        cluster, core = self._cluster, self._core
+        families = [each.family for each in (self.task, nodes.head.task, nodes.worker.task)]
+        providers = {each.name: each.capacity_provider.ref for each in (heads, workers)}
         with staged(KEEPER / "index.py") as code:
-            return lambda_function(
+            self.keeper = lambda_function(
                 self,
                 "Keeper",
-                function_name=self._keeper_name,
+                function_name=keeper_name,
                 what="Admits jobs, ends what they leave behind, and writes down why they ended",
-                settings=self._settings,
                 rights=rights.of_keeper(
                     self,
-                    cluster=cluster.cluster,
-                    groups=[cluster.head.name, cluster.worker.name],
-                    bucket=core.bucket,
-                    state_machine_arn=state_machine_arn,
+                    cluster=cluster,
+                    groups=[*providers],
+                    bucket=bucket,
+                    state_machine_arn=self.state_machine_arn,
                 ),
                 code=lambda_.Code.from_asset(code),
                 timeout=Duration.seconds(times.KEEPER_TIMEOUT_S),
                 environment={
-                    "CLUSTER": cluster.cluster.cluster_name,
-                    "BUCKET": core.bucket.bucket_name,
+                    "CLUSTER": cluster.cluster_name,
+                    "BUCKET": bucket.bucket_name,
                     "HEAD_FAMILY": self.task.family,
-                    "MAX_HEADS": str(self._settings.max_heads),
-                    "MAX_WORKERS": str(self._settings.max_workers),
-                    "STATE_MACHINE": state_machine_arn,
-                    "GROUPS": " ".join(
-                        f"{each.name}={each.capacity_provider.ref}"
-                        for each in (cluster.head, cluster.worker)
-                    ),
-                    "FAMILIES": " ".join(
-                        each.family
-                        for each in (self.task, self._nodes.head.task, self._nodes.worker.task)
-                    ),
+                    "MAX_HEADS": str(max_heads),
+                    "MAX_WORKERS": str(max_workers),
+                    "STATE_MACHINE": self.state_machine_arn,
+                    "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
+                    "FAMILIES": " ".join(families),
                 },
             )
 
-    def _state_machine(self, name: str) -> stepfunctions.StateMachine:
+        states = job_states(
+            self,
+            head=HeadTask(
+                cluster_arn=cluster.cluster_arn,
+                definition_arn=self.task.task_definition_arn,
+                capacity_provider=heads.capacity_provider.ref,
+                subnet_ids=subnet_ids,
+                security_group_id=security_group_id,
+            ),
+            keeper=self.keeper,
+            max_seconds=max_seconds,
+        )
+        self.state_machine = self._state_machine(machine_name, states, cluster)
+        self.sweep = self._watch(self.state_machine_arn)
+        assert self.keeper.role
+        statements = [*rights.of_admission(self.state_machine_arn).statements]
+        self.admission = iam.Policy(
+            self, "Admission", roles=[self.keeper.role], statements=statements
+        )
+
+    def _state_machine(
+        self, name: str, states: stepfunctions.IChainable, cluster: ecs.Cluster
+    ) -> stepfunctions.StateMachine:
         role = iam.Role(
             self,
             "ExecutionRole",
@@ -150,19 +163,8 @@ class JobRunner(Construct):
             assumed_by=rights.of_this_account(self, "states.amazonaws.com"),
         )
         rights.of_state_machine(
-            self,
-            cluster=self._cluster.cluster,
-            head=self.task,
-            keeper_arn=self.keeper.function_arn,
+            self, cluster=cluster, head=self.task, keeper_arn=self.keeper.function_arn
         ).grant(role)
-        states = job_states(
-            self,
-            core=self._core,
-            cluster=self._cluster,
-            task=self.task,
-            keeper=self.keeper,
-            max_seconds=self._settings.max_job_hours * 3600,
-        )
         machine = stepfunctions.StateMachine(
             self,
             "StateMachine",

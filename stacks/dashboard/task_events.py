@@ -5,7 +5,6 @@ The failed ones are counted, for the alarm.
 
 from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
-from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_events as events
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
@@ -13,7 +12,6 @@ from constructs import Construct
 
 from stacks.log_groups import log_group
 from stacks.rights import arn
-from stacks.settings import Settings
 
 FAILED_TASKS = "failed_tasks"
 
@@ -32,10 +30,23 @@ class TaskEvents(Construct):
     failed_tasks: cloudwatch.Metric
 
     def __init__(
-        self, scope: Construct, id_: str, *, settings: Settings, cluster: ecs.Cluster
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        cluster_arn: str,
+        metrics: str,
+        policy_name: str | None = None,
     ) -> None:
+        """Log the stopped tasks of a cluster.
+
+        Args:
+            metrics: namespace of the count.
+            policy_name: of the resource policy; None: from the ids of constructs, which are the
+                same in each deployment.
+        """
         super().__init__(scope, id_)
-        self.log_group = log_group(self, "Logs", settings=settings)
+        self.log_group = log_group(self, "Logs")
         # With the ``:*`` of CloudFormation's attribute no event arrives.
         target = arn(self, "logs", f"log-group:{self.log_group.log_group_name}")
         rule = events.CfnRule(
@@ -45,7 +56,7 @@ class TaskEvents(Construct):
             event_pattern={
                 "source": ["aws.ecs"],
                 "detail-type": ["ECS Task State Change"],
-                "detail": {"clusterArn": [cluster.cluster_arn], "lastStatus": ["STOPPED"]},
+                "detail": {"clusterArn": [cluster_arn], "lastStatus": ["STOPPED"]},
             },
             # The L2 target brings a function along, only to write the policy below.
             targets=[events.CfnRule.TargetProperty(arn=target, id="Logs")],
@@ -67,17 +78,16 @@ class TaskEvents(Construct):
                     conditions=conditions,
                 )
             )
-        if settings.deployment:
-            # By default from the ids of constructs, which are the same in each deployment.
+        if policy_name:
             policy = self.log_group.node.find_child("Policy").node.default_child
             assert isinstance(policy, logs.CfnResourcePolicy)
-            policy.policy_name = f"{settings.deployment}-TaskEvents"
+            policy.policy_name = policy_name
         failed = logs.MetricFilter(
             self,
             "Failed",
             log_group=self.log_group,
             filter_pattern=logs.FilterPattern.literal(FAILED),
-            metric_namespace=settings.metrics_namespace,
+            metric_namespace=metrics,
             metric_name=FAILED_TASKS,
             metric_value="1",
             default_value=0,

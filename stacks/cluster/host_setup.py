@@ -14,7 +14,6 @@ from aws_cdk import aws_ec2 as ec2
 
 from contract import nodes, times
 from contract.instance_types import InstanceType
-from stacks.shared_storage import Mount
 
 METRICS_INTERVAL_S: Final = 10
 
@@ -94,6 +93,8 @@ chown {user}:{user} {folder} || say "WARNING: jobs may not write to {folder}"
 echo 'ECS_INSTANCE_ATTRIBUTES={attributes}' >> /etc/ecs/ecs.config
 """
 MOUNT_ATTEMPTS: Final = 20
+#: Placement constraint of tasks: only hosts that have mounted it.
+PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED}"
 
 # The tasks' own libfabric is in their image; here are the driver and memory for its buffers. A host
 # without the devices gets no container started, and ECS names the one that is missing.
@@ -129,7 +130,7 @@ def host_setup(
     has_gpus: bool,
     spot: bool,
     efa: InstanceType | None = None,
-    mount: Mount | None = None,
+    mount_source: str = "",
 ) -> ec2.UserData:
     """The script for one kind of host.
 
@@ -141,17 +142,17 @@ def host_setup(
         has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
         spot: Whether the host is a spot instance.
         efa: The host's type, where its EFA is used.
-        mount: The file system that all hosts share, if there is one.
+        mount_source: Lustre file system that all hosts share, as ``mount`` takes it; empty: none.
     """
     config = ecs_config(cluster_name, node, has_gpus, spot)
     shared = ""
-    if mount:
+    if mount_source:
         # Not before it is mounted.
         attributes = json.loads(config.pop("ECS_INSTANCE_ATTRIBUTES"))
         shared = _SHARED.format(
             folder=nodes.SHARED_DIR,
             attempts=MOUNT_ATTEMPTS,
-            source=f"{mount.dns_name}@tcp:/{mount.mount_name}",
+            source=mount_source,
             user=nodes.CONTAINER_USER,
             attributes=json.dumps(attributes | {nodes.SHARED_ATTRIBUTE: nodes.SHARED_MOUNTED}),
         )

@@ -1,8 +1,9 @@
-"""Hosts and limits of a deployment."""
+"""Hosts and limits of a deployment, as its output ``ClusterShape`` has them in JSON."""
 
+import dataclasses
 import json
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from contract.admission import Limits
 from contract.errors import InputError
@@ -12,13 +13,13 @@ from contract.nodes import ClusterSize, Gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """Output ``ClusterShape`` of the training stack."""
+class ClusterShape:
+    """What the command line knows of a deployment's settings."""
 
     preset: str
-    head: InstanceType
-    worker: InstanceType
+    head_instance_type: str
     head_trains: bool
+    worker_instance_type: str
     max_workers: int
     """Worker nodes at a time, of all jobs and the standing cluster together."""
     spot: bool
@@ -38,6 +39,13 @@ class Shape:
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
 
+    def to_json(self) -> str:
+        """The output, which also names the version of job orders."""
+        values = dataclasses.asdict(self)
+        shared = values.pop("shared")
+        values["order"] = ORDER_VERSION
+        return json.dumps(values | {"shared": shared} if shared else values)
+
     @classmethod
     def from_json(cls, text: str) -> Self:
         """
@@ -53,13 +61,22 @@ class Shape:
                 f"these stacks take job orders of version {order}, and this trainctl writes "
                 f"version {ORDER_VERSION}"
             )
-        built: dict[str, Any] = {
-            "head": instance_type(str(values["head_instance_type"])),
-            "worker": instance_type(str(values["worker_instance_type"])),
-            "shared": FileSystem(**values["shared"]) if "shared" in values else None,
-        }
-        names = [each.name for each in fields(cls) if each.name not in built]
-        return cls(**built, **{name: values[name] for name in names})
+        names = [each.name for each in dataclasses.fields(cls) if each.name != "shared"]
+        given = {name: values[name] for name in names}
+        for name in ("head_instance_type", "worker_instance_type"):
+            given[name] = instance_type(str(values[name])).name
+        shared = FileSystem(**values["shared"]) if "shared" in values else None
+        return cls(**given, shared=shared)
+
+    @property
+    def head(self) -> InstanceType:
+        """The head's machine."""
+        return instance_type(self.head_instance_type)
+
+    @property
+    def worker(self) -> InstanceType:
+        """A worker's machine."""
+        return instance_type(self.worker_instance_type)
 
     def prices(self, region: str) -> Prices:
         """List prices of its hosts today."""

@@ -33,6 +33,7 @@ from contract import exits, runs, times
 from contract.admission import Limits, in_order
 from contract.errors import InputError
 from contract.job import (
+    Hold,
     JobSpec,
     JobStatus,
     Outcome,
@@ -42,6 +43,7 @@ from contract.job import (
 )
 from contract.job_outcome import (
     Ending,
+    at_hold,
     deadline_of,
     ending_of,
     head_of,
@@ -52,7 +54,7 @@ from contract.job_outcome import (
     verdict,
 )
 from contract.nodes import ENV_JOB_SPEC, Range
-from stacks.job_keeper.cluster import (
+from stacks.jobs.keeper.cluster import (
     GROUPS,
     each_of,
     refusal_of,
@@ -149,17 +151,31 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
 def record_of(job: str, spec: JobSpec) -> Outcome | None:
     """How a job has ended, by its record, which any job can write, but start none anew; None where
     there is none that can be understood."""
+    found = object_of(runs.job_record(spec.run, job))
+    with suppress(InputError):
+        return replace(Outcome.from_json(found), again=False) if found else None
+    return None
+
+
+def hold_of(job: str, spec: JobSpec | None) -> Hold | None:
+    """For how long the hosts of a job stay that has failed; None: it has not, or they do not."""
+    found = object_of(runs.job_hold(spec.run, job)) if spec and spec.hold_s else ""
+    with suppress(InputError):
+        return Hold.from_json(found) if found else None
+    return None
+
+
+def object_of(key: str) -> str:
+    """Text of an object in the bucket; "" where there is none."""
     s3 = boto3.client("s3")
     try:
-        found = s3.get_object(Bucket=BUCKET, Key=runs.job_record(spec.run, job))["Body"]
-        return replace(Outcome.from_json(found.read().decode(errors="replace")), again=False)
+        found = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return str(found.decode(errors="replace"))
     except s3.exceptions.ClientError as error:
         # Without the right to list, what is missing is forbidden.
         if error.response["Error"]["Code"] not in ("NoSuchKey", "AccessDenied"):
             raise
-    except InputError:
-        pass
-    return None
+    return ""
 
 
 def told_by_head(run: str, job: str) -> str:
@@ -224,6 +240,8 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
     task, error = head_of(event)
+    if hold := hold_of(job, spec):
+        task, error = at_hold(task, hold), ""
     outcome = verdict(
         task,
         error,
@@ -388,6 +406,8 @@ def reason_to_stop(
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
         statuses[job] = status_of(job)
+        if is_held_too_long(job, tasks):
+            statuses[job] = "held for long enough"
     if statuses[job] != "RUNNING":
         return f"job {job}: its execution has ended ({statuses[job]})"
     now = time.time()
@@ -408,6 +428,13 @@ def reason_to_stop(
     elif not is_in_vain(why):
         return ""
     return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
+
+
+def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
+    """Whether the hosts of a job should have been released by its head, which may not answer."""
+    orders = [told(each, ENV_JOB_SPEC) for each in tasks if job_of(each) == job]
+    hold = hold_of(job, next(filter(None, map(spec_of, orders)), None))
+    return hold is not None and time.time() > hold.until + times.HEAD_GRACE_S
 
 
 def is_waiting(task: "TaskTypeDef") -> bool:

@@ -30,8 +30,8 @@ def attach_interfaces(
             # for two: so the host's is a single one there, for IP and EFA together, or no task is
             # ever placed. The others are for EFA only, and need no address of the subnet.
             #
-            # No word of a public address: EC2 refuses that with several interfaces. The subnet is
-            # that of the group of hosts.
+            # AssociatePublicIpAddress is left unset: EC2 rejects it with several interfaces. The
+            # subnet is that of the group of hosts.
             {
                 "NetworkCardIndex": card,
                 "DeviceIndex": 1 if card else 0,
@@ -58,7 +58,7 @@ def add_devices(linux: ecs.LinuxParameters, machine: InstanceType) -> None:
 
 
 def variables(machine: InstanceType, *, uses_efa: bool) -> dict[str, str]:
-    """Of a container that trains: how NCCL and libfabric are to send."""
+    """Environment variables that select NCCL's and libfabric's transport."""
     found = {}
     if machine.copies_through_host:
         # Copies by the GPU's own engines: faster than by its processors where there is no NVLink.

@@ -16,11 +16,8 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-from contract import nodes, times
+from contract import times
 from stacks import rights
-from stacks.gpu_cluster import GpuCluster
-from stacks.job_runner import JobRunner
-from stacks.settings import Settings
 
 # The dimensions under which the CloudWatch agent reports a GPU.
 GPU_DIMENSIONS: Final = ("InstanceId", "arch", "index", "name")
@@ -54,14 +51,27 @@ class Dashboard(Construct):
         id_: str,
         *,
         name: str,
-        settings: Settings,
-        cluster: GpuCluster,
-        jobs: JobRunner,
-        failed_tasks: cloudwatch.Metric,
+        namespace: str,
+        has_gpus: bool,
+        cluster_name: str,
+        groups: Mapping[str, str],
+        failed_tasks: cloudwatch.IMetric,
+        failed_jobs: cloudwatch.IMetric,
+        keeper_errors: cloudwatch.IMetric,
+        sweep_rule: str,
+        idle_gpu_minutes: int,
+        alarm_email: str,
     ) -> None:
-        """``name``: of the dashboard, unique in the account: a dashboard belongs to no region."""
+        """Make the graphs and the alarms.
+
+        Args:
+            name: of the dashboard, unique in the account: a dashboard belongs to no region.
+            namespace: of what hosts report.
+            groups: kind of node -> name of the Auto Scaling group of its hosts.
+            sweep_rule: name of the rule that calls the keeper every few minutes.
+            alarm_email: address that alarms are sent to; empty: none.
+        """
         super().__init__(scope, id_)
-        has_gpus, namespace = settings.worker.num_gpus > 0, settings.metrics_namespace
         self.alarms = [
             self._alarm(
                 "TaskFailed",
@@ -72,23 +82,23 @@ class Dashboard(Construct):
             self._alarm(
                 "JobFailed",
                 "A job did not succeed. `trainctl ls` shows which, and `trainctl show` why.",
-                jobs.state_machine.metric_failed(period=Duration.minutes(5)),
+                failed_jobs,
             ),
             self._alarm(
                 "KeeperFailed",
                 "The function that cleans up after jobs fails, so tasks and hosts may stay. Why is "
                 "in its log group.",
-                jobs.keeper.metric_errors(period=Duration.minutes(5)),
+                keeper_errors,
                 # One of a few repeated calls may fail, as when AWS throttles.
                 periods=3,
                 datapoints_to_alarm=2,
             ),
-            self._sweep_alarm(jobs),
+            self._sweep_alarm(sweep_rule),
         ]
         if has_gpus:
-            self.alarms.append(self._idle_gpu_alarm(namespace, settings.idle_gpu_alarm_minutes))
-        if settings.alarm_email:
-            self._send_alarms_to(settings.alarm_email)
+            self.alarms.append(self._idle_gpu_alarm(namespace, idle_gpu_minutes))
+        if alarm_email:
+            self._send_alarms_to(alarm_email)
 
         self.dashboard = cloudwatch.Dashboard(
             self,
@@ -102,8 +112,8 @@ class Dashboard(Construct):
         self.dashboard.add_widgets(
             *(_gpu_graphs(namespace) if has_gpus else ()),
             _graph("Host memory used", "%", memory, top=100),
-            _network_graph(cluster),
-            _hosts_graph(cluster),
+            _network_graph(cluster_name),
+            _hosts_graph(groups),
             cloudwatch.AlarmStatusWidget(
                 title="Alarms", alarms=self.alarms, width=WIDTH, height=HEIGHT
             ),
@@ -136,7 +146,7 @@ class Dashboard(Construct):
             treat_missing_data=treat_missing_data,
         )
 
-    def _sweep_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
+    def _sweep_alarm(self, rule: str) -> cloudwatch.Alarm:
         return self._alarm(
             "SweepMissing",
             "Nothing has looked for hosts without a task for half an hour: is the rule of the "
@@ -145,7 +155,7 @@ class Dashboard(Construct):
             cloudwatch.Metric(
                 namespace="AWS/Events",
                 metric_name="Invocations",
-                dimensions_map={"RuleName": jobs.sweep.rule_name},
+                dimensions_map={"RuleName": rule},
                 statistic="Sum",
                 period=Duration.seconds(times.SWEEP_EVERY_S),
             ),
@@ -235,9 +245,8 @@ def _chosen_host(namespace: str) -> cloudwatch.DashboardVariable:
     )
 
 
-def _network_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
+def _network_graph(cluster_name: str) -> cloudwatch.GraphWidget:
     # By task: the hosts' own interfaces do not carry what awsvpc tasks send.
-    name = cluster.cluster.cluster_name
     return _graph(
         "Network by kind of node, average",
         "bytes/s",
@@ -246,14 +255,14 @@ def _network_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
                 "ECS/ContainerInsights,ClusterName,TaskDefinitionFamily",
                 metric,
                 f"{direction} ${{PROP('Dim.TaskDefinitionFamily')}}",
-                which=f'ClusterName="{name}" ',
+                which=f'ClusterName="{cluster_name}" ',
             )
             for metric, direction in (("NetworkTxBytes", "sent"), ("NetworkRxBytes", "received"))
         ),
     )
 
 
-def _hosts_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
+def _hosts_graph(groups: Mapping[str, str]) -> cloudwatch.GraphWidget:
     """What is being billed by the hour, and what is wanted."""
     return _graph(
         "Hosts",
@@ -262,12 +271,12 @@ def _hosts_graph(cluster: GpuCluster) -> cloudwatch.GraphWidget:
             cloudwatch.Metric(
                 namespace="AWS/AutoScaling",
                 metric_name=metric,
-                dimensions_map={"AutoScalingGroupName": hosts.group.auto_scaling_group_name},
+                dimensions_map={"AutoScalingGroupName": group},
                 label=f"{node}s {label}",
                 statistic="Maximum",
                 period=Duration.minutes(1),
             )
-            for node, hosts in ((nodes.HEAD, cluster.head), (nodes.WORKER, cluster.worker))
+            for node, group in groups.items()
             for metric, label in (
                 ("GroupDesiredCapacity", "wanted"),
                 ("GroupInServiceInstances", "running"),

@@ -5,10 +5,11 @@ container with eight GPUs beats eight with one. Both services stay at zero tasks
 ``trainctl cluster up``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aws_cdk import CfnDeletionPolicy, Duration, RemovalPolicy, Size, Stack
+from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
@@ -18,12 +19,12 @@ from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
 from contract import nodes, times
-from stacks import fabric, findings, rights
-from stacks.core_stack import CoreStack
-from stacks.gpu_cluster import GpuCluster, HostGroup
+from contract.instance_types import InstanceType
+from stacks import findings, rights
+from stacks.cluster import efa
+from stacks.cluster.host_group import HostGroup
+from stacks.cluster.host_setup import PLACEMENT
 from stacks.log_groups import log_group
-from stacks.settings import Settings
-from stacks.shared_storage import PLACEMENT
 
 #: What Docker leaves to a container's root and nothing here needs. The rest is for a shell by ECS
 #: Exec, whose root reads the files of user 1000.
@@ -47,6 +48,9 @@ class RayNodes(Construct):
     """Head and worker, with the token they share and the log group they write to."""
 
     log_group: logs.LogGroup
+    token: secretsmanager.Secret
+    name: servicediscovery.Service
+    """The head's, by which workers find it."""
     head: Node
     worker: Node
 
@@ -55,13 +59,43 @@ class RayNodes(Construct):
         scope: Construct,
         id_: str,
         *,
-        settings: Settings,
-        core: CoreStack,
-        cluster: GpuCluster,
+        cluster_name: str,
+        heads: HostGroup,
+        workers: HostGroup,
+        head_trains: bool,
+        spot: bool,
+        uses_efa: bool,
+        mounts_shared_storage: bool,
+        namespace: servicediscovery.INamespace,
+        subnet_ids: Sequence[str],
+        security_group_id: str,
+        repositories: Mapping[str, ecr.Repository],
+        image_tag: str,
+        family_prefix: str,
+        bucket: s3.IBucket,
+        data_buckets: Sequence[str],
+        shell_logs: logs.LogGroup,
     ) -> None:
+        """Make what all nodes share, then head and worker.
+
+        Args:
+            spot: whether worker hosts are spot instances.
+            uses_efa: whether nodes that train have EFA devices.
+            mounts_shared_storage: whether all hosts mount a shared file system.
+            namespace: where the head's name is registered.
+            repositories: kind of node -> repository of its image.
+            family_prefix: of task definitions; empty: CDK's names, from the ids of constructs,
+                which are the same in each deployment.
+            data_buckets: names of more buckets that nodes may read.
+        """
         super().__init__(scope, id_)
-        self._settings, self._core, self._cluster = settings, core, cluster
-        self.log_group = log_group(self, "Logs", settings=settings)
+        self._repositories, self._image_tag = repositories, image_tag
+        self._bucket, self._data_buckets = bucket, data_buckets
+        self._shell_logs, self._spot = shell_logs, spot
+        self._domain, self._worker_gpus = namespace.namespace_name, workers.machine.num_gpus
+        self._family_prefix, self._uses_efa = family_prefix, uses_efa
+        self._mounts_shared_storage = mounts_shared_storage
+        self.log_group = log_group(self, "Logs")
         self.token = self._ray_token()
         self._execution_role = iam.Role(
             self,
@@ -72,25 +106,29 @@ class RayNodes(Construct):
         rights.OF_EXECUTION.grant(self._execution_role)
         # Both images, even if only one is in use: a job that began before an update goes on with
         # its own task definitions.
-        for repository in core.repositories.values():
+        for repository in repositories.values():
             repository.grant_pull(self._execution_role)
         # Workers of a standing cluster find their head by this name. A replaced head has another
         # address, so the answer must not be kept for long.
-        name = servicediscovery.Service(
+        self.name = servicediscovery.Service(
             self,
             "Name",
-            namespace=core.namespace,
+            namespace=namespace,
             name=nodes.HEAD,
             description="The head of the standing cluster",
             dns_record_type=servicediscovery.DnsRecordType.A,
             dns_ttl=Duration.seconds(times.HEAD_DNS_TTL_S),
             custom_health_check=servicediscovery.HealthCheckCustomConfig(failure_threshold=1),
         )
-        # Cloud Map deletes no name of a task that is still stopping, though its service is gone
-        # (terraform-provider-aws 4853).
-        cluster.teardown.stop_tasks.node.add_dependency(name)
-        self.head = self._node(nodes.HEAD, cluster.head, trains=settings.head_trains, name=name)
-        self.worker = self._node(nodes.WORKER, cluster.worker, trains=True, name=None)
+        network = ecs.CfnService.AwsVpcConfigurationProperty(
+            subnets=[*subnet_ids],
+            security_groups=[security_group_id],
+            assign_public_ip="DISABLED",
+        )
+        self.head = self._node(
+            nodes.HEAD, cluster_name, heads, network, trains=head_trains, name=self.name
+        )
+        self.worker = self._node(nodes.WORKER, cluster_name, workers, network, trains=True)
 
     def _ray_token(self) -> secretsmanager.Secret:
         secret = secretsmanager.Secret(
@@ -108,10 +146,12 @@ class RayNodes(Construct):
     def _node(
         self,
         node: str,
-        host: HostGroup,
+        cluster_name: str,
+        hosts: HostGroup,
+        network: ecs.CfnService.AwsVpcConfigurationProperty,
         *,
         trains: bool,
-        name: servicediscovery.Service | None,
+        name: servicediscovery.Service | None = None,
     ) -> Node:
         role = self.task_role(
             self,
@@ -122,11 +162,11 @@ class RayNodes(Construct):
             self,
             f"{node.capitalize()}Task",
             command=node,
-            host=host,
+            machine=hosts.machine,
             role=role,
             trains=trains,
         )
-        service = self._service(node, host, task=task, name=name)
+        service = self._service(node, cluster_name, hosts, network, task=task, name=name)
         return Node(task=task, service=service)
 
     def task_role(self, scope: Construct, id_: str, *, what: str) -> iam.Role:
@@ -137,11 +177,10 @@ class RayNodes(Construct):
             description=what,
             assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
-        names = [name for name in self._settings.data_buckets.split(",") if name]
         rights.of_training_code(
-            bucket=self._core.bucket,
-            data=[s3.Bucket.from_bucket_name(role, name, name) for name in names],
-            shell_logs=self._cluster.shell_logs,
+            bucket=self._bucket,
+            data=[s3.Bucket.from_bucket_name(role, name, name) for name in self._data_buckets],
+            shell_logs=self._shell_logs,
         ).grant(role)
         return role
 
@@ -151,18 +190,17 @@ class RayNodes(Construct):
         id_: str,
         *,
         command: str,
-        host: HostGroup,
+        machine: InstanceType,
         role: iam.Role,
         trains: bool,
         environment: Mapping[str, str] | None = None,
     ) -> ecs.TaskDefinition:
         """A task that takes a whole host, for what the image's entry point calls ``command``."""
-        machine, settings, core = host.machine, self._settings, self._core
+        prefix = self._family_prefix
         task = ecs.TaskDefinition(
             scope,
             id_,
-            # By default from the ids of constructs, which are the same in each deployment.
-            family=f"{settings.deployment}-{scope.node.id}-{id_}" if settings.deployment else None,
+            family=f"{prefix}-{scope.node.id}-{id_}" if prefix else None,
             compatibility=ecs.Compatibility.EC2,
             # An address of its own: Ray's ports are then the same on every node.
             network_mode=ecs.NetworkMode.AWS_VPC,
@@ -176,15 +214,14 @@ class RayNodes(Construct):
             shared_memory_size=machine.shm_mib,
         )
         linux.drop_capabilities(*DROPPED)
-        uses_efa = settings.uses_efa and trains
+        uses_efa = self._uses_efa and trains
         if uses_efa:
-            fabric.add_devices(linux, machine)
+            efa.add_devices(linux, machine)
         container = task.add_container(
             nodes.CONTAINER,
             # A head that trains is a worker too, so it runs the worker's image.
             image=ecs.ContainerImage.from_ecr_repository(
-                core.repositories[nodes.WORKER if trains else nodes.HEAD],
-                settings.image_tag,
+                self._repositories[nodes.WORKER if trains else nodes.HEAD], self._image_tag
             ),
             command=[command],
             cpu=machine.container_cpu,
@@ -192,7 +229,7 @@ class RayNodes(Construct):
             gpu_count=machine.num_gpus or None,
             linux_parameters=linux,
             # No stop_timeout, of which ECS documents 120 s as the most: that of the host's agent
-            # counts (stacks/host_setup.py).
+            # counts (stacks/cluster/host_setup.py).
             health_check=ecs.HealthCheck(
                 # -P: not from the working directory, /tmp, where a user's file may have the name of
                 # a module.
@@ -207,14 +244,14 @@ class RayNodes(Construct):
                 # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
                 "AWS_REGION": Stack.of(self).region,
                 "AWS_DEFAULT_REGION": Stack.of(self).region,
-                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{settings.domain}",
+                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{self._domain}",
                 nodes.ENV_NUM_CPUS: str(machine.vcpus),
                 nodes.ENV_NUM_GPUS: str(machine.num_gpus),
                 nodes.ENV_TRAINS: "1" if trains else "0",
-                nodes.ENV_WORKER_GPUS: str(self._cluster.worker.machine.num_gpus),
-                nodes.ENV_SPOT: "1" if settings.spot else "0",
-                nodes.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
-                **(fabric.variables(machine, uses_efa=uses_efa) if trains else {}),
+                nodes.ENV_WORKER_GPUS: str(self._worker_gpus),
+                nodes.ENV_SPOT: "1" if self._spot else "0",
+                nodes.ENV_STORAGE: f"s3://{self._bucket.bucket_name}",
+                **(efa.variables(machine, uses_efa=uses_efa) if trains else {}),
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},
@@ -228,7 +265,7 @@ class RayNodes(Construct):
         )
         # Models, data and packages outlive the task: the host's next one has them at once.
         _mount(task, container, "cache", nodes.CACHE_DIR)
-        if self._cluster.storage:
+        if self._mounts_shared_storage:
             _mount(task, container, "shared", nodes.SHARED_DIR)
             # On no host that has not mounted it.
             task.add_placement_constraint(ecs.PlacementConstraint.member_of(PLACEMENT))
@@ -244,29 +281,29 @@ class RayNodes(Construct):
         assert isinstance(resource, ecs.CfnTaskDefinition)
         resource.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
         resource.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
-        self._cluster.teardown.stops(task, beside=[self._cluster.security_group])
         return task
 
     def _service(
         self,
         node: str,
-        host: HostGroup,
+        cluster_name: str,
+        hosts: HostGroup,
+        network: ecs.CfnService.AwsVpcConfigurationProperty,
         *,
         task: ecs.TaskDefinition,
         name: servicediscovery.Service | None,
     ) -> ecs.CfnService:
         # The L2 service wants a cluster that knows its capacity; its providers are L1 too.
-        cluster = self._cluster
-        service = ecs.CfnService(
+        return ecs.CfnService(
             self,
             f"{node.capitalize()}Service",
-            cluster=cluster.cluster.cluster_name,
+            cluster=cluster_name,
             task_definition=task.task_definition_arn,
             # Nothing to wait for: no host, no image, no quota is needed for a deploy to succeed.
             desired_count=0,
             capacity_provider_strategy=[
                 ecs.CfnService.CapacityProviderStrategyItemProperty(
-                    capacity_provider=host.capacity_provider.ref, weight=1
+                    capacity_provider=hosts.capacity_provider.ref, weight=1
                 )
             ],
             # There is no spare GPU for a second copy: the old task goes before the new one comes.
@@ -281,11 +318,7 @@ class RayNodes(Construct):
             enable_ecs_managed_tags=True,
             propagate_tags="SERVICE",
             network_configuration=ecs.CfnService.NetworkConfigurationProperty(
-                awsvpc_configuration=ecs.CfnService.AwsVpcConfigurationProperty(
-                    subnets=self._core.training_subnets.subnet_ids,
-                    security_groups=[cluster.security_group.security_group_id],
-                    assign_public_ip="DISABLED",
-                )
+                awsvpc_configuration=network
             ),
             service_registries=[
                 ecs.CfnService.ServiceRegistryProperty(registry_arn=name.service_arn)
@@ -293,10 +326,6 @@ class RayNodes(Construct):
             if name
             else None,
         )
-        # Deleted before them: a capacity provider cannot go while a service names it
-        # (aws-cdk 15366), and a service would replace the tasks that are being stopped.
-        service.node.add_dependency(cluster.teardown.stop_tasks)
-        return service
 
 
 def _mount(

@@ -25,9 +25,8 @@ from constructs import Construct, IConstruct
 
 from stacks import rights
 from stacks.lambda_functions import custom_resource, lambda_function
-from stacks.settings import Settings
 
-HANDLER: Final = Path(__file__).parent / "teardown_handler" / "index.py"
+HANDLER: Final = Path(__file__).parent / "handler.py"
 
 
 class Teardown(Construct):
@@ -43,19 +42,19 @@ class Teardown(Construct):
         scope: Construct,
         id_: str,
         *,
-        settings: Settings,
         cluster: ecs.Cluster,
         groups: Sequence[autoscaling.AutoScalingGroup],
         capacity_providers: Sequence[ecs.CfnCapacityProvider],
         associations: ecs.CfnClusterCapacityProviderAssociations,
+        shared_storage: str,
     ) -> None:
+        """``shared_storage``: setting of this name."""
         super().__init__(scope, id_)
         names = [group.auto_scaling_group_name for group in groups]
         function = lambda_function(
             self,
             "",
             what="Ends tasks and hosts when the stack is deleted",
-            settings=settings,
             rights=rights.of_teardown(self, cluster=cluster, groups=names),
             # Inline: no asset to upload, and nothing to trust but what is in the template.
             code=lambda_.Code.from_inline(HANDLER.read_text()),
@@ -70,7 +69,7 @@ class Teardown(Construct):
                 "Cluster": cluster.cluster_name,
                 "Groups": names,
                 # An update that drops the file system fails here, before anything is deleted.
-                "SharedStorage": settings.shared_storage,
+                "SharedStorage": shared_storage,
             },
         )
         self._definitions: list[str] = []

@@ -10,7 +10,6 @@ no host is left:
     TerminateHosts -> ExportFiles -> association -> file system -> its security group
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,20 +17,16 @@ from aws_cdk import CfnDeletionPolicy, CustomResource, Duration, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_fsx as fsx
 from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from contract import nodes
-from contract.instance_types import PERSISTENT
+from contract.instance_types import PERSISTENT, FileSystem
 from stacks import rights
-from stacks.core_stack import CoreStack
 from stacks.lambda_functions import custom_resource, lambda_function
-from stacks.settings import Settings
 
-HANDLER: Final = Path(__file__).parent / "export_handler" / "index.py"
+HANDLER: Final = Path(__file__).parent / "export_handler.py"
 #: Between Lustre's clients and servers, and among its servers, in both directions.
 PORTS: Final = (ec2.Port.tcp(988), ec2.Port.tcp_range(1018, 1023))
-#: What a host whose mount failed does not say of itself.
-PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED}"
 #: What is written into the bucket by itself: a file that is deleted to make room stays there.
 EXPORTS: Final = ["NEW", "CHANGED"]
 #: The linked part of the bucket: never that of the runs, whose checkpoints would be written twice.
@@ -40,19 +35,12 @@ DATA: Final = "datasets/"
 REPORTS: Final = "export-reports"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mount:
-    """What a host needs to mount the file system."""
-
-    dns_name: str
-    mount_name: str
-
-
-class SharedStorage(Construct):
+class SharedFileSystem(Construct):
     """File system, security group, link with the bucket, and what runs before it is deleted."""
 
     file_system_id: str
-    mount: Mount
+    mount_source: str
+    """As Lustre's ``mount`` takes it."""
     export: CustomResource | None
     """Deleted after what depends on it; None where files may be lost."""
 
@@ -61,19 +49,28 @@ class SharedStorage(Construct):
         scope: Construct,
         id_: str,
         *,
-        settings: Settings,
-        core: CoreStack,
+        file_system: FileSystem,
+        vpc: ec2.IVpc,
+        subnet_id: str,
+        bucket: s3.IBucket,
         hosts: ec2.SecurityGroup,
+        exports: bool,
     ) -> None:
+        """Make a file system for hosts of this group.
+
+        Args:
+            subnet_id: that of the hosts: traffic between zones is billed.
+            exports: whether files that the bucket lacks are written there on destroy.
+        """
         super().__init__(scope, id_)
-        group = self._security_group(core, hosts)
-        files = self._file_system(settings, core, group)
+        group = self._security_group(vpc, hosts)
+        files = self._file_system(file_system, subnet_id, group)
         # Files that are nowhere else outlive an update that replaces their file system.
         files.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
         files.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
         # FSx looks at the rules when it makes the file system, and makes none without them.
         files.node.add_dependency(group)
-        place = f"s3://{core.bucket.bucket_name}/{DATA}"
+        place = f"s3://{bucket.bucket_name}/{DATA}"
         association = fsx.CfnDataRepositoryAssociation(
             self,
             "Association",
@@ -92,19 +89,17 @@ class SharedStorage(Construct):
         )
         stack = Stack.of(self)
         self.file_system_id = files.ref
-        self.mount = Mount(
-            dns_name=f"{files.ref}.fsx.{stack.region}.{stack.url_suffix}",
-            mount_name=files.attr_lustre_mount_name,
-        )
+        server = f"{files.ref}.fsx.{stack.region}.{stack.url_suffix}"
+        self.mount_source = f"{server}@tcp:/{files.attr_lustre_mount_name}"
         self.export = None
-        if settings.fsx_on_destroy == "export":
-            self.export = self._export(settings, files, association, f"{place}{REPORTS}")
+        if exports:
+            self.export = self._export(files, association, f"{place}{REPORTS}")
 
-    def _security_group(self, core: CoreStack, hosts: ec2.SecurityGroup) -> ec2.SecurityGroup:
+    def _security_group(self, vpc: ec2.IVpc, hosts: ec2.SecurityGroup) -> ec2.SecurityGroup:
         group = ec2.SecurityGroup(
             self,
             "SecurityGroup",
-            vpc=core.vpc,
+            vpc=vpc,
             description="Shared file system: Lustre to and from the hosts",
             allow_all_outbound=False,
         )
@@ -118,30 +113,28 @@ class SharedStorage(Construct):
         return group
 
     def _file_system(
-        self, settings: Settings, core: CoreStack, group: ec2.SecurityGroup
+        self, file_system: FileSystem, subnet_id: str, group: ec2.SecurityGroup
     ) -> fsx.CfnFileSystem:
-        is_persistent = settings.fsx_deployment == PERSISTENT
+        is_persistent = file_system.deployment == PERSISTENT
         return fsx.CfnFileSystem(
             self,
             "FileSystem",
             file_system_type="LUSTRE",
             # Amazon Linux 2023 cannot mount 2.10, which is the default.
             file_system_type_version="2.15",
-            storage_capacity=settings.fsx_capacity_gib,
-            # The subnet of the hosts: traffic between zones is billed.
-            subnet_ids=core.training_subnets.subnet_ids[:1],
+            storage_capacity=file_system.capacity_gib,
+            subnet_ids=[subnet_id],
             security_group_ids=[group.security_group_id],
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
                 deployment_type="PERSISTENT_2" if is_persistent else "SCRATCH_2",
                 # FSx refuses both for scratch, and backups of what is linked with a bucket.
-                per_unit_storage_throughput=settings.fsx_mbps_per_tib if is_persistent else None,
+                per_unit_storage_throughput=file_system.mbps_per_tib if is_persistent else None,
                 automatic_backup_retention_days=0 if is_persistent else None,
             ),
         )
 
     def _export(
         self,
-        settings: Settings,
         files: fsx.CfnFileSystem,
         association: fsx.CfnDataRepositoryAssociation,
         reports: str,
@@ -151,7 +144,6 @@ class SharedStorage(Construct):
             self,
             "Export",
             what=what,
-            settings=settings,
             rights=rights_of_export(
                 self,
                 file_system=files.attr_resource_arn,

@@ -8,10 +8,11 @@ group, by which a job's head is found, wants capacity that CDK itself has added 
 runs the newest revision of its task definition, not the one that the role may run.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aws_cdk import Aws, Duration
-from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
 from aws_cdk import aws_stepfunctions_tasks as tasks
@@ -32,8 +33,6 @@ from contract.times import (
     HEAD_ASKED_LATER_S,
     HEAD_GRACE_S,
 )
-from stacks.core_stack import CoreStack
-from stacks.gpu_cluster import GpuCluster
 
 # An execution has at most 25,000 events, and about 20 from one start of its head to the next.
 #: Seconds between two requests for a head's host: a sixtieth of the time that it has been waited
@@ -51,12 +50,21 @@ _LEFT: Final = "$max([0, $deadline - $floor($millis() / 1000)])"
 _STARTED: Final = "$toMillis($states.context.Execution.StartTime) / 1000"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadTask:
+    """What the state machine starts, and where."""
+
+    cluster_arn: str
+    definition_arn: str
+    capacity_provider: str
+    subnet_ids: Sequence[str]
+    security_group_id: str
+
+
 def job_states(
     scope: Construct,
     *,
-    core: CoreStack,
-    cluster: GpuCluster,
-    task: ecs.TaskDefinition,
+    head: HeadTask,
     keeper: lambda_.Function,
     max_seconds: int,
 ) -> sfn.IChainable:
@@ -106,7 +114,7 @@ def job_states(
         retry_on_service_exceptions=False,  # those and all others are retried after another pause
     )
     admit.add_catch(queue, errors=[sfn.Errors.ALL], assign={"pause": HEAD_ASKED_AGAIN_S})
-    head = sfn.CustomState(scope, "Head", state_json=_head(core=core, cluster=cluster, task=task))
+    run_head = sfn.CustomState(scope, "Head", state_json=_head(head))
     clean_up = tasks.LambdaInvoke.jsonata(
         scope,
         "CleanUp",
@@ -125,14 +133,14 @@ def job_states(
     clean_up.add_retry(
         errors=[sfn.Errors.ALL], interval=Duration.seconds(3), max_attempts=6, backoff_rate=2
     )
-    head.add_retry(
+    run_head.add_retry(
         # Throttling comes as the second, and as the third where ECS's own look-ups are throttled.
         errors=["ECS.ServerException", "ECS.AmazonECSException", "ECS.InvalidParameterException"],
         interval=Duration.seconds(5),
         max_attempts=4,
         backoff_rate=2,
     )
-    head.add_catch(
+    run_head.add_catch(
         clean_up,
         errors=[sfn.Errors.ALL],
         assign={
@@ -162,7 +170,7 @@ def job_states(
         },
     )
     pause = sfn.Wait.jsonata(scope, PAUSE_STATE, time=sfn.WaitTime.seconds(_value(seconds)))
-    again.next(pause).next(head)
+    again.next(pause).next(run_head)
     failed = sfn.Fail.jsonata(
         scope, "Failed", error=_value("$outcome.status"), cause=_value("$string($outcome)")
     )
@@ -170,7 +178,7 @@ def job_states(
     admitted.when(_has_status(JobStatus.QUEUED), queue)
     admitted.when(
         _has_status(JobStatus.RUNNING),
-        head,
+        run_head,
         # Deadline and patience begin with the admission: until then a job costs nothing. Of the
         # worker nodes that its order asks for, it may have those that earlier jobs leave.
         assign={
@@ -186,7 +194,7 @@ def job_states(
     ended.when(sfn.Condition.jsonata(_value("$outcome.again")), again)
     ended.when(_has_status(JobStatus.SUCCEEDED), sfn.Succeed.jsonata(scope, "Succeeded"))
     ended.otherwise(failed)
-    head.next(clean_up).next(ended)
+    run_head.next(clean_up).next(ended)
     return begin.next(queue).next(admit).next(admitted)
 
 
@@ -194,7 +202,7 @@ def _has_status(status: JobStatus) -> sfn.Condition:
     return sfn.Condition.jsonata(_value(f"$outcome.status = '{status}'"))
 
 
-def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> dict[str, Any]:
+def _head(task: HeadTask) -> dict[str, Any]:
     """The state that runs the head's task and waits for its end."""
     variables = head_variables(
         job=_value("$job"), deadline=_value("$string($deadline)"), spec=_value("$order")
@@ -207,17 +215,15 @@ def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> 
         # The head keeps its deadline itself, so that its code can save before it ends.
         "TimeoutSeconds": _value(f"$max([{HEAD_GRACE_S}, {left}])"),
         "Arguments": {
-            "Cluster": cluster.cluster.cluster_arn,
-            "TaskDefinition": task.task_definition_arn,
+            "Cluster": task.cluster_arn,
+            "TaskDefinition": task.definition_arn,
             # The same in each retry: a head whose start a lost answer hides is not started twice.
             "ClientToken": _value("$token"),
-            "CapacityProviderStrategy": [
-                {"CapacityProvider": cluster.head.capacity_provider.ref, "Weight": 1}
-            ],
+            "CapacityProviderStrategy": [{"CapacityProvider": task.capacity_provider, "Weight": 1}],
             "NetworkConfiguration": {
                 "AwsvpcConfiguration": {
-                    "Subnets": core.training_subnets.subnet_ids,
-                    "SecurityGroups": [cluster.security_group.security_group_id],
+                    "Subnets": [*task.subnet_ids],
+                    "SecurityGroups": [task.security_group_id],
                 }
             },
             # startedBy is Step Functions' own; the group is how the head's job is known.

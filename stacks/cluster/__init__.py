@@ -1,0 +1,1 @@
+"""Cluster: ECS, its hosts, and the tasks and services of Ray's nodes."""

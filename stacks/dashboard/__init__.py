@@ -1,0 +1,1 @@
+"""Dashboard: graphs, alarms and the log of stopped tasks."""

@@ -1,0 +1,1 @@
+"""Jobs: the state machine, the head's task and the keeper."""

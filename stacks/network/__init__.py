@@ -1,0 +1,1 @@
+"""Network: the VPC, its endpoints and its flow logs."""

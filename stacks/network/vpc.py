@@ -1,0 +1,108 @@
+"""The VPC: one zone behind a NAT gateway, or one that exists."""
+
+from aws_cdk import Annotations
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from stacks import rights
+from stacks.log_groups import log_group
+
+#: Name of the subnets of all hosts.
+TRAINING = "Training"
+
+
+def existing_vpc(
+    scope: Construct, *, vpc_id: str, subnet_id: str, availability_zone: str
+) -> ec2.IVpc:
+    """A VPC that is used as it is: its routes, endpoints, flow logs and rules are its owner's."""
+    vpc = ec2.Vpc.from_vpc_attributes(
+        scope,
+        "Vpc",
+        vpc_id=vpc_id,
+        availability_zones=[availability_zone],
+        private_subnet_ids=[subnet_id],
+        private_subnet_names=[TRAINING],
+    )
+    Annotations.of(vpc).acknowledge_warning(
+        "@aws-cdk/aws-ec2:noSubnetRouteTableId", "No route is added to it."
+    )
+    return vpc
+
+
+def new_vpc(scope: Construct, *, cidr: str, availability_zone: str) -> ec2.Vpc:
+    """A VPC with flow logs; without a zone CloudFormation chooses one."""
+    # One zone on purpose: gradients that cross zones are slow and billed per GB, and a cluster
+    # placement group cannot span two. The public subnet only holds the NAT gateway.
+    vpc = ec2.Vpc(
+        scope,
+        "Vpc",
+        ip_addresses=ec2.IpAddresses.cidr(cidr),
+        availability_zones=[availability_zone] if availability_zone else None,
+        max_azs=None if availability_zone else 1,
+        nat_gateways=1,
+        subnet_configuration=[
+            ec2.SubnetConfiguration(
+                name="Nat",
+                subnet_type=ec2.SubnetType.PUBLIC,
+                cidr_mask=28,
+                map_public_ip_on_launch=False,
+            ),
+            ec2.SubnetConfiguration(name=TRAINING, subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS),
+        ],
+        restrict_default_security_group=True,
+    )
+    group = log_group(scope, "FlowLogs")
+    role = iam.Role(
+        scope,
+        "FlowLogRole",
+        description="Flow logs of the VPC: write to their log group",
+        assumed_by=rights.of_this_account(scope, "vpc-flow-logs.amazonaws.com"),
+    )
+    vpc.add_flow_log(
+        "FlowLog",
+        destination=ec2.FlowLogDestination.to_cloud_watch_logs(group, role),
+        max_aggregation_interval=ec2.FlowLogMaxAggregationInterval.TEN_MINUTES,
+    )
+    return vpc
+
+
+def add_s3_endpoint(vpc: ec2.Vpc, *, bucket: s3.IBucket) -> None:
+    """Reach S3 for free: checkpoints, data and the layers of ECR's images do not pass the NAT
+    gateway, which bills every GB.
+
+    Nodes read from any bucket, as images and packages need, and write into ``bucket`` only.
+    """
+    endpoint = vpc.add_gateway_endpoint("S3Endpoint", service=ec2.GatewayVpcEndpointAwsService.S3)
+    own = [bucket.bucket_arn, bucket.arn_for_objects("*")]
+    reading = rights.allow("Read", "s3:Get*", "s3:List*", on=["*"])
+    for statement in (reading + rights.allow("OwnBucket", "s3:*", on=own)).statements:
+        statement.add_any_principal()
+        endpoint.add_to_policy(statement)
+
+
+def add_interface_endpoints(scope: Construct, vpc: ec2.Vpc, *, cidr: str) -> None:
+    """Reach ECR, Logs and SSM by endpoints in the training subnet."""
+    group = ec2.SecurityGroup(
+        scope,
+        "EndpointSecurityGroup",
+        vpc=vpc,
+        description="AWS endpoints: HTTPS from inside the VPC",
+        allow_all_outbound=False,
+    )
+    group.add_ingress_rule(ec2.Peer.ipv4(cidr), ec2.Port.HTTPS, "HTTPS from the VPC")
+    services = {
+        "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
+        "EcrDocker": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
+        "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
+        "SsmMessages": ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES,
+    }
+    for name, service in services.items():
+        vpc.add_interface_endpoint(
+            f"{name}Endpoint",
+            service=service,
+            security_groups=[group],
+            subnets=ec2.SubnetSelection(subnet_group_name=TRAINING),
+            open=False,
+        )

@@ -1,0 +1,1 @@
+"""Storage: the bucket, the image repositories and the shared file system."""

@@ -1,0 +1,1 @@
+"""Teardown: the custom resources that end tasks and hosts on ``cdk destroy``."""

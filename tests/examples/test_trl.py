@@ -1,0 +1,131 @@
+"""TRL's own scripts on two nodes, as in ``examples/trl``: killed, and resumed at a checkpoint."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from containers.program import requirements
+from containers.program.launch import Place, launcher_environment
+from contract.errors import InputError
+from tests.conftest import ROOT
+from tests.eventually import eventually
+
+pytestmark = [pytest.mark.night, pytest.mark.timeout(2400)]
+
+NUMBERS = [f"{number} comes after {number - 1}" for number in range(1, 257)]
+ROWS = {
+    "sft": [{"text": text} for text in NUMBERS],
+    "dpo": [
+        {"prompt": "1 comes after", "chosen": f" {number}", "rejected": " 2"}
+        for number in range(1, 257)
+    ],
+}
+
+
+def write_model(folder: Path) -> None:
+    """A Llama of a few thousand parameters that reads words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", "comes", "after", *map(str, range(257))]
+    split = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<pad>"))
+    split.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=split, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
+    )
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@contextmanager
+def two_nodes(folder: Path, packages: Path, *words: str, log: Path) -> Iterator[Callable[[], str]]:
+    """Run the example on two nodes that share a folder, as restored nodes do; yield a function that
+    returns their log once one of them has failed."""
+    started = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    with log.open("w") as out:
+        for rank in range(2):
+            here = Place(number=rank, rank=rank, start=0, addresses=("127.0.0.1",) * 2, gpus=0)
+            environment = {
+                **os.environ,
+                **launcher_environment(here),
+                "MASTER_PORT": port,
+                "PET_MASTER_PORT": port,
+                "PATH": f"{packages / 'bin'}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": str(requirements.site_packages(packages)),
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+            started.append(
+                subprocess.Popen(
+                    ["sh", "run.sh", *words],
+                    cwd=folder,
+                    env=environment,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
+            )
+        try:
+            yield lambda: log.read_text() * any(process.poll() for process in started)
+        finally:
+            for process in started:
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_trl_resumes_from_its_newest_checkpoint(method: str, tmp_path: Path) -> None:
+    folder, packages = tmp_path / "code", tmp_path / "packages"
+    shutil.copytree(ROOT / "examples" / "trl", folder)
+    try:
+        # torch is there: its own index, which uv would ask too, is not needed.
+        index = {"UV_DEFAULT_INDEX": "https://pypi.org/simple"}
+        requirements.install(folder, packages, environment=index)
+    except InputError as error:
+        pytest.skip(f"trl cannot be installed here: {f'{error}'.splitlines()[-1]}")
+    write_model(folder / "model")
+    (folder / "rows").mkdir()
+    (folder / "rows" / "train.jsonl").write_text("\n".join(map(json.dumps, ROWS[method])))
+    words = (
+        *(method, "--model_name_or_path", "model", "--dataset_name", "rows", "--use_cpu"),
+        *("--bf16", "false", "--save_steps", "2", "--logging_steps", "1", "--disable_tqdm", "true"),
+        *("--max_length", "16", "--per_device_train_batch_size", "2", "--max_steps"),
+    )
+
+    def newest() -> int:
+        states = (folder / "out").glob("checkpoint-*/trainer_state.json")
+        return max((int(each.parent.name.rpartition("-")[2]) for each in states), default=0)
+
+    first, second = tmp_path / "first.log", tmp_path / "second.log"
+    with two_nodes(folder, packages, *words, "100000", log=first) as failed:
+        eventually("two checkpoints", lambda: newest() >= 4, timeout_s=900, over=failed)
+    reached = newest()
+    with two_nodes(folder, packages, *words, str(reached + 4), log=second) as failed:
+        # Its end is not waited for: gloo may hang there, which the product ends.
+        is_saved = lambda: "Model saved to out" in second.read_text()  # noqa: E731
+        eventually("the model", is_saved, timeout_s=900, over=failed)
+    # Rank 0 prints a line for each step.
+    assert second.read_text().count("'loss': ") == 4, second.read_text()
+    assert newest() == reached + 4
+    assert (folder / "out" / "adapter_model.safetensors").exists()
