@@ -225,8 +225,8 @@ class Model:
 
     def seen(self, arns: Iterable[str]) -> list[Record]:
         """DescribeTasks: those of them that it knows by now."""
-        now, found = self._now(), [self.tasks[arn] for arn in arns if arn in self.tasks]
-        return [task for task in found if now >= task["_known"]]
+        now, tasks = self._now(), self.tasks
+        return [tasks[arn] for arn in arns if arn in tasks and now >= tasks[arn]["_known"]]
 
     def stop(self, task: Record, reason: str, stop_code: str = "UserInitiated") -> None:
         """StopTask; the same again changes nothing."""

@@ -24,7 +24,8 @@ _FILTERS: Final = {
     **{"containerInstance": "containerInstanceArn", "family": "_family"},
     "serviceName": "_service",
 }
-_OF_PAGES: Final = ("nextToken", "maxResults")
+#: Entries of a page.
+UNLIMITED: Final = 1_000_000
 CLUSTER: Final = "arn:aws:ecs:us-east-1:1:cluster/c"
 TASKS: Final = "arn:aws:ecs:us-east-1:1:task/c/"
 
@@ -104,23 +105,35 @@ class Account(Paged):
         """What an operation was called with, each time."""
         return [named for operation, named in self.calls if operation == name]
 
-    def _page(self, key: str, found: list[Any], given: Record) -> Any:
-        if len(found) <= self.page and not given:
-            return {key: found}
-        at = int(given.get("nextToken", 0))
-        end = at + min(self.page, given.get("maxResults", 100))
-        return {key: found[at:end]} | ({"nextToken": str(end)} if found[end:] else {})
+    def _page(
+        self,
+        key: str,
+        found: list[Any],
+        nextToken: str = "0",  # noqa: N803
+        maxResults: int = UNLIMITED,  # noqa: N803
+        **_: Any,
+    ) -> Any:
+        at = int(nextToken)
+        end = at + min(self.page, maxResults)
+        if end >= len(found):
+            return {key: found[at:]}
+        return {key: found[at:end], "nextToken": str(end)}
 
     # --- tasks
-    def on_list_tasks(self, cluster: str, desiredStatus: str = "", **which: Any) -> Any:  # noqa: N803
+    def on_list_tasks(
+        self,
+        cluster: str,
+        desiredStatus: str = "",  # noqa: N803
+        nextToken: str = "0",  # noqa: N803
+        maxResults: int = UNLIMITED,  # noqa: N803
+        **which: Any,
+    ) -> Any:
         del cluster
-        fields, page = Record(), Record()
-        for name, value in which.items():
-            (page if name in _OF_PAGES else fields)[_FILTERS.get(name, name)] = value
-        is_alone = len(fields) == 1 and not desiredStatus
-        assert "startedBy" not in fields or is_alone, "it must be the only filter"
+        is_alone = len(which) == 1 and not desiredStatus
+        assert "startedBy" not in which or is_alone, "it must be the only filter"
+        fields = {_FILTERS.get(name, name): value for name, value in which.items()}
         found = self.model.listed(desiredStatus or "RUNNING", **fields)
-        return self._page("taskArns", found, page)
+        return self._page("taskArns", found, nextToken, maxResults)
 
     def on_describe_tasks(self, tasks: list[str], **_: Any) -> Any:
         assert len(tasks) in range(1, 101)
@@ -169,7 +182,7 @@ class Account(Paged):
 
     # --- hosts
     def on_list_container_instances(self, **page: Any) -> Any:
-        return self._page("containerInstanceArns", [*self.model.hosts], page)
+        return self._page("containerInstanceArns", [*self.model.hosts], **page)
 
     def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
         found = [each for each in containerInstances if each in self.model.hosts]
@@ -252,7 +265,7 @@ class Account(Paged):
     def on_list_executions(self, statusFilter: str = "", **page: Any) -> Any:  # noqa: N803
         """The newest first."""
         found = [each for each in self.executions.values() if statusFilter in ("", each["status"])]
-        return self._page("executions", found[::-1], page)
+        return self._page("executions", found[::-1], **page)
 
     def on_describe_execution(self, executionArn: str) -> Any:  # noqa: N803
         if (name := executionArn.rpartition(":")[2]) not in self.executions:
@@ -260,7 +273,7 @@ class Account(Paged):
         return self.executions[name]
 
     def on_get_execution_history(self, executionArn: str, **page: Any) -> Any:  # noqa: N803
-        return self._page("events", self.history[executionArn.rpartition(":")[2]], page)
+        return self._page("events", self.history[executionArn.rpartition(":")[2]], **page)
 
     def on_stop_execution(self, executionArn: str, **why: str) -> Any:  # noqa: N803
         stopped = {"status": "ABORTED", "stopDate": stamp(self.model._now())}

@@ -111,6 +111,7 @@ class Client:
 
     def __init__(self, account: "Account", who: str) -> None:
         self._account, self._who = account, who
+        self.get_paginator = functools.cache(self._paginator)
 
     def __getattr__(self, name: str) -> Any:
         answer = getattr(self._account, f"on_{name}", None) or getattr(self._account.s3, name)
@@ -141,9 +142,10 @@ class Client:
             return result
         raise ReadTimeoutError(endpoint_url="https://aws")
 
-    def get_paginator(self, operation: str) -> Any:
+    def _paginator(self, operation: str) -> Any:
         """All in one page: botocore's own paginators take too long."""
-        return SimpleNamespace(paginate=lambda **given: Pages([getattr(self, operation)(**given)]))
+        call = getattr(self, operation)
+        return SimpleNamespace(paginate=lambda **given: Pages([call(**given)]))
 
     def invoke(self, FunctionName: str, InvocationType: str, Payload: bytes) -> Any:  # noqa: N803
         assert FunctionName == "keeper"
@@ -177,7 +179,7 @@ class Records(S3):
 class Account(base.Account):
     """Its tasks and hosts, executions, bucket, and the function that cleans up."""
 
-    page = 1_000_000
+    page = base.UNLIMITED
     who = ""
     """Whose call is answered."""
 

@@ -750,8 +750,9 @@ def _handed_in(
     world: World, account: Account, keeper: ModuleType, limits: Limits
 ) -> Iterator[None]:
     """Give the keeper, and what waits, this world's time and account."""
+    client = account.client("keeper")
     own = {
-        "boto3": SimpleNamespace(client=lambda _: account.client("keeper")),
+        "boto3": SimpleNamespace(client=lambda _: client),
         "print": world.tell,
         "CLUSTER": "c",
         "BUCKET": NAME,
