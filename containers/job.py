@@ -342,9 +342,10 @@ class Job:
             is_saved = self._save_files()
             recorder.close(self._clock.time(), is_last=True)
             self._write_record(recorder)
-        if spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
+        if code == exits.OK and not is_saved:
+            code = exits.FILES_LOST
+        elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
             self._tell_why(errors_in(folder / NOTED_ERRORS), has_failed=code != exits.OK)
-        code = code if is_saved or code != exits.OK else exits.FILES_LOST
         if not self._is_told:
             self._hold(code)
         return code

@@ -38,6 +38,7 @@ GUARDS: Final = {
     "containers/program/launch.py:prepare_head": ("copytree", OURS, "into a folder of the job"),
     "containers/program/nodes.py:Group._gather": ("remove", MEMORY, "a list"),
     "containers/program/requirements.py:_check": ("rmtree", OURS, "copies that INSTALLER marks"),
+    "containers/program/shell.py:note": ("replace", OURS, "where the program runs"),
     "containers/program/starts.py:_sweep": ("delete", OURS, "claims and lists of old starts"),
     "containers/program/startup/sitecustomize.py:_note_errors.note": ("replace", OURS, "PID.json"),
     "containers/ray_head.py:RayHead.scale": ("replace", OURS, "a file in its temporary folder"),

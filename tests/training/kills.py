@@ -109,6 +109,8 @@ class Nemesis:
             undisturbed: the same run, which nothing has happened to.
         """
         self._start, self._losses = start, undisturbed.losses()
+        is_written = (undisturbed.run_folder / "evaluation.json").exists()  # not by imagenet
+        self._before_report = "evaluation.json" if is_written else "model"
         self._random = Random(0)
         self._command = start()
         self._pids: list[int] = []
@@ -162,7 +164,7 @@ class Nemesis:
             "prune": lambda: self._saved() > newest,
             "last evaluation": lambda: self._steps() is not None and command.steps_done() >= last,
             "publishing": partial(written, ".staging-*", "model"),
-            "report": partial(written, "evaluation.json"),
+            "report": partial(written, self._before_report),
             "result": partial(written, "result.json"),
         }
         if moment != "fork":

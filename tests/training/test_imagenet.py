@@ -94,9 +94,9 @@ def test_evaluation_and_nearly_all_crops_are_shrunk_from_what_is_decoded(model: 
 
 
 def test_a_usual_picture_is_read_with_all_its_pixels(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        (tmp_path / split / "a").mkdir(parents=True)
-        (tmp_path / split / "a" / "1.jpg").write_bytes(as_jpeg(Image.new("L", (375, 500))))
+    for folder in ("train/a", "train/b", "val/a"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.jpg").write_bytes(as_jpeg(Image.new("L", (375, 500))))
     worker: Any = SimpleNamespace(device=torch.device("cpu"), world_size=1)
     with ExitStack() as stack:
         whole = config(data=str(tmp_path), image_size=224, decoders=1)

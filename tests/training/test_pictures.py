@@ -332,11 +332,12 @@ def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:
     ("folders", "words"),
     [
         ([], "holds no training pictures of two classes or more"),
-        (["train/a"], "has one picture of each class, and none to evaluate on"),
-        (["train/a", "val/b"], "a folder that is named like one in train/"),
-        (["train/a\tb", "val/a\tb"], "is refused: it is not a relative path"),
+        (["train/a"], "holds no training pictures of two classes or more"),
+        (["train/a", "train/b"], "has one picture of each class, and none to evaluate on"),
+        (["train/a", "train/b", "val/c"], "a folder that is named like one in train/"),
+        (["train/a\tb", "train/b", "val/a\tb"], "is refused: it is not a relative path"),
     ],
-    ids=["empty", "no val", "other classes", "odd name"],
+    ids=["empty", "one class", "no val", "other classes", "odd name"],
 )
 def test_a_folder_that_is_no_set_is_refused(tmp_path: Path, folders: list[str], words: str) -> None:
     for name in folders:

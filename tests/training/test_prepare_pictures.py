@@ -103,16 +103,16 @@ def test_packing_shrinks_the_shorter_side_and_keeps_all_of_a_picture(
     shapes = {"landscape": (400, 300), "panorama": (2000, 200), "small": (300, 50)}
     for split in ("train", "val"):
         for name, shape in shapes.items():
-            path = tmp_path / "tree" / split / "a" / f"{name}.jpg"
+            path = tmp_path / "tree" / split / name / "a.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(sample_pictures.as_jpeg(Image.new("RGB", shape)))
     made(tmp_path / "tree", tmp_path / "set", form="packed", size=150, encoding=encoding)
     entries = library.open_set(str(tmp_path / "set")).train
     found = {each.name: (each.width, each.height) for each in entries}
     assert found == {
-        "a/landscape.jpg": (200, 150),
-        "a/panorama.jpg": (1500, 150),
-        "a/small.jpg": (300, 50),
+        "landscape/a.jpg": (200, 150),
+        "panorama/a.jpg": (1500, 150),
+        "small/a.jpg": (300, 50),
     }
 
 

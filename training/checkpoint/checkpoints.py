@@ -27,13 +27,13 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from contract import faults
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
 from training.checkpoint import unfinished
 from training.checkpoint.manifest import CLOSED, DamagedError, File, Manifest
+from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.metrics import StepMetrics
 from training.loop.worker import Worker
 from training.record import reader
@@ -45,8 +45,6 @@ MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
 _DAMAGED: Final = "damaged-"
-#: The product of two such values overflows: no step from there is finite, whatever its rate.
-_LARGEST: Final = 1e30
 _READ_BYTES: Final = 1 << 22
 #: Names what torch says of an archive that it cannot read; its other RuntimeErrors are of memory.
 _NO_ARCHIVE: Final = "PytorchStreamReader"
@@ -214,8 +212,7 @@ def complete(place: str, uri: str, files: Mapping[str, File], *, check: Callable
 
 
 def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: int = 0) -> str:
-    """Write a checkpoint and remove all but the newest ``keep`` and that of step ``best``; return
-    its address.
+    """Write a checkpoint and remove all that ``prune`` does not keep; return its address.
 
     Args:
         fence: number of the lease that the writer holds; 0 without one.
@@ -226,7 +223,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: i
     check = partial(lease.check, run_uri, fence)
     check()
     step = snapshot.position.step
-    refuse_unsound(run_uri, step, [unsound(snapshot.tensors())])
+    refuse_unsound(continues(run_uri), step, [unsound(snapshot.tensors())])
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
     if place == uri:
@@ -239,34 +236,6 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: i
     complete(place, uri, files, check=check)
     prune(run_uri, keep=keep, step=step, fence=fence, best=best)
     return uri
-
-
-def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Name of the first tensor with a value that is no number or beyond ``_LARGEST``, or empty, in
-    one pass over memory: ``isfinite`` takes five times as long."""
-    for name, tensor in tensors:
-        if is_traceable_wrapper_subclass(tensor):  # a DTensor, or moments in 8 bits
-            parts = [getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]]
-            if unsound((name, part) for part in parts if isinstance(part, torch.Tensor)):
-                return name
-        elif tensor.is_floating_point() and tensor.numel():
-            low, high = torch.aminmax(tensor)
-            if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither
-                return name
-    return ""
-
-
-def refuse_unsound(run_uri: str, step: int, found: Iterable[str]) -> None:
-    """Refuse to save what ``unsound`` has found on any rank.
-
-    Raises:
-        InputError: the last update ruined the model.
-    """
-    for name in filter(None, found):
-        raise InputError(
-            f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
-            f"{name}, so it is not saved. Give the same --run a lower --lr: {continues(run_uri)}"
-        )
 
 
 def continues(run_uri: str) -> str:
@@ -422,8 +391,7 @@ class Saver:
         self._average = average or {}
         self._newest: Snapshot | None = None
         self._size = self._best = 0
-        self.recorded: Mapping[str, Any] = {}
-        """Settings of the run as its checkpoint has them."""
+        self.recorded: Mapping[str, Any] = {}  # settings, as the checkpoint has them
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -459,11 +427,7 @@ class Saver:
         self._best = step
 
     def restore(self, step: int) -> None:
-        """Go back to the checkpoint of a step, on every rank.
-
-        Raises:
-            InputError: it cannot be used any more.
-        """
+        """Go back to the checkpoint of a step, on every rank. Raises InputError without it."""
         rank, uri = self._worker.rank, self._worker.run_uri
         (found, *_) = on_all_ranks(lambda: None if rank else _read_step(uri, step))
         assert found is not None
@@ -496,11 +460,7 @@ class Saver:
 
 
 def name_of(run_uri: str, step: int) -> str:
-    """Name of the checkpoint of a step, the last that was written of it.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Name of the newest checkpoint of a step. Raises InputError without one."""
     found = [each for each in names(run_uri) if (checkpoint_key(each) or (-1, 0))[0] == step]
     if not found:
         raise InputError(f"{run_uri} has no checkpoint of step {step:,} any more: use the newest")
@@ -511,10 +471,8 @@ def _read_step(run_uri: str, step: int) -> Snapshot:
     try:
         return _fetch(place_of(run_uri, name_of(run_uri, step)))
     except DamagedError as error:
-        raise InputError(
-            f"the best checkpoint of {run_uri}, of step {step:,}, is damaged ({error}): resume "
-            "with --keep-best none, which publishes the newest"
-        ) from None
+        fault = f"the best checkpoint, of step {step:,}, is damaged ({error})"
+        raise InputError(f"{fault}: --keep-best none publishes the newest") from None
 
 
 def check_room(
@@ -644,7 +602,6 @@ def newest(
     run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False, rank: int = 0
 ) -> Snapshot | None:
     """The newest usable checkpoint of a run on rank 0 (see ``newest_usable``); None on others."""
-
     read = (lambda _: None) if rank else _fetch
     return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
 

@@ -49,6 +49,7 @@ from training.checkpoint import checkpoints, unfinished
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
 from training.checkpoint.manifest import DamagedError, File
+from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
 from training.record.events import Warned
 from training.settings import most_kept
@@ -190,8 +191,8 @@ def write_checkpoint(
     check = partial(lease.check, run_uri, fence)
     is_first = dist.get_rank(group) == 0
     written: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(written, checkpoints.unsound(_parts_of(state)), group=group)
-    checkpoints.refuse_unsound(run_uri, step, written)
+    dist.all_gather_object(written, unsound(_parts_of(state)), group=group)
+    refuse_unsound(checkpoints.continues(run_uri), step, written)
 
     def begin() -> str:
         check()

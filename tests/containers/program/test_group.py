@@ -836,7 +836,7 @@ def test_the_steps_of_a_program_are_written_into_its_run(
     path = write_program(
         tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
     )
-    files = {"a": Files(newest_ns=5), "b": Files(), "c": Files()}
+    files = {"a": Files(newest_ns=5), "b": Files(newest_ns=0), "c": Files()}
     here = Stored(ray, monkeypatch, f"{sys.executable} {path}", "2", **files)
     running = Running(here.group)
 
