@@ -223,6 +223,11 @@ class Model:
                 found.append(task["taskArn"])
         return found
 
+    def seen(self, arns: Iterable[str]) -> list[Record]:
+        """DescribeTasks: those of them that it knows by now."""
+        now, tasks = self._now(), self.tasks
+        return [tasks[arn] for arn in arns if arn in tasks and now >= tasks[arn]["_known"]]
+
     def stop(self, task: Record, reason: str, stop_code: str = "UserInitiated") -> None:
         """StopTask; the same again changes nothing."""
         if task["desiredStatus"] == "STOPPED":

@@ -203,9 +203,9 @@ def at_start(patch: pytest.MonkeyPatch, fault: str) -> int:
 
 
 XID = "GPU 3 has fallen off the bus (Xid 79)"
-SLOW_DOWN, FORBIDDEN = refused("SlowDown", 503), refused("AccessDenied", 403)
-GONE = refused("404", 404)
-THROTTLED = refused("ThrottlingException", 400)
+SLOW_DOWN, FORBIDDEN = refused("SlowDown"), refused("AccessDenied")
+GONE = refused("404")
+THROTTLED = refused("ThrottlingException")
 LOST_ACTOR = ActorDiedError()
 BUG_IN_FIT = RayTaskError("fit", "traceback", KeyError("step"))
 

@@ -4,7 +4,6 @@ That there are as many as are wanted in the end, whatever fails and in which ord
 ``tests/stacks/test_lives.py``, with the same provider.
 """
 
-import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,8 @@ from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
 from contract import exits, nodes, times
 from contract.job import JOB_TAG
+from tests.aws.account import Account, model_of
+from tests.aws.calls import refused
 
 HEAD = "arn:aws:ecs:us-east-1:0:task/c/head"
 TAGS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: nodes.WORKER}
@@ -32,91 +33,46 @@ WORKERS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 JOB = "job-1"
 
 
-class SimulatedEcs:
-    """Tasks of a cluster; its lists lag behind."""
+class SimulatedEcs(Account):
+    """Tasks of a cluster, each on a host of its own; its lists lag behind."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.tasks: dict[str, dict[str, Any]] = {}
-        self.capacity = 100
-        self.lag_s = 0.0
-        self.calls: list[int] = []
+        idle: Any = SimpleNamespace(
+            pull=lambda task: self.model.begin(task),
+            start=bool,
+            terminate=lambda task: self.model.end(task, exits.TERMINATED),
+            kill=bool,
+            ended=bool,
+        )
+        super().__init__(model_of({}, now=lambda: self.now, after=lambda *_: None, agent=idle))
+        self.tasks, self.capacity, self.lag_s = self.model.tasks, 100, 0.0
         self.released: list[tuple[str, list[str]]] = []
         """How the keeper was called, and for which hosts."""
-        self._number = itertools.count(1)
 
-    # --- what a test does ---
     def running(self) -> set[str]:
         return {arn for arn, task in self.tasks.items() if task["lastStatus"] != "STOPPED"}
 
     def end(self, arn: str, code: int | None = 1, reason: str = "") -> None:
-        containers = [{"reason": reason} if code is None else {"exitCode": code}]
-        ended = {"lastStatus": "STOPPED", "desiredStatus": "STOPPED", "containers": containers}
-        self.tasks[arn] |= ended
+        if code is None:
+            self.tasks[arn]["containers"] = [{"reason": reason}]
+        self.model.end(self.tasks[arn], code)
 
-    # --- what ECS does ---
-    def run_task(self, **arguments: Any) -> dict[str, Any]:
-        assert 1 <= arguments["count"] <= 10
-        assert len(arguments["startedBy"]) <= 36
-        assert len(arguments["clientToken"]) <= 64
-        self.calls.append(arguments["count"])
-        room = min(arguments["count"], max(0, self.capacity - len(self.running())))
-        arns = [f"arn:aws:ecs:us-east-1:0:task/c/{next(self._number)}" for _ in range(room)]
-        for arn in arns:
-            self.tasks[arn] = {
-                "taskArn": arn,
-                "lastStatus": "PROVISIONING",
-                "desiredStatus": "RUNNING",
-                "startedBy": arguments["startedBy"],
-                "tags": arguments["tags"],
-                "containerInstanceArn": f"host/{arn.rpartition('/')[2]}",
-                "visible_at": self.now + self.lag_s,
-                "environment": arguments["overrides"]["containerOverrides"][0]["environment"],
-            }
-        missing = arguments["count"] - len(arns)
-        return {
-            "tasks": [dict(self.tasks[arn]) for arn in arns],
-            "failures": [{"reason": "RESOURCE:GPU", "detail": "no host has one"}] * missing,
-        }
+    def on_run_task(self, **request: Any) -> Any:
+        room = min(request["count"], self.capacity - len(self.running()))
+        answer = super().on_run_task(**request | {"count": room})
+        for each in answer["tasks"]:
+            task, shown = self.tasks[each["taskArn"]], self.now + self.lag_s
+            self.model.place(task, f"host/{each['taskArn'].rpartition('/')[2]}")
+            task |= {"_known": shown, "_shows": shown}
+        failure = {"reason": "RESOURCE:GPU", "detail": "no host has one"}
+        return answer | {"failures": [failure] * (request["count"] - room)}
 
-    def list_tasks(self, **arguments: Any) -> dict[str, Any]:
-        assert arguments.keys() == {"cluster", "startedBy"}, "the only filter"
-        found = [
-            arn
-            for arn, task in self.tasks.items()
-            if task["startedBy"] == arguments["startedBy"]
-            and task["desiredStatus"] == "RUNNING"
-            and task["visible_at"] <= self.now
-        ]
-        return {"taskArns": found}
-
-    def describe_tasks(self, **arguments: Any) -> dict[str, Any]:
-        assert 1 <= len(arguments["tasks"]) <= 100
-        known = [
-            self.tasks[arn]
-            for arn in arguments["tasks"]
-            if arn in self.tasks and self.tasks[arn]["visible_at"] <= self.now
-        ]
-        for task in known:
-            if task["lastStatus"] == "PROVISIONING":
-                task["lastStatus"] = "RUNNING"
-        return {"tasks": [dict(task) for task in known], "failures": []}
-
-    def stop_task(self, **arguments: Any) -> dict[str, Any]:
-        task = self.tasks[arguments["task"]]
-        if task["lastStatus"] != "STOPPED":
-            self.end(arguments["task"])
-        return {"task": dict(task)}
-
-    def invoke(self, **arguments: Any) -> dict[str, Any]:
+    def on_invoke(self, **arguments: Any) -> Any:
         assert arguments["FunctionName"] == "keeper"
         event = json.loads(arguments["Payload"])
         assert event["Action"] == "release"
         self.released.append((arguments["InvocationType"], event["Hosts"]))
-        return {}
-
-    def get_paginator(self, operation: str) -> Any:
-        return SimpleNamespace(paginate=lambda **given: iter([getattr(self, operation)(**given)]))
 
 
 @pytest.fixture
@@ -149,7 +105,7 @@ def test_twenty_five_nodes_are_three_calls_and_a_head_that_comes_back_finds_them
     ecs: SimulatedEcs,
 ) -> None:
     provider(ecs).create_node({}, TAGS, 25)
-    assert ecs.calls == [10, 10, 5]
+    assert [each["count"] for each in ecs.sent("run_task")] == [10, 10, 5]
     assert {*provider(ecs).non_terminated_nodes(WORKERS)} == ecs.running()
 
 
@@ -254,33 +210,27 @@ def test_a_head_that_ecs_has_told_to_stop_starts_no_nodes_beside_its_successors(
 ) -> None:
     """Behind a dead agent it does not hear of that, and goes on."""
     task = {"lastStatus": "RUNNING", "desiredStatus": "RUNNING", "startedBy": "Step Functions"}
-    ecs.tasks[HEAD] = {"taskArn": HEAD, "visible_at": 0.0, **task}
+    ecs.tasks[HEAD] = {"taskArn": HEAD, "_known": 0, "_shows": 0, **task}
     assert own.non_terminated_nodes({}) == [HEAD]
     own.create_node({}, TAGS, 1)
     ecs.tasks[HEAD]["desiredStatus"] = "STOPPED"
     assert len(own.non_terminated_nodes({})) == 2
     with pytest.raises(NodeLaunchException, match="told this head to stop"):
         own.create_node({}, TAGS, 1)
-    assert ecs.calls == [1]
+    assert len(ecs.sent("run_task")) == 1
 
 
 def test_workers_learn_their_kind_and_where_the_head_is(ecs: SimulatedEcs) -> None:
     provider(ecs).create_node({}, TAGS, 1)
-    (task,) = ecs.tasks.values()
-    variables = {each["name"]: each["value"] for each in task["environment"]}
+    (told,) = ecs.sent("run_task")[0]["overrides"]["containerOverrides"]
+    variables = {each["name"]: each["value"] for each in told["environment"]}
     assert variables == {nodes.ENV_HEAD_ADDRESS: "10.0.0.9", "RAY_NODE_TYPE_NAME": "worker"}
 
 
 def test_hosts_are_left_to_the_sweep_where_the_keeper_cannot_be_called(
-    ecs: SimulatedEcs,
-    own: EcsNodeProvider,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    ecs: SimulatedEcs, own: EcsNodeProvider, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(**_: Any) -> None:
-        raise ClientError({"Error": {"Code": "AccessDeniedException"}}, "Invoke")
-
-    monkeypatch.setattr(ecs, "invoke", refuse)
+    ecs.fails["invoke"] = refused("AccessDeniedException")
     own.create_node({}, TAGS, 1)
     (node,) = own.non_terminated_nodes(WORKERS)
     own.terminate_nodes([node])

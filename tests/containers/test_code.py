@@ -31,7 +31,7 @@ class Secrets:
 
     def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
         if SecretId != "training/key":
-            raise refused("ResourceNotFoundException", 400)
+            raise refused("ResourceNotFoundException")
         return {"SecretString": "hidden"}
 
 

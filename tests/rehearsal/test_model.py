@@ -16,9 +16,10 @@ from botocore.exceptions import ClientError
 
 from rehearsal.local_aws import local_aws
 from rehearsal.model import Group, Model, Record, Times
+from tests.aws.account import stamp
 from tests.conftest import ROOT
 from tests.rehearsal.test_strict import client, make_group
-from tests.simulation.account import Account, stamp
+from tests.simulation.account import Account
 from tests.simulation.world import World
 
 pytestmark = pytest.mark.slow

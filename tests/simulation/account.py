@@ -5,16 +5,15 @@ Tasks and hosts are ``rehearsal.model``; executions run the synthesized state ma
 
 import functools
 import importlib
-import io
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.exceptions import ReadTimeoutError
+from botocore.paginate import PageIterator
 from greenlet import getcurrent
 
 from contract import runs, times
@@ -22,13 +21,14 @@ from contract.job import Hold, JobSpec, overrides
 from contract.job_outcome import is_in_vain
 from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
+from tests.aws import account as base
+from tests.aws.account import TASKS, MissingError, stamp
+from tests.aws.calls import refused
+from tests.aws.s3 import S3, Effect
 from tests.conftest import ROOT
 from tests.simulation.world import EndedError, World
-from tests.trainctl.account import Pages
 
 MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
-TASKS: Final = "arn:aws:ecs:us-east-1:1:task/c/"
-BUCKET: Final = "bucket"
 #: botocore tries a call so often in all.
 ATTEMPTS: Final = 5
 DAY_S: Final = 86_400
@@ -44,13 +44,10 @@ UNPLACED: Final = ("Capacity is unavailable at this time.", "AGENT", "RESOURCE:G
 MANAGED: Final = "The execution which was managing this resource was aborted"
 
 
-@functools.lru_cache(1024)
-def stamp(at: float) -> datetime:
-    return datetime.fromtimestamp(at, tz=UTC)
+class Pages(list[Any]):
+    """Pages of an answer, searched as botocore's are."""
 
-
-def refused(code: str) -> ClientError:
-    return ClientError({"Error": {"Code": code, "Message": code}}, "Call")
+    search = PageIterator.search
 
 
 # --- JSONata --------------------------------------------------------------------------------------
@@ -107,24 +104,21 @@ class StateError(Exception):
 
 
 # --- clients --------------------------------------------------------------------------------------
-class MissingError(ClientError):
-    """Of Step Functions: there is no such execution."""
-
-    def __init__(self) -> None:
-        super().__init__({"Error": {"Code": "ExecutionDoesNotExist"}}, "DescribeExecution")
-
-
-EXCEPTIONS: Final = SimpleNamespace(ClientError=ClientError, ExecutionDoesNotExist=MissingError)
-
-
 class Client:
     """A client of any service, as one process has it."""
 
+    exceptions = base.Account.exceptions
+
     def __init__(self, account: "Account", who: str) -> None:
         self._account, self._who = account, who
-        self.exceptions = EXCEPTIONS
+        self.get_paginator = functools.cache(self._paginator)
 
-    def _call(self, effect: Callable[[], Any]) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        answer = getattr(self._account, f"on_{name}", None) or getattr(self._account.s3, name)
+        vars(self)[name] = call = functools.partial(self._call, answer)
+        return call
+
+    def _call(self, effect: Callable[..., Any], **given: Any) -> Any:
         """A call takes some time, and may be throttled, fail before or after it took effect, or be
         the last of its process."""
         account = self._account
@@ -137,7 +131,8 @@ class Client:
             if fate < account.trouble / 2:
                 world.sleep(chance.uniform(0.5, 10))
                 continue  # throttled
-            result = effect()
+            account.who = self._who
+            result = effect(**given)
             if process.calls_left < 0:
                 raise EndedError
             if fate < account.trouble:
@@ -147,93 +142,11 @@ class Client:
             return result
         raise ReadTimeoutError(endpoint_url="https://aws")
 
-    def get_paginator(self, operation: str) -> Any:
-        def paginate(**given: Any) -> Pages:
-            return Pages([self._call(lambda: getattr(self, f"_{operation}")(**given))])
+    def _paginator(self, operation: str) -> Any:
+        """All in one page: botocore's own paginators take too long."""
+        call = getattr(self, operation)
+        return SimpleNamespace(paginate=lambda **given: Pages([call(**given)]))
 
-        return SimpleNamespace(paginate=paginate)
-
-    # --- ECS
-    def _list_tasks(self, cluster: str, desiredStatus: str = "RUNNING", **which: str) -> Any:  # noqa: N803
-        del cluster
-        assert "startedBy" not in which or len(which) == 1
-        keys = {"containerInstance": "containerInstanceArn", "family": "_family"}
-        fields = {keys.get(name, name): value for name, value in which.items()}
-        return {"taskArns": self._account.model.listed(desiredStatus, **fields)}
-
-    def describe_tasks(self, cluster: str, tasks: list[str], include: Any = ()) -> Any:
-        del cluster, include
-        known, world = self._account.model.tasks, self._account.world
-        return self._call(
-            lambda: {
-                "tasks": [
-                    known[arn].copy()
-                    for arn in tasks
-                    if arn in known and world.now >= known[arn]["_known"]
-                ]
-            }
-        )
-
-    def run_task(self, **request: Any) -> Any:
-        def effect() -> Any:
-            asked = request.get("count", 1)
-            # It may place some of them only, and says why (API reference, RunTask).
-            account = self._account
-            is_short = account.is_faulty and account.world.random.random() < account.trouble
-            number = account.world.random.randrange(asked) if is_short else asked
-            account.world.happened["RunTask placed some"] += is_short
-            started = account.run(request | {"count": number}) if number else []
-            failures = [{"arn": "", "reason": account.world.random.choice(UNPLACED)}]
-            return {
-                "tasks": [task.copy() for task in started],
-                "failures": failures * (asked - len(started)),
-            }
-
-        return self._call(effect)
-
-    def stop_task(self, cluster: str, task: str, reason: str) -> Any:
-        del cluster
-        # A task is named by its ARN or by its id.
-        arn = f"{TASKS}{task.rpartition('/')[2]}"
-        return self._call(lambda: {"task": self._account.stop(arn, reason, self._who)})
-
-    def _list_services(self, cluster: str) -> Any:
-        del cluster
-        return {"serviceArns": []}
-
-    def _list_container_instances(self, cluster: str) -> Any:
-        del cluster
-        return {"containerInstanceArns": [*self._account.model.hosts]}
-
-    def describe_container_instances(self, cluster: str, containerInstances: list[str]) -> Any:  # noqa: N803
-        del cluster
-        model = self._account.model
-        return self._call(
-            lambda: {
-                "containerInstances": [
-                    model.described(arn) for arn in containerInstances if arn in model.hosts
-                ]
-            }
-        )
-
-    def update_container_instances_state(
-        self,
-        cluster: str,
-        containerInstances: list[str],  # noqa: N803
-        status: str,
-    ) -> Any:
-        del cluster
-        return self._call(lambda: self._account.set_state(containerInstances[0], status, self._who))
-
-    def put_attributes(self, cluster: str, attributes: list[Record]) -> Any:
-        del cluster
-        self._call(lambda: self._account.mark(attributes, *attributes))
-
-    def delete_attributes(self, cluster: str, attributes: list[Record]) -> Any:
-        del cluster
-        self._call(lambda: self._account.mark([], *attributes))
-
-    # --- Lambda
     def invoke(self, FunctionName: str, InvocationType: str, Payload: bytes) -> Any:  # noqa: N803
         assert FunctionName == "keeper"
         account, event = self._account, json.loads(Payload)
@@ -242,118 +155,33 @@ class Client:
         answer = account.answer(event, 20)  # seconds until boto3 asks again
         return self._call(lambda: answer)
 
-    # --- EC2
-    def terminate_instance_in_auto_scaling_group(
-        self,
-        InstanceId: str,  # noqa: N803
-        ShouldDecrementDesiredCapacity: bool,  # noqa: N803
-    ) -> Any:
-        lowers = ShouldDecrementDesiredCapacity
-        return self._call(lambda: self._account.terminate(InstanceId, lowers, self._who))
 
-    def terminate_instances(self, InstanceIds: list[str]) -> Any:  # noqa: N803
-        (instance,) = InstanceIds
-        return self._call(lambda: self._account.end_at_once(instance, self._who))
+class Records(S3):
+    """The bucket, as the keeper reaches it: each record is written once."""
 
-    def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
-        groups = self._account.model.groups.values()
-        assert {*AutoScalingGroupNames} == {group.name for group in groups}
-        return self._call(
-            lambda: {
-                "AutoScalingGroups": [
-                    group.record | {"Instances": [*group.instances.values()]} for group in groups
-                ]
-            }
-        )
+    may_list = False
 
-    def describe_scaling_activities(self, AutoScalingGroupName: str) -> Any:  # noqa: N803
-        groups = self._account.model.groups.values()
-        (group,) = [each for each in groups if each.name == AutoScalingGroupName]
-        return self._call(lambda: {"Activities": group.activities})
+    def __init__(self, world: World) -> None:
+        super().__init__(world.time)
+        self._world = world
 
-    def resume_processes(self, AutoScalingGroupName: str, ScalingProcesses: list[str]) -> Any:  # noqa: N803
-        assert ScalingProcesses == ["Launch"]
-        return self._call(lambda: self._account.resume(AutoScalingGroupName))
-
-    def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> Any:  # noqa: N803
-        return self._call(lambda: self._account.set_desired(AutoScalingGroupName, DesiredCapacity))
-
-    def _describe_instances(self, Filters: Any) -> Any:  # noqa: N803
-        del Filters
-        instances = [
-            each | {"InstanceType": self._account.instance_type}
-            for group in self._account.model.groups.values()
-            for each in group.instances.values()
-            if "_ends" not in each
-        ]
-        return {"Reservations": [{"Instances": instances}]}
-
-    # --- Step Functions
-    def start_execution(self, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: N803
-        assert stateMachineArn == MACHINE
-        return self._call(lambda: self._account.start(name, input))
-
-    def stop_execution(self, executionArn: str, error: str, cause: str) -> Any:  # noqa: N803
-        return self._call(lambda: self._account.execution(executionArn).abort(error, cause))
-
-    def describe_execution(self, executionArn: str) -> Any:  # noqa: N803
-        return self._call(lambda: self._account.execution(executionArn).described())
-
-    def _list_executions(
-        self,
-        stateMachineArn: str,  # noqa: N803
-        statusFilter: str = "",  # noqa: N803
-        PaginationConfig: Any = None,  # noqa: N803
-    ) -> Any:
-        assert stateMachineArn == MACHINE
-        now, lag = self._account.world.now, self._account.model.times.shows
-        found = [
-            {
-                "name": job.name,
-                "executionArn": f"{MACHINE}:{job.name}",
-                "status": job.status,
-                "startDate": stamp(job.began),
-                "stopDate": stamp(job.ended),
-            }
-            for job in self._account.executions.values()
-            if statusFilter in ("", job.status) and now - max(job.began, job.ended) > lag
-        ]
-        most = PaginationConfig["MaxItems"] if PaginationConfig else len(found)
-        self._account.world.happened["more than 100 executions listed"] += len(found) > 100
-        return {"executions": found[::-1][:most]}
-
-    def _get_execution_history(self, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
-        del PaginationConfig
-        # Eventually consistent, says the API reference.
-        shown = self._account.world.now - self._account.model.times.shows / 2
-        job, kind = self._account.execution(executionArn), "TaskSubmitted"
-        events = []
-        for at, arn in [each for each in job.heads if each[0] < shown]:
-            details = {"resourceType": "ecs", "output": json.dumps({"Tasks": [{"TaskArn": arn}]})}
-            each = {"type": kind, "timestamp": stamp(at), "taskSubmittedEventDetails": details}
-            events.append(each)
-        return {"events": events}
-
-    # --- S3
-    def put_object(self, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:  # noqa: N803
-        assert Bucket == BUCKET
-        return self._call(lambda: self._account.put(Key, Body, is_new="IfNoneMatch" in options))
-
-    def get_object(self, Bucket: str, Key: str) -> Any:  # noqa: N803
-        assert Bucket == BUCKET
-        objects = self._account.objects
-
-        def effect() -> Any:
-            if Key not in objects:
-                raise refused("NoSuchKey")
-            return {"Body": io.BytesIO(objects[Key])}
-
-        return self._call(effect)
+    def request(self, operation: str, key: str, effect: Effect, content: bytes = b"") -> Any:
+        before = self.objects.get(key)
+        answer = effect()
+        if operation == "put_object":
+            if before not in (None, content):
+                self._world.blame(f"{key} is written twice")
+            self._world.tell(f"{key}: {json.loads(content).get('status', content.decode())}")
+        return answer
 
 
 # --- the account ----------------------------------------------------------------------------------
-class Account:
+class Account(base.Account):
     """Its tasks and hosts, executions, bucket, and the function that cleans up."""
+
+    page = base.UNLIMITED
+    who = ""
+    """Whose call is answered."""
 
     def __init__(
         self,
@@ -365,12 +193,11 @@ class Account:
         families: Mapping[str, str],
     ) -> None:
         """``families``: of the task definitions, by the capacity provider of their hosts."""
-        self.world, self.model = world, model
-        self.states, self.keeper, self._families = states, keeper, families
+        super().__init__(model)
+        self.world, self.s3 = world, Records(world)
+        self.states, self.keeper, self.families = states, keeper, families
         self.executions: dict[str, Execution] = {}
-        self.objects: dict[str, bytes] = {}
-        self.written: dict[str, float] = {}
-        """Since when they are there."""
+        self._clients: dict[str, Client] = {}
         self.on_state: Callable[[str], None] = lambda _name: None
         """Called when a job comes to a state."""
         self.is_faulty, self.trouble = True, 0.01
@@ -388,7 +215,6 @@ class Account:
         """When it was last deployed with other limits."""
         self.due = 0.0
         """When the last event comes."""
-        self.client = functools.cache(functools.partial(Client, self))
         self._was_left, self._num_skipped = True, 0
         self.skips = False
         """Whether this life lasts days."""
@@ -403,37 +229,76 @@ class Account:
         self.calm_at = float("inf")
         """When the last fault is over."""
 
+    def client(self, who: str) -> Client:
+        if who not in self._clients:
+            self._clients[who] = Client(self, who)
+        return self._clients[who]
+
+    # --- executions
+    def on_start_execution(self, stateMachineArn: str, name: str, input: str) -> None:  # noqa: N803
+        assert stateMachineArn == MACHINE
+        self.start(name, input)
+
+    def on_stop_execution(self, executionArn: str, **why: str) -> None:  # noqa: N803
+        self.execution(executionArn).abort(**why)
+
+    def on_describe_execution(self, executionArn: str) -> Record:  # noqa: N803
+        return self.execution(executionArn).described()
+
+    def on_list_executions(
+        self,
+        statusFilter: str = "",  # noqa: N803
+        PaginationConfig: Any = None,  # noqa: N803
+        **_: Any,
+    ) -> Any:
+        now, lag = self.world.now, self.model.times.shows
+        found = [
+            {
+                "name": job.name,
+                "executionArn": f"{MACHINE}:{job.name}",
+                "status": job.status,
+                "startDate": stamp(job.began),
+                "stopDate": stamp(job.ended),
+            }
+            for job in self.executions.values()
+            if statusFilter in ("", job.status) and now - max(job.began, job.ended) > lag
+        ]
+        most = PaginationConfig["MaxItems"] if PaginationConfig else len(found)
+        self.world.happened["more than 100 executions listed"] += len(found) > 100
+        return {"executions": found[::-1][:most]}
+
+    def on_get_execution_history(self, executionArn: str, **_: Any) -> Any:  # noqa: N803
+        # Eventually consistent, says the API reference.
+        shown = self.world.now - self.model.times.shows / 2
+        heads = [each for each in self.execution(executionArn).heads if each[0] < shown]
+        return {"events": [base.submitted(arn, stamp(at)) for at, arn in heads]}
+
     def execution(self, arn: str) -> "Execution":
         found = self.executions.get(arn.rpartition(":")[2])
         if found is None or self.world.now < found.shows_at:
             raise MissingError
         return found
 
+    def on_run_task(self, **request: Any) -> Any:
+        asked = request.get("count", 1)
+        # It may place some of them only, and says why (API reference, RunTask).
+        is_short = self.is_faulty and self.world.random.random() < self.trouble
+        number = self.world.random.randrange(asked) if is_short else asked
+        self.world.happened["RunTask placed some"] += is_short
+        started = self.run(request | {"count": number}) if number else []
+        failures = [{"arn": "", "reason": self.world.random.choice(UNPLACED)}]
+        return {
+            "tasks": [task.copy() for task in started],
+            "failures": failures * (asked - len(started)),
+        }
+
     def run(self, request: Record) -> list[Record]:
-        """RunTask."""
-        (strategy,) = request["capacityProviderStrategy"]
-        provider = strategy["capacityProvider"]
-        fields = ("startedBy", "group", "overrides")
-        token = request.get("clientToken", "")
-        if known := self.model.known(token):
-            return known
-        started: list[Record] = [
-            {name: request[name] for name in fields}
-            | {
-                "taskArn": f"{TASKS}{len(self.model.tasks) + number:06}",
-                "containers": [{"name": "ray"}],
-                "attachments": [],
-                "tags": request.get("tags", []),
-                "capacityProviderName": provider,
-                "taskDefinitionArn": f"arn:x:task-definition/{self._families[provider]}:3",
-                "_family": self._families[provider],
-            }
-            for number in range(request.get("count", 1))
-        ]
-        self.model.run(started, token)
-        for each in started:
-            self.world.tell(f"{name_of(each)} is asked for")
-        self._check_number(started[0])
+        before = len(self.model.tasks)
+        started = super().run(request)
+        if len(self.model.tasks) > before:
+            for each in started:
+                self.world.tell(f"{name_of(each)} is asked for")
+            self._check_number(started[0])
         return started
 
     def _check_number(self, started: Record) -> None:
@@ -463,27 +328,28 @@ class Account:
         elif known.status != "RUNNING" or known.order != order:
             raise refused("ExecutionAlreadyExists")
 
-    def mark(self, new: list[Record], old: Record) -> None:
-        """PutAttributes and DeleteAttributes."""
-        host = self.model.hosts.get(old["targetId"])
-        if host is None or self.world.now < host.get("_refuses_until", 0):
-            self.world.happened["attributes refused"] += host is not None
+    def _mark(self, new: list[Record], old: Record) -> None:
+        if self.world.now < self.model.hosts.get(old["targetId"], {}).get("_refuses_until", 0):
+            self.world.happened["attributes refused"] += 1
             raise refused("TargetNotFoundException")
-        host["attributes"] = new + [
-            each for each in host["attributes"] if each["name"] != old["name"]
-        ]
+        super()._mark(new, old)
+
+    def on_describe_instances(self, Filters: Any) -> Any:  # noqa: N803
+        for group in self.model.groups.values():
+            for each in group.instances.values():
+                each["InstanceType"] = self.instance_type
+        return super().on_describe_instances(Filters)
 
     def job_of(self, task: Record) -> "Execution | None":
         return self.executions.get(task["group"].removeprefix("job:"))
 
-    def stop(self, arn: str, reason: str, who: str) -> Record:
-        task = self.model.tasks[arn]
-        if task["desiredStatus"] != "STOPPED":
-            self.world.tell(f"{who} stops {name_of(task)}: {reason}")
-            self._check_may_end(task, who, reason)
-            task["_told_at"] = self.world.now
-        self.model.stop(task, reason)
-        return task.copy()
+    def on_stop_task(self, task: str, reason: str, **_: Any) -> Any:
+        found = self.model.tasks[f"{TASKS}{task.rpartition('/')[2]}"]
+        if found["desiredStatus"] != "STOPPED":
+            self.world.tell(f"{self.who} stops {name_of(found)}: {reason}")
+            self._check_may_end(found, self.who, reason)
+            found["_told_at"] = self.world.now
+        return super().on_stop_task(task, reason)
 
     def _check_may_end(self, task: Record, who: str, reason: str) -> None:
         """The keeper ends no task of a job that goes on."""
@@ -499,7 +365,7 @@ class Account:
 
     def hold_of(self, job: "Execution") -> Hold | None:
         """For how long its hosts stay after its command has failed."""
-        found = self.objects.get(runs.job_hold(job.spec.run, job.name)) if job.spec else None
+        found = self.s3.objects.get(runs.job_hold(job.spec.run, job.name)) if job.spec else None
         return Hold.from_json(found.decode()) if found else None
 
     def is_held_too_long(self, job: "Execution", by_s: float = 0) -> bool:
@@ -521,8 +387,9 @@ class Account:
         is_ailing = not has_run and self.world.now - since > least
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
-    def set_state(self, arn: str, status: str, who: str) -> None:
-        """Of a host that has gone, it answers a failure and no error (botocore)."""
+    def on_update_container_instances_state(self, **given: Any) -> None:
+        (arn,), status = given["containerInstances"], given["status"]
+        who = self.who
         if (host := self.model.hosts.get(arn)) is None:
             return
         self.world.tell(f"{who} makes {host['ec2InstanceId']} {status}")
@@ -538,9 +405,10 @@ class Account:
             for task in self.model.waiting(self.model.groups[host["capacityProviderName"]]):
                 if task["createdAt"].timestamp() < process.began - 2 * self.model.times.shows:
                     self.world.blame(f"{who} takes a host for which {name_of(task)} waits")
-        self.model.set_state(arn, status)
+        super().on_update_container_instances_state(**given)
 
-    def terminate(self, instance: str, lowers: bool, who: str) -> None:
+    def on_terminate_instance_in_auto_scaling_group(self, **given: Any) -> None:
+        instance, who = given["InstanceId"], self.who
         hosts = [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]
         for host in hosts:
             if not host["_leaves"]:
@@ -549,16 +417,12 @@ class Account:
             job = self.job_of(task)
             if task["desiredStatus"] == "RUNNING" and job and job.status == "RUNNING":
                 self.world.blame(f"{who} terminates {instance} below {name_of(task)}")
-        try:
-            self.model.terminate(instance, lowers=lowers)
-        except StopIteration:
-            raise refused("ValidationError") from None
-        except ValueError as error:
-            raise refused(str(error)) from None
+        super().on_terminate_instance_in_auto_scaling_group(**given)
         self.world.tell(f"{who} terminates {instance}")
 
-    def end_at_once(self, instance: str, who: str) -> None:
+    def on_terminate_instances(self, InstanceIds: list[str]) -> None:  # noqa: N803
         """Nothing that shall run, or can still end in time, is cut off."""
+        (instance,), who = InstanceIds, self.who
         for host in [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]:
             for task in self.model.on(host) if host["agentConnected"] else ():
                 job = self.job_of(
@@ -568,7 +432,7 @@ class Account:
                 is_late = self.world.now - told > times.STOP_TIMEOUT_S
                 if task["lastStatus"] == "RUNNING" and not is_late:
                     self.world.blame(f"{who} ends {instance} at once, below {name_of(task)}")
-        self.model.end_at_once(instance)
+        super().on_terminate_instances(InstanceIds)
 
     def _check_idle(self, host: Record) -> None:
         """A sweep keeps the hosts of a job that is about to be tried again, if they can be used."""
@@ -595,32 +459,23 @@ class Account:
         if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 
-    def set_desired(self, name: str, number: int) -> None:
-        (group,) = [each for each in self.model.groups.values() if each.name == name]
-        for task in self.model.waiting(group):
+    def on_set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
+        name = AutoScalingGroupName
+        for task in self.model.waiting(self.group(name)):
             waited = self.world.now - task["createdAt"].timestamp()
             if waited > times.KEEPER_TIMEOUT_S:  # it was there when the sweep began
                 self.world.blame(f"{name} asks for fewer, and {name_of(task)} waits")
-        group.desired = number
+        super().on_set_desired_capacity(name, DesiredCapacity)
 
-    def resume(self, name: str) -> None:
-        for group in self.model.groups.values():
-            if group.name == name and (found := group.record.pop("SuspendedProcesses", None)):
-                self.world.happened["suspended group resumed"] += 1
-                if found[0]["SuspensionReason"].startswith("User"):
-                    self.world.blame(f"{name} is resumed, which a person has suspended")
-                is_day = self.model.times.suspends >= DAY_S
-                self.world.happened["launches that have failed for a day resumed"] += is_day
-                self.model.fill(group)
-
-    def put(self, key: str, body: bytes, *, is_new: bool) -> None:
-        if is_new and key in self.objects:
-            raise refused("PreconditionFailed")
-        if key in self.objects and self.objects[key] != body:
-            self.world.blame(f"{key} is written twice")
-        self.objects[key] = body
-        self.written.setdefault(key, self.world.now)
-        self.world.tell(f"{key}: {json.loads(body).get('status', body.decode())}")
+    def on_resume_processes(self, AutoScalingGroupName: str, **_: Any) -> None:  # noqa: N803
+        name = AutoScalingGroupName
+        if found := self.group(name).record.get("SuspendedProcesses"):
+            self.world.happened["suspended group resumed"] += 1
+            if found[0]["SuspensionReason"].startswith("User"):
+                self.world.blame(f"{name} is resumed, which a person has suspended")
+            is_day = self.model.times.suspends >= DAY_S
+            self.world.happened["launches that have failed for a day resumed"] += is_day
+        super().on_resume_processes(name)
 
     # --- Lambda
     def invoke(self, event: Record, hear: Callable[[Any, bool], None] = lambda *_: None) -> None:
@@ -843,7 +698,7 @@ class Execution:
 
     @property
     def lacks_record(self) -> bool:
-        return self.spec is not None and self.record not in self.account.objects
+        return self.spec is not None and self.record not in self.account.s3.objects
 
     def described(self) -> Record:
         found: Record = {"name": self.name, "status": "RUNNING", "input": self.order}

@@ -36,7 +36,9 @@ from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
 from stacks.jobs.keeper import cluster
-from tests.simulation.account import BUCKET, DAY_S, MACHINE, Account, Execution, name_of, stamp
+from tests.aws.account import stamp
+from tests.aws.s3 import NAME
+from tests.simulation.account import DAY_S, MACHINE, Account, Execution, name_of
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling, pricing
 from trainctl.aws import jobs
@@ -447,7 +449,7 @@ class Life:
 
     def _check_job(self, job: Execution) -> None:
         world = self.world
-        record = self.account.objects.get(job.record)
+        record = self.account.s3.objects.get(job.record)
         if job.status == "RUNNING":
             world.blame(f"{job.name} never ends")
             return
@@ -467,7 +469,7 @@ class Life:
             # What came after its head had ended does not change how it ended.
             has_ended = "stoppedAt" in head and head["stoppedAt"].timestamp() < job.ended
             has_ended = has_ended or (not head and job.at == "CleanUp")  # AWS has started none
-            is_late = has_ended or self.account.written[job.record] < job.ended
+            is_late = has_ended or self.account.s3.modified[job.record].timestamp() < job.ended
             if job.error == STOP_ERROR and not is_late and written["reason"] != STOPPED_BY_USER:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
             return
@@ -702,7 +704,7 @@ class Head:
             return
         key = runs.job_hold(spec.run, self.job.name)
         try:
-            self._client.put_object(Bucket=BUCKET, Key=key, Body=hold.to_json().encode())
+            self._client.put_object(Bucket=NAME, Key=key, Body=hold.to_json().encode())
         except (ClientError, BotoCoreError):
             return
         self.at = "holds"
@@ -748,11 +750,12 @@ def _handed_in(
     world: World, account: Account, keeper: ModuleType, limits: Limits
 ) -> Iterator[None]:
     """Give the keeper, and what waits, this world's time and account."""
+    client = account.client("keeper")
     own = {
-        "boto3": SimpleNamespace(client=lambda _: account.client("keeper")),
+        "boto3": SimpleNamespace(client=lambda _: client),
         "print": world.tell,
         "CLUSTER": "c",
-        "BUCKET": BUCKET,
+        "BUCKET": NAME,
         "HEAD_FAMILY": "head",
         "STATE_MACHINE": MACHINE,
         "LIMITS": limits,

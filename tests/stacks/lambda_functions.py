@@ -25,7 +25,7 @@ def answering(path: Path, account: Any, patch: pytest.MonkeyPatch) -> ModuleType
 
     Args:
         account: with ``client`` for boto3's, ``answers`` for what CloudFormation is answered
-            (status, reason, physical id), and the seconds that were ``slept``.
+            (status, reason, physical id), and the ``clock`` of the function.
     """
 
     def send(
@@ -33,23 +33,12 @@ def answering(path: Path, account: Any, patch: pytest.MonkeyPatch) -> ModuleType
     ) -> None:
         account.answers.append((status, reason, physical_id))
 
-    def sleep(seconds: float) -> None:
-        account.slept += seconds
-
     response = SimpleNamespace(SUCCESS="SUCCESS", FAILED="FAILED", send=send)
     patch.setitem(sys.modules, "boto3", SimpleNamespace(client=account.client))
     patch.setitem(sys.modules, "cfnresponse", response)
     module = load(path)
-    patch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    patch.setattr(module, "time", account.clock)
     return module
-
-
-def paginators(account: object) -> Callable[[str], Any]:
-    """A client's ``get_paginator``: the pages of ``list_tasks`` are what the method ``_list_tasks``
-    of ``account`` returns."""
-    return lambda operation: SimpleNamespace(
-        paginate=lambda **given: getattr(account, f"_{operation}")(**given)
-    )
 
 
 def context(remaining_s: Callable[[], float]) -> Any:

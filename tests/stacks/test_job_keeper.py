@@ -5,21 +5,20 @@ The function in its place, with the state machine around it and real containers 
 memory, hosts that another job's task runs on.
 """
 
-import io
 import json
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from contract import times
+from contract import exits, times
 from contract.admission import Limits
 from contract.job import (
     STOP_ERROR,
@@ -30,14 +29,17 @@ from contract.job import (
     head_variables,
     overrides,
 )
-from contract.nodes import Range
+from contract.nodes import GROUP_TAG, Range
 from stacks.jobs.infrastructure import KEEPER
 from stacks.lambda_functions import stage
+from tests.aws.account import Account, model_of, stamp, submitted
+from tests.aws.calls import refused
 from tests.heads import head
-from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text
 
 SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
+#: Of a task that has no host.
+WAITS = {"lastStatus": "PROVISIONING", "containerInstanceArn": ""}
 
 
 def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
@@ -55,261 +57,107 @@ def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> N
     assert (done.stdout, done.stderr) == ("c\n", "")
 
 
-class Aws:
-    """The account as the function sees it: tasks, hosts, executions, a bucket."""
+def ago(seconds: float) -> datetime:
+    return stamp(time.time() - seconds)
+
+
+class Aws(Account):
+    """The account as the function sees it. Nothing happens by itself while a test looks."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, dict[str, Any]] = {}
-        self.executions: dict[str, str] = {}
-        self.objects: dict[str, Any] = {}
-        self.states: dict[str, list[str]] = {}
-        self.terminated: list[str] = []
-        self.aborts: dict[str, dict[str, str]] = {}
-        self.history: dict[str, list[str]] = {}
-        self.orders: dict[str, str] = {}
-        """Of the executions that run: in the order of their start."""
-        self.hosts: dict[str, float] = {}
-        """Hosts in the cluster, and how many seconds ago they have joined it."""
-        self.providers: dict[str, str] = {}
-        """Of hosts that are not workers': their capacity providers."""
-        self.described: dict[str, dict[str, Any]] = {}
-        """What else ECS says of a host."""
-        self.attributes: list[dict[str, Any]] = []
-        """Of hosts, that were put there."""
-        self.unjoined: dict[str, tuple[str, float]] = {}
-        """Instances that are not in the cluster: their group, and how many seconds ago they have
-        started."""
-        self.ended_at_once: list[str] = []
-        """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
-        self.replaced: list[str] = []
-        """Of the terminated ones: those that their group starts another one for."""
-        self.ended_ago_s: float = times.SWEEP_GRACE_S + 60
-        """When executions were aborted."""
-        self.types: dict[str, str] = {}
-        """Of instances."""
-        self.activities: dict[str, list[dict[str, Any]]] = {}
-        """Of groups, the newest first."""
-        self.suspended: dict[str, list[dict[str, str]]] = {}
-        self.resumed: list[tuple[str, list[str]]] = []
-        self.groups: dict[str, tuple[int, int]] = {}
-        """Of groups of hosts: how many are asked for, and how many there are."""
-        self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError, ClientError=ClientError)
-        self.get_paginator = lambda_functions.paginators(self)
+        groups = {"heads": "for-heads", "workers": "for-workers"}
+        idle: Any = {"after": lambda *_: None, "refusal": lambda _: "no capacity"}
+        super().__init__(model_of(groups, now=time.time, **idle))
+        self.s3.may_list = False  # as the function's rights are
+        self.tasks, self.hosts = self.model.tasks, self.model.hosts
 
-    def add(self, name: str, **task: Any) -> None:
+    def add(self, name: str, *, host: str = "", family: str = "worker", **task: Any) -> None:
+        """Add a task, on a host that has joined long ago."""
         self.tasks[name] = {
             "taskArn": name,
             "lastStatus": "RUNNING",
             "desiredStatus": "RUNNING",
-            "createdAt": datetime.now(tz=UTC),
-            "taskDefinitionArn": f"arn:task-definition/{task.get('family', 'worker')}:3",
+            "createdAt": ago(0),
+            "taskDefinitionArn": f"arn:task-definition/{family}:3",
             "capacityProviderName": "for-workers",
+            "containers": [{}],
+            **{"_family": family, "_known": 0, "_shows": 0},
             **task,
         }
+        if host:
+            if host not in self.hosts:
+                self.join(**{host: 9000})
+            self.tasks[name]["containerInstanceArn"] = host
+            self.hosts[host]["_tasks"].append(self.tasks[name])
 
     def wait(self, name: str, **task: Any) -> None:
         """Add a task of the standing cluster that waits for a host."""
-        self.add(
-            name,
-            lastStatus="PROVISIONING",
-            host=None,
-            group="service:worker",
-            service="worker",
-            **task,
-        )
+        waits = {"lastStatus": "PROVISIONING", "group": "service:worker", "_service": "worker"}
+        self.add(name, **waits | task)
 
-    def client(self, _service: str) -> "Aws":
-        return self
-
-    def _get_execution_history(self, *, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
-        """In large pages: a job that has queued for days has many events."""
-        assert PaginationConfig == {"PageSize": 1000}
-        for minute, kind in enumerate(self.history[executionArn.rpartition(":")[2]]):
-            at = datetime.fromtimestamp(1_800_000_000 + 60 * minute, tz=UTC)
-            event: dict[str, Any] = {"type": kind, "timestamp": at}
-            if kind == "TaskSubmitted":
-                event["taskSubmittedEventDetails"] = {"resourceType": "ecs"}
-            yield {"events": [event]}
-
-    def _list_tasks(
-        self,
-        *,
-        cluster: str,
-        desiredStatus: str = "",  # noqa: N803
-        **which: str,
-    ) -> Any:
-        assert cluster == "cluster"
-        assert "startedBy" not in which or not (desiredStatus or len(which) > 1)
-        keys = {"family": "family", "startedBy": "startedBy", "containerInstance": "host"}
-        keys["serviceName"] = "service"
-        found = [
-            name
-            for name, task in self.tasks.items()
-            if task["desiredStatus"] == (desiredStatus or "RUNNING")
-            and all(task.get(keys[key]) == value for key, value in which.items())
-        ]
-        yield {"taskArns": found[:1]}
-        yield {"taskArns": found[1:]}
-
-    def describe_tasks(self, *, cluster: str, tasks: list[str]) -> Any:
-        del cluster
-        return {
-            "tasks": [
-                {**self.tasks[name], "containerInstanceArn": self.tasks[name].get("host")}
-                for name in tasks
-            ]
-        }
-
-    def stop_task(self, *, cluster: str, task: str, reason: str) -> None:
-        del cluster
-        self.tasks[task] |= {"desiredStatus": "STOPPED", "reason": reason}
-
-    def update_container_instances_state(
-        self,
-        *,
-        cluster: str,
-        containerInstances: list[str],  # noqa: N803
-        status: str,
+    def launch(
+        self, *names: str, ago_s: float, of: str = "workers", kind: str = "g5.xlarge"
     ) -> None:
-        del cluster
-        self.states.setdefault(containerInstances[0], []).append(status)
-
-    def _list_services(self, *, cluster: str) -> Any:
-        assert cluster == "cluster"
-        yield {"serviceArns": [f"arn:service/cluster/{each}" for each in ("head", "worker")]}
-
-    def _list_container_instances(self, *, cluster: str) -> Any:
-        assert cluster == "cluster"
-        yield {"containerInstanceArns": [*self.hosts]}
-
-    def describe_container_instances(self, *, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
-        now = datetime.now(tz=UTC)
-        alive = [each["host"] for each in self.tasks.values() if each["lastStatus"] != "STOPPED"]
-        return {
-            "containerInstances": [
-                {
-                    "containerInstanceArn": name,
-                    "ec2InstanceId": f"i-{name}",
-                    "registeredAt": now - timedelta(seconds=self.hosts.get(name, 0)),
-                    "runningTasksCount": alive.count(name),
-                    "pendingTasksCount": 0,
-                    "agentConnected": True,
-                    "status": self.states.get(name, ["ACTIVE"])[-1],
-                    "capacityProviderName": self.providers.get(name, "for-workers"),
-                    **self.described.get(name, {}),
-                }
-                for name in containerInstances
-            ]
-        }
-
-    def put_attributes(self, *, attributes: list[dict[str, Any]], **_: Any) -> None:
-        self.attributes += attributes
-
-    def delete_attributes(self, *, attributes: list[dict[str, Any]], **_: Any) -> None:
-        (each,) = attributes
-        self.attributes = [own for own in self.attributes if own["name"] != each["name"]]
-
-    def describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
-        assert AutoScalingGroupNames == ["heads", "workers"]
-        return {
-            "AutoScalingGroups": [
-                {
-                    "AutoScalingGroupName": name,
-                    "DesiredCapacity": wanted,
-                    "Instances": [{}] * there,
-                    "SuspendedProcesses": self.suspended.get(name, []),
-                }
-                for name, (wanted, there) in self.groups.items()
-            ]
-        }
-
-    def describe_scaling_activities(self, *, AutoScalingGroupName: str) -> Any:  # noqa: N803
-        return {"Activities": self.activities.get(AutoScalingGroupName, [])}
-
-    def resume_processes(self, *, AutoScalingGroupName: str, ScalingProcesses: list[str]) -> None:  # noqa: N803
-        self.resumed.append((AutoScalingGroupName, ScalingProcesses))
-
-    def _describe_instances(self, *, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
-        tag, state = Filters
-        assert tag == {"Name": "tag:aws:autoscaling:groupName", "Values": ["heads", "workers"]}
-        assert state == {"Name": "instance-state-name", "Values": ["pending", "running"]}
-        ages = {f"i-{name}": ("workers", age) for name, age in self.hosts.items()} | self.unjoined
-        for name, (group, age) in ages.items():
-            instance = {
+        """Instances of a group that are not in the cluster."""
+        group = self.group(of)
+        for name in names:
+            group.instances[name] = {
                 "InstanceId": name,
-                "LaunchTime": datetime.now(tz=UTC) - timedelta(seconds=age),
-                "Tags": [{"Key": "x", "Value": "y"}, {"Key": tag["Name"][4:], "Value": group}],
-                "InstanceType": self.types.get(name, "g5.xlarge"),
+                "LaunchTime": ago(ago_s),
+                "Tags": [{"Key": "x", "Value": "y"}, {"Key": GROUP_TAG, "Value": of}],
+                "InstanceType": kind,
+                **{"_leaves": False, "_fate": ""},
             }
-            yield {"Reservations": [{"Instances": [instance]}]}
+            group.desired += 1
 
-    def set_desired_capacity(self, *, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
-        self.groups[AutoScalingGroupName] = (DesiredCapacity, self.groups[AutoScalingGroupName][1])
+    def join(self, of: str = "workers", /, **hosts: float) -> None:
+        """Have hosts that have joined the cluster so many seconds ago, instead of those before."""
+        for name, ago_s in hosts.items():
+            self.launch(f"i-{name}", ago_s=ago_s, of=of)
+            self.model._join(self.group(of), f"i-{name}")
+            host = self.hosts.pop(next(arn for arn in self.hosts if arn.endswith(f"/{name}")))
+            self.hosts[name] = host | {"containerInstanceArn": name, "registeredAt": ago(ago_s)}
 
-    def terminate_instances(self, *, InstanceIds: list[str]) -> None:  # noqa: N803
-        self.ended_at_once += InstanceIds
-
-    def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> None:
-        self.terminated.append(arguments["InstanceId"])
-        if not arguments["ShouldDecrementDesiredCapacity"]:
-            self.replaced.append(arguments["InstanceId"])
-        self.unjoined.pop(arguments["InstanceId"], None)
-
-    def put_object(
-        self,
-        *,
-        Bucket: str,  # noqa: N803
-        Key: str,  # noqa: N803
-        Body: bytes,  # noqa: N803
-        IfNoneMatch: str,  # noqa: N803
-        **_: Any,
-    ) -> None:
-        assert Bucket == "bucket"
-        assert IfNoneMatch == "*"
-        if Key in self.objects:
-            error: Any = {"Error": {"Code": "PreconditionFailed"}}
-            raise ClientError(error, "PutObject")
-        self.objects[Key] = json.loads(Body)
-
-    def get_object(self, *, Bucket: str, Key: str) -> Any:  # noqa: N803
-        assert Bucket == "bucket"
-        if Key not in self.objects:
-            error: Any = {"Error": {"Code": "AccessDenied"}}
-            raise ClientError(error, "GetObject")
-        found = self.objects[Key]
-        text = found if isinstance(found, str) else json.dumps(found)
-        return {"Body": io.BytesIO(text.encode())}
-
-    def describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
-        prefix = "arn:aws:states:us-east-1:1:execution:jobs:"
-        assert executionArn.startswith(prefix)
-        job = executionArn.removeprefix(prefix)
-        status = "ABORTED" if job in self.aborts else self.executions[job]
-        order = {"input": self.orders[job]} if job in self.orders else {}
-        return {"status": status, **order, **self.aborts.get(job, {})}
-
-    def _list_executions(
-        self,
-        *,
-        stateMachineArn: str,  # noqa: N803
-        statusFilter: str,  # noqa: N803
-        PaginationConfig: Any = None,  # noqa: N803
-    ) -> Any:
-        """The newest first, one on each page."""
-        assert stateMachineArn.rpartition(":")[2] == "jobs"
-        if statusFilter != "RUNNING":
-            at = datetime.now(tz=UTC) - timedelta(seconds=self.ended_ago_s)
-            ended = {"executionArn": "", "startDate": at, "stopDate": at}
-            names = self.aborts if statusFilter == "ABORTED" else ()
-            arn = "arn:aws:states:us-east-1:1:execution:jobs:"
-            for name in [*names][: PaginationConfig["MaxItems"]]:
-                yield {"executions": [{**ended, "name": name, "executionArn": f"{arn}{name}"}]}
-            return
-        for number, job in reversed([*enumerate(self.orders)]):
-            yield {"executions": [{"name": job, "startDate": datetime.fromtimestamp(number, UTC)}]}
+    def execute(self, job: str, status: str = "RUNNING", ended_s: float = 400, **more: Any) -> None:
+        """Add an execution, which began after all others."""
+        dates = {"startDate": stamp(len(self.executions)), "stopDate": ago(ended_s)}
+        place = {"name": job, "executionArn": f"arn:aws:states:us-east-1:1:execution:jobs:{job}"}
+        self.executions[job] = {**place, **dates, "status": status, **more}
 
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """Records."""
+        found = self.s3.objects.items()
+        return {key: json.loads(body) for key, body in found if key.endswith(".json")}
+
+    @property
+    def states(self) -> dict[str, list[str]]:
+        """What hosts were told to be."""
+        found: dict[str, list[str]] = {}
+        for each in self.sent("update_container_instances_state"):
+            found.setdefault(each["containerInstances"][0], []).append(each["status"])
+        return found
+
+    @property
+    def terminated(self) -> list[str]:
+        groups = self.model.groups.values()
+        instances = [each for group in groups for each in group.instances.values()]
+        return [each["InstanceId"] for each in instances if each["_leaves"]]
+
+    @property
+    def replaced(self) -> list[str]:
+        """Of the terminated ones: those that their group starts another one for."""
+        sent = self.sent("terminate_instance_in_auto_scaling_group")
+        kept = [each["InstanceId"] for each in sent if not each["ShouldDecrementDesiredCapacity"]]
+        return [each for each in self.terminated if each in kept]
+
+    @property
+    def ended_at_once(self) -> list[str]:
+        """Of the terminated ones: those that EC2 ends without waiting for ECS's draining."""
+        return [name for each in self.sent("terminate_instances") for name in each["InstanceIds"]]
 
 
 @pytest.fixture
@@ -323,8 +171,9 @@ def aws(keeper: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Aws:
     account.add("own-2", startedBy="j1", group="job:j1", host="shared")
     account.add("other-head", family="head", group="job:j2", host="h4")
     account.add("other-1", startedBy="j2", group="job:j2", host="shared")
-    account.add("standing", family="worker", group="service:worker", service="worker", host="h6")
-    account.executions = {"j1": "RUNNING", "j2": "RUNNING"}
+    account.add("standing", family="worker", group="service:worker", _service="worker", host="h6")
+    account.execute("j1")
+    account.execute("j2")
     return account
 
 
@@ -347,7 +196,7 @@ def ended(task: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     keeper: ModuleType, aws: Aws
 ) -> None:
-    over = datetime.now(tz=UTC) - timedelta(seconds=times.CONSISTENT_S)
+    over = ago(times.CONSISTENT_S)
     aws.tasks["own-head"] |= {"desiredStatus": "STOPPED", "lastStatus": "STOPPED"}
     aws.tasks["own-head"]["stoppedAt"] = over  # the event has its host
     # Step Functions heard of a fault, and asked for another one.
@@ -396,7 +245,7 @@ def test_the_outcome_has_the_reason_that_the_head_has_told(
     keeper: ModuleType, aws: Aws, code: int, said: str | None, reason: str
 ) -> None:
     if said is not None:
-        aws.objects["runs/r1/jobs/j1.reason"] = said
+        aws.s3.objects["runs/r1/jobs/j1.reason"] = said.encode()
     # Files were tried until the deadline.
     event = ended(head(code)) | ({"Deadline": time.time() - 1} if code == 74 else {})
     found = keeper.handler(event, None)
@@ -412,6 +261,8 @@ def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(
     assert "own-1" not in aws.running(), "workers of a lost head cannot join the next one"
     assert not aws.terminated
     assert not aws.objects
+    found = keeper.handler(ended(head(exits.BAD_HOST, ContainerInstanceArn="shared")), None)
+    assert (found["again"], aws.states) == (True, {"shared": ["DRAINING"]})
 
 
 @pytest.mark.parametrize(
@@ -429,8 +280,8 @@ def test_a_job_whose_hosts_were_held_ends_as_its_command_did_whatever_ends_its_h
 ) -> None:
     order = replace(SPEC, hold_s=600)
     hold = Hold(code=3, since=time.time() - 60, until=time.time() + 540)
-    aws.objects["runs/r1/jobs/j1.hold"] = hold.to_json()
-    aws.objects["runs/r1/jobs/j1.reason"] = "failed: ValueError: no"
+    aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+    aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed: ValueError: no"
     late = {"Spec": order.to_json(), "Deadline": time.time() - 30}
     found = keeper.handler(ended(head(**end), **late), None)
     assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
@@ -441,7 +292,7 @@ def test_a_job_whose_hosts_were_held_ends_as_its_command_did_whatever_ends_its_h
 
 @pytest.mark.parametrize("mark", ["x", "[]", '{"code": "3", "since": 1, "until": 2}'])
 def test_a_mark_that_is_no_hold_holds_nothing(keeper: ModuleType, aws: Aws, mark: str) -> None:
-    aws.objects["runs/r1/jobs/j1.hold"] = mark
+    aws.s3.objects["runs/r1/jobs/j1.hold"] = mark.encode()
     order = replace(SPEC, hold_s=600).to_json()
     assert keeper.handler(ended(head(StopCode="SpotInterruption"), Spec=order), None)["again"]
 
@@ -474,9 +325,11 @@ def aborted(**detail: Any) -> dict[str, Any]:
 
 
 def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType, aws: Aws) -> None:
-    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}  # trainctl stop
+    aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")  # trainctl stop
     # Its second attempt was under way.
-    aws.history["j1"] = ["PassStateEntered", "TaskSubmitted", "TaskFailed", "TaskSubmitted"]
+    queued = {"type": "WaitStateEntered", "timestamp": stamp(1_800_000_000)}
+    heads = [submitted("own-head", stamp(1_800_000_000 + 60 * minute)) for minute in (1, 3)]
+    aws.history["j1"] = [queued, *heads]
     keeper.handler(aborted(), None)
     assert aws.running() == {"other-head", "other-1", "standing"}
     record = aws.objects["runs/r1/jobs/j1.json"]
@@ -484,13 +337,14 @@ def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType,
     assert record["attempts"] == 2
     assert (record["began"], record["ended"]) == (1_800_000_000, 1_800_000_060)
     assert record["deadline"] == 1_800_000_060 + SPEC.max_seconds, "from its first head on"
+    assert aws.sent("get_execution_history")[0]["maxResults"] == 1000, "days have many events"
 
 
 def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(
     keeper: ModuleType, aws: Aws
 ) -> None:
-    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
-    aws.history["j1"] = ["PassStateEntered", "WaitStateEntered"]
+    aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")
+    aws.history["j1"] = [{"type": "WaitStateEntered", "timestamp": stamp(1_800_000_000)}]
     keeper.handler(aborted(), None)
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
@@ -505,31 +359,24 @@ def test_the_first_record_of_a_job_counts(keeper: ModuleType, aws: Aws) -> None:
 
 
 def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    keeper: ModuleType, aws: Aws
 ) -> None:
     keeper.handler(ended(head(3)), None)
-    busy = ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
-
-    def get_object(**_: Any) -> Any:
-        raise busy
-
-    monkeypatch.setattr(aws, "get_object", get_object)
+    aws.fails["get_object"] = refused("SlowDown")
     with pytest.raises(ClientError, match="SlowDown"):
         keeper.write_record("j1", SPEC, keeper.Outcome(status="failed", reason="failed: x"))
 
 
 def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    keeper: ModuleType, aws: Aws
 ) -> None:
     names = [f"k{number}" for number in range(130)]
-    aws.aborts = {name: {"cause": "the bill"} for name in names}
-    aws.orders = {name: SPEC.to_json() for name in names}
-    for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60):
-        with monkeypatch.context() as patch:
-            patch.setattr(aws, "ended_ago_s", ago_s)
-            keeper.handler({}, None)
-    assert not aws.objects, "their own clean-up comes first, and long ago it has"
-    keeper.handler({}, None)
+    aws.page = 1000
+    for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60, times.SWEEP_GRACE_S + 60):
+        assert not aws.objects, "their own clean-up comes first, and long ago it has"
+        for name in names:
+            aws.execute(name, "ABORTED", ago_s, cause="the bill", input=SPEC.to_json())
+        keeper.handler({}, None)
     assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
 
 
@@ -545,7 +392,7 @@ def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
 def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
     keeper: ModuleType, aws: Aws, detail: Any, abort: dict[str, str], status: str, reason: str
 ) -> None:
-    aws.aborts["j1"] = abort
+    aws.execute("j1", "ABORTED", 0, **abort)
     keeper.handler(aborted(**detail), None)
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["reason"]) == (status, reason)
@@ -572,7 +419,7 @@ def started_with(**variables: str) -> dict[str, Any]:
 
 def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) -> None:
     assert keeper.handler({}, None) == {"stopped": [], "released": []}
-    aws.executions["j1"] = "FAILED"
+    aws.execute("j1", "FAILED", input="")
     assert sorted(keeper.handler({}, None)["stopped"]) == ["own-1", "own-2", "own-head"]
     assert aws.running() == {"other-head", "other-1", "standing"}
     del aws.executions["j2"]  # older than Step Functions' memory
@@ -584,21 +431,19 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(
     keeper: ModuleType, aws: Aws
 ) -> None:
     idle = times.IDLE_HOST_S
-    aws.hosts = {"h1": 9000, "surplus": idle + 60, "new": idle - 60, "used": 9000, "left": 9000}
+    aws.join(surplus=idle + 60, new=idle - 60)
     # Their last tasks ended a moment ago, and long ago.
-    for name, ago in (("used", 60), ("left", idle + 60)):
-        aws.add(name, host=name, stoppedAt=datetime.now(tz=UTC) - timedelta(seconds=ago))
+    for name, seconds in (("used", 60), ("left", idle + 60)):
+        aws.add(name, host=name, stoppedAt=ago(seconds))
         aws.tasks[name] |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
-    aws.groups = {"heads": (1, 1), "workers": (4, 2)}
+    workers = aws.group("workers")
+    workers.desired += 2
     assert keeper.handler({}, None) == {"stopped": [], "released": ["left", "surplus"]}
     assert sorted(aws.terminated) == ["i-left", "i-surplus"]
-    assert aws.groups == {"heads": (1, 1), "workers": (2, 2)}, (
-        "no host comes later without a task for it"
-    )
+    assert workers.desired == len(workers.instances), "no host comes without a task for it"
     # What stops a standing cluster does not wait.
-    assert keeper.handler({"Action": "release"}, None) == {
-        "released": ["left", "new", "surplus", "used"]
-    }
+    keeper.handler({"Action": "release"}, None)
+    assert sorted(aws.terminated) == ["i-left", "i-new", "i-surplus", "i-used"]
 
 
 @pytest.mark.parametrize("status", ["STOPPED", "DEACTIVATING"])
@@ -609,7 +454,7 @@ def test_a_task_that_ends_does_not_hide_one_that_no_list_has_yet(
     waited: list[float] = []
     monkeypatch.setattr(keeper.time, "monotonic", lambda: sum(waited))
     monkeypatch.setattr(keeper.time, "sleep", waited.append)
-    now = datetime.now(tz=UTC)
+    now = ago(0)
     aws.add("ended", host="h", lastStatus=status, desiredStatus="STOPPED", startedAt=now)
     if status == "STOPPED":
         aws.tasks["ended"]["stoppedAt"] = now
@@ -632,8 +477,8 @@ def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(keeper.time, "monotonic", lambda: sum(waited))
-    task = aws.tasks["own-1"] | {"desiredStatus": "STOPPED", "stoppedAt": datetime.now(tz=UTC)}
-    aws.tasks["own-1"] = task
+    task = aws.tasks["own-1"]
+    task |= {"desiredStatus": "STOPPED", "stoppedAt": ago(0)}
 
     def sleep(seconds: float) -> None:
         waited.append(seconds)
@@ -648,63 +493,46 @@ def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
 def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(
     keeper: ModuleType, aws: Aws
 ) -> None:
-    aws.hosts = {"of-head": 9000, "of-worker": 9000}
-    aws.providers["of-head"] = "for-heads"
-    aws.groups = {"heads": (2, 1), "workers": (4, 2)}
+    aws.join(of_worker=9000)
+    aws.join("heads", of_head=9000)
+    aws.group("heads").desired = aws.group("workers").desired = 9
     aws.wait("waiting")
-    assert keeper.handler({}, None)["released"] == ["of-head"]
-    assert aws.groups == {"heads": (1, 1), "workers": (4, 2)}
+    assert keeper.handler({}, None)["released"] == ["of_head"]
+    assert (aws.group("heads").desired, aws.group("workers").desired) == (1, 9)
     aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
-    aws.groups["heads"] = (2, 1)
-    aws.states.clear()
-    assert keeper.handler({}, None)["released"] == []
-    assert aws.groups["heads"] == (2, 1)
+    aws.join("heads", other=9000)
+    aws.group("heads").desired = 9
+    assert "other" not in keeper.handler({}, None)["released"]
+    assert aws.group("heads").desired == 9
 
 
 def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    keeper: ModuleType, aws: Aws
 ) -> None:
     late = times.HOST_JOINS_S + 60
-    aws.hosts = {"h6": late}  # it has joined, and runs a task
-    aws.unjoined = {f"i-{number}": ("workers", late) for number in range(2)}
-    aws.unjoined |= {"i-head": ("heads", late), "i-boots": ("workers", late - 120)}
-    aws.unjoined["i-kept"] = ("workers", late)
-    slow = {"i-metal": "g4dn.metal", "i-p5": "p5.48xlarge"}  # they are still starting
-    aws.types |= slow
-    aws.unjoined |= dict.fromkeys(slow, ("workers", late))
+    aws.launch("i-0", "i-1", "i-kept", ago_s=late)
+    aws.launch("i-head", ago_s=late, of="heads")
+    aws.launch("i-boots", ago_s=late - 120)
+    aws.launch("i-metal", ago_s=late, kind="g4dn.metal")  # they are still starting
+    aws.launch("i-p5", ago_s=late, kind="p5.48xlarge")
     aws.wait("waiting")
-    stock = aws.terminate_instance_in_auto_scaling_group
-
-    def terminate(**arguments: Any) -> None:
-        if code := refusals.get(arguments["InstanceId"]):
-            raise ClientError({"Error": {"Code": code}}, "Terminate")
-        stock(**arguments)
-
     # ECS's draining, which knows no task of it, keeps it for two days.
-    refusals = {"i-0": "Throttling", "i-kept": "ScalingActivityInProgress"}
-    monkeypatch.setattr(aws, "terminate_instance_in_auto_scaling_group", terminate)
-    assert keeper.handler({}, None)["released"] == ["i-1", "i-head", "i-kept"]
-    assert aws.replaced == ["i-1"], "a task waits for another one"
-    assert aws.ended_at_once == ["i-1", "i-head", "i-kept"]
-    aws.unjoined = {"i-p5": ("workers", times.SLOW_HOST_JOINS_S + 60)}
+    aws.model.terminate("i-kept", lowers=True)
+    aws.fails["terminate_instance_in_auto_scaling_group"] = lambda InstanceId, **_: (  # noqa: N803
+        refused("Throttling") if InstanceId == "i-0" else None
+    )
+    assert sorted(keeper.handler({}, None)["released"]) == ["i-1", "i-head", "i-kept"]
+    assert aws.replaced == ["i-1", "i-kept"], "a task waits for another one"
+    assert sorted(aws.ended_at_once) == ["i-1", "i-head", "i-kept"]
+    aws.launch("i-p5", ago_s=times.SLOW_HOST_JOINS_S + 60, kind="p5.48xlarge")
     assert keeper.handler({}, None)["released"] == ["i-p5"]
 
 
-def test_a_group_that_asks_for_none_already_keeps_no_instance(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_asks_for_none_already_keeps_no_instance(keeper: ModuleType, aws: Aws) -> None:
     """A scale-in lowers what it asks for, and ends no instance that is protected."""
-    aws.unjoined, aws.hosts = {"i-late": ("workers", 9000.0)}, {"idle": 9000.0}
-    stock = aws.terminate_instance_in_auto_scaling_group
-
-    def terminate(**arguments: Any) -> None:
-        if arguments["ShouldDecrementDesiredCapacity"]:
-            message = "Currently, desiredSize equals minSize (0)."
-            error: Any = {"Error": {"Code": "ValidationError", "Message": message}}
-            raise ClientError(error, "TerminateInstanceInAutoScalingGroup")
-        stock(**arguments)
-
-    monkeypatch.setattr(aws, "terminate_instance_in_auto_scaling_group", terminate)
+    aws.launch("i-late", ago_s=9000)
+    aws.join(idle=9000)
+    aws.group("workers").desired = 0
     keeper.handler({}, None)
     assert sorted(aws.terminated) == ["i-idle", "i-late"]
 
@@ -714,18 +542,16 @@ def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
 ) -> None:
     """It joined with seven of its eight GPUs, say; its group is full and starts no other."""
     late = times.HOST_JOINS_S + 60
-    aws.hosts = {"unfit": late, "new": times.HOST_JOINS_S - 60, "of-head": late}
-    aws.providers["of-head"] = "for-heads"
-    waited = timedelta(seconds=times.SWEEP_EVERY_S)
-    aws.wait("waits", createdAt=datetime.now(tz=UTC) - waited)
+    aws.join(unfit=late, new=times.HOST_JOINS_S - 60)
+    aws.join("heads", of_head=late)
+    aws.wait("waits", createdAt=ago(times.SWEEP_EVERY_S))
     aws.wait("asked-now", capacityProviderName="for-heads")
     assert keeper.handler({}, None)["released"] == ["unfit"]
     assert aws.terminated == aws.replaced == ["i-unfit"]
     # It ran a task until a moment ago.
-    aws.hosts, aws.states = {"used": 9000}, {}
-    aws.add("done", host="used", stoppedAt=datetime.now(tz=UTC), lastStatus="STOPPED")
-    aws.tasks["done"]["desiredStatus"] = "STOPPED"
-    assert keeper.handler({}, None)["released"] == []
+    ended: Any = {"lastStatus": "STOPPED", "desiredStatus": "STOPPED", "stoppedAt": ago(0)}
+    aws.add("done", host="used", **ended)
+    assert "used" not in keeper.handler({}, None)["released"]
 
 
 #: Of a task and its host, what ails it and for how long, in seconds; and whether that is the end.
@@ -765,20 +591,21 @@ def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_o
     is_over: bool,
 ) -> None:
     """A Docker that hangs, and a node that does: ECS replaces neither."""
-    aws.hosts = {"h2": 9000}
     aws.tasks["own-1"] |= task
     seen = f"{time.time() - seconds:.0f} own-1 {what}"
     mark = {"name": "train.ailing-since", "value": seen}
-    aws.described["h2"] = {"attributes": [mark], **host}
+    aws.hosts["h2"] |= {"attributes": [mark], **host}
     keeper.handler({}, None)
     ended = aws.tasks["own-1"]
     assert (ended["desiredStatus"] == "STOPPED") is is_over
     assert aws.states.get("h2", []) == ["DRAINING", "DRAINING"] * is_over
     assert aws.terminated == ["i-h2"] * is_over
     if is_over:
-        assert ended["reason"] == f"[host_lost] the node {what} on i-h2"
+        assert ended["stoppedReason"] == f"[host_lost] the node {what} on i-h2"
         started = {"StartedAt": (time.time() - 60) * 1000} if "healthStatus" in task else {}
-        stopped = head(137, StopCode="UserInitiated", StoppedReason=ended["reason"], **started)
+        stopped = head(
+            137, StopCode="UserInitiated", StoppedReason=ended["stoppedReason"], **started
+        )
         for in_a_row in (1, 3):
             later = {"deadline": time.time() + 60, "patience": 0.0}
             found = keeper.verdict(stopped, "", **later, attempt=3, in_a_row=in_a_row)
@@ -791,28 +618,25 @@ def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_o
 def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(
     keeper: ModuleType, aws: Aws
 ) -> None:
-    aws.hosts = {"h2": 9000}
     aws.tasks["own-1"] |= {"taskArn": "arn:task/c/own-1", "healthStatus": "UNHEALTHY"}
     aws.tasks["arn:task/c/own-1"] = aws.tasks.pop("own-1")
     keeper.handler({}, None)
-    (mark,) = aws.attributes
+    (mark,) = aws.hosts["h2"]["attributes"]
     since, _, what = mark["value"].partition(" ")
     assert (mark["targetId"], mark["targetType"]) == ("h2", "container-instance")
     assert what == "own-1 did not answer its health check"
     assert abs(time.time() - float(since)) < 5
     assert len(mark["value"]) + 32 < 128, "ECS takes no longer value; ids have 32 letters"
-    aws.described["h2"] = {"attributes": [mark]}
     aws.tasks["arn:task/c/own-1"]["healthStatus"] = "HEALTHY"
     keeper.handler({}, None)
-    assert aws.attributes == [], "two sweeps in a row count, not two"
+    assert aws.hosts["h2"]["attributes"] == [], "two sweeps in a row count, not two"
 
 
 def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
     keeper: ModuleType, aws: Aws
 ) -> None:
     """A process that no signal ends: ECS's draining would wait for two days."""
-    aws.hosts = {"h2": 9000}
-    aws.tasks["own-1"] |= {"desiredStatus": "STOPPED", "startedAt": datetime.now(tz=UTC)}
+    aws.tasks["own-1"] |= {"desiredStatus": "STOPPED", "startedAt": ago(0)}
     late = times.STOP_TIMEOUT_S + 60
     for of, seconds, is_over in (
         ("own-1", times.STOP_TIMEOUT_S - 60, False),
@@ -821,70 +645,57 @@ def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
     ):
         seen = f"{time.time() - seconds:.0f} {of} did not end"
         mark = {"name": "train.ailing-since", "value": seen}
-        aws.described["h2"] = {"attributes": [mark], "status": "DRAINING"}
+        aws.hosts["h2"] |= {"attributes": [mark], "status": "DRAINING"}
         keeper.handler({}, None)
         assert aws.ended_at_once == ["i-h2"] * is_over
 
 
-def test_one_host_that_takes_no_mark_keeps_no_other_one(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**_: Any) -> None:
-        raise ClientError({"Error": {"Code": "InvalidParameterException"}}, "PutAttributes")
-
-    monkeypatch.setattr(aws, "put_attributes", refuse)
-    aws.hosts, aws.unjoined = {"away": 9000, "idle": 9000}, {"i-late": ("workers", 9000.0)}
-    aws.described["away"] = {"agentConnected": False}
+def test_one_host_that_takes_no_mark_keeps_no_other_one(keeper: ModuleType, aws: Aws) -> None:
+    aws.fails["put_attributes"] = refused("InvalidParameterException")
+    aws.join(away=9000, idle=9000)
+    aws.launch("i-late", ago_s=9000)
+    aws.hosts["away"]["agentConnected"] = False
     assert keeper.handler({}, None)["released"] == ["idle", "i-late"]
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    keeper: ModuleType, aws: Aws
 ) -> None:
-    aws.hosts = {"h": 9000, "free": 9000}
+    aws.join(h=9000, free=9000)
     aws.wait("waiting")
-    with monkeypatch.context() as patch:
-        patch.setattr(aws, "terminate_instance_in_auto_scaling_group", None)
-        keeper.release({"h"})
+    aws.fails["terminate_instance_in_auto_scaling_group"] = refused("Throttling")
+    keeper.release({"h"})
     assert (aws.states["h"], aws.terminated) == (["DRAINING"], [])
+    aws.fails.clear()
     assert keeper.handler({}, None)["released"] == ["h"], "no task can come to it"
     assert aws.terminated == ["i-h"]
 
 
-def test_no_task_keeps_the_sweep_from_the_others(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_task_keeps_the_sweep_from_the_others(keeper: ModuleType, aws: Aws) -> None:
     aws.tasks["own-head"]["overrides"] = started_with(TRAIN_DEADLINE="never")
     late = str(int(time.time()) - 500)
     for name in ("own-1", "other-1"):
         aws.tasks[name]["overrides"] = started_with(TRAIN_DEADLINE=late)
-    stop_task = aws.stop_task
-
-    def throttled_once(*, task: str, **given: Any) -> None:
-        if task == "own-1":
-            monkeypatch.setattr(aws, "stop_task", stop_task)
-            raise OSError("Rate exceeded")
-        stop_task(task=task, **given)
-
-    monkeypatch.setattr(aws, "stop_task", throttled_once)
+    aws.fails["stop_task"] = lambda task, **_: task == "own-1" and refused("Throttling")
     # The others are ended all the same, and the alarm hears of it.
-    with pytest.raises(RuntimeError, match="left to the next sweep: own-1: Rate exceeded"):
+    with pytest.raises(RuntimeError, match=r"left to the next sweep: own-1: .*Throttling"):
         keeper.handler({}, None)
     assert aws.running() == {"own-1", "own-2", "other-head", "standing"}
-    aws.executions["j1"] = "FAILED"
+    aws.fails.clear()
+    aws.execute("j1", "FAILED", input="")
     keeper.handler({}, None)
     assert aws.running() == {"other-head", "standing"}
 
 
 def test_a_task_of_no_job_and_no_service_is_ended(keeper: ModuleType, aws: Aws) -> None:
-    then = datetime.now(tz=UTC) - timedelta(seconds=times.CONSISTENT_S)
+    then = ago(times.CONSISTENT_S)
     aws.add("stray", group="family:worker", host="h7", createdAt=then)
     aws.add("pretends", group="service:worker", host="h9", createdAt=then)
     aws.add("new", group="service:worker", host="h10")  # no list of the service has it yet
     aws.add("foreign", group="family:x", family="x", host="h8", createdAt=then)
     aws.tasks["stray"]["overrides"] = {"containerOverrides": [{"environment": [{}]}]}
     assert keeper.handler({}, None)["stopped"] == ["stray", "pretends"]
-    assert aws.tasks["stray"]["reason"] == "it belongs to no job and no service"
+    assert aws.tasks["stray"]["stoppedReason"] == "it belongs to no job and no service"
 
 
 def held(run: str) -> JobSpec:
@@ -894,8 +705,8 @@ def held(run: str) -> JobSpec:
 def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType, aws: Aws) -> None:
     waiting = {
         "lastStatus": "PROVISIONING",
-        "createdAt": datetime.now(tz=UTC) - timedelta(seconds=90),
-        "host": None,
+        "createdAt": ago(90),
+        "containerInstanceArn": "",
     }
     for name, wait_s in (("own-head", 60), ("other-head", 600)):
         spec = replace(SPEC, capacity_wait_s=wait_s).to_json()
@@ -909,14 +720,20 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     # Hosts that were held for as long as their job wanted, and hosts that are held.
     for name, job, over_s in (("held", "j3", 200), ("still", "j4", 60)):
         variables = head_variables(job=job, deadline="9999999999", spec=held(job).to_json())
-        aws.add(name, family="head", group=f"job:{job}", overrides=overrides(variables))
-        aws.add(f"{name}-1", startedBy=job, group=f"job:{job}")
-        aws.executions[job] = "RUNNING"
+        aws.add(
+            name,
+            host=name,
+            family="head",
+            group=f"job:{job}",
+            overrides=overrides(variables),
+        )
+        aws.add(f"{name}-1", startedBy=job, group=f"job:{job}", host=f"{name}-1")
+        aws.execute(job)
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
-        aws.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json()
+        aws.s3.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json().encode()
     assert keeper.handler({}, None)["stopped"] == ["own-head", "own-2", "held", "held-1"]
-    assert "deadline" in aws.tasks["own-2"]["reason"]
-    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
+    assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
+    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     later = time.time() + 60
     found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, in_a_row=1)
     reason = "no capacity: no host within 60 s"
@@ -952,7 +769,7 @@ def launch(status: str, message: str = "", *, ago_s: float = 30) -> dict[str, An
     """A scaling activity."""
     return {
         "Description": "Launching a new EC2 instance.  Status Reason: why",
-        "StartTime": datetime.now(tz=UTC) - timedelta(seconds=ago_s),
+        "StartTime": ago(ago_s),
         "StatusCode": status,
         "StatusMessage": message,
     }
@@ -968,18 +785,18 @@ def ordered(wait_s: int, **more: Any) -> dict[str, Any]:
 def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once(
     keeper: ModuleType, aws: Aws, said: str, in_vain: bool
 ) -> None:
-    ago = datetime.now(tz=UTC) - timedelta(seconds=90)
-    aws.activities["heads"] = [
+    then = ago(90)
+    aws.group("heads").activities = [
         launch("Successful") | {"Description": "Terminating EC2 instance: i-1"},
         launch("Failed", said),
     ]
-    waits = {"lastStatus": "PROVISIONING", "host": None, "createdAt": ago}
+    waits = WAITS | {"createdAt": then}
     waits["capacityProviderName"] = "for-heads"
     for name, wait_s in (("own-head", 60), ("other-head", 600)):
         aws.tasks[name] |= waits | {"overrides": ordered(wait_s)}
     stopped = ["own-head", "other-head"] if in_vain else ["own-head"]
     assert keeper.handler({}, None)["stopped"] == stopped
-    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
+    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     found = keeper.handler(ended(task), None)
     assert (found["status"], found["reason"]) == ("no_capacity", f"no capacity: {said}")
     assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == f"no capacity: {said}"
@@ -989,7 +806,7 @@ def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once
     found = keeper.handler(event, None)
     assert (found["reason"], found["again"]) == (f"no capacity: {said}", not in_vain)
     # Another try of the same, as this one failed later: by now AWS tells something else.
-    aws.activities["heads"] = [launch("Successful")]
+    aws.group("heads").activities = [launch("Successful")]
     assert keeper.handler(event, None)["again"] is not in_vain
 
 
@@ -1005,35 +822,41 @@ def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once
 def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
     keeper: ModuleType, aws: Aws, newest: dict[str, Any]
 ) -> None:
-    aws.activities["heads"] = [newest, launch("Failed", "You are not authorized", ago_s=300)]
-    ago = datetime.now(tz=UTC) - timedelta(seconds=90)
-    aws.tasks["own-head"] |= {"lastStatus": "PROVISIONING", "host": None, "createdAt": ago}
+    aws.group("heads").activities = [newest, launch("Failed", "You are not authorized", ago_s=300)]
+    then = ago(90)
+    aws.tasks["own-head"] |= {
+        "lastStatus": "PROVISIONING",
+        "containerInstanceArn": "",
+        "createdAt": then,
+    }
     aws.tasks["own-head"] |= {"overrides": ordered(60), "capacityProviderName": "for-heads"}
     keeper.handler({}, None)
-    assert aws.tasks["own-head"]["reason"] == "[no_capacity] no capacity: no host within 60 s"
+    assert (
+        aws.tasks["own-head"]["stoppedReason"] == "[no_capacity] no capacity: no host within 60 s"
+    )
 
 
 @pytest.mark.parametrize(
     ("began_s", "worker", "is_over"),
     [
-        (90, {"lastStatus": "PROVISIONING", "host": None}, True),
+        (90, WAITS, True),
         (90, {"lastStatus": "PENDING"}, False),  # one has come
-        (4000, {"lastStatus": "PROVISIONING", "host": None}, False),  # it has trained
+        (4000, WAITS, False),  # it has trained
     ],
 )
 def test_a_head_ends_whose_workers_can_never_come(
     keeper: ModuleType, aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
 ) -> None:
     said = "current vCPU limit of 0 allows"
-    aws.activities["workers"] = [launch("Failed", said)]
-    now = datetime.now(tz=UTC)
+    aws.group("workers").activities = [launch("Failed", said)]
+    now = ago(0)
     began = now - timedelta(seconds=began_s)
     aws.tasks["own-head"] |= {"overrides": ordered(1800), "startedAt": began, "createdAt": began}
     aws.tasks["own-1"] |= {"createdAt": now - timedelta(seconds=60), **worker}
-    aws.tasks["own-2"] |= {"createdAt": now, "lastStatus": "PROVISIONING", "host": None}
+    aws.tasks["own-2"] |= WAITS | {"createdAt": now}
     assert keeper.handler({}, None)["stopped"] == ["own-head"] * is_over
     if is_over:
-        assert aws.tasks["own-head"]["reason"] == f"[no_capacity] no capacity: {said}"
+        assert aws.tasks["own-head"]["stoppedReason"] == f"[no_capacity] no capacity: {said}"
     # A head that has waited for its workers itself.
     found = keeper.handler(ended(head(75), Asked=time.time() - 60), None)
     assert found["reason"] == f"no capacity: {said}"
@@ -1043,28 +866,21 @@ def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
     keeper: ModuleType, aws: Aws, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """AWS suspends the launches of a group that has started no host for a day."""
-    aws.groups = {"heads": (0, 0), "workers": (0, 0)}
     by_person = "User suspended at 2026-11-26T10:00:00Z"
-    aws.suspended = {
-        "heads": [{"ProcessName": "Launch", "SuspensionReason": by_person}],
-        "workers": [{"ProcessName": "Launch", "SuspensionReason": "launches have failed"}],
-    }
+    for group, reason in (("heads", by_person), ("workers", "launches have failed")):
+        found = [{"ProcessName": "Launch", "SuspensionReason": reason}]
+        aws.group(group).record["SuspendedProcesses"] = found
     keeper.handler({}, None)
-    assert aws.resumed == [("workers", ["Launch"])]
+    assert [each["AutoScalingGroupName"] for each in aws.sent("resume_processes")] == ["workers"]
     assert f"heads: Launch is suspended: {by_person}" in capsys.readouterr().out
 
 
-def test_a_refused_resumption_stops_no_sweep(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(**_: object) -> None:
-        raise ClientError({"Error": {"Code": "AccessDenied"}}, "ResumeProcesses")
-
-    aws.groups = {"heads": (0, 0), "workers": (2, 0)}
-    aws.suspended = {"workers": [{"ProcessName": "Launch"}]}
-    monkeypatch.setattr(aws, "resume_processes", refuse)
+def test_a_refused_resumption_stops_no_sweep(keeper: ModuleType, aws: Aws) -> None:
+    group = aws.group("workers")
+    group.record |= {"SuspendedProcesses": [{"ProcessName": "Launch"}], "DesiredCapacity": 9}
+    aws.fails["resume_processes"] = refused("AccessDenied")
     keeper.handler({}, None)
-    assert aws.groups["workers"] == (0, 0), "what follows it is done"
+    assert group.desired == len(group.instances), "what follows it is done"
 
 
 def test_what_ecs_said_of_a_task_that_it_did_not_start_is_read(
@@ -1096,9 +912,9 @@ def admitted(keeper: ModuleType, job: str, nodes: Range, *, waited_s: float = 60
 def queue(keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     """Hosts for three heads and four workers; ``first`` and ``second`` run."""
     monkeypatch.setattr(keeper, "LIMITS", Limits(max_heads=3, max_workers=4))
+    aws.executions.clear()
     for job, nodes in (("first", Range(1, 1)), ("second", Range(1, 2))):
-        aws.orders[job] = replace(SPEC, nodes=nodes).to_json()
-        aws.executions[job] = "RUNNING"
+        aws.execute(job, input=replace(SPEC, nodes=nodes).to_json())
     return aws
 
 
@@ -1110,7 +926,8 @@ def test_a_job_that_the_list_does_not_have_yet_waits(keeper: ModuleType) -> None
 def test_an_order_that_is_not_understood_holds_a_head_and_gets_none(
     keeper: ModuleType, queue: Aws
 ) -> None:
-    queue.orders |= {"second": '{"of": "another version"}', "third": ""}
+    queue.executions["second"]["input"] = '{"of": "another version"}'
+    queue.execute("third")
     assert admitted(keeper, "third", Range(3, 3))["status"] == "running"
     event = {"Action": "admit", "Job": "third", "Spec": "{}", "Began": 0}
     found = keeper.handler(event, None)
@@ -1127,7 +944,7 @@ def test_an_order_that_is_not_understood_holds_a_head_and_gets_none(
 def test_a_job_that_gets_no_turn_ends_with_a_record(
     keeper: ModuleType, queue: Aws, nodes: Range, waited_s: float, status: str, reason: str
 ) -> None:
-    queue.orders["third"] = ""
+    queue.execute("third")
     found = admitted(keeper, "third", nodes, waited_s=waited_s)
     assert (found["status"], found["again"]) == (status, False)
     record = queue.objects["runs/r1/jobs/third.json"]

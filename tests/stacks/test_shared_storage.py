@@ -15,6 +15,7 @@ import pytest
 from contract import nodes
 from contract.outputs import SHAPE, SHARED
 from stacks.storage.shared_file_system import HANDLER
+from tests.clock import FakeClock
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import OPTIONS, Synth, Templates, statements, text, variables
 from tests.stacks.test_teardown import needs
@@ -188,7 +189,7 @@ class Fsx:
         self.looks = 2
         self.failed = 0
         self.ends = "SUCCEEDED"
-        self.slept = 0.0
+        self.clock = FakeClock()
         self.answers: list[tuple[str, str | None, str]] = []
 
     def client(self, _service: str) -> Any:
@@ -259,7 +260,7 @@ def ask(account: Fsx, monkeypatch: pytest.MonkeyPatch) -> Answer:
                 "Exports": ["NEW", "CHANGED"],
             },
         }
-        function.handler(event, lambda_functions.context(lambda: 900 - account.slept))
+        function.handler(event, lambda_functions.context(lambda: 900 - account.clock.now))
         return account.answers[-1]
 
     return asked
@@ -276,7 +277,7 @@ def test_a_deletion_waits_for_the_export(account: Fsx, ask: Answer) -> None:
     assert ask("Delete") == ("SUCCESS", None, "fs-1")
     (task,) = account.tasks
     assert (task["FileSystemId"], task["Lifecycle"]) == ("fs-1", "SUCCEEDED")
-    assert account.slept > 0
+    assert account.clock.now > 0
 
 
 @pytest.mark.parametrize(("failed", "ends"), [(12, "SUCCEEDED"), (3, "FAILED"), (0, "CANCELED")])
@@ -304,7 +305,7 @@ def test_an_export_that_takes_longer_than_lambda_may_goes_on_with_the_next_delet
     assert status == "FAILED"
     assert reason is not None
     assert "delete the stack again" in reason
-    account.slept, account.looks = 0.0, 3
+    account.clock.now, account.looks = 0.0, 3
     assert ask("Delete")[0] == "SUCCESS"
     assert len(account.tasks) == 1, "the same export"
 
@@ -315,7 +316,7 @@ def test_files_left_by_an_export_that_took_two_deletions_go_on_being_exported(
     account.looks, account.failed = 1000, 12
     assert ask("Delete")[0] == "FAILED"
     assert account.events == []
-    account.slept, account.looks = 0.0, 3
+    account.clock.now, account.looks = 0.0, 3
     assert ask("Delete")[0] == "FAILED"
     assert account.events == ["NEW", "CHANGED"]
 

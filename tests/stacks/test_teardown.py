@@ -7,13 +7,15 @@ not do: tasks that take their time, hosts that stay, errors.
 import itertools
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rehearsal.model import Record, Times
 from stacks.teardown.custom_resources import HANDLER
+from tests.aws.account import Account, model_of, stamp
+from tests.clock import FakeClock
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth
 
@@ -105,116 +107,77 @@ def test_the_function_keeps_its_rights_and_its_log_until_it_has_run(synth: Synth
 Answer = tuple[str, str | None, str]
 
 
-class Aws:
-    """What the function sees of AWS: tasks and hosts that end after a number of looks."""
+#: Seconds that a task and a host take to end.
+ENDS_S = 8
+
+
+class Aws(Account):
+    """What the function sees: 150 tasks, and hosts, that take some time to end."""
 
     def __init__(self) -> None:
-        self.tasks = {f"task/{number}": 2 for number in range(150)}
-        self.told = {"task/7"}
-        """Tasks that were told to stop, one of them by its service."""
-        self.late: list[str] = []
-        """Tasks that start between two looks."""
-        self.hosts = {"i-1": 2, "i-2": 2}
-        self.instances = ["container-instance/1"]
-        self.calls: list[tuple[str, Any]] = []
+        self.clock = FakeClock(1000)
+        groups = {"heads": "for-heads", "workers": "for-workers"}
+        at = self.clock.at
+        model = model_of(
+            groups,
+            now=self.clock.time,
+            after=lambda seconds, *call: at(self.clock.now + seconds, *call),
+            agent=SimpleNamespace(terminate=self._end, kill=bool, ended=bool),
+            times=Times(shows=0, knows=0, terminates=(ENDS_S, ENDS_S)),
+        )
+        super().__init__(model)
+        self.page = 100
+        for number in range(150):
+            self.add(f"task/{number}")
+        model.stop(model.tasks["task/7"], "by its service")
+        group = self.group("heads")
+        for name in ("i-1", "i-2"):
+            group.instances[name] = {"InstanceId": name, "_leaves": False, "_fate": ""}
+            model._join(group, name)
         self.stack = ""
         """Status of the stack."""
-        self.slept = 0.0
         self.answers: list[Answer] = []
-        self.jobs: dict[str, str] = {}
-        """Executions, and their status."""
         self.shown_until = 0.0
-        """Until then, by what was slept, a list shows an execution that was just stopped."""
+        """Until then a list shows an execution that was just stopped."""
         self.recorded: dict[str, Any] = {}
 
-    def client(self, _service: str) -> Any:
-        return SimpleNamespace(
-            get_paginator=lambda_functions.paginators(self),
-            stop_task=self._stop_task,
-            describe_tasks=self._describe_tasks,
-            describe_stacks=self._describe_stacks,
-            describe_execution=lambda **which: {"input": f"order of {which['executionArn']}"},
-            stop_execution=self._stop_execution,
-            invoke=self._invoke,
-            delete_auto_scaling_group=lambda **arguments: self.calls.append(("delete", arguments)),
-            deregister_container_instance=lambda **arguments: self.calls.append(
-                ("deregister", arguments)
-            ),
-        )
+    def add(self, name: str) -> None:
+        task: Record = {"taskArn": name, "lastStatus": "RUNNING", "desiredStatus": "RUNNING"}
+        task |= {"containerInstanceArn": "", "containers": [{}], "_known": 0, "_shows": 0}
+        self.model.tasks[name] = task
 
-    def _list_executions(self, *, stateMachineArn: str, statusFilter: str) -> Any:  # noqa: N803
-        assert (stateMachineArn, statusFilter) == ("arn:machine", "RUNNING")
-        shown = [name for name, status in self.jobs.items() if status == "RUNNING"]
-        if self.slept < self.shown_until:
-            shown += self.recorded
-        at = datetime.fromtimestamp(1000, tz=UTC)
-        return [
-            {"executions": [{"name": each, "executionArn": f"arn:{each}", "startDate": at}]}
-            for each in shown
-        ]
+    def _end(self, task: Any) -> None:
+        self.clock.at(self.clock.now + ENDS_S, self.model.end, task, 143)
 
-    def _stop_execution(self, *, executionArn: str, cause: str) -> Any:  # noqa: N803
-        assert not self.calls, "a job that goes on may start tasks"
-        name = executionArn.removeprefix("arn:")
-        assert (self.jobs[name], cause) == ("RUNNING", "TrainingStack is deleted")
-        self.jobs[name] = "ABORTED"
-        return {"stopDate": datetime.fromtimestamp(1060, tz=UTC)}
+    def on_describe_stacks(self, StackName: str) -> Any:  # noqa: N803
+        assert StackName == "arn:stack"
+        return {"Stacks": [{"StackStatus": self.stack}]}
 
-    def _invoke(self, *, FunctionName: str, Payload: bytes) -> None:  # noqa: N803
+    def on_list_executions(self, statusFilter: str = "", **page: Any) -> Any:  # noqa: N803
+        is_late = self.clock.now < self.shown_until
+        return super().on_list_executions("" if is_late else statusFilter, **page)
+
+    def on_stop_execution(self, executionArn: str, **why: str) -> Any:  # noqa: N803
+        assert not self.sent("stop_task"), "a job that goes on may start tasks"
+        assert why == {"cause": "TrainingStack is deleted"}
+        return super().on_stop_execution(executionArn, **why)
+
+    def on_invoke(self, FunctionName: str, Payload: bytes) -> None:  # noqa: N803
         assert FunctionName == "arn:keeper"
         event = json.loads(Payload)
         assert event["detail-type"] == "Step Functions Execution Status Change"
         name = event["detail"]["name"]
-        assert self.jobs[name] == "ABORTED"
+        assert self.executions[name]["status"] == "ABORTED"
         self.recorded[name] = event["detail"]
 
-    def _stop_task(self, *, task: str, **_: Any) -> None:
-        self.calls.append(("stop", task))
-        self.told.add(task)
+    @property
+    def slept(self) -> float:
+        return self.clock.now - 1000
 
-    def _list_tasks(self, *, cluster: str, desiredStatus: str) -> Any:  # noqa: N803
-        assert cluster == "training"
-        names = [each for each in self.tasks if (each in self.told) == (desiredStatus == "STOPPED")]
-        if self.slept and self.late:
-            self.tasks[self.late.pop()] = 1
-        return [{"taskArns": names[:100]}, {"taskArns": names[100:]}]
-
-    def _describe_tasks(self, *, cluster: str, tasks: list[str]) -> Any:
-        assert cluster == "training"
-        assert len(tasks) <= 100, "ECS describes no more at a time"
-        found = []
-        for task in tasks:
-            self.tasks[task] -= 1
-            status = "STOPPED" if self.tasks[task] < 0 else "STOPPING"
-            found.append({"taskArn": task, "lastStatus": status})
-        return {"tasks": found}
-
-    def _describe_stacks(self, *, StackName: str) -> Any:  # noqa: N803
-        assert StackName == "arn:stack"
-        return {"Stacks": [{"StackStatus": self.stack}]}
-
-    def _describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
-        hosts = [{"InstanceId": host} for host in self.hosts]
-        return [
-            {
-                "AutoScalingGroups": [
-                    {"AutoScalingGroupName": name, "Instances": hosts if not number else []}
-                    for number, name in enumerate(AutoScalingGroupNames)
-                ]
-            }
-        ]
-
-    def _describe_instances(self, *, Filters: Any) -> Any:  # noqa: N803
-        (only,) = Filters
-        found = []
-        for host in only["Values"]:
-            self.hosts[host] -= 1
-            state = "terminated" if self.hosts[host] < 0 else "shutting-down"
-            found.append({"InstanceId": host, "State": {"Name": state}})
-        return [{"Reservations": [{"Instances": found}]}]
-
-    def _list_container_instances(self, **_: Any) -> Any:
-        return [{"containerInstanceArns": self.instances}]
+    @property
+    def stopped(self) -> list[str]:
+        """Tasks that were told to stop."""
+        return [each["task"] for each in self.sent("stop_task")]
 
 
 Call = Callable[..., Answer]
@@ -274,54 +237,55 @@ def test_only_a_rollback_drops_the_shared_file_system(
     assert (reason is None) is (status == "SUCCESS")
     if reason:
         assert "-c shared_storage=fsx" in reason
-    assert aws.calls == []
+    assert {name for name, _ in aws.calls} <= {"describe_stacks"}
 
 
 def test_jobs_that_wait_are_ended_and_recorded_before_any_task(aws: Aws, call: Call) -> None:
     """One that queues or pauses would keep its machine, and the name of it, for up to an hour."""
-    aws.jobs, aws.shown_until = {"queued": "RUNNING", "paused": "RUNNING", "over": "SUCCEEDED"}, 10
+    for name in ("queued", "paused"):
+        one = {"name": name, "executionArn": f"arn:{name}", "startDate": stamp(940)}
+        aws.executions[name] = {**one, "status": "RUNNING", "input": f"order of {name}"}
+    aws.shown_until = 1010
     assert call("Delete", "StopTasks")[0] == "SUCCESS"
-    assert aws.jobs == {"queued": "ABORTED", "paused": "ABORTED", "over": "SUCCEEDED"}
     assert aws.recorded.keys() == {"queued", "paused"}
-    detail = {"name": "queued", "status": "ABORTED", "input": "order of arn:queued"}
-    assert aws.recorded["queued"] == detail | {"startDate": 1_000_000, "stopDate": 1_060_000}
+    detail = {"name": "queued", "status": "ABORTED", "input": "order of queued"}
+    assert aws.recorded["queued"] == detail | {"startDate": 940_000, "stopDate": 1_000_000}
     assert aws.slept >= 10, "it is over when no list shows them"
-    assert len(aws.calls) == 149
+    assert len(aws.stopped) == 149
 
 
 def test_every_task_is_stopped_and_waited_for(aws: Aws, call: Call) -> None:
     assert call("Delete", "StopTasks")[0] == "SUCCESS"
-    assert aws.calls == [("stop", task) for task in aws.tasks if task != "task/7"]
+    assert aws.stopped == [task for task in aws.model.tasks if task != "task/7"]
     assert aws.slept == 10
 
 
 def test_a_task_that_starts_meanwhile_is_stopped_too(aws: Aws, call: Call) -> None:
-    aws.late = ["task/late"]
+    aws.clock.at(1003, aws.add, "task/late")
     assert call("Delete", "StopTasks")[0] == "SUCCESS"
-    assert ("stop", "task/late") in aws.calls
-    assert aws.tasks["task/late"] < 0, "and waited for"
-    assert len(aws.calls) == len({*aws.calls}) == 150, "each is told once"
+    assert aws.model.tasks["task/late"]["lastStatus"] == "STOPPED", "and waited for"
+    assert len(aws.stopped) == len({*aws.stopped}) == 150, "each is told once"
 
 
 def test_tasks_that_only_stop_are_waited_for(aws: Aws, call: Call) -> None:
-    aws.told = {*aws.tasks}
+    for task in aws.model.tasks.values():
+        aws.model.stop(task, "by its service")
     assert call("Delete", "StopTasks")[0] == "SUCCESS"
-    assert (aws.calls, aws.slept) == ([], 10)
+    assert (aws.stopped, aws.slept) == ([], 10)
 
 
 def test_hosts_are_ended_without_waiting_for_their_tasks(aws: Aws, call: Call) -> None:
     assert call("Delete", "TerminateHosts")[0] == "SUCCESS"
-    forced = {"cluster": "training", "containerInstance": "container-instance/1", "force": True}
-    assert aws.calls == [
-        ("delete", {"AutoScalingGroupName": "heads", "ForceDelete": True}),
-        ("delete", {"AutoScalingGroupName": "workers", "ForceDelete": True}),
-        ("deregister", forced),
+    assert not aws.model.hosts, "not even from the cluster's list"
+    assert [each["AutoScalingGroupName"] for each in aws.sent("delete_auto_scaling_group")] == [
+        "heads",
+        "workers",
     ]
     assert aws.slept == 10
 
 
 def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, call: Call) -> None:
-    aws.hosts = dict.fromkeys(aws.hosts, 10_000)
+    aws.model.times = Times(terminates=(10_000, 10_000))
     status, reason, _ = call("Delete", "TerminateHosts")
     assert status == "FAILED"
     assert reason == "TimeoutError: hosts still there: i-1, i-2"
@@ -329,7 +293,7 @@ def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, cal
 
 
 def test_an_error_is_answered_or_cloudformation_would_wait_an_hour(aws: Aws, call: Call) -> None:
-    aws.tasks = {"unknown": "no number"}  # type: ignore[dict-item]
+    aws.fails["list_tasks"] = TypeError("no such task")
     status, reason, _ = call("Delete", "StopTasks")
     assert status == "FAILED"
     assert reason is not None

@@ -8,16 +8,16 @@ import io
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-from botocore.exceptions import ClientError
-from botocore.paginate import PageIterator
 
 from contract import outputs as stack_outputs
 from contract.instance_types import Prices, instance_type
 from contract.job import ORDER_VERSION, JobSpec
+from tests.aws import account as base
+from tests.aws.account import model_of
+from tests.aws.calls import refused
+from tests.aws.s3 import S3
 
 SHAPE = {
     "preset": "ddp",
@@ -43,6 +43,8 @@ PRICES = Prices.of(
     spot=False,
 )
 MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
+#: Of a task that ECS shows.
+AT_ONCE = {"_known": 0, "_shows": 0}
 #: The network of others that a deploy is told to use.
 VPC, OTHERS = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
 
@@ -72,23 +74,15 @@ CHANGES = {
 }
 
 
-def refused(code: str, operation: str = "Operation", message: str = "") -> ClientError:
-    said = message or f"{code} happened"
-    return ClientError({"Error": {"Code": code, "Message": said}}, operation)
-
-
-class Pages(list[Any]):
-    """Pages of an answer, searched as botocore's are."""
-
-    search = PageIterator.search
-
-
-class Account:
+class Account(base.Account):
     """What the account holds, and what AWS does with it."""
 
     meta = SimpleNamespace(endpoint_url="https://ssm.us-east-1.example")
 
+    page = 1000
+
     def __init__(self) -> None:
+        super().__init__(model_of({}, now=lambda: self.now.timestamp(), after=lambda *_: None))
         self.now = datetime.now(tz=UTC)
         """When the test began: jobs and lines are dated from here."""
         self.shape: dict[str, Any] = dict(SHAPE)
@@ -98,9 +92,6 @@ class Account:
         self.region: str | None = "us-east-1"
         self.credentials: object = "keys"
         """None: the configuration has none."""
-        self.fails: dict[str, Exception] = {}
-        """By the name of the operation."""
-        self.calls: list[tuple[str, dict[str, Any]]] = []
         self.logs: dict[str, list[str | tuple[float, str]]] = {}
         """By the name of the stream: lines, which are written a second after the other, or with the
         second at which they are."""
@@ -119,16 +110,12 @@ class Account:
         """Types of instances that have not joined the cluster, by name."""
         self.function_error: dict[str, str] = {}
         # Jobs.
-        self.executions: dict[str, Any] = {}
-        self.history: dict[str, list[dict[str, Any]]] = {}
-        self.tasks: dict[str, dict[str, Any]] = {}
+        self.tasks = self.model.tasks
         self.is_lost_before_a_stop = False
         """Whether a task's host goes just before the task is told to stop."""
         self.task_events: list[dict[str, Any]] = []
-        self.objects: dict[str, bytes] = {}
-        self.modified: dict[str, datetime] = {}
-        """Of objects that were not written just now."""
-        self.metadata: dict[str, dict[str, str]] = {}
+        self.s3 = S3(lambda: self.now.timestamp())
+        self.objects, self.modified = self.s3.objects, self.s3.modified
         self.secrets = {"training/key"}
         # What doctor asks.
         self.quota = 1000.0
@@ -152,23 +139,6 @@ class Account:
         self.activities: list[dict[str, Any]] = []
         """Of all groups, the newest first."""
         self.file_systems: list[dict[str, Any]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        """An operation: fails as told, is noted, and answers by its method ``on_…``."""
-        if name.startswith(("on_", "_")):
-            raise AttributeError(name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            if name in self.fails:
-                raise self.fails[name]
-            self.calls.append((name, named))
-            return getattr(self, f"on_{name}")(*arguments, **named)
-
-        return call
-
-    def sent(self, name: str) -> list[dict[str, Any]]:
-        """What an operation was called with, each time."""
-        return [named for operation, named in self.calls if operation == name]
 
     @property
     def orders(self) -> list[JobSpec]:
@@ -201,14 +171,11 @@ class Account:
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
 
-    def describe_auto_scaling_groups(self) -> Any:
+    def on_describe_auto_scaling_groups(self, **_: Any) -> Any:
         return {"AutoScalingGroups": self.groups}
 
-    def on_describe_scaling_activities(self) -> Any:
+    def on_describe_scaling_activities(self, **_: Any) -> Any:
         return {"Activities": self.activities}
-
-    def on_get_paginator(self, operation: str) -> Any:
-        return SimpleNamespace(paginate=lambda **named: Pages([getattr(self, operation)(**named)]))
 
     # --- the standing cluster
     def service_tasks(self, service: str) -> list[dict[str, Any]]:
@@ -248,7 +215,7 @@ class Account:
     def on_update_service(self, *, service: str, desiredCount: int, **_: Any) -> None:  # noqa: N803
         self.wanted[service] = desiredCount
 
-    def on_describe_instances(self, *, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
+    def on_describe_instances(self, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
         assert Filters[0]["Values"] == ["TrainingStack-*"]
         instances = [
             {
@@ -263,7 +230,7 @@ class Account:
     def on_list_container_instances(self, **_: Any) -> Any:
         return {"containerInstanceArns": [*self.hosts]}
 
-    def on_describe_container_instances(self, *, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
+    def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
         return {
             "containerInstances": [
                 {
@@ -312,76 +279,38 @@ class Account:
         self.executions[job]["input"] = json.dumps(given | changed)
 
     def add_worker(self, task: str, status: str, *, job: str = "job", **more: Any) -> None:
-        self.tasks[task] = {"taskArn": task, "lastStatus": status, "startedBy": job, **more}
+        own = {"taskArn": task, "lastStatus": status, "startedBy": job}
+        self.tasks[task] = own | AT_ONCE | more
 
     def add_head(self, job: str, task: str, **more: Any) -> None:
         self.tasks[task] = {
             "taskArn": task,
             "lastStatus": "RUNNING",
             "group": f"job:{job}",
+            **AT_ONCE,
             **more,
         }
-        output = json.dumps({"Tasks": [{"TaskArn": task}]})
-        details = {"output": output}
-        event = {
-            "type": "TaskSubmitted",
-            "timestamp": self.now,
-            "taskSubmittedEventDetails": details,
-        }
-        self.history[job].append(event)
+        self.history[job].append(base.submitted(task, self.now))
 
     def on_start_execution(self, *, name: str, input: str, **_: Any) -> Any:
         self.add(name)
         self.executions[name]["input"] = input
         return {}
 
-    def on_list_executions(self, *, statusFilter: str = "", **_: Any) -> Any:  # noqa: N803
-        found = [e for e in self.executions.values() if statusFilter in ("", e["status"])]
-        return {"executions": found}
-
-    def on_describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
-        job = executionArn.rpartition(":")[2]
-        if job not in self.executions:
-            raise refused("ExecutionDoesNotExist")
-        return self.executions[job]
-
-    def on_get_execution_history(self, *, executionArn: str, **_: Any) -> Any:  # noqa: N803
-        return {"events": self.history[executionArn.rpartition(":")[2]]}
-
-    def on_stop_execution(self, *, executionArn: str, **given: Any) -> Any:  # noqa: N803
-        job = executionArn.rpartition(":")[2]
-        self.executions[job] |= {"status": "ABORTED", "stopDate": self.now, **given}
-        return {}
-
-    def on_list_tasks(
-        self,
-        *,
-        desiredStatus: str = "",  # noqa: N803
-        serviceName: str = "",  # noqa: N803
-        startedBy: str = "",  # noqa: N803
-        **_: Any,
-    ) -> Any:
-        assert not (startedBy and (desiredStatus or serviceName)), "it must be the only filter"
-        stopped = desiredStatus == "STOPPED"
-        if serviceName:
-            tasks = [] if stopped else self.service_tasks(serviceName)
-            if stopped and self.fault and serviceName.startswith("worker"):
+    def on_list_tasks(self, cluster: str, desiredStatus: str = "", **which: Any) -> Any:  # noqa: N803
+        service, is_stopped = which.get("serviceName"), desiredStatus == "STOPPED"
+        if service:
+            tasks = [] if is_stopped else self.service_tasks(service)
+            if is_stopped and self.fault and service.startswith("worker"):
                 tasks = [self.fault]
-            self.tasks |= {task["taskArn"]: task for task in tasks}
+            self.tasks |= {task["taskArn"]: task | AT_ONCE for task in tasks}
             return {"taskArns": [task["taskArn"] for task in tasks]}
-        return {
-            "taskArns": [
-                name
-                for name, task in self.tasks.items()
-                if startedBy in ("", task.get("startedBy"))
-                and (task["lastStatus"] == "STOPPED") == stopped
-            ]
-        }
+        for task in self.tasks.values():  # a test says only what they are
+            has_ended = task["lastStatus"] == "STOPPED"
+            task["desiredStatus"] = "STOPPED" if has_ended else "RUNNING"
+        return super().on_list_tasks(cluster, desiredStatus, **which)
 
-    def on_describe_tasks(self, *, tasks: list[str], **_: Any) -> Any:
-        return {"tasks": [self.tasks[name] for name in tasks if name in self.tasks]}
-
-    def on_stop_task(self, *, task: str, reason: str, **_: Any) -> Any:
+    def on_stop_task(self, task: str, reason: str, **_: Any) -> Any:
         if self.is_lost_before_a_stop:
             lost = "Host EC2 (instance i-1) terminated."
             return {"task": self.tasks[task] | {"lastStatus": "STOPPED", "stoppedReason": lost}}
@@ -433,57 +362,7 @@ class Account:
             found = [each for each in found if filterPattern[1:-1] in each["message"]]
         return {"events": sorted(found, key=lambda each: each["timestamp"])}
 
-    # --- bucket and secrets
-    def on_get_object(self, *, Key: str, **_: Any) -> Any:  # noqa: N803
-        if Key not in self.objects:
-            raise refused("NoSuchKey")
-        return {"Body": SimpleNamespace(read=lambda: self.objects[Key])}
-
-    def on_upload_file(
-        self,
-        file: str,
-        bucket: str,
-        key: str,
-        ExtraArgs: Any = None,  # noqa: N803
-        Callback: Any = None,  # noqa: N803
-    ) -> None:
-        assert bucket == "bucket"
-        self.objects[key] = Path(file).read_bytes()
-        self.metadata[key] = (ExtraArgs or {}).get("Metadata", {})
-        if Callback:
-            Callback(len(self.objects[key]))
-
-    def on_put_object(self, *, Key: str, Body: bytes, **_: Any) -> None:  # noqa: N803
-        self.objects[Key] = Body
-
-    def on_head_object(self, *, Key: str, **_: Any) -> Any:  # noqa: N803
-        return {"Metadata": self.metadata.get(Key, {})}
-
-    def on_delete_object(self, *, Key: str, **_: Any) -> None:  # noqa: N803
-        self.objects.pop(Key, None)
-
-    def on_list_objects_v2(self, *, Prefix: str, Delimiter: str = "", **_: Any) -> Any:  # noqa: N803
-        keys = [key for key in self.objects if key.startswith(Prefix)]
-        below = [key for key in keys if Delimiter and Delimiter in key.removeprefix(Prefix)]
-        folders = {Prefix + key.removeprefix(Prefix).partition("/")[0] + "/" for key in below}
-        return {
-            "Contents": [
-                {
-                    "Key": key,
-                    "Size": len(self.objects[key]),
-                    "LastModified": self.modified.get(key, self.now),
-                }
-                for key in keys
-                if key not in below
-            ],
-            "CommonPrefixes": [{"Prefix": each} for each in sorted(folders)],
-        }
-
-    def on_download_file(self, _bucket: str, key: str, target: str) -> None:
-        if key not in self.objects:
-            raise refused("404")
-        Path(target).write_bytes(self.objects[key])
-
+    # --- secrets
     def on_get_secret_value(self, *, SecretId: str) -> Any:  # noqa: N803
         assert SecretId == self.outputs[stack_outputs.TRAINING_STACK][stack_outputs.RAY_TOKEN]
         return {"SecretString": "the-token-of-ray"}

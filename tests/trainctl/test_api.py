@@ -10,7 +10,8 @@ from contract.errors import InputError
 from contract.job import JobSpec, JobStatus
 from contract.nodes import CONTAINER, JOB
 from examples import sweep
-from tests.trainctl.account import Account, refused
+from tests.aws.calls import refused
+from tests.trainctl.account import Account
 from tests.trainctl.saved import save
 from trainctl import CliError, Job, UsageError, plan, submit
 from trainctl.__main__ import main

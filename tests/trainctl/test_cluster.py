@@ -11,8 +11,9 @@ from contract import exits
 from contract.cluster_shape import ClusterShape
 from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
+from tests.aws.calls import refused
 from tests.trainctl.account import SHAPE as JOB_SHAPE
-from tests.trainctl.account import Account, refused
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.__main__ import main
 from trainctl.aws.tasks import Task

@@ -69,7 +69,7 @@ def some_jobs(account: Account) -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("trainctl show ", ["first-lusab-gutih", "second-babad-fadom", "fine", "first", "old"]),
+        ("trainctl show ", ["second-babad-fadom", "first-lusab-gutih", "fine", "first", "old"]),
         ("trainctl logs fi", ["first-lusab-gutih", "fine", "first"]),
         ("trainctl stop sec", ["second-babad-fadom"]),
         ("trainctl shell sec", ["second-babad-fadom"]),

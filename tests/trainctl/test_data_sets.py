@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from contract import exits
-from tests.trainctl.account import Account, refused
+from tests.aws.calls import refused
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import data_sets
 from trainctl.__main__ import main
@@ -61,20 +62,20 @@ def test_a_folder_is_uploaded_and_its_list_comes_last(
 def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
     account: Account, folder: Path, cli: Cli
 ) -> None:
-    real = account.on_upload_file
+    real = account.s3.upload_file
 
     def breaks(file: str, *rest: Any, **named: Any) -> None:
         if file.endswith("one.txt"):
             raise refused("SlowDown", "PutObject")
         real(file, *rest, **named)
 
-    account.on_upload_file = breaks  # type: ignore[method-assign]
+    vars(account)["on_upload_file"] = breaks
     assert put(str(folder)) == exits.STORAGE
     assert {*account.objects} == {"data/cats/more/two.txt"}
     assert cli.json("data", "ls")["incomplete"] == ["cats"]
     assert "data set cats in s3://bucket is not complete" in cli.refuses(*SUBMIT, "--data", "cats")
 
-    account.on_upload_file = real  # type: ignore[method-assign]
+    del vars(account)["on_upload_file"]
     account.calls.clear()
     cli("data", "put", str(folder))
     assert account.changes.count("upload_file") == 1  # the other one is there

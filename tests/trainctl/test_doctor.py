@@ -18,8 +18,9 @@ from contract.outputs import (
     SUBNET,
     TRAINING_STACK,
 )
+from tests.aws.calls import refused
 from tests.conftest import ROOT
-from tests.trainctl.account import OTHERS, VPC, Account, refused
+from tests.trainctl.account import OTHERS, VPC, Account
 from tests.trainctl.conftest import Cli, Found, Looked
 from trainctl import checks, laptop
 from trainctl.aws.deployment import LOCAL_ACCOUNT

@@ -47,7 +47,7 @@ def test_it_fetches_what_all_nodes_wrote(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli: Cli) -> None:
-    account.objects = {
+    account.objects |= {
         "runs/r1/config.json": b"{}",
         "runs/r1/model/config.json": b"{}",
         "runs/r1/model/model.safetensors": b"weights",

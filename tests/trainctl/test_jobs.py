@@ -11,7 +11,8 @@ from contract import exits
 from contract.job import Hold, JobStatus
 from contract.text import utc
 from contract.times import CONSISTENT_S
-from tests.trainctl.account import Account, refused
+from tests.aws.calls import refused
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import follow
 from trainctl.__main__ import main

@@ -9,9 +9,10 @@ import pytest
 from contract import exits
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
+from tests.aws.calls import refused
 from tests.clock import FakeClock
 from tests.conftest import ROOT
-from tests.trainctl.account import Account, refused
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import follow, output, polling
 from trainctl.__main__ import main
@@ -53,7 +54,7 @@ def of_recipe(account: Account) -> None:
     account.add("job", startDate=account.now - timedelta(hours=3), **SUCCEEDED)
     account.add_head("job", "first")
     account.add_head("job", "second")
-    account.tasks = {}
+    account.tasks.clear()
     account.task_events = [
         ended("first", "10.0.0.5", startedBy="AWS Step Functions"),
         ended("0a1b2c3d4e5f", "10.0.0.7", stoppedReason="Host was taken"),

@@ -27,8 +27,9 @@ from botocore.stub import Stubber
 from contract import exits
 from contract import outputs as stack_outputs
 from contract.job import ORDER_VERSION
+from tests.aws.calls import refused
 from tests.conftest import ROOT
-from tests.trainctl.account import Account, refused
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import reference
 from trainctl.__main__ import main

@@ -4,7 +4,6 @@ import errno
 import json
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from contract import exits
+from tests.aws.s3 import WRITES, Effect
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.sample_events import start, step
 from training.record import events, page, reader
@@ -386,12 +386,13 @@ class SlowBucket(Bucket):
         self.tries: list[tuple[str, bool]] = []
         self.display = Silent()
 
-    def write(self, key: str, effect: Callable[[], None], *, removes: bool) -> None:
-        self.now += self.put_s
-        self.tries.append((key.rpartition("/")[2], self.is_quick))
-        if self.fails:
-            raise OSError(16, "Please reduce your request rate.")
-        super().write(key, effect, removes=removes)
+    def request(self, operation: str, key: str, effect: Effect, content: bytes = b"") -> Any:
+        if operation in WRITES:
+            self.now += self.put_s
+            self.tries.append((key.rpartition("/")[2], self.is_quick))
+            if self.fails:
+                raise OSError(16, "Please reduce your request rate.")
+        return super().request(operation, key, effect, content)
 
     @property
     def num_puts(self) -> int:

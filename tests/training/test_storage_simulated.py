@@ -29,6 +29,7 @@ import torch.distributed as dist
 from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, METRICS_FILE, checkpoint_key, checkpoint_name
 from contract.times import LEASE_RENEW_S, LEASE_S
+from tests.aws.s3 import NAME, WRITES, Effect
 from tests.containers.program.test_files_simulated import World
 from tests.training.bucket import RUN, Bucket, CrashError, install
 from tests.training.sample_events import step
@@ -141,7 +142,7 @@ class Life(World):
         elif fate < self.rate:
             self.note(f"is refused {what}")
             if writes and self.in_s3 and chance.random() < 0.5:
-                most = 300 if what.startswith("remove") else LATE_S
+                most = 300 if what.startswith("delete") else LATE_S
                 late = chance.choice([0, chance.uniform(0, most)])
                 self.note(f"  which takes effect in {late:.0f} s")
                 self.after(late, self._late, actor, effect)
@@ -244,7 +245,7 @@ class Life(World):
     # --- what must hold
     def check_owner(self, key: str) -> None:
         """Nobody changes what belongs to a holder after it."""
-        parts = key.removeprefix(self.uri.removeprefix("s3://")).strip("/").split("/")
+        parts = key.removeprefix(self.uri.removeprefix(f"s3://{NAME}/")).strip("/").split("/")
         if parts[0] != "checkpoints" or len(parts) < 2 or "damaged" in parts[1]:
             return
         found = checkpoint_key(parts[1].removeprefix(".").removesuffix(".part"))
@@ -286,7 +287,7 @@ class Life(World):
         content[self.random.randrange(len(content))] ^= 1
         place = f"{checkpoints.place_of(self.uri, name)}/{file}"
         if self.in_s3:
-            self.bucket.objects[place.removeprefix("s3://")] = bytes(content)
+            self.bucket.objects[place.removeprefix(f"s3://{NAME}/")] = bytes(content)
         else:
             with self.looking():
                 Path(place).write_bytes(content)
@@ -341,32 +342,27 @@ def is_whole(files: dict[str, bytes]) -> bool:
 
 class LiveBucket(Bucket):
     def __init__(self, life: Life) -> None:
-        super().__init__(lambda: life.now)
+        super().__init__(life.time)
         self._life = life
 
-    def read(self) -> None:
-        self._life.call("to read", lambda: None, writes=False)
-
-    def put(self, key: str, content: bytes | None, **condition: Any) -> None:
+    def request(self, operation: str, key: str, effect: Effect, content: bytes = b"") -> Any:
+        life, request, answers = self._life, super().request, list[Any]()
         is_last = key.endswith(MANIFEST_FILE) and "damaged" not in key
-        if is_last and content not in (None, CLOSED):
-            self._life.check_right(key)
-        super().put(key, content, **condition)
-
-    def write(self, key: str, effect: Callable[[], None], *, removes: bool) -> None:
-        name = key.removeprefix(RUN.removeprefix("s3://"))
+        if operation == "put_object" and is_last and content != CLOSED:
+            life.check_right(key)
 
         def checked() -> None:
-            life, before = self._life, self.objects.get(key)
-            effect()
+            before = self.objects.get(key)
+            answers.append(request(operation, key, effect, content))
             if self.objects.get(key) == before:
                 return
             life.check_owner(key)
             has_changed = before is not None and key in self.objects
             if has_changed and f"{key.rpartition('/')[0]}/{MANIFEST_FILE}" in self.objects:
-                life.fail(f"{name} is written again, in a whole checkpoint")
+                life.fail(f"{key} is written again, in a whole checkpoint")
 
-        self._life.call(f"{'remove' if removes else 'put'} {name}", checked, writes=True)
+        life.call(f"{operation} {key}", checked, writes=operation in WRITES)
+        return answers[0]
 
 
 class Head(Actor):

@@ -160,7 +160,7 @@ def test_files_of_trackers_reach_s3_while_the_run_goes_on(monkeypatch: pytest.Mo
     bucket.now += FLUSH_EVERY_S + 1
     kept.handle(step(2))
     sent = {name for name in bucket.objects if "tensorboard" in name or "wandb" in name}
-    folder = RUN.removeprefix("s3://")
+    folder = RUN.removeprefix("s3://bucket/")
     assert sent == {f"{folder}/tensorboard/events.1", f"{folder}/wandb/offline-run-1/run-r.wandb"}
     kept.handle(finished())
     kept.close()

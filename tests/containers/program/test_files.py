@@ -511,7 +511,7 @@ def test_what_time_does_not_change_is_given_up(
     monkeypatch.setattr(times, "FILES_REFUSED_S", 0.2)
     node = start()
     node.write("work/a", "1")
-    s3.trouble, s3.is_down = refused("AccessDenied", 403), True
+    s3.trouble, s3.is_down = refused("AccessDenied"), True
     assert not node.mirror.save()
     assert node.mirror.lost == ["work/a"]
     again = start(restore=False)
@@ -523,7 +523,7 @@ def test_what_time_does_not_change_is_given_up(
 def test_a_bucket_in_trouble_is_waited_for(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trouble = refused("SlowDown", 503)
+    trouble = refused("SlowDown")
     node = start()
     node.write("work/a", "one")
     monkeypatch.setattr(times, "FILES_REFUSED_S", -1)  # at the end, it is waited for longer

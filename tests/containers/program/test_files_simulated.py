@@ -10,7 +10,7 @@ The program saves sharded checkpoints as DCP does: shards in place, then node 0 
 ``latest``; only the newest is kept. It is started again on one to three nodes.
 """
 
-import functools
+import contextlib
 import heapq
 import itertools
 import random
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from containers.program import files as files_of_program
 from containers.program.bucket import Bucket, until_answered
@@ -29,6 +30,7 @@ from containers.program.starts import begin
 from contract import files
 from contract.errors import InputError, UnreachableError
 from contract.files import FileList, Mark, SavedFile
+from tests.aws.s3 import NAME, S3, WRITES, Effect
 
 LATEST = "work/latest"
 LAST_STEP = 16
@@ -92,19 +94,25 @@ class Actor:
         self.is_dead = True
 
 
-class MemoryBucket(Bucket):
+class MemoryS3(S3):
     """The bucket as one actor reaches it."""
 
+    page = 1000
+
     def __init__(self, world: World, actor: Actor) -> None:
-        self.address = "memory"
-        self._world, self._actor = world, actor
+        super().__init__(world.time)
+        self._world, self._actor, self.objects = world, actor, world.objects
 
     def _wait(self, seconds: float) -> None:
         self._world.sleep(seconds)
         if self._actor.is_dead:
             raise CrashError
 
-    def _call(self, effect: Callable[[], Any], *, writes: bool = True) -> Any:
+    def request(self, operation: str, key: str, effect: Effect, content: bytes = b"") -> Any:
+        del key
+        if operation == "delete_objects":
+            self._world.largest = max(self._world.largest, sum(map(len, self.objects.values())))
+        writes = operation in WRITES
         world, chance = self._world, self._world.random
         if self._actor.is_dead:
             raise CrashError
@@ -120,10 +128,11 @@ class MemoryBucket(Bucket):
         if 0.05 < fate < 0.08 or (world.has_faults and self._actor.is_in_storm(world.now)):
             if writes and chance.random() < 0.4:
                 # It has arrived although no answer comes, or will arrive late.
-                world.after(chance.choice([0, chance.uniform(1, 300)]), effect)
+                world.after(chance.choice([0, chance.uniform(1, 300)]), unheard, effect)
             self._wait(chance.uniform(0.1, 20))
             raise TimeoutError
         result = effect()
+        world.sent += len(content)
         if 0.08 < fate < 0.082:
             self._crash()
         if fate < 0.004 or (0.1 < fate < 0.12 and not writes):
@@ -134,32 +143,22 @@ class MemoryBucket(Bucket):
         self._actor.is_dead = True
         raise CrashError
 
-    def put(self, key: str, content: bytes, **_: str) -> None:
-        def effect() -> None:
-            self._world.objects[key] = content
-            self._world.sent += len(content)
+    def delete_objects(self, Bucket: str, Delete: Any) -> Any:  # noqa: N803
+        """A few at a time: it may break off."""
+        listed = Delete["Objects"]
+        for at in range(0, len(listed), 3):
+            super().delete_objects(Bucket=Bucket, Delete={"Objects": listed[at : at + 3]})
 
-        self._call(effect)
 
-    def create(self, key: str, content: bytes) -> bool:
-        return bool(self._call(lambda: self._world.objects.setdefault(key, content) is content))
+def unheard(effect: Callable[[], object]) -> None:
+    """Of what takes effect late, nobody hears whether it is refused."""
+    with contextlib.suppress(ClientError):
+        effect()
 
-    def get(self, key: str) -> bytes | None:
-        found: bytes | None = self._call(lambda: self._world.objects.get(key), writes=False)
-        return found
 
-    def list(self, prefix: str) -> Any:
-        objects = self._world.objects
-        return self._call(lambda: [key for key in objects if key.startswith(prefix)], writes=False)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._world.largest = max(self._world.largest, sum(map(len, self._world.objects.values())))
-        for at in range(0, len(keys), 3):
-            self._call(functools.partial(self._remove, keys[at : at + 3]))
-
-    def _remove(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._world.objects.pop(key, None)
+def reached(world: World, actor: Actor) -> Bucket:
+    """The bucket as the product's own calls reach it."""
+    return Bucket(f"s3://{NAME}", MemoryS3(world, actor))
 
 
 @dataclass
@@ -256,7 +255,7 @@ class Node(Actor):
         self.start = 0
         self.mirror = Mirror(
             self.disk,
-            MemoryBucket(job.world, self),
+            reached(job.world, self),
             node=number,
             say=self._hear,
             clock=job.world,
@@ -366,7 +365,7 @@ class Job:
             self.launch()
 
     def _restore(self, nodes: list[Node]) -> None:
-        head = MemoryBucket(self.world, Actor(self.world))
+        head = reached(self.world, Actor(self.world))
         start = until_answered(
             lambda: begin(head, range(len(nodes))), clock=self.world, say=lambda _: None
         )
