@@ -23,7 +23,7 @@ from tests.rehearsal.conftest import cluster_status, command, succeeded, trainct
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
-MAX_IMAGE_BYTES = 2.25e9
+MAX_IMAGE_BYTES = 2.2e9
 
 
 @pytest.fixture(scope="module")
