@@ -124,6 +124,7 @@ class Account(Paged):
         self,
         cluster: str,
         desiredStatus: str = "",  # noqa: N803
+        *,
         nextToken: str = "0",  # noqa: N803
         maxResults: int = UNLIMITED,  # noqa: N803
         **which: Any,
