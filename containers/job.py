@@ -389,10 +389,10 @@ class Job:
             f"the command has failed; the hosts stay for {left}: trainctl shell {job} opens a "
             f"shell, and trainctl stop {job} ends this"
         )
-        kept = self._config.spec.nodes.high
+        kept: int | None = None
         while self._clock.time() < hold.until and not self._is_stopped:
             there = self._ray.size.num_nodes - 1 if self._ray.size else 0
-            if there < kept or kept == self._config.spec.nodes.high:
+            if kept is None or there < kept:
                 kept = there  # no other host comes for one that goes
                 self._ray.scale(least=kept, most=kept)
             self._clock.sleep(_POLL_S)

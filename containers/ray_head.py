@@ -228,7 +228,6 @@ class RayHead:
         self._said = deque[str](maxlen=20)
         self._ended = threading.Event()
         self._ray: Program | None = None
-        self._is_held = False
         self.address = address
         self.size: ClusterSize | None = None
         """Size of the cluster now; None until Ray is up."""
@@ -237,11 +236,10 @@ class RayHead:
     def hold(self) -> None:
         """Ask for no worker until ``scale`` is called; to be called before ``start``."""
         self.scale(least=0, most=0)
-        self._is_held = True
 
     def start(self) -> None:
         """Start Ray."""
-        if not self._is_held:
+        if not (self._folder / _SCALING).exists():
             self.scale()
         watch = (os.environ[TOKEN], self._on_size, self._ended)
         threading.Thread(target=node.watch_cluster, args=watch, daemon=True).start()

@@ -163,7 +163,7 @@ class Disk:
         places = [base, *({*_writable()} - {base})]  # the nearest folders come first
         known = {*folders, *places, *(base / each for each in _OURS)}
         known |= {Path("/proc"), Path("/sys"), Path("/dev"), Path(CACHE_DIR), Path(SHARED_DIR)}
-        temporary = {Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp")}
+        temporary = _temporary()
         found, until = list[tuple[str, int]](), time.monotonic() + _LOOK_S
         for place in places:
             if time.monotonic() > until:
@@ -226,15 +226,19 @@ class Disk:
         return Seen.of(path.lstat(), file.link)
 
 
+def _temporary() -> set[Path]:
+    return {Path(path).resolve() for path in (tempfile.gettempdir(), "/tmp", "/var/tmp")}
+
+
 def _writable() -> list[Path]:
     """Folders outside of a program's own in which it may write."""
-    found = {Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")}
+    found = _temporary()
     if os.geteuid():  # root may write everywhere
         tops = [path for path in Path("/").iterdir() if path.name not in ("proc", "sys", "dev")]
         for path in [*tops, *(inner for top in tops for inner in _inner(top))]:
             if os.access(path, os.W_OK) and path.is_dir() and not path.is_symlink():
-                found.add(path)
-    return [path.resolve() for path in found]
+                found.add(path.resolve())
+    return [*found]
 
 
 def _written(entry: os.DirEntry[str], since: float) -> int:
