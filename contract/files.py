@@ -170,13 +170,9 @@ def matches(name: str, patterns: Collection[str]) -> bool:
     if not patterns:
         return False
     parts = name.split("/")
-    paths = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    texts = {
-        text
-        for path in paths
-        for text in (path, path.partition("/")[2], path.rpartition("/")[2])
-        if text
-    }
+    ends = range(1, len(parts) + 1)
+    texts = {"/".join(parts[start:end]) for start in (0, 1) for end in ends if start < end}
+    texts.update(parts)
     return any(fnmatch.fnmatchcase(text, each.rstrip("/")) for each in patterns for text in texts)
 
 

@@ -4,7 +4,6 @@ The command line reads it before the upload and a node before the installation, 
 refuses what the second would refuse.
 """
 
-import itertools
 import re
 import tomllib
 from collections.abc import Mapping
@@ -97,8 +96,9 @@ def unread(folder: Path) -> list[str]:
     return found
 
 
-def check(folder: Path, *, python: str, ray: str) -> None:
-    """Refuse a folder whose project wants another Python or Ray than the nodes have.
+def check(folder: Path, *, python: str, ray: str) -> str:
+    """Refuse a folder whose project wants another Python or Ray than the nodes have; return the
+    name of its list of packages, as ``file_of`` does.
 
     Args:
         python: version of the nodes' Python; "": not known.
@@ -115,7 +115,7 @@ def check(folder: Path, *, python: str, ray: str) -> None:
         )
     name = file_of(folder)
     if not name or not ray:
-        return
+        return name
     text = (folder / name).read_text(encoding="utf-8", errors="replace")
     if name == UV_LOCK:
         locked = re.search(r'(?m)^name = "ray"\nversion = "([^"]+)"', text)
@@ -129,22 +129,21 @@ def check(folder: Path, *, python: str, ray: str) -> None:
                 f"{name} asks for ray{each.strip()}, and the cluster runs on Ray {ray}: leave ray "
                 f"out of it, or allow {ray}"
             )
+    return name
 
 
 def _allows(wanted: str, version: str) -> bool:
     """True if a version specifier, such as ``>=3.10,<4``, allows a version; also if it cannot be
     understood, which uv will say. Of versions, only the numbers count."""
+    has = _numbers(version)
     for each in filter(None, (part.strip() for part in wanted.split(","))):
         match = re.fullmatch(r"(===?|~=|!=|<=|>=|<|>)\s*v?([\d.]+?)(\.\*)?", each)
         if match is None:
             continue
-        sign, numbers, is_prefix = match[1], match[2], bool(match[3])
+        sign, numbers, is_prefix = match[1], _numbers(match[2]), bool(match[3])
         # Of "3.12", the image's patch level is not known: only as many numbers are compared.
-        pairs = itertools.zip_longest(_numbers(version), _numbers(numbers), fillvalue=0)
-        has, asked = map(list, zip(*pairs, strict=True))
-        known = len(_numbers(version))
-        has, asked = has[:known], asked[:known]
-        num = len(_numbers(numbers))
+        num, known = len(numbers), len(has)
+        asked = [*numbers, *[0] * known][:known]
         is_same = has[:num] == asked[:num] if is_prefix else has == asked
         fits = {
             "==": is_same,

@@ -139,14 +139,24 @@ def look_at(folder: Path, not_secret: Collection[str] = ()) -> str:
             "git ignore it"
         )
     try:
-        requirements.check(folder, **_image_versions())
-        packages = requirements.file_of(folder)
+        packages = requirements.check(folder, **_image_versions())
     except InputError as error:
         raise UsageError(f"--code {folder}: {error}") from None
     if packages and folder / packages not in files:
         raise UsageError(
             f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
         )
+    return described(folder, files, packages)
+
+
+def described(folder: Path, files: Sequence[Path], packages: str) -> str:
+    """What would be uploaded, in words.
+
+    Args:
+        files: of the folder, as ``files_of`` lists them.
+        packages: name of its list of packages; "": it has none.
+    """
+    size = sum(path.lstat().st_size for path in files) / 2**20
     installed = f"packages of {packages}" if packages else "no list of packages"
     if not packages and (unread := requirements.unread(folder)):
         installed += f" that is read: {listed(unread)} {'is' if len(unread) == 1 else 'are'} not"

@@ -270,8 +270,9 @@ def check_contents(config: RunConfig, recipe: Recipe, bucket: Bucket) -> None:
 
 def _stored(place: str, bucket: Bucket) -> StoredSet | None:
     """The data set of an address that ``resolve`` has given."""
-    name = place.removeprefix(f"{bucket.uri}/{PREFIX}").rstrip("/")
-    return find(bucket, name) if _NAME.fullmatch(name) else None
+    folder = f"{bucket.uri}/{PREFIX}"
+    name = place.removeprefix(folder).rstrip("/")
+    return find(bucket, name) if place.startswith(folder) and _NAME.fullmatch(name) else None
 
 
 def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:

@@ -33,10 +33,6 @@ LAST_LINES_S: Final = 3.0
 COMPLETE_AFTER: Final = timedelta(minutes=1)
 
 
-#: First words of what is said of a job whose hosts stay.
-HELD: Final = "its command has failed"
-
-
 class Waits(NamedTuple):
     """Reason why a job waits."""
 
@@ -44,6 +40,8 @@ class Waits(NamedTuple):
     """In words; empty when it runs with all that it asked for."""
     until: float | None = None
     """Unix time at which that has an end; None: not known."""
+    hold: Hold | None = None
+    """How long its hosts stay, where its command has failed."""
 
     def words(self, now: float) -> str:
         """``waiting for 1 x g5.xlarge``, or ``its host was lost; trying again in 28 s``."""
@@ -176,7 +174,8 @@ def waiting(
     heads = [task for task in tasks if task.node != nodes.WORKER]
     workers = [task for task in tasks if task.node == nodes.WORKER]
     if hold := hold_of(deployment, job):
-        return Waits(f"{HELD}, exit code {hold.code}; its hosts are released", hold.until)
+        reason = f"its command has failed, exit code {hold.code}; its hosts are released"
+        return Waits(reason, hold.until, hold)
     # Hosts of its order: the deployment may have others by now.
     hosts = job.prices or deployment.shape.prices(deployment.region)
     jobs, status = deployment.jobs, heads[-1].status if heads else ""

@@ -303,7 +303,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
     else:
         assert given.code is not None
         command, recipe = [*words], ""
-        code = code_folder.look_at(given.code, given.not_secret or ())
+        code = code_folder.described(given.code, program.uploaded, program.packages)
         on, why = placement(given, program, nodes, shape)
         own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
         warnings = program.warnings([name.replace("_", "-") for name in own])

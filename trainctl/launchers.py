@@ -22,8 +22,8 @@ _HERE: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|::1|\[::1\]
 #: deepspeed's own launcher, and those that start one program on all nodes, by command or module.
 _DEEPSPEED: Final = r"(?:deepspeed|-m deepspeed\.launcher\.\w+)"
 _LAUNCHERS: Final = (
-    r"(?:torchrun|accelerate[ -]launch|deepspeed|fabric run|lightning run|composer|tune run"
-    r"|-m (?:torch\.distributed\.\w+|deepspeed\.launcher\.\w+|composer\.cli\.launcher"
+    rf"(?:torchrun|accelerate[ -]launch|fabric run|lightning run|composer|tune run|{_DEEPSPEED}"
+    r"|-m (?:torch\.distributed\.\w+|composer\.cli\.launcher"
     r"|accelerate\.commands\.(?:launch|accelerate_cli launch)|lightning\.fabric\.cli run))"
 )
 

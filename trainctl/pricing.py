@@ -152,12 +152,17 @@ def goodput_of(
     """
     if not cost.paid or not job.spec:
         return {}
-    activity = Activity()
-    with contextlib.suppress(ValueError):
-        content = deployment.bucket.read_of_run(job.run, runs.job_activity(job.id))
-        activity = Activity.from_json(json_object(content))
-    least = job.spec.nodes.low
+    activity, least = activity_of(deployment, job), job.spec.nodes.low
     return goodput(cost.paid, activity, least=least, is_over=job.is_over, held=held)
+
+
+def activity_of(deployment: Deployment, job: Job) -> Activity:
+    """Activity of a job's program; empty where there is none that can be read."""
+    with contextlib.suppress(ValueError):
+        if job.run:
+            content = deployment.bucket.read_of_run(job.run, runs.job_activity(job.id))
+            return Activity.from_json(json_object(content))
+    return Activity()
 
 
 def an_hour(prices: Prices, num_nodes: int) -> str:

@@ -70,7 +70,11 @@ class Program:
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         self._folder, self._words = folder, words
-        files = [path for path in code_folder.files_of(folder) if path.is_file()]
+        self.uploaded = code_folder.files_of(folder)
+        """Files of the folder."""
+        self.packages = requirements.file_of(folder)
+        """Name of its list of packages; "": it has none."""
+        files = [path for path in self.uploaded if path.is_file()]
         self._files = {path.relative_to(folder).as_posix(): path for path in files}
         self.text = " ".join(words)
         """The command, and the shell scripts that it starts."""
@@ -161,13 +165,12 @@ class Program:
             for name in options
             if re.search(rf"(^| )--{name}(=| |$)", after) and _plain(name) not in text
         ]
-        file = requirements.file_of(self._folder)
         if missing := self._missing():
             found.append(
                 f"{self.entries[0].name} imports {listed(missing)}: neither in the images nor "
-                f"in {file or requirements.REQUIREMENTS_TXT}"
+                f"in {self.packages or requirements.REQUIREMENTS_TXT}"
             )
-        if not file and (unread := requirements.unread(self._folder)):
+        if not self.packages and (unread := requirements.unread(self._folder)):
             found.append(
                 f"{listed(unread)}: not read; list the packages in {requirements.REQUIREMENTS_TXT}"
             )
@@ -206,7 +209,7 @@ class Program:
         packages; the command installs some itself; the folder's list refers to other places.
         """
         lock = Path(__file__).parents[1] / "requirements.lock"
-        name = requirements.file_of(self._folder)
+        name = self.packages
         text = (self._folder / name).read_text(errors="replace") if name else ""
         is_txt = name == requirements.REQUIREMENTS_TXT
         if not lock.exists() or "install" in self.text or (is_txt and _NO_NAME.search(text)):

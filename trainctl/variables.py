@@ -20,12 +20,13 @@ _LONG: Final = re.compile(r"[\w+/=.~:-]{12,}")
 _KEY: Final = re.compile(r"_KEY(_ID)?$")
 _RANDOM: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~:-]{12,}")
 _SHAPED: Final = re.compile(
-    r"\bhf_\w{20,}|\bsk-[\w-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}|\bgh[pousr]_\w{30,}|"
-    r"\bgithub_pat_\w{20,}|\bglpat-[\w-]{20,}|\bwandb_v\d_\w{20,}|\bAIza[\w-]{35}|"
-    r"\bnpm_\w{36}|\bpypi-[\w-]{50,}|"
-    r"xox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    # One boundary for all: whole folders are searched.
+    r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_\w{30,}|"
+    r"github_pat_\w{20,}|glpat-[\w-]{20,}|wandb_v\d_\w{20,}|AIza[\w-]{35}|"
+    r"npm_\w{36}|pypi-[\w-]{50,}|"
     # scheme://user:password@host, unless the password is a variable or a placeholder
-    r"|\b[a-z][a-z\d+.-]*://[^\s/:@]*:[^\s/:@${<*][^\s/@]*@"
+    r"[a-z][a-z\d+.-]*://[^\s/:@]*:[^\s/:@${<*][^\s/@]*@)|"
+    r"xox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 #: Files that hold credentials, by their names or by a line.
 _FILES: Final = re.compile(
@@ -86,12 +87,13 @@ def refuse_secrets(
                 f"who may look at it: {_instead(name)}. If it is none: --not-secret {name}"
             )
     for name, value in named(words):
-        if name.lstrip("-") not in none and _is_secret(name.lstrip("-").replace("-", "_"), value):
-            variable = re.sub(r"\W", "_", name.lstrip("-")).upper()
+        bare = name.lstrip("-")
+        if bare not in none and _is_secret(bare.replace("-", "_"), value):
+            variable = re.sub(r"\W", "_", bare).upper()
             raise UsageError(
                 f"the command's {name} looks like a secret, and commands are kept with the job for "
                 f"all who may look at it: {_instead(variable)}, which the program reads. If it is "
-                f"none: --not-secret {name.lstrip('-')}"
+                f"none: --not-secret {bare}"
             )
 
 

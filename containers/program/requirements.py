@@ -29,7 +29,7 @@ from containers.host.machine import say
 from containers.program import cache
 from containers.program.process import Program
 from contract.errors import InputError
-from contract.requirements import UV_LOCK, check, file_of
+from contract.requirements import UV_LOCK, check
 
 _POLL_S: Final = 0.1
 #: Variables of a user that say where packages come from: those of pip, which uv does not read, have
@@ -74,8 +74,7 @@ def install(
         InputError: it cannot be installed; the message has the end of uv's output.
         Stopped: ``should_stop`` returned true.
     """
-    check(code, python=platform.python_version(), ray="")
-    name = file_of(code)
+    name = check(code, python=platform.python_version(), ray="")
     venv.create(folder, with_pip=False, symlinks=True, clear=True)
     (site_packages(folder) / "image.pth").write_text("\n".join(_image_folders()))
     if not name:

@@ -22,9 +22,9 @@ def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequenc
     if place:
         return f"queued {place.number}"
     if not job.is_over:
-        if hold := follow.hold_of(deployment, job):
-            return f"held, {duration(max(0, round(hold.until - time.time())))} left"
         waits = follow.waiting(deployment, job, tasks, explains=False)
+        if waits.hold:
+            return f"held, {duration(max(0, round(waits.hold.until - time.time())))} left"
         return "waiting" if waits.reason else "running"
     code = job.outcome.exit_code if job.status == JobStatus.FAILED else None
     return job.status.replace("_", " ") + (f" ({code})" if code else "")

@@ -3,7 +3,6 @@
 ECS Exec on AWS; in the rehearsal, where the container is on this machine, Docker itself.
 """
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -13,18 +12,16 @@ from typing import Annotated, Final
 
 import typer
 
-from contract import faults, runs
+from contract import faults
 from contract.nodes import HEAD, WORKER
 from contract.text import listed
 from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.options import Where
 from trainctl.plugin import require_plugin
-from training.record.goodput import Activity
+from trainctl.pricing import activity_of
 
 #: What opens a shell in the place of a job's program.
 _IN_PLACE: Final = ("python", "-P", "-m", "containers.program.shell")
@@ -72,21 +69,13 @@ def shell(
         found = deployment.jobs.find(job)
         tasks = deployment.jobs.alive(found)
         words = [*_IN_PLACE, *(command or [])]
-        addresses = _addresses(deployment, found)
+        addresses = activity_of(deployment, found).nodes
     else:
         tasks = deployment.cluster.tasks()
     chosen = choose(tasks, node=node, task_id=task, addresses=addresses)
     if deployment.is_local:
         raise typer.Exit(_in_docker(chosen, words))
     raise typer.Exit(_in_session(deployment, chosen, words))
-
-
-def _addresses(deployment: Deployment, job: Job) -> Sequence[str]:
-    """Addresses of a job's nodes, by their numbers in the log; empty where they have none."""
-    content = deployment.bucket.read_of_run(job.run, runs.job_activity(job.id)) if job.run else None
-    with contextlib.suppress(ValueError):
-        return Activity.from_json(json_object(content)).nodes
-    return ()
 
 
 def choose(
