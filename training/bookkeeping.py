@@ -51,11 +51,9 @@ class Judge:
     """The best evaluation of a run so far, by one measure, and the number of those since."""
 
     def __init__(self, config: TrainingConfig) -> None:
-        is_named = config.keep_best != NO_BEST
-        self._measure = described(config.keep_best if is_named else "loss", (PERPLEXITY,))
+        self.keeps = config.keep_best != NO_BEST
+        self._measure = described(config.keep_best if self.keeps else "loss", (PERPLEXITY,))
         self._patience = config.patience
-        self.is_needed = is_named or config.patience > 0
-        self.keeps = is_named
         self.best_step, self._best = 0, math.nan
         self.last_step = self._num_since = 0
 
@@ -184,7 +182,7 @@ class Bookkeeping:
         """The evaluations so far. One that the record lacks, because the run ended between a save
         and the evaluation after it, is done again."""
         judge, step, run_uri = Judge(self._config), self._position.step, self._worker.run_uri
-        if not judge.is_needed or not step:
+        if not (judge.keeps or self._config.patience) or not step:
             return judge
         if self._worker.rank == 0:
             judge.read(run_uri, step)
@@ -300,7 +298,6 @@ class Bookkeeping:
         Raises:
             InputError: the last updates have ruined the model.
         """
-        # None: the run resumes after its last step was saved and before its end was recorded.
         if self.is_stopped:
             return
         judge, last = self._judge, self._position.step
@@ -310,6 +307,7 @@ class Bookkeeping:
             self._worker.saves.finish(retry=True)
             restore(judge.best_step)
             self._score = None
+        # None: the run resumes after its last step was saved and before its end was recorded.
         score = self._score or self._evaluate()
         self._worker.saves.finish(retry=True)
         if judge.keeps:

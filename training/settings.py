@@ -61,6 +61,16 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def best_option(*measures: str, use: str = "and publish its model") -> Any:
+    """The field ``keep_best`` of a recipe that has these measures."""
+    return option(
+        NO_BEST,
+        choices=(NO_BEST, *measures),
+        help=f"also keep the checkpoint with the best of this measure, {use}",
+        same_on_resume=False,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """Settings that every recipe has."""
@@ -119,12 +129,7 @@ class TrainingConfig(RunConfig):
     decay_fraction: float = option(
         0.2, above=0, high=1, help="part of the run in which the learning rate falls (wsd)"
     )
-    keep_best: str = option(
-        NO_BEST,
-        choices=(NO_BEST, "loss"),
-        help="also keep the checkpoint with the best of this measure, and publish its model",
-        same_on_resume=False,
-    )
+    keep_best: str = best_option("loss")
     patience: int = option(
         0,
         low=0,

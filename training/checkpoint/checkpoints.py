@@ -223,7 +223,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: i
     check = partial(lease.check, run_uri, fence)
     check()
     step = snapshot.position.step
-    refuse_unsound(continues(run_uri), step, [unsound(snapshot.tensors())])
+    refuse_unsound(partial(continues, run_uri), step, [unsound(snapshot.tensors())])
     uri = RunPaths(run_uri).checkpoint(step, fence)
     place = begin(uri)
     if place == uri:
@@ -261,7 +261,7 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0, best: int = 0) 
     with contextlib.suppress(Exception):  # a save that is done has not failed
         # No look at the lease: who takes the run after this finds the checkpoint that was just
         # written, and those that go are no longer read.
-        found = {name: checkpoint_key(name) or (0, 0) for name in names(run_uri)}
+        found = _keys(run_uri)
         late = [name for name, (at, number) in found.items() if at >= step and number < own]
         mine = [name for name, (_, number) in found.items() if number <= own and name not in late]
         whole = [name for name in mine if _is_whole(run_uri, name)]
@@ -447,8 +447,14 @@ class Saver:
             data=self._data,
             average=self._average,
         )
-        kept = {"keep": self._keep, "best": self._best}
-        write = partial(save, worker.run_uri, self._newest, fence=worker.fence, **kept)
+        write = partial(
+            save,
+            worker.run_uri,
+            self._newest,
+            keep=self._keep,
+            fence=worker.fence,
+            best=self._best,
+        )
         worker.saves.start(position.step, storage.room(worker.run_uri, self._size)(write))
 
     def publish(self) -> None:
@@ -461,7 +467,7 @@ class Saver:
 
 def name_of(run_uri: str, step: int) -> str:
     """Name of the newest checkpoint of a step. Raises InputError without one."""
-    found = [each for each in names(run_uri) if (checkpoint_key(each) or (-1, 0))[0] == step]
+    found = [name for name, (at, _) in _keys(run_uri).items() if at == step]
     if not found:
         raise InputError(f"{run_uri} has no checkpoint of step {step:,} any more: use the newest")
     return found[-1]
@@ -528,13 +534,17 @@ def place_of(run_uri: str, name: str) -> str:
 
 def names(run_uri: str) -> list[str]:
     """Names of the checkpoints of a run, oldest first, the unusable among them included."""
-    folder = RunPaths(run_uri).checkpoints
+    return [*_keys(run_uri)]
+
+
+def _keys(run_uri: str) -> dict[str, tuple[int, int]]:
+    """Step and lease of each checkpoint of a run by its name, in the order of ``names``."""
     found = [
         (key, name)
-        for name in storage.list_folders(folder)
+        for name in storage.list_folders(RunPaths(run_uri).checkpoints)
         if (key := checkpoint_key(name)) is not None
     ]
-    return [name for _, name in sorted(found)]
+    return {name: key for key, name in sorted(found)}
 
 
 def out_of_memory(error: torch.OutOfMemoryError, worker: Worker, *, advice: str) -> InputError:

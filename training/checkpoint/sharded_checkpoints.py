@@ -192,7 +192,7 @@ def write_checkpoint(
     is_first = dist.get_rank(group) == 0
     written: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(written, unsound(_parts_of(state)), group=group)
-    refuse_unsound(checkpoints.continues(run_uri), step, written)
+    refuse_unsound(partial(checkpoints.continues, run_uri), step, written)
 
     def begin() -> str:
         check()

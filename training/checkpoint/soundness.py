@@ -1,6 +1,6 @@
 """Check that what is saved holds numbers, so that a run never resumes from a ruined model."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
@@ -27,7 +27,7 @@ def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     return ""
 
 
-def refuse_unsound(continues: str, step: int, found: Iterable[str]) -> None:
+def refuse_unsound(continues: Callable[[], str], step: int, found: Iterable[str]) -> None:
     """Refuse to save what ``unsound`` has found on any rank.
 
     Args:
@@ -39,5 +39,5 @@ def refuse_unsound(continues: str, step: int, found: Iterable[str]) -> None:
     for name in filter(None, found):
         raise InputError(
             f"training diverged: step {step} left NaN, infinity or a value beyond {_LARGEST:g} in "
-            f"{name}, so it is not saved. Give the same --run a lower --lr: {continues}"
+            f"{name}, so it is not saved. Give the same --run a lower --lr: {continues()}"
         )

@@ -108,7 +108,7 @@ def _num_pictures(place: Path) -> int:
         raise InputError(f"{place} is no folder of pictures")
     index = place / INDEX_FILE
     if index.is_file():
-        return sum(Index.from_json(index.read_bytes(), where=str(place)).counts.values())
+        return Index.from_json(index.read_bytes(), where=str(place)).num_pictures
     found = layout.arrange(
         layout.files(place),
         str(place),

@@ -173,7 +173,8 @@ def _texts_of(names: Sequence[str], source: str, unread: list[str] | None) -> li
             )
         trained = _trained(found)
         if unread is not None:
-            unread += [each.rpartition("/")[2] for each in names if each not in trained]
+            kept = set(trained)
+            unread += [each.rpartition("/")[2] for each in names if each not in kept]
         return trained
     raise InputError(f"{source} holds no text: files must end in {', '.join(_ALL_KINDS)}")
 

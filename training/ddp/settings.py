@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from training.settings import NO_BEST, ReplicaConfig, Value, option
+from training.settings import ReplicaConfig, Value, best_option, option
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,12 +15,7 @@ class DdpConfig(ReplicaConfig):
     warmup_fraction: float = option(
         0.2, low=0, high=0.9, help="part of the run in which the learning rate rises (cosine)"
     )
-    keep_best: str = option(
-        NO_BEST,
-        choices=(NO_BEST, "loss", "accuracy"),
-        help="also keep the checkpoint with the best of this measure, and publish its model",
-        same_on_resume=False,
-    )
+    keep_best: str = best_option("loss", "accuracy")
     flip: bool = option(False, help="mirror half of the training images at random")
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from contract.errors import InputError
 from contract.text import counted
 from training.models.estimates import MOMENTS, RECOMPUTE, REDUCE_DTYPES
-from training.settings import NO_BEST, PRECISIONS, TrainingConfig, Value, option
+from training.settings import PRECISIONS, TrainingConfig, Value, best_option, option
 
 #: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
 _EVALUATIONS: Final = 20
@@ -162,12 +162,7 @@ class FsdpConfig(TrainingConfig):
         help="steps between two checkpoints (0: as evaluate-every is given, else once an epoch)",
         same_on_resume=False,
     )
-    keep_best: str = option(
-        NO_BEST,
-        choices=(NO_BEST, "loss", "perplexity"),
-        help="also keep the checkpoint with the best of this measure, for export --best",
-        same_on_resume=False,
-    )
+    keep_best: str = best_option("loss", "perplexity", use="for export --best")
     sample_tokens: int = option(
         -1,
         low=-1,

@@ -7,11 +7,11 @@ from typing import Final
 from contract.errors import InputError
 from training.models import picture_shapes
 from training.settings import (
-    NO_BEST,
     SCHEDULES,
     ReplicaConfig,
     TrainingConfig,
     Value,
+    best_option,
     option,
 )
 
@@ -57,12 +57,7 @@ class ImagenetConfig(ReplicaConfig):
         help="as for ddp, or steps: a tenth of the learning rate after each 30 epochs; a run with "
         "--first-size is not continued",
     )
-    keep_best: str = option(
-        NO_BEST,
-        choices=(NO_BEST, "loss", "accuracy", "top5"),
-        help="also keep the checkpoint with the best of this measure, and publish its model",
-        same_on_resume=False,
-    )
+    keep_best: str = best_option("loss", "accuracy", "top5")
     ema: float = option(
         0.0,
         low=0,

@@ -385,6 +385,7 @@ def generate(
     )
     last = torch.tensor(lengths, device=device) - 1
     ended = torch.zeros(len(lengths), dtype=torch.bool, device=device)
+    ends = torch.tensor(stops, device=device)
     num_drawn = 0
     # Compiled for these few tokens, the blocks would be compiled for any length from then on.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -395,12 +396,12 @@ def generate(
                 drawn = logits.argmax(dim=1, keepdim=True)
             else:
                 drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
-            drawn = drawn.to(tokens.device)
+            drawn = drawn.to(device)
             if dist.is_initialized() and dist.get_world_size() > 1:
                 dist.broadcast(drawn, src=0)  # hosts may round differently
             last, num_drawn = last + 1, num_drawn + 1
             tokens = F.pad(tokens, (0, 1)).scatter(1, last[:, None], drawn)
-            ended |= torch.isin(drawn[:, 0], torch.tensor(stops, device=device))
+            ended |= torch.isin(drawn[:, 0], ends)
     trained.train(was_training)
     return [
         each[length : length + num_drawn]

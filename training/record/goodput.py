@@ -196,12 +196,15 @@ def goodput(
     for began, until in pairwise(times):
         at = (began + until) / 2
         period = next((each for each in periods if each.began <= at < each.ended), None)
-        use = "waiting" if _lacks_nodes(paid, at, least) else "starting"
         if held is not None and at >= held:
-            use, period = "held", None
-        elif period is None and end is not None and at >= end:
-            use = "ending"
-        kinds.append(period or _Period(began, until, use, math.inf))
+            period = _Period(began, until, "held", math.inf)
+        elif period is None:
+            if end is not None and at >= end:
+                use = "ending"
+            else:
+                use = "waiting" if _lacks_nodes(paid, at, least) else "starting"
+            period = _Period(began, until, use, math.inf)
+        kinds.append(period)
 
     for node in paid:
         started = node.ended if node.started is None else max(node.pulled, node.started)

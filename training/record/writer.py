@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, faults, runs
-from training.record import events, fields
+from training.record import events, fields, reader
 from training.record.events import (
     Evaluation,
     Event,
@@ -358,8 +358,8 @@ class RunRecord:
         """What lost heads of the same job have recorded."""
         with contextlib.suppress(Exception):
             if self._job:
-                uri = storage.join(self.run_uri, runs.job_activity(self._job))
-                return Activity.from_json(json.loads(storage.read_bytes(uri) or b"{}"))
+                found = reader.read_json(self.run_uri, runs.job_activity(self._job))
+                return Activity.from_json(found or {})
         return Activity()
 
     def _take_over_spending(self, job: str, spending: Spending) -> None:
