@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Self
 
-from containers import spot
+from containers import health, spot
 from containers.host import checks, machine
 from containers.host.machine import say
 from containers.program import cache, code, requirements
@@ -33,6 +33,8 @@ from contract.nodes import DASHBOARD_PORT, ClusterSize
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
 _ASKED_EVERY_S: Final = 0.5
+#: Ray gives its own agent 15 s to start and ends without it: a cold disk can be slower, once.
+_MORE_STARTS: Final = 3
 
 # Fixed, so that a security group, a tunnel or a person can know them. Worker ports follow.
 PORTS: Final = {
@@ -244,6 +246,7 @@ class Node:
         self._notice: Path | None = None
         self._noticed_at = float("inf")
         self._is_unfit = False
+        self._is_up = False
 
     def run(self) -> int:
         """Start Ray and wait; return the container's exit code.
@@ -295,10 +298,7 @@ class Node:
         """Start Ray and wait for its end; return the container's exit code."""
         config = self.config
         began = time.monotonic()
-        # stdout has hints for interactive use only; warnings and errors go to stderr.
-        self._ray = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-        if self._stopped_by is not None:  # told so while it was being started
-            self._ray.send_signal(signal.SIGTERM)
+        ray = self._start(command, environment)
         ended = threading.Event()
         request = Path(environment[nodes.ENV_HOST_CHECK])
         start_watching_host(config, request, self._leave, ended)
@@ -313,9 +313,21 @@ class Node:
                 return drain(notice)
 
             threading.Thread(target=spot.watch, args=(on_notice, say, ended), daemon=True).start()
-        ray_code = self._wait(self._ray)
+        ray_code = self._wait(ray)
+        for _ in range(_MORE_STARTS):
+            if self._is_up or self._is_unfit or self._stopped_by is not None or self._lost_head():
+                break
+            say(f"Ray did not come up on this node (exit code {ray_code}) and is started again")
+            ray_code = self._wait(self._start(command, environment))
         ended.set()
         return self._explain(ray_code, time.monotonic() - began)
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+        # stdout has hints for interactive use only; warnings and errors go to stderr.
+        self._ray = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        if self._stopped_by is not None:  # told so while it was being started
+            self._ray.send_signal(signal.SIGTERM)
+        return self._ray
 
     def _prepare_code(self) -> bool:
         """Prepare the code and packages of this node's job, if any, before the node joins Ray;
@@ -357,14 +369,15 @@ class Node:
             try:
                 return ray.wait(1)
             except subprocess.TimeoutExpired:
-                if self._stopped_by is None or self.config.kind == nodes.HEAD:
-                    continue
-            if self._head_is_lost():
+                self._is_up = self._is_up or health.listens(nodes.AGENT_PORT)
+            if self._stopped_by is not None and self._lost_head():
                 say("the head has ended: this node ends too")
                 ray.kill()
 
-    def _head_is_lost(self) -> str | None:
-        """Reason why the head does not answer; None if it does."""
+    def _lost_head(self) -> str | None:
+        """Reason why the head does not answer this worker; None if it does, or this is the head."""
+        if self.config.kind == nodes.HEAD:
+            return None
         return machine.wait_for_port(
             self.config.head, nodes.GCS_PORT, timeout_s=0, should_stop=bool, say=say
         )
@@ -376,7 +389,7 @@ class Node:
         if self._stopped_by is not None:
             say("stopped on request")
             return exits.OK
-        if self.config.kind == nodes.WORKER and (lost := self._head_is_lost()):
+        if lost := self._lost_head():
             say(f"the head is lost after {lasted_s:.0f} s: {lost}")
             return exits.NO_HEAD
         say(f"Ray ended on its own after {lasted_s:.0f} s (exit code {code}); its log is above")

@@ -286,6 +286,32 @@ def test_a_node_whose_gpu_fails_after_it_joined_leaves_with_the_code_of_a_bad_ho
     assert f"this host can no longer train: {faults[0]}" in capfd.readouterr().err
 
 
+def test_ray_that_does_not_come_up_is_started_again_and_one_that_did_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts = tmp_path / "starts"
+    # As where its agent needs more than the 15 s that the raylet waits: it ends before it listens.
+    ray = f"""
+import pathlib, socket, sys, time
+starts = pathlib.Path({str(starts)!r})
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+if len(starts.read_text()) > 1:
+    listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    time.sleep(3)
+sys.exit(1)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(nodes, "AGENT_PORT", port)
+    own = node.Node(NodeConfig.from_environment("head", WORKER))
+    environment = {**os.environ, nodes.ENV_HOST_CHECK: str(tmp_path / "check")}
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    code = own._run_ray([sys.executable, "-c", ray, str(port)], environment, "127.0.0.1")
+    said = capfd.readouterr().err
+    assert (code, starts.read_text()) == (exits.FAILED, "xx")
+    assert "did not come up on this node (exit code 1) and is started again" in said
+
+
 def test_ray_is_told_to_leave_before_an_unfit_host_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,7 @@ def seconds() -> Iterator[dict[str, float]]:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("log_of_a_failure")
 def test_the_first_hour_as_it_stands_on_the_page(
     deployment: Rehearsal, mirror: str, tmp_path: Path, seconds: dict[str, float]
 ) -> None:
@@ -290,6 +291,7 @@ def secret(deployment: Rehearsal) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("log_of_a_failure")
 def test_a_program_of_ones_own_trains_on_two_nodes(
     deployment: Rehearsal, tmp_path: Path, seconds: dict[str, float], secret: str
 ) -> None:
