@@ -104,12 +104,14 @@ def show(rehearsal: Rehearsal, job: str) -> dict[str, Any]:
 
 @pytest.fixture
 def log_of_a_failure(request: pytest.FixtureRequest, deployment: Rehearsal) -> Iterator[None]:
-    """Print what the newest job has said when a test fails: it goes with the deployment."""
+    """Print what the newest job has said when a test fails, for it goes with the deployment, and
+    stop it: the next tests would share the processors with it."""
     failed = request.session.testsfailed
     yield
     if request.session.testsfailed > failed:
         for job in json.loads(trainctl(deployment, "ls", "--limit", "1", "--json").stdout):
             print(f"--- {job}\n{trainctl(deployment, 'logs', job['id']).stdout}")
+            trainctl(deployment, "stop", job["id"], "--yes")
 
 
 def gateway(rehearsal: Rehearsal) -> str:
