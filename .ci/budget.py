@@ -43,7 +43,7 @@ ROWS: Final = (
     (
         "checkpoints, storage, lease",
         11_000,
-        ("training/checkpoint/*", "training/system/storage.py", "training/system/lease.py"),
+        ("training/checkpoint/*", "store/storage.py", "training/system/lease.py"),
     ),
     ("record: events, result, report", 14_500, ("training/record/*",)),
     ("local start", 2_500, ("training/runtime/local*.py",)),

@@ -1,4 +1,4 @@
-"""S3 in memory under ``training.system.storage``, as s3fs shows it; its process can crash."""
+"""S3 in memory under ``store.storage``, as s3fs shows it; its process can crash."""
 
 import io
 import time
@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 
+from store import storage
 from tests.aws.s3 import NAME, S3, WRITES, Effect
-from training.system import storage
 
 RUN = f"s3://{NAME}/runs/r"
 """Address of a run in it."""

@@ -11,11 +11,11 @@ from botocore.exceptions import ReadTimeoutError
 
 from contract import exits, faults
 from contract.errors import UnreachableError
+from store import storage
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.test_checkpoint_faults import one_rank, save, snapshot
 from training import export, generate, launch
 from training.checkpoint import checkpoints
-from training.system import storage
 
 TROUBLE = [OSError(errno.EBUSY, "Please reduce your rate"), ReadTimeoutError(endpoint_url="s3")]
 

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks import processes
 from contract import exits, faults
 from contract.errors import InputError, UnreachableError
+from store import storage
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints, soundness
@@ -31,7 +32,6 @@ from training.checkpoint.manifest import DamagedError, File
 from training.loop.metrics import StepMetrics
 from training.loop.saving import Saves
 from training.runtime.torchrun import TorchrunWorker
-from training.system import storage
 
 SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
 NO_MEMORY = RuntimeError(
@@ -92,7 +92,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
         ("torch.load", MemoryError()),
         ("safetensors.torch.load_file", OSError(errno.ENOMEM, "Cannot allocate memory")),
         ("training.checkpoint.checkpoints._sha256", OSError(errno.EIO, "Input/output error")),
-        ("training.system.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
+        ("store.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
     ],
 )
 def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(

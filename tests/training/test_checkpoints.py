@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from store import storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
 from training.models import classifiers as models
 from training.models.resnet import ResNet18
-from training.system import storage
 
 
 def trained(steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:

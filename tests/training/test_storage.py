@@ -13,8 +13,8 @@ from s3fs import S3FileSystem
 from contract import faults
 from contract.errors import InputError
 from contract.nodes import ENV_S3_TIMEOUT
+from store import storage
 from tests.training.bucket import install
-from training.system import storage
 
 
 @pytest.mark.parametrize(

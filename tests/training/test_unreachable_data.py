@@ -13,12 +13,12 @@ from botocore.exceptions import ProfileNotFound, ReadTimeoutError
 from contract import exits
 from contract.errors import InputError, UnreachableError
 from contract.nodes import ENV_JOB, Range
+from store import storage
 from training import command, recipes
 from training.data import catalog, documents, sources
 from training.ddp.settings import DdpConfig
 from training.record.events import Failed
 from training.runtime import torchrun
-from training.system import storage
 
 
 @pytest.mark.parametrize(

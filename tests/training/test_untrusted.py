@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
+from store import storage
 from tests.fuzzing import fuzz
 from tests.training.sample_events import step
 from training.checkpoint import checkpoints, sharded_checkpoints
@@ -24,7 +25,6 @@ from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.command import Recorded
 from training.record.events import Event, Phase, parse_metrics, to_json
-from training.system import storage
 from training.system.lease import Holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

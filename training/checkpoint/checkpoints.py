@@ -31,6 +31,7 @@ from torch import nn
 from contract import faults
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
+from store import storage
 from training.checkpoint import unfinished
 from training.checkpoint.manifest import CLOSED, DamagedError, File, Manifest
 from training.checkpoint.soundness import refuse_unsound, unsound
@@ -39,7 +40,7 @@ from training.loop.worker import Worker
 from training.record import reader
 from training.record.events import Saved, Warned
 from training.settings import most_kept
-from training.system import lease, storage
+from training.system import lease
 
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"

@@ -22,10 +22,10 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from contract.errors import InputError
 from contract.text import byte_size, counted, listed
+from store import storage
 from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import CHECKED, Conversation, columns_of, content_of
 from training.data.download import Report
-from training.system import storage
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")

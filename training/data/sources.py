@@ -17,9 +17,9 @@ from typing import Final
 from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import safe_join
+from store import storage
 from training.data import catalog, download
 from training.data.download import Report
-from training.system import storage
 
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir

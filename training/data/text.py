@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from contract.text import counted
+from store import storage
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
 from training.data.documents import MIXED, Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
-from training.system import storage
 
 STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
 from contract.runs import safe_join
+from store import storage
 from training.data import sources
 from training.models.weight_files import (
     PICKLED,
@@ -26,7 +27,6 @@ from training.models.weight_files import (
     has_safetensors,
     indexed,
 )
-from training.system import storage
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError, UnreachableError
+from store import storage
 from training.data import hub, sources, vocabulary
 from training.data.vocabulary import TOKENIZER_FILE
 from training.models import conversion, weight_files
 from training.models.model_shapes import SHAPES, read_config
-from training.system import storage
 
 NEW: Final = "new:"
 CONFIG_FILE: Final = "config.json"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from contract import exits, faults
 from contract.errors import InputError
+from store import storage
 from training.data import download
 from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED, StoredFile
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
-from training.system import storage
 
 
 def fetched(source: str) -> Path:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from store import storage
 from training.data.pictures import layout
 from training.data.pictures.index import (
     INDEX_FILE,
@@ -29,7 +30,6 @@ from training.data.pictures.index import (
     fingerprint,
     table,
 )
-from training.system import storage
 
 _NEWLINE: Final = ord("\n")
 

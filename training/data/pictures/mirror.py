@@ -16,10 +16,10 @@ from typing import Final
 from contract.errors import InputError
 from contract.runs import safe_join
 from contract.text import byte_size
+from store import storage
 from training.data import download
 from training.data.pictures.index import StoredFile
 from training.data.pictures.library import PictureSet
-from training.system import storage
 
 _THREADS: Final = 16
 #: Of the disk, left to others.
