@@ -406,6 +406,11 @@ def sync(path: Path) -> None:
         os.close(opened)
 
 
+def download(uri: str, path: Path) -> None:
+    """Copy a file in S3 to this disk."""
+    filesystem(uri).get_file(uri, str(path))
+
+
 def upload(path: Path, uri: str) -> None:
     """Copy a local file to S3."""
     filesystem(uri).put_file(str(path), uri, callback=_counting())
@@ -441,11 +446,16 @@ def staged_folder(uri: str, *, last: str | None = None) -> Iterator[Path]:
         if parent:
             _move(folder, Path(uri))
             return
-        files = (path for path in folder.rglob("*") if path.is_file())
-        for path in sorted(files, key=lambda path: (path.name == last, path)):
-            upload(path, join(uri, path.relative_to(folder).as_posix()))
+        upload_folder(folder, uri, last=last)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def upload_folder(folder: Path, uri: str, *, last: str | None = None) -> None:
+    """Copy the files of a local folder to S3, and the one called ``last`` after all others."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda path: (path.name == last, path)):
+        upload(path, join(uri, path.relative_to(folder).as_posix()))
 
 
 def _move(folder: Path, target: Path) -> None:
@@ -467,19 +477,25 @@ def fetch_folder(uri: str, into: Path) -> Path:
     """
     if not is_s3(uri):
         return Path(uri)
-    fs = filesystem(uri)
-    for entry in fs.find(uri):
-        if entry.endswith("/"):
-            continue  # the mark of a folder that the console makes
-        target = safe_join(into, _name_below(uri, entry), what="key")
+    for name in find(uri):
+        target = safe_join(into, name, what="key")
         target.parent.mkdir(parents=True, exist_ok=True)
-        fs.get_file(entry, str(target))
+        download(join(uri, name), target)
     return into
 
 
-def _name_below(uri: str, key: str) -> str:
-    """Name of an object below a folder, of its key as s3fs gives it: with the bucket."""
-    return key.removeprefix(uri.removeprefix("s3://").rstrip("/") + "/")
+def find(uri: str) -> dict[str, int]:
+    """Bytes of all files below an address in S3, by their names there.
+
+    Of a file, its own: by the key with the bucket.
+    """
+    found = filesystem(uri).find(uri, detail=True)
+    start = uri.removeprefix("s3://").rstrip("/") + "/"
+    return {
+        key.removeprefix(start): int(each["size"])
+        for key, each in found.items()
+        if not key.endswith("/")  # the mark of a folder that the console makes
+    }
 
 
 def rename_folder(uri: str, target: str) -> None:
@@ -488,10 +504,9 @@ def rename_folder(uri: str, target: str) -> None:
     if not is_s3(uri):
         Path(uri).rename(target)
         return
-    fs = filesystem(uri)
     # File by file: s3fs's own recursive move also asks for the folder's name, which is no object.
-    for path in fs.find(uri):
-        fs.cp_file(path, join(target, _name_below(uri, path)))
+    for name in find(uri):
+        filesystem(uri).cp_file(join(uri, name), join(target, name))
     remove_folder(uri)
 
 

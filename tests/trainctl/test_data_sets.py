@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contract import exits
+from store.cache import CACHE_VARIABLE
 from tests.aws.calls import refused
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
@@ -159,7 +160,7 @@ def test_a_published_data_set_is_fetched_verified_and_uploaded(
         num_bytes=len(content),
     )
     monkeypatch.setattr(catalog, "_BY_NAME", {"small": data})
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(
         download, "_receive", lambda _url, part, _before, _tell: part.write_bytes(content)
     )
@@ -305,7 +306,7 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     from training import recipes
     from training.data import documents
 
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     storage.filesystem("s3://").mkdir("s3://data-sets")
     bucket = Bucket("s3://data-sets", boto3.client("s3", region_name="us-east-1"))
     seen: list[tuple[int, int]] = []

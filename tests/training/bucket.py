@@ -78,9 +78,10 @@ class Bucket(S3):
             for each in found.get("Contents", [])
         ]
 
-    def find(self, uri: str) -> list[str]:
+    def find(self, uri: str, *, detail: bool) -> dict[str, dict[str, int]]:
+        assert detail
         found = self.request("list_objects_v2", _key(uri), lambda: sorted(self._below(uri)))
-        return [f"{NAME}/{key}" for key in found]
+        return {f"{NAME}/{key}": {"size": len(self.objects[key])} for key in found}
 
     def open(self, uri: str, mode: str) -> io.BytesIO:
         return io.BytesIO(self.cat_file(uri)) if mode == "rb" else _Upload(self, uri)

@@ -230,8 +230,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: i
     if place == uri:
         with tempfile.TemporaryDirectory(prefix="training-") as folder:
             files = write(snapshot, Path(folder))
-            for name in files:
-                storage.upload(Path(folder) / name, storage.join(uri, name))
+            storage.upload_folder(Path(folder), uri)
     else:
         files = write(snapshot, Path(place))
     complete(place, uri, files, check=check)

@@ -147,8 +147,6 @@ def _tree(root: str) -> PictureSet:
 
 
 def _in_s3(root: str) -> Iterator[layout.Item]:
-    for key, each in storage.filesystem(root).find(root, detail=True).items():
-        name = f"s3://{key}".removeprefix(f"{root}/")
-        # One that ends in a slash is the mark of a folder that the console makes.
-        if not name.endswith("/") and "/." not in f"/{name}":
-            yield layout.Item(tuple(name.split("/")), name, size=int(each["size"]))
+    for name, size in storage.find(root).items():
+        if "/." not in f"/{name}":
+            yield layout.Item(tuple(name.split("/")), name, size=size)
