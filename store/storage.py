@@ -23,6 +23,7 @@ from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
 from contract.text import byte_size
 from contract.times import S3_QUICK_S, S3_TIMEOUT_S
+from store import cache
 
 #: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
 #: two minutes of refusals or seven of silence. ``AWS_MAX_ATTEMPTS`` has the last word.
@@ -255,6 +256,14 @@ def write_bytes(
         os.fsync(file.fileno())  # or a loss of power may leave an empty file under the name
 
 
+def cached(name: str, content: Callable[[], bytes]) -> Path:
+    """A file of the cache, which ``content`` gives where it is not there yet."""
+    file = cache.cache_dir() / name
+    if not file.exists():
+        write_bytes(str(file), content())
+    return file
+
+
 def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> None:
     """Write an object that nobody has changed since before ``check``."""
     while True:
@@ -409,6 +418,33 @@ def sync(path: Path) -> None:
 def download(uri: str, path: Path) -> None:
     """Copy a file in S3 to this disk."""
     filesystem(uri).get_file(uri, str(path))
+
+
+def fetch(url: str, target: Path, *, check: Callable[[Path], None] = lambda _: None) -> None:
+    """Fetch a file in S3 to a place in the cache. To be called within ``cache.locked``.
+
+    Args:
+        check: called with what was fetched, before it has its name.
+
+    Raises:
+        InputError: it is missing, or the disk is full.
+        UnreachableError: S3 does not answer.
+        Exception: of ``check``.
+    """
+    # The same name each time: what a killed process has left takes up room once.
+    part = target.with_name(f".{target.name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with given(url):
+            download(url, part)
+        check(part)
+        part.replace(target)
+    except OSError as error:
+        if faults.is_full(error):
+            raise cache.not_writable(target.parent, error) from None
+        raise
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def upload(path: Path, uri: str) -> None:

@@ -235,7 +235,7 @@ def _python_help() -> Path:
     lines = [json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics)]
     content = "".join(lines).encode()
     digest = hashlib.sha256(content).hexdigest()[:16]  # each version of Python has its own
-    return cache.made(f"text/python-help-{digest}.jsonl", lambda: content)
+    return storage.cached(f"text/python-help-{digest}.jsonl", lambda: content)
 
 
 def documents(files: Sequence[Path], rows: Rows, report: Report | None) -> Iterator[Content]:

@@ -104,7 +104,7 @@ def _fetched(source: str, names: Sequence[str]) -> list[Path]:
             if not target.exists() or not mark.exists() or mark.read_bytes() != found:
                 # Removed first and written last: a mark never describes another content.
                 mark.unlink(missing_ok=True)
-                cache.fetch(url, target)
+                storage.fetch(url, target)
                 storage.write_bytes(str(mark), found)
     return [folder / name for name in names]
 

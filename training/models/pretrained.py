@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError, UnreachableError
-from store import cache, storage
+from store import storage
 from training.data import hub, sources, vocabulary
 from training.data.vocabulary import TOKENIZER_FILE
 from training.models import conversion, weight_files
@@ -259,4 +259,4 @@ def _byte_tokenizer() -> Path:
         tokenizer.add_special_tokens([END_OF_TEXT])
         return tokenizer.to_str().encode()
 
-    return cache.made(f"tokenizers/bytes/{TOKENIZER_FILE}", content)
+    return storage.cached(f"tokenizers/bytes/{TOKENIZER_FILE}", content)

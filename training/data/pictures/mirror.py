@@ -66,7 +66,7 @@ def fetch(root: str, files: Mapping[str, StoredFile], folder: Path) -> None:
             if files[name].sha256 not in ("", sha256):
                 raise InputError(f"{address} is not what was prepared: prepare the set again")
 
-        cache.fetch(address, paths[name], check=check)
+        storage.fetch(address, paths[name], check=check)
 
     with cache.locked(folder / ".lock"):
         missing = [
