@@ -86,16 +86,17 @@ class Bucket:
         return self._listed(folder, Delimiter="/")
 
     def _listed(self, prefix: str, **options: str) -> tuple[list[Stored], list[str]]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.name, Prefix=self._prefix + prefix, **options
+        )
         found: list[Stored] = []
         folders: list[str] = []
-        at = len(self._prefix)
-        listing = self.client.get_paginator("list_objects_v2")
-        for page in listing.paginate(Bucket=self.name, Prefix=self._prefix + prefix, **options):
+        for page in pages:
             for each in page.get("Contents", []):
-                one = Stored(key=each["Key"][at:], size=each["Size"], modified=each["LastModified"])
-                found.append(one)
+                key = each["Key"].removeprefix(self._prefix)
+                found.append(Stored(key=key, size=each["Size"], modified=each["LastModified"]))
             below = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
-            folders += [each[at + len(prefix) :].rstrip("/") for each in below]
+            folders += [each.removeprefix(self._prefix + prefix).rstrip("/") for each in below]
         return found, folders
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -106,9 +107,7 @@ class Bucket:
             answer = self.client.delete_objects(Bucket=self.name, Delete=wanted)
             # The request succeeds although S3 has refused some of them.
             for each in answer.get("Errors", []):
-                from botocore.exceptions import ClientError
-
-                raise ClientError({"Error": each}, "DeleteObjects")
+                raise self.client.exceptions.ClientError({"Error": each}, "DeleteObjects")
 
     def upload(
         self,
@@ -124,10 +123,12 @@ class Bucket:
             sha256: of the file, kept with the object for ``sha256``.
             report: called with the bytes of each part that was sent.
         """
-        more = {"Metadata": {_SHA256: sha256}} if sha256 else None
-        place = self._at(key)
         self.client.upload_file(
-            str(file), place["Bucket"], place["Key"], ExtraArgs=more, Callback=report
+            str(file),
+            self.name,
+            self._prefix + key,
+            ExtraArgs={"Metadata": {_SHA256: sha256}} if sha256 else None,
+            Callback=report,
         )
         return f"{self.uri}/{key}"
 

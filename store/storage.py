@@ -6,6 +6,7 @@ Ray, under torchrun and on a box without pyarrow. Addresses are plain strings.
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
@@ -35,6 +36,7 @@ _TOLD_AFTER: Final = 3
 _told: Final[set[str]] = set()
 #: Shows a line. A process whose stderr nobody sees sets its own.
 say: Callable[[str], object] = faults.say
+_READ_BYTES: Final = 1 << 22
 #: Name of a ``staged_folder``; ``mkdtemp`` appends eight characters.
 _STAGING: Final = ".staging-"
 
@@ -229,6 +231,15 @@ def read_bytes(uri: str) -> bytes | None:
     except IsADirectoryError:
         return b""  # damaged: a folder in its place has no content
     return bytes(content)
+
+
+def sha256(uri: str) -> str:
+    """SHA-256 of a file, which need not fit into memory."""
+    digest = hashlib.sha256()
+    with filesystem(uri).open(uri, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_bytes(

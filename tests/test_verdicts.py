@@ -169,7 +169,7 @@ def in_head(patch: pytest.MonkeyPatch, error: Exception, *, secret: bool = False
         raise error
 
     client = SimpleNamespace(get_secret_value=fail, get_object=fail)
-    client.delete_objects = lambda **_: None
+    client.delete_objects = lambda **_: {}
     patch.setattr(bucket, "_client", lambda: client)
     patch.setattr("boto3.client", lambda _service: client)
     patch.setattr(user_code, "ARCHIVE", Path(os.environ["PYTEST_TMP"], "code.zip"))

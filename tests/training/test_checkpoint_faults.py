@@ -91,7 +91,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
         ("torch.load", NO_MEMORY),
         ("torch.load", MemoryError()),
         ("safetensors.torch.load_file", OSError(errno.ENOMEM, "Cannot allocate memory")),
-        ("training.checkpoint.checkpoints._sha256", OSError(errno.EIO, "Input/output error")),
+        ("store.storage.sha256", OSError(errno.EIO, "Input/output error")),
         ("store.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
     ],
 )
@@ -112,8 +112,8 @@ def test_what_a_second_look_finds_whole_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(str(tmp_path), 100)
-    hashed, answers = checkpoints._sha256, iter(["0" * 64])
-    monkeypatch.setattr(checkpoints, "_sha256", lambda path: next(answers, None) or hashed(path))
+    hashed, answers = storage.sha256, iter(["0" * 64])
+    monkeypatch.setattr(storage, "sha256", lambda path: next(answers, None) or hashed(path))
     assert newest_step(str(tmp_path)) == 100
 
 

@@ -114,7 +114,7 @@ def damage_list(listed: Listed, state: Path) -> None:
 def damage_format(listed: Listed, state: Path) -> None:
     """Whole by its manifest, but not a state that this version can read."""
     torch.save({"optimizer": {}}, state)
-    digest = checkpoints._sha256(str(state))
+    digest = storage.sha256(str(state))
     listed["state.pt"] = {"bytes": state.stat().st_size, "sha256": digest}
 
 

@@ -20,7 +20,7 @@ from contract.errors import InputError
 from store import storage
 from tests.fuzzing import fuzz
 from tests.training.sample_events import step
-from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint import sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.command import Recorded
@@ -57,7 +57,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def complete(folder: Path) -> None:
     """Write the manifest that fits the files: who can change those can do this too."""
     files = {
-        path.name: File(path.stat().st_size, checkpoints._sha256(str(path)))
+        path.name: File(path.stat().st_size, storage.sha256(str(path)))
         for path in folder.iterdir()
         if path.name != "manifest.json"
     }

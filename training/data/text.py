@@ -418,7 +418,6 @@ def _sha256(file: Path) -> str:
     """
     path = vocabulary.tokenizer_file(file)
     try:
-        with path.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return storage.sha256(str(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -149,6 +149,7 @@ class MemoryS3(S3):
         listed = Delete["Objects"]
         for at in range(0, len(listed), 3):
             super().delete_objects(Bucket=Bucket, Delete={"Objects": listed[at : at + 3]})
+        return {}
 
 
 def unheard(effect: Callable[[], object]) -> None:

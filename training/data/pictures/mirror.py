@@ -61,9 +61,8 @@ def fetch(root: str, files: Mapping[str, StoredFile], folder: Path) -> None:
         address = storage.join(root, name)
 
         def check(part: Path) -> None:
-            with part.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            if files[name].sha256 not in ("", sha256):
+            expected = files[name].sha256
+            if expected and storage.sha256(str(part)) != expected:
                 raise InputError(f"{address} is not what was prepared: prepare the set again")
 
         storage.fetch(address, paths[name], check=check)
