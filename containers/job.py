@@ -422,10 +422,8 @@ class Job:
         if self._mirror is None:
             return ""
         with contextlib.suppress(*BUCKET_ERRORS):
-            place = open_bucket(
-                f"{self._storage}/{runs.ray_prefix(self._config.spec.run)}", self._client
-            )
-            if place.list(""):
+            of_ray = runs.ray_prefix(self._config.spec.run)
+            if open_bucket(self._storage, self._client).keys(of_ray):
                 return ""  # Ray has saved something
         return shortfall(self._mirror.newest_ns, self._clock.time())
 

@@ -36,8 +36,9 @@ from contract.errors import InputError, UnreachableError
 from contract.job import JobStatus, Outcome, Placement, stop_reason
 from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, verdict
 from contract.nodes import Range
+from tests.aws.calls import refused
+from tests.aws.s3 import S3
 from tests.clock import FakeClock
-from tests.containers.program.s3_in_memory import S3, refused
 from tests.containers.test_job import ENVIRONMENT, Life, on_head, ordered
 from tests.heads import head
 from training import command, launch, recipes

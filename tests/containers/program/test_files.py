@@ -29,8 +29,10 @@ from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile
 from store.bucket import Bucket
+from tests.aws.calls import refused
+from tests.aws.s3 import S3
 from tests.clock import FakeClock
-from tests.containers.program.s3_in_memory import S3, list_of, refused, saved_in
+from tests.containers.program.saved_files import list_of, saved_in
 
 ADDRESS = "s3://bucket/runs/r/output"
 AGO_S = 100

@@ -26,7 +26,8 @@ from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
 from store.bucket import Bucket
-from tests.containers.program.s3_in_memory import S3, saved_in
+from tests.aws.s3 import S3
+from tests.containers.program.saved_files import saved_in
 from tests.eventually import eventually
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
