@@ -444,8 +444,8 @@ def fetch(url: str, target: Path, *, check: Callable[[Path], None] = lambda _: N
     """
     # The same name each time: what a killed process has left takes up room once.
     part = target.with_name(f".{target.name}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
     try:
+        part.parent.mkdir(parents=True, exist_ok=True)
         with given(url):
             download(url, part)
         check(part)
