@@ -17,8 +17,7 @@ import pytest
 from containers.program import bucket as store
 from containers.program.files import Mirror, open_mirror
 from containers.program.starts import begin
-from contract import files, times
-from contract.errors import InputError
+from contract import files
 from contract.files import OUTPUT, WORK
 from store.bucket import Bucket
 from trainctl import downloads
@@ -116,12 +115,3 @@ def test_what_a_list_of_several_pages_names_is_removed_by_the_next_start(
     assert again.save()
     begin(bucket, [0], writer="third")
     assert len(bucket.keys(files.OBJECTS)) == 1, "the list that names no file"
-
-
-def test_a_bucket_that_does_not_exist_is_named(
-    monkeypatch: pytest.MonkeyPatch, s3_endpoint: str
-) -> None:
-    assert s3_endpoint
-    monkeypatch.setattr(times, "FILES_REFUSED_S", 0.1)
-    with pytest.raises(InputError, match=r"cannot be restored: .*NoSuchBucket"):
-        open_mirror({}, "s3://no-such-bucket/runs/r/output").restore()
