@@ -151,7 +151,7 @@ lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis cdk.out .rehearsal \
 		build/site build/night.md ecs_train.egg-info
-	find contract training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find contract store training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environments that make has made, too
 	rm -rf .uv node_modules

@@ -40,11 +40,8 @@ ROWS: Final = (
         13_000,
         ("training/models/*", "training/loop/losses.py", "training/loop/optimizers.py"),
     ),
-    (
-        "checkpoints, storage, lease",
-        11_000,
-        ("training/checkpoint/*", "training/system/storage.py", "training/system/lease.py"),
-    ),
+    ("store: S3, disk, cache", 4_000, ("store/*",)),
+    ("checkpoints, lease", 7_000, ("training/checkpoint/*", "training/system/lease.py")),
     ("record: events, result, report", 14_500, ("training/record/*",)),
     ("local start", 2_500, ("training/runtime/local*.py",)),
     ("Ray Train and torchrun", 10_000, ("training/runtime/*", "training/launch.py")),

@@ -23,12 +23,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import processes
 from benchmarks.output import command_line, report, say
+from store import storage
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.models import language_models, model_weights
 from training.models.language_models import WithLoss
 from training.runtime.torchrun import TorchrunWorker
-from training.system import storage
 
 ROUNDS: Final = 5
 WORKERS: Final = 2

@@ -149,7 +149,7 @@ case $1 in
     project)
         "$VENV/bin/python" -m pip check
         mkdir -p /opt/train
-        cp -R "$SOURCE/contract" "$SOURCE/training" "$SOURCE/containers" /opt/train/
+        cp -R "$SOURCE/contract" "$SOURCE/store" "$SOURCE/training" "$SOURCE/containers" /opt/train/
         # What only builds the image.
         rm -f /opt/train/containers/Dockerfile /opt/train/containers/install.sh \
             /opt/train/containers/requirements*.txt

@@ -28,7 +28,7 @@ from containers.node import NodeConfig
 from containers.program import cache, shell
 from containers.program import code as user_code
 from containers.program.bucket import ERRORS as BUCKET_ERRORS
-from containers.program.bucket import Bucket, open_recorder, report, write_records
+from containers.program.bucket import open_bucket, open_recorder, report, write_records
 from containers.program.cause import Error, LogEnd, cause, errors_in, success
 from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
@@ -380,7 +380,7 @@ class Job:
             return
         try:  # the keeper ends the hosts if this head does not
             key, content = runs.job_hold(run, job), hold.to_json().encode()
-            Bucket(self._storage, self._client).put(key, content)
+            open_bucket(self._storage, self._client).put(key, content)
         except BUCKET_ERRORS as error:
             say(f"the hosts are not held: {faults.text(error)}")
             return
@@ -422,10 +422,8 @@ class Job:
         if self._mirror is None:
             return ""
         with contextlib.suppress(*BUCKET_ERRORS):
-            place = Bucket(
-                f"{self._storage}/{runs.ray_prefix(self._config.spec.run)}", self._client
-            )
-            if place.list(""):
+            of_ray = runs.ray_prefix(self._config.spec.run)
+            if open_bucket(self._storage, self._client).keys(of_ray):
                 return ""  # Ray has saved something
         return shortfall(self._mirror.newest_ns, self._clock.time())
 

@@ -12,6 +12,7 @@ from typing import Final
 #: Folders and files of the project that the images are built from; CI builds when one changes.
 SOURCES: Final = (
     "contract",
+    "store",
     "training",
     "containers",
     "requirements/training.txt",

@@ -165,7 +165,7 @@ class RunPaths:
     @classmethod
     def of(cls, root: str, run: str) -> "RunPaths":
         """Addresses of a run by name below ``root``, the result of
-        ``training.system.storage.runs_root``."""
+        ``store.storage.runs_root``."""
         return cls(f"{root.rstrip('/')}/{check_run_name(run)}")
 
     def file(self, name: str) -> str:

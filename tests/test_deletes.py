@@ -24,7 +24,7 @@ MEMORY: Final = "nothing on a disk or in a bucket"
 #: File:function -> its calls and the guard: what it removes, or whom it asks.
 GUARDS: Final = {
     "containers/node.py:Node._give_notice": ("replace", OURS, "its notice"),
-    "containers/program/bucket.py:Bucket.delete": ("delete_objects", OURS, "keys of its callers"),
+    "store/bucket.py:Bucket.delete": ("delete_objects", OURS, "keys of its callers"),
     "containers/program/cache.py:_remove": (
         "rename rmtree unlink",
         OURS,
@@ -63,17 +63,16 @@ GUARDS: Final = {
         OURS,
         "groups of the stack that is being destroyed",
     ),
-    "trainctl/aws/files.py:Bucket.remove": ("delete delete_object", ASKS, "its callers do"),
     "trainctl/commands/data.py:rm": ("remove", ASKS, "trainctl/removal.py"),
     "trainctl/commands/runs.py:rm": ("remove", ASKS, "trainctl/removal.py"),
-    "trainctl/data_sets.py:put": ("remove", ASKS, "unless it holds these files or some of them"),
+    "trainctl/data_sets.py:put": ("delete", ASKS, "unless it holds these files or some of them"),
     "trainctl/downloads.py:_fetch_one": (
         "replace unlink",
         OURS,
         "in folders that it has marked; another file there is refused",
     ),
     "trainctl/programs.py:Program.__init__": ("remove", MEMORY, "a list"),
-    "trainctl/removal.py:remove": ("remove", ASKS, "and refuses what a job uses"),
+    "trainctl/removal.py:remove": ("delete", ASKS, "and refuses what a job uses"),
     "training/checkpoint/unfinished.py:close": ("remove_leftovers", OURS, "as below"),
     "training/checkpoint/unfinished.py:discard": ("remove_folder rename", OURS, ".step-*.part"),
     "training/record/writer.py:RunRecord.__init__": ("remove_leftovers", OURS, "as below"),
@@ -104,7 +103,7 @@ GUARDS: Final = {
     "training/data/download.py:download": ("unlink", OURS, ".NAME.part of the cache"),
     "training/data/download.py:fetch": ("replace", OURS, "a file that is not there"),
     "training/data/pictures/destination.py:Destination.remove": (
-        "delete_object rmdir unlink",
+        "delete rmdir unlink",
         OURS,
         "a file, and its folder once it is empty",
     ),
@@ -113,8 +112,8 @@ GUARDS: Final = {
         OURS,
         "a preparation refuses a place with shards of something else",
     ),
-    "training/data/pictures/mirror.py:fetch.fetch_one": ("replace unlink", OURS, "the cache"),
     "training/data/pictures/prepare.py:prepare": ("remove", OURS, ".prepare-DIGEST/NAME"),
+    "store/storage.py:fetch": ("replace unlink", OURS, ".NAME.part and NAME of the cache"),
     "training/data/sources.py:_fetch": ("whole_file", OURS, "a file of the cache"),
     "training/data/sources.py:_fetched": ("unlink", OURS, ".NAME.etag of the cache"),
     "training/data/sources.py:discard": ("unlink", OURS, "fetched files of the cache"),
@@ -138,34 +137,34 @@ GUARDS: Final = {
     "training/record/writer.py:RunRecord.abandon": ("rmtree", OURS, "its temporary folder"),
     "training/runtime/trainer.py:_free_places": ("remove_placement_group", MEMORY, "places of Ray"),
     "training/runtime/local.py:LocalWorkers.close": ("rmtree", OURS, "its temporary folder"),
-    "training/system/storage.py:check_writable": ("rm_file", OURS, ".probe-UUID"),
-    "training/system/storage.py:create_bytes": ("unlink", OURS, "its temporary file"),
-    "training/system/storage.py:_move": ("rename replace", OURS, "files of those names"),
-    "training/system/storage.py:remove_file": ("rm_file", OURS, "names of its callers"),
-    "training/system/storage.py:remove_folder": ("rm rmtree", OURS, "names of its callers"),
-    "training/system/storage.py:remove_leftovers": (
+    "store/storage.py:check_writable": ("rm_file", OURS, ".probe-UUID"),
+    "store/storage.py:create_bytes": ("unlink", OURS, "its temporary file"),
+    "store/storage.py:_move": ("rename replace", OURS, "files of those names"),
+    "store/storage.py:remove_file": ("rm_file", OURS, "names of its callers"),
+    "store/storage.py:remove_folder": ("rm rmtree", OURS, "names of its callers"),
+    "store/storage.py:remove_leftovers": (
         "rmtree unlink",
         OURS,
         ".staging-XXXXXXXX, .NAME.XXXXXXXX of the record's names",
     ),
-    "training/system/storage.py:remove_run": (
+    "store/storage.py:remove_run": (
         "remove remove_file remove_folder remove_leftovers rmdir",
         OURS,
         "contract.runs.RECORD, and folders that are empty then",
     ),
-    "training/system/storage.py:rename_folder": (
+    "store/storage.py:rename_folder": (
         "remove_folder rename",
         OURS,
         "names of its callers",
     ),
-    "training/system/storage.py:show_folder": ("rename", OURS, "fails where one is"),
-    "training/system/storage.py:staged_folder": (
+    "store/storage.py:show_folder": ("rename", OURS, "fails where one is"),
+    "store/storage.py:staged_folder": (
         "rmtree",
         OURS,
         "its temporary folder",
     ),
-    "training/system/storage.py:whole_file": ("replace unlink", OURS, "names of its callers"),
-    "training/system/storage.py:write_bytes": ("whole_file", OURS, "names of the run's record"),
+    "store/storage.py:whole_file": ("replace unlink", OURS, "names of its callers"),
+    "store/storage.py:write_bytes": ("whole_file", OURS, "names of the run's record"),
 }
 
 #: Scripts of which every command runs inside an image that is being built.
@@ -183,12 +182,12 @@ LINES: Final = {
     '.ci/venv: find "$dir/" -mindepth 1 -maxdepth 1 ! -name insta': "not what was made by hand",
     '.ci/venv: mv "$dir/ready.new" "$dir/ready"': "its mark",
     "Makefile: rm -rf .pytest_cache .mypy_cache .ruff_cache .hypo": "of make's own tools",
-    "Makefile: find contract training trainctl stacks containers ": "caches of our modules",
+    "Makefile: find contract store training trainctl stacks con": "caches of our modules",
     "Makefile: rm -rf .uv node_modules": "what only make makes",
     "Makefile: if [ -f $$dir/install.log ] && [ ! -f $$dir/adopte": "not what was made by hand",
 }
 PRODUCT: Final = (
-    *("training", "containers", "trainctl", "contract", "stacks", "rehearsal", "examples"),
+    *("store", "training", "containers", "trainctl", "contract", "stacks", "rehearsal", "examples"),
 )
 
 

@@ -129,6 +129,7 @@ def test_cleaning_removes_what_make_has_made(tmp_path: Path) -> None:
     users += [".venv-audit/pyvenv.cfg", "env/pyvenv.cfg"]
     for name in (
         "contract",
+        "store",
         "trainctl",
         "stacks",
         "containers",

@@ -26,7 +26,17 @@ SITE = ".ci/docs-requirements.txt"
 LOCK = "requirements.lock"
 COMPILE = "containers/requirements-compile.txt"
 #: Packages of this project.
-OURS = {"app", "contract", "training", "containers", "stacks", "rehearsal", "trainctl", "examples"}
+OURS = {
+    "app",
+    "contract",
+    "store",
+    "training",
+    "containers",
+    "stacks",
+    "rehearsal",
+    "trainctl",
+    "examples",
+}
 
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[[a-z0-9,-]+\])?==(?P<version>[A-Za-z0-9.]+)")
 
@@ -65,7 +75,7 @@ def test_requirements_are_exact_and_agree_with_the_lock(source: str) -> None:
 @pytest.mark.parametrize(
     ("packages", "files"),
     [
-        (["contract", "training", "containers"], [NODE, COMPILE]),
+        (["contract", "store", "training", "containers"], [NODE, COMPILE]),
         (["contract", "trainctl", "stacks"], [LAPTOP]),
         (["rehearsal"], [LAPTOP, REHEARSAL]),
         (["benchmarks", "tests"], [*SOURCES, COMPILE]),
@@ -177,7 +187,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 @pytest.mark.slow
 def test_the_wheel_has_the_command_line_and_the_files_beside_it(installed: Installed) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
-    packages = ("contract", "training", "trainctl")
+    packages = ("contract", "store", "training", "trainctl")
     there = {
         str(path.relative_to(ROOT))
         for package in packages

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-PRODUCT = ("contract", "training", "containers", "stacks", "trainctl", "rehearsal")
+PRODUCT = ("contract", "store", "training", "containers", "stacks", "trainctl", "rehearsal")
 MOST_LINES = 700
 #: Other programs call these with dictionaries of their own: AWS with events, the emulator with the
 #: records that it keeps.

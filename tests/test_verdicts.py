@@ -36,8 +36,9 @@ from contract.errors import InputError, UnreachableError
 from contract.job import JobStatus, Outcome, Placement, stop_reason
 from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, verdict
 from contract.nodes import Range
+from tests.aws.calls import refused
+from tests.aws.s3 import S3
 from tests.clock import FakeClock
-from tests.containers.program.s3_in_memory import S3, refused
 from tests.containers.test_job import ENVIRONMENT, Life, on_head, ordered
 from tests.heads import head
 from training import command, launch, recipes
@@ -169,7 +170,7 @@ def in_head(patch: pytest.MonkeyPatch, error: Exception, *, secret: bool = False
         raise error
 
     client = SimpleNamespace(get_secret_value=fail, get_object=fail)
-    client.delete_objects = lambda **_: None
+    client.delete_objects = lambda **_: {}
     patch.setattr(bucket, "_client", lambda: client)
     patch.setattr("boto3.client", lambda _service: client)
     patch.setattr(user_code, "ARCHIVE", Path(os.environ["PYTEST_TMP"], "code.zip"))

@@ -94,7 +94,7 @@ def check_name(name: str) -> str:
 
 def find(bucket: Bucket, name: str) -> StoredSet | None:
     """The complete data set of that name in the bucket."""
-    content = bucket.read(list_key(name))
+    content = bucket.get(list_key(name))
     return None if content is None else StoredSet.from_json(content)
 
 
@@ -137,13 +137,13 @@ def put(
     if there is not None and dict(there.files) == wanted:
         return there
     folder = f"{PREFIX}{name}/"
-    sizes = bucket.sizes(folder)
+    sizes = {each.key: each.size for each in bucket.stored(folder)}
     # An upload that is continued has some of these files, and no other ones.
     same = {f"{folder}{each}": file.size for each, file in wanted.items()}
     if there is not None or sizes.items() - same.items():
         when = f"uploaded {there.uploaded} UTC by {there.by}" if there else "not complete"
         ask(f"{counted(len(sizes), 'file')}, {byte_size(sum(sizes.values()))}, {when}")
-    bucket.remove([list_key(name)])
+    bucket.delete([list_key(name)])
     done, total = 0, sum(each.size for each in wanted.values())
 
     def sent(size: int) -> None:
@@ -160,10 +160,10 @@ def put(
             bucket.upload(path, key, sha256=file.sha256, report=sent)
         if _state(path) != before[each]:
             raise UsageError(f"{path} has changed while it was uploaded: upload it again")
-    bucket.remove([key for key in sizes if key.removeprefix(folder) not in wanted])
+    bucket.delete([key for key in sizes if key.removeprefix(folder) not in wanted])
     now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     new = StoredSet(name=name, files=wanted, uploaded=now, by=by, contents=contents)
-    bucket.write(list_key(name), new.to_json().encode())
+    bucket.put(list_key(name), new.to_json().encode())
     return new
 
 
@@ -285,7 +285,7 @@ def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
         if find(bucket, data) is not None:
             # The slash marks a folder, even if it is called corpus.txt.
             return f"{bucket.uri}/{PREFIX}{data}/"
-        if bucket.sizes(f"{PREFIX}{data}/"):
+        if bucket.keys(f"{PREFIX}{data}/"):
             raise UsageError(
                 f"data set {data} in {bucket.uri} is not complete: its upload was interrupted; "
                 f"repeat it with trainctl data put ... --as {data}"

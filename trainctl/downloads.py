@@ -94,17 +94,17 @@ def find(
 
 def _lists(bucket: Bucket, prefix: str) -> dict[int, FileList]:
     """The newest list of each node: of the newest start that has one."""
-    keys = [key.removeprefix(prefix) for key in bucket.sizes(prefix + files.STARTS)]
+    keys = [key.removeprefix(prefix) for key in bucket.keys(prefix + files.STARTS)]
     newest: dict[int, str] = {}
     for start in reversed(files.start_numbers(keys)):
-        stored = bucket.sizes(f"{prefix}{files.rounds_prefix(start)}")
+        stored = bucket.keys(f"{prefix}{files.rounds_prefix(start)}")
         marks = files.newest_by_node(Mark.of(key.removeprefix(prefix) for key in stored))
         for number, mark in marks.items():
-            newest.setdefault(number, (bucket.read(prefix + mark.key) or b"").decode())
-        if (base := bucket.read(prefix + files.base_key(start))) is not None:
+            newest.setdefault(number, (bucket.get(prefix + mark.key) or b"").decode())
+        if (base := bucket.get(prefix + files.base_key(start))) is not None:
             newest = files.base_from_json(base) | newest
             break
-    contents = {number: bucket.read(prefix + key) for number, key in newest.items()}
+    contents = {number: bucket.get(prefix + key) for number, key in newest.items()}
     # One that is missing was removed by the job, which has written a newer one.
     return {number: FileList.from_json(each) for number, each in contents.items() if each}
 
@@ -126,7 +126,7 @@ def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
         else:
             with part.open("wb") as content:
                 for key in wanted.file.pieces:
-                    piece = bucket.read(runs.output_prefix(run) + key)
+                    piece = bucket.get(runs.output_prefix(run) + key)
                     if piece is None or hashlib.sha256(piece).hexdigest() != sha256_of(key):
                         raise CliError(
                             f"{wanted.name} of {wanted.source} has changed while it was fetched: "

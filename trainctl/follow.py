@@ -210,7 +210,7 @@ def hold_of(deployment: Deployment, job: Job) -> Hold | None:
     if not (job.spec and job.spec.hold_s):
         return None
     with contextlib.suppress(InputError):
-        found = deployment.bucket.read(runs.job_hold(job.run, job.id))
+        found = deployment.bucket.get(runs.job_hold(job.run, job.id))
         return Hold.from_json(found.decode(errors="replace")) if found else None
     return None
 

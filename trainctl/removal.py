@@ -65,7 +65,7 @@ def remove(
     changed = max(each.modified for each in found)
     words = f"{what}: {counted(len(found), 'file')}, {byte_size(size)}, last changed {utc(changed)}"
     output.confirm(f"Remove {words}?", yes=yes, default=False)
-    bucket.remove([each.key for each in found])
+    bucket.delete([each.key for each in found])
     if as_json:
         output.print_json({"removed": what, "files": len(found), "size": size})
     else:

@@ -12,8 +12,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from contract import runs
+from store.bucket import Stored
 from trainctl.aws.errors import UsageError
-from trainctl.aws.files import Bucket, Stored, json_object
+from trainctl.aws.files import Bucket, json_object
 from training import recipes
 from training.record.events import described
 from training.record.result import measures_of
@@ -90,10 +91,10 @@ def _changed(bucket: Bucket, name: str) -> datetime | None:
 def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
     files = bucket.stored(prefix)
-    config = json_object(bucket.read(f"{prefix}{runs.CONFIG_FILE}"))
-    result = json_object(bucket.read(f"{prefix}{runs.RESULT_FILE}"))
+    config = json_object(bucket.get(f"{prefix}{runs.CONFIG_FILE}"))
+    result = json_object(bucket.get(f"{prefix}{runs.RESULT_FILE}"))
     steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]
-    progress = json_object(bucket.read(f"{prefix}{runs.PROGRESS_FILE}"))
+    progress = json_object(bucket.get(f"{prefix}{runs.PROGRESS_FILE}"))
     done = [progress.get("step"), result.get("steps")]
     record = _record(bucket, prefix, files)
     end = "reason" if record else "status"
@@ -114,7 +115,7 @@ def _record(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> dict[str, o
     records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
     if not records:
         return {}
-    return json_object(bucket.read(max(records, key=lambda each: each.modified).key))
+    return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
 
 
 def measures(result: Mapping[str, object]) -> list[str]:
@@ -174,7 +175,7 @@ def _is_complete(bucket: Bucket, parts: Mapping[str, Stored]) -> bool:
     if manifest is None:
         return False
     try:
-        listed: dict[str, Any] = json.loads(bucket.read(manifest.key) or b"{}")["files"]
+        listed: dict[str, Any] = json.loads(bucket.get(manifest.key) or b"{}")["files"]
         sizes = {str(PurePosixPath(name)): each["bytes"] for name, each in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

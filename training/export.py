@@ -21,6 +21,7 @@ from torch import nn
 from contract import exits, faults, nodes
 from contract.errors import InputError
 from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
+from store import storage
 from training import recipes
 from training.bookkeeping import best_step
 from training.checkpoint import sharded_checkpoints
@@ -30,7 +31,6 @@ from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX
 from training.recipe import Recipe
 from training.record import reader
 from training.settings import TrainingConfig
-from training.system import storage
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9

@@ -19,6 +19,7 @@ from contract import exits, faults
 from contract.errors import InputError
 from contract.runs import DEFAULT_NEW_TOKENS
 from contract.text import counted
+from store import storage
 from training import export
 from training.checkpoint import sharded_checkpoints
 from training.data import vocabulary
@@ -27,7 +28,6 @@ from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE, Vocabulary
 from training.models import language_models, pretrained, serving
 from training.models.language_models import WithLoss
 from training.models.pretrained import CONFIG_FILE
-from training.system import storage
 
 
 def continuations(

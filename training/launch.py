@@ -18,12 +18,12 @@ from contract import exits, faults, nodes, runs
 from contract.errors import InputError
 from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
+from store import storage
 from training import command as commands
 from training.command import Command, OptionError, Recorded, RunCompleteError
 from training.data import catalog, mixture
 from training.record import trackers
 from training.settings import RunConfig
-from training.system import storage
 from training.system.lease import Lease, newest_number
 
 #: Folders that a run may have before it has begun to train: of its jobs, and another process.

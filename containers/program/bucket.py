@@ -3,9 +3,8 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -14,6 +13,7 @@ from containers.host.machine import say as say_to_log
 from containers.program.requirements import Stopped
 from contract import faults, runs, times
 from contract.errors import InputError, UnreachableError
+from store.bucket import Bucket
 from training.record.goodput import Activity, Recorder
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
@@ -24,63 +24,17 @@ ERRORS: Final = (BotoCoreError, ClientError, OSError)
 PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 10.0
 _NOT_RESTORED: Final = "the files of the run cannot be restored"
-_MISSING: Final = ("NoSuchKey", "404")
 
 T = TypeVar("T")
 
 
-class Bucket:
-    """Objects below ``address``, ``s3://BUCKET/PREFIX``.
+def open_bucket(uri: str, client: Any = None) -> Bucket:
+    """Objects below ``s3://BUCKET/PREFIX``.
 
-    S3 checks what arrives by boto3's own checksum; what is read is checked by its key.
+    Args:
+        client: of S3; by default one whose calls take seconds.
     """
-
-    def __init__(self, address: str, client: Any = None) -> None:
-        """``client``: of S3; boto3's by default."""
-        parts = urlsplit(address)
-        assert parts.scheme == "s3", address
-        assert parts.netloc, address
-        self.address = address.rstrip("/")
-        self.client = client or _client()
-        self._name, self._prefix = parts.netloc, f"{parts.path.strip('/')}/".lstrip("/")
-
-    def put(self, key: str, content: bytes, **condition: str) -> None:
-        """Write an object."""
-        self.client.put_object(Bucket=self._name, Key=self._prefix + key, Body=content, **condition)
-
-    def create(self, key: str, content: bytes) -> bool:
-        """Write an object unless there is one; return whether it was written."""
-        try:
-            self.put(key, content, IfNoneMatch="*")
-        except ClientError as error:
-            if not faults.is_taken(error):
-                raise
-            return False
-        return True
-
-    def get(self, key: str) -> bytes | None:
-        """Content of an object; None if there is none."""
-        try:
-            answer = self.client.get_object(Bucket=self._name, Key=self._prefix + key)
-        except ClientError as error:
-            if faults.code_of(error) in _MISSING:
-                return None
-            raise
-        return bytes(answer["Body"].read())
-
-    def list(self, prefix: str) -> list[str]:
-        """Keys that begin with ``prefix``."""
-        pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._name, Prefix=self._prefix + prefix
-        )
-        found = [each["Key"] for page in pages for each in page.get("Contents", [])]
-        return [key.removeprefix(self._prefix) for key in found]
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; nothing happens where there is none."""
-        for start in range(0, len(keys), 1000):  # as many as S3 takes at a time
-            listed = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
-            self.client.delete_objects(Bucket=self._name, Delete={"Objects": listed, "Quiet": True})
+    return Bucket(uri, client or _client())
 
 
 def _client() -> Any:
@@ -149,7 +103,7 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
     if not storage.startswith("s3://"):
         return
     try:
-        Bucket(storage, client).put(
+        open_bucket(storage, client).put(
             # A file's name in it need not be UTF-8.
             runs.job_reason(run, job),
             " ".join(reason.splitlines()).encode(errors="replace"),
@@ -162,7 +116,8 @@ def open_recorder(storage: str, run: str, job: str, *, client: Any = None) -> Re
     """Recorder of a job's activity, which continues what earlier heads of the job have written."""
     earlier = None
     with contextlib.suppress(*ERRORS, ValueError):
-        content = Bucket(f"{storage}/{runs.run_prefix(run)}", client).get(runs.job_activity(job))
+        folder = open_bucket(f"{storage}/{runs.run_prefix(run)}", client)
+        content = folder.get(runs.job_activity(job))
         earlier = Activity.from_json(json.loads(content or b"{}"))
     return Recorder(earlier)
 
@@ -172,6 +127,6 @@ def write_records(
 ) -> None:
     """Write JSON files into a run's folder, as far as the bucket takes them."""
     with contextlib.suppress(*ERRORS):
-        folder = Bucket(f"{storage}/{runs.run_prefix(run)}", client)
+        folder = open_bucket(f"{storage}/{runs.run_prefix(run)}", client)
         for name, content in records.items():
             folder.put(name, json.dumps(content).encode())

@@ -21,7 +21,7 @@ import boto3
 
 from containers.host.machine import say
 from containers.program import requirements
-from containers.program.bucket import ERRORS, Bucket
+from containers.program.bucket import ERRORS, open_bucket
 from contract import faults
 from contract.errors import InputError
 from contract.job import JobSpec
@@ -127,21 +127,21 @@ def prepare_worker(
     except InputError as error:
         if not faults.is_full(error):  # another host may have room on its disk
             with contextlib.suppress(*ERRORS):
-                Bucket(address, client).put(_FAILED, str(error).encode())
+                open_bucket(address, client).put(_FAILED, str(error).encode())
         raise
 
 
 def failure_of_worker(address: str, *, client: Any = None) -> str:
     """Reason why a worker node could not prepare the code at this address; "" if all could."""
     with contextlib.suppress(*ERRORS):
-        return (Bucket(address, client).get(_FAILED) or b"").decode()
+        return (open_bucket(address, client).get(_FAILED) or b"").decode()
     return ""
 
 
 def forget_failure_of_worker(address: str, *, client: Any = None) -> None:
     """Remove what a worker node has left there in an earlier attempt of the job."""
     with contextlib.suppress(*ERRORS):
-        Bucket(address, client).delete([_FAILED])
+        open_bucket(address, client).delete([_FAILED])
 
 
 def _secret(manager: Any, name: str, secret: str) -> str:
@@ -167,7 +167,7 @@ def fetch(address: str, sha256: str, *, client: Any = None) -> Path:
     """
     above, _, name = address.rpartition("/")
     try:
-        content = Bucket(above, client).get(name)
+        content = open_bucket(above, client).get(name)
         if content is None:
             raise InputError(f"the code {address} cannot be read: there is none")
         found = hashlib.sha256(content).hexdigest()

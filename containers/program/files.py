@@ -58,8 +58,14 @@ from typing import Any, Final
 
 from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
-from containers.program import bucket as store
-from containers.program.bucket import LONGEST_PAUSE_S, PARALLEL, PAUSE_S, Bucket
+from containers.program.bucket import (
+    ERRORS,
+    LONGEST_PAUSE_S,
+    PARALLEL,
+    PAUSE_S,
+    open_bucket,
+    until_answered,
+)
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.requirements import Stopped
 from containers.program.selection import Selection
@@ -68,6 +74,7 @@ from contract import faults, files, runs, times
 from contract.errors import InputError
 from contract.files import Claim, FileList, Mark, SavedFile, common_round, sha256_of
 from contract.text import byte_size, counted, listed
+from store.bucket import Bucket
 
 #: Rounds in a row that a file may keep from being complete before it counts as never at rest.
 _PATIENCE: Final = 3
@@ -120,7 +127,7 @@ def open_mirror(
         options: of ``Mirror``.
     """
     disk = Disk(folders)
-    return Mirror(disk, Bucket(address, client), **{"others": disk.others, **options})
+    return Mirror(disk, open_bucket(address, client), **{"others": disk.others, **options})
 
 
 class Mirror:
@@ -201,14 +208,14 @@ class Mirror:
             Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
                 less than what the bucket has.
         """
-        until_answered = functools.partial(
-            store.until_answered, say=self._tell, clock=self._clock, should_stop=should_stop
+        answered = functools.partial(
+            until_answered, say=self._tell, clock=self._clock, should_stop=should_stop
         )
-        self._start = start or until_answered(lambda: begin(self.bucket, [self._node]))
-        num = until_answered(lambda: self._restore(should_stop))
+        self._start = start or answered(lambda: begin(self.bucket, [self._node]))
+        num = answered(lambda: self._restore(should_stop))
         self._is_on, self._began = True, self._clock.time()
         if num:
-            self._tell(f"{num} restored from {self.bucket.address}")
+            self._tell(f"{num} restored from {self.bucket.uri}")
 
     def _restore(self, should_stop: Callable[[], bool]) -> int:
         """Of a name that several nodes have, the file of the latest start is the program's: with
@@ -542,7 +549,7 @@ class Mirror:
             self._known = {name: each for name, each in self._known.items() if name in now.files}
             took_s = max(self._every_s, self._clock.monotonic() - began)
             self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
-            with contextlib.suppress(*store.ERRORS):
+            with contextlib.suppress(*ERRORS):
                 self._remove_unused()
         return True
 
@@ -644,7 +651,7 @@ class Mirror:
 
     def _check_is_current(self) -> None:
         """Raise ReplacedError if there is a newer start."""
-        newest = max(files.start_numbers(self.bucket.list(files.STARTS)), default=0)
+        newest = max(files.start_numbers(self.bucket.keys(files.STARTS)), default=0)
         if newest > self._start.number:
             claim = self.bucket.get(files.start_key(newest))
             # The same head is about to tell this node.
@@ -654,7 +661,7 @@ class Mirror:
 
     def _remove_unused(self) -> None:
         """Remove own objects that no round needs which a start could still restore."""
-        marks = Mark.of(self.bucket.list(files.rounds_prefix(self._start.number)))
+        marks = Mark.of(self.bucket.keys(files.rounds_prefix(self._start.number)))
         own = common_round(marks, self._start.nodes).get(self._node)
         if own is None:
             return

@@ -38,7 +38,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from containers.host.machine import say
 from containers.program import joined, starts, watch
 from containers.program.bucket import (
-    Bucket,
+    open_bucket,
     open_recorder,
     report,
     until_answered,
@@ -396,7 +396,7 @@ class Group:
         say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
         if self._told.storage:
-            bucket = Bucket(f"{self._told.storage}/{runs.output_prefix(self._order.run)}")
+            bucket = open_bucket(f"{self._told.storage}/{runs.output_prefix(self._order.run)}")
             numbers = [seat.number for seat in self._seats]
             try:
                 restored = until_answered(

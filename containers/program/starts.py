@@ -9,10 +9,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from containers.program.bucket import ERRORS, Bucket
+from containers.program.bucket import ERRORS
 from contract import files
 from contract.errors import InputError
 from contract.files import Claim, FileList, Mark, common_round
+from store.bucket import Bucket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,7 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
         what the bucket raises, and InputError.
     """
     writer = writer or uuid.uuid4().hex
-    number = max([0, *files.start_numbers(bucket.list(files.STARTS))]) + 1
+    number = max([0, *files.start_numbers(bucket.keys(files.STARTS))]) + 1
     content = Claim(writer=writer, nodes=tuple(nodes)).to_json()
     while not bucket.create(files.start_key(number), content):
         number += 1
@@ -58,7 +59,7 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
 
 
 def _is_newest(bucket: Bucket, number: int) -> bool:
-    return max(files.start_numbers(bucket.list(files.STARTS))) == number
+    return max(files.start_numbers(bucket.keys(files.STARTS))) == number
 
 
 def _newest(bucket: Bucket, before: int) -> tuple[dict[int, str], int]:
@@ -67,10 +68,10 @@ def _newest(bucket: Bucket, before: int) -> tuple[dict[int, str], int]:
 
     Starts that ended before they had restored anything are passed over.
     """
-    starts = files.start_numbers(bucket.list(files.STARTS))
+    starts = files.start_numbers(bucket.keys(files.STARTS))
     for number in reversed([each for each in starts if each < before]):
         nodes = Claim.from_json(bucket.get(files.start_key(number)) or b"").nodes
-        marks = Mark.of(bucket.list(files.rounds_prefix(number)))
+        marks = Mark.of(bucket.keys(files.rounds_prefix(number)))
         if common := common_round(marks, nodes):
             base = {node: (bucket.get(mark.key) or b"").decode() for node, mark in common.items()}
             if not all(base.values()):
@@ -86,6 +87,6 @@ def _sweep(bucket: Bucket, number: int, base: Mapping[int, str]) -> None:
     used = {*base.values()}
     for key in base.values():
         used |= FileList.from_json(bucket.get(key) or b"").keys
-    keys = [*bucket.list(files.OBJECTS), *bucket.list(files.ROUNDS)]
+    keys = [*bucket.keys(files.OBJECTS), *bucket.keys(files.ROUNDS)]
     old = [key for key in keys if (files.start_of(key) or number) < number]
     bucket.delete([key for key in old if key not in used])

@@ -32,6 +32,8 @@ class S3(Paged):
     page = 3
     """Entries of a page of a list: S3 may return fewer than the 1,000 that it is asked for
     (ListObjectsV2, MaxKeys)."""
+    kept: frozenset[str] = frozenset()
+    """Keys that may not be removed."""
     may_list = True
     """Without ``s3:ListBucket`` an object that is missing is forbidden (GetObject)."""
     is_down = False
@@ -138,7 +140,14 @@ class S3(Paged):
         keys = [each["Key"] for each in Delete["Objects"]]
         assert Bucket == NAME
         assert len(keys) in range(1, 1001)
-        effect = lambda: [self.objects.pop(key, None) for key in keys]  # noqa: E731
+
+        def effect() -> Any:
+            """What is refused is listed in an answer that succeeds (DeleteObjects)."""
+            for key in {*keys} - self.kept:
+                self.objects.pop(key, None)
+            errors = [{"Key": key, "Code": "AccessDenied"} for key in keys if key in self.kept]
+            return {"Errors": errors} if errors else {}
+
         return self.request("delete_objects", keys[0], effect)
 
     # --- transfers of boto3

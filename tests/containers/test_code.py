@@ -22,8 +22,9 @@ from containers.program import code, requirements
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, Range
+from tests.aws.calls import refused
+from tests.aws.s3 import S3
 from tests.conftest import write_wheel
-from tests.containers.program.s3_in_memory import S3, refused
 
 
 class Secrets:

@@ -31,8 +31,9 @@ from contract import exits, nodes, times
 from contract.errors import InputError
 from contract.job import Hold, JobSpec, Placement
 from contract.nodes import ClusterSize, Range
+from tests.aws.s3 import S3
 from tests.clock import FakeClock
-from tests.containers.program.s3_in_memory import S3, saved_in
+from tests.containers.program.saved_files import saved_in
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
 SPEC = JobSpec(run="r1", command=("python", "-c", "print(1)"), nodes=Range(1, 4), idle_s=90)

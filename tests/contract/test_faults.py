@@ -415,7 +415,7 @@ def test_an_explained_error_says_what_happened_and_what_to_do(
 
 
 # --- nobody else decides --------------------------------------------------------------------------
-PRODUCT: Final = ("contract", "containers", "stacks", "trainctl", "training")
+PRODUCT: Final = ("contract", "store", "containers", "stacks", "trainctl", "training")
 #: A type's name, in an annotation.
 ELSEWHERE: Final = {("trainctl/aws/errors.py", "ClientError")}
 #: Commands that end in another way.

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for name in ("contract", "training", "containers"):
+    for name in ("contract", "store", "training", "containers"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text("x = 1\n")
     (tmp_path / "requirements").mkdir()
@@ -22,7 +22,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "name",
     [
-        *("contract/a.py", "training/a.py", "containers/a.py", "requirements.lock"),
+        *("contract/a.py", "store/a.py", "training/a.py", "containers/a.py", "requirements.lock"),
         "requirements/training.txt",
         *("training/new.py", "containers/program/new.py", "containers/Dockerfile"),
     ],

@@ -20,12 +20,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks import processes
 from contract.errors import InputError
 from contract.runs import RunPaths
+from store import storage
 from tests.published.models import VOCAB, from_pretrained, publish
 from training import export
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
-from training.system import storage
 
 #: Largest difference between a loss here and that of transformers, in nats.
 TOLERANCE: Final = 1e-4

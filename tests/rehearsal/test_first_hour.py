@@ -30,6 +30,7 @@ from rehearsal.rehearse import (
     first_lines,
     run_lines,
 )
+from store.cache import CACHE_VARIABLE
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP, served
 from trainctl.__main__ import app
@@ -207,7 +208,7 @@ def test_without_a_network_the_rehearsal_trains_on_digits(
     def fetch(*_: object, **__: object) -> None:
         raise InputError("no network")
 
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(download, "fetch", fetch)
     found = [*first_lines()]
     assert len(found) == len(FIRST) - 1
@@ -250,7 +251,7 @@ def test_the_first_hour_as_it_stands_on_the_page(
     variables = {
         "AWS_SESSION_TOKEN": LAPTOP,
         catalog.MIRROR_VARIABLE: mirror,
-        download.CACHE_VARIABLE: str(tmp_path / "cache"),
+        CACHE_VARIABLE: str(tmp_path / "cache"),
     }
     steps = Steps(len(FIRST))
     shown = run_lines(deployment, steps, FIRST, folder=tmp_path, variables=variables)

@@ -18,13 +18,14 @@ import torch
 from contract import exits
 from contract.nodes import HEAD, JOB, WORKER
 from rehearsal.cycle import Rehearsal
+from store.cache import CACHE_VARIABLE
 from tests.eventually import eventually
 from tests.rehearsal.conftest import DEPLOYED, gateway, served, show, succeeded
 from tests.rehearsal.test_jobs import events, read, saved
 from tests.rehearsal.test_programs import ended
 from tests.rehearsal.watch import Watch
 from tests.training import loopback_hub
-from training.data import catalog, download
+from training.data import catalog
 from training.models.weight_files import PICKLED
 
 pytestmark = [
@@ -124,7 +125,7 @@ def published(rehearsal: Rehearsal, text: Path) -> Iterator[dict[str, str]]:
 def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_prompt(
     rehearsal: Rehearsal, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     with published(rehearsal, text) as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)

@@ -70,7 +70,7 @@ OUTPUTS = {
 #: Operations that start, end or write something.
 CHANGES = {
     *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
-    *("execute_command", "start_session", "put_object", "delete_object"),
+    *("execute_command", "start_session", "put_object", "delete_objects"),
 }
 
 

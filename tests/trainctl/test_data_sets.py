@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from contract import exits
+from store.cache import CACHE_VARIABLE
 from tests.aws.calls import refused
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import data_sets
 from trainctl.__main__ import main
-from trainctl.aws.clients import Clients
 from trainctl.aws.files import Bucket
 from training.data import catalog, download
 from training.data.catalog import DataSet
@@ -88,8 +88,8 @@ def test_a_data_set_is_replaced_as_a_whole(account: Account, folder: Path) -> No
     (folder / "one.txt").unlink()
     account.calls.clear()
     assert put(str(folder), "--as", "pets", "--yes") == exits.OK
-    assert account.changes == ["delete_object", "upload_file", "delete_object", "put_object"]
-    assert account.sent("delete_object")[0]["Key"] == "data/pets.json"
+    assert account.changes == ["delete_objects", "upload_file", "delete_objects", "put_object"]
+    assert account.sent("delete_objects")[0]["Delete"]["Objects"] == [{"Key": "data/pets.json"}]
     assert {*account.objects} == {"data/pets/more/two.txt", "data/pets.json"}
     assert account.objects["data/pets/more/two.txt"] == b"two TWO"
     account.calls.clear()
@@ -160,7 +160,7 @@ def test_a_published_data_set_is_fetched_verified_and_uploaded(
         num_bytes=len(content),
     )
     monkeypatch.setattr(catalog, "_BY_NAME", {"small": data})
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(
         download, "_receive", lambda _url, part, _before, _tell: part.write_bytes(content)
     )
@@ -302,13 +302,13 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     del s3_endpoint  # the environment points at it
     import boto3
 
+    from store import storage
     from training import recipes
     from training.data import documents
-    from training.system import storage
 
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     storage.filesystem("s3://").mkdir("s3://data-sets")
-    bucket = Bucket(Clients(boto3.Session(region_name="us-east-1")), name="data-sets")
+    bucket = Bucket("s3://data-sets", boto3.client("s3", region_name="us-east-1"))
     seen: list[tuple[int, int]] = []
     asked: list[str] = []
 

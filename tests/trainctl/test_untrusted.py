@@ -16,13 +16,13 @@ from contract.errors import InputError
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.nodes import Range
 from stacks.settings import load
+from store.bucket import Stored
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values
 from tests.trainctl.account import SHAPE
 from trainctl import job_file, output, run_list
 from trainctl.__main__ import app
 from trainctl.aws.errors import UsageError
-from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
 from trainctl.aws.logs import LogLine
 from trainctl.data_sets import StoredSet

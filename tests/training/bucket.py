@@ -1,4 +1,4 @@
-"""S3 in memory under ``training.system.storage``, as s3fs shows it; its process can crash."""
+"""S3 in memory under ``store.storage``, as s3fs shows it; its process can crash."""
 
 import io
 import time
@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 
+from store import storage
 from tests.aws.s3 import NAME, S3, WRITES, Effect
-from training.system import storage
 
 RUN = f"s3://{NAME}/runs/r"
 """Address of a run in it."""
@@ -78,9 +78,10 @@ class Bucket(S3):
             for each in found.get("Contents", [])
         ]
 
-    def find(self, uri: str) -> list[str]:
+    def find(self, uri: str, *, detail: bool) -> dict[str, dict[str, int]]:
+        assert detail
         found = self.request("list_objects_v2", _key(uri), lambda: sorted(self._below(uri)))
-        return [f"{NAME}/{key}" for key in found]
+        return {f"{NAME}/{key}": {"size": len(self.objects[key])} for key in found}
 
     def open(self, uri: str, mode: str) -> io.BytesIO:
         return io.BytesIO(self.cat_file(uri)) if mode == "rb" else _Upload(self, uri)

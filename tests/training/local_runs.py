@@ -18,9 +18,9 @@ import psutil
 
 from containers.host import machine
 from contract.runs import RunPaths
+from store.cache import CACHE_VARIABLE
 from tests.forks import Ranks, ranks
 from training import recipes
-from training.data.sources import CACHE_VARIABLE
 from training.record import reader
 from training.record.events import Event, Step
 from training.runtime.torchrun import TorchrunWorker

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks import processes
 from contract import exits, faults
 from contract.errors import InputError, UnreachableError
+from store import storage
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints, soundness
@@ -31,7 +32,6 @@ from training.checkpoint.manifest import DamagedError, File
 from training.loop.metrics import StepMetrics
 from training.loop.saving import Saves
 from training.runtime.torchrun import TorchrunWorker
-from training.system import storage
 
 SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
 NO_MEMORY = RuntimeError(
@@ -91,8 +91,8 @@ def raising(error: BaseException) -> Callable[..., Any]:
         ("torch.load", NO_MEMORY),
         ("torch.load", MemoryError()),
         ("safetensors.torch.load_file", OSError(errno.ENOMEM, "Cannot allocate memory")),
-        ("training.checkpoint.checkpoints._sha256", OSError(errno.EIO, "Input/output error")),
-        ("training.system.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
+        ("store.storage.sha256", OSError(errno.EIO, "Input/output error")),
+        ("store.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
     ],
 )
 def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
@@ -112,8 +112,8 @@ def test_what_a_second_look_finds_whole_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(str(tmp_path), 100)
-    hashed, answers = checkpoints._sha256, iter(["0" * 64])
-    monkeypatch.setattr(checkpoints, "_sha256", lambda path: next(answers, None) or hashed(path))
+    hashed, answers = storage.sha256, iter(["0" * 64])
+    monkeypatch.setattr(storage, "sha256", lambda path: next(answers, None) or hashed(path))
     assert newest_step(str(tmp_path)) == 100
 
 

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
+from store import storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
 from training.models import classifiers as models
 from training.models.resnet import ResNet18
-from training.system import storage
 
 
 def trained(steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -114,7 +114,7 @@ def damage_list(listed: Listed, state: Path) -> None:
 def damage_format(listed: Listed, state: Path) -> None:
     """Whole by its manifest, but not a state that this version can read."""
     torch.save({"optimizer": {}}, state)
-    digest = checkpoints._sha256(str(state))
+    digest = storage.sha256(str(state))
     listed["state.pt"] = {"bytes": state.stat().st_size, "sha256": digest}
 
 

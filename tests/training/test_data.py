@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from contract.errors import InputError, UnreachableError
+from store.cache import CACHE_VARIABLE
 from tests.training.mirror import Mirror, served
-from training.data import download, images, sources
+from training.data import download, images
 from training.data.catalog import IDX_FILES
 from training.data.images import BatchOrder, DeviceImages
 
@@ -160,7 +161,7 @@ def test_a_damaged_download_is_forgotten(mirror: tuple[str, type[Mirror]], cache
 def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
     # A folder in the way of the lock: root, as whom containers run, may write everywhere.
     (cache / "mnist" / ".lock").mkdir(parents=True)
-    with pytest.raises(InputError, match=f"cannot be written .*{sources.CACHE_VARIABLE}"):
+    with pytest.raises(InputError, match=f"cannot be written .*{CACHE_VARIABLE}"):
         images.load("mnist")
 
 

@@ -13,13 +13,13 @@ from ray.exceptions import GetTimeoutError
 from contract import exits, nodes
 from contract.errors import UnreachableError
 from contract.nodes import Range
+from store import storage
 from training import recipes
 from training.record.events import Event, Failed
 from training.runtime import local, outcome, torchrun, trainer
 from training.runtime.outcome import Failures
 from training.runtime.trainer import Submission
 from training.settings import RunConfig
-from training.system import storage
 
 ALLOWED = 2
 

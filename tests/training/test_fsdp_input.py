@@ -173,7 +173,7 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del s3_endpoint  # the environment points at it
-    from training.system import storage
+    from store import storage
 
     storage.filesystem("s3://").mkdir("s3://texts")
     with pytest.raises(InputError, match=r"s3://texts/a holds no text"):

@@ -13,9 +13,9 @@ from typing import Any, Final
 import pytest
 
 from contract import exits
+from store.cache import CACHE_VARIABLE
 from tests.training.local_runs import REPO
 from training import launch
-from training.data.sources import CACHE_VARIABLE
 from training.record import reader
 from training.record.events import Step
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from contract.nodes import ENV_SILENCE
+from store import storage
 from tests.clock import FakeClock
 from tests.forks import FORKS
 from tests.training.sample_events import step
@@ -36,7 +37,6 @@ from training.runtime.driver import Driver
 from training.runtime.hang_detector import HangDetector, Watch
 from training.runtime.processes import Seen
 from training.runtime.torchrun import TorchrunWorker
-from training.system import storage
 
 LEAST_S = 300.0
 

@@ -138,7 +138,7 @@ def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(
     def fail(uri: str) -> bytes:
         raise OSError(errno.EIO, "Input/output error", uri)
 
-    monkeypatch.setattr("training.system.storage.read_bytes", fail)
+    monkeypatch.setattr("store.storage.read_bytes", fail)
     worker: Any = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(UnreachableError, match=r"index\.json"):
         imagenet.open_pictures(config(data=str(tmp_path)), worker, ExitStack())

@@ -21,13 +21,13 @@ from contract.errors import InputError
 from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
 from contract.times import LEASE_RENEW_S, LEASE_S
+from store import storage
 from tests import forks
 from tests.training.local_runs import DIGITS, Command, launcher
 from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.runtime.torchrun import TorchrunWorker
-from training.system import storage
 from training.system.lease import Holder, Lease, newest_number
 
 TAKE = """

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from contract.errors import InputError
+from store import storage
 from tests.training import sample_pictures
 from training.data.images import BatchOrder
 from training.data.pictures import decode as decoding
@@ -27,7 +28,6 @@ from training.data.pictures.library import PictureSet
 from training.data.pictures.picture import DamagedError
 from training.data.pictures.prepare import Wish, prepare
 from training.data.pictures.reader import Batch, Reader, ReadingError, rank_part, rank_plan
-from training.system import storage
 
 CPU = torch.device("cpu")
 #: No picture has more on its shorter side: packing does not shrink them, so all forms have equal

@@ -24,7 +24,7 @@ def project() -> Iterator[Path]:
     """
     folder = Path("/tmp") / f"my project (é) {os.getpid()}"
     folder.mkdir()
-    for package in ("contract", "training"):
+    for package in ("contract", "store", "training"):
         shutil.copytree(ROOT / package, folder / package)
     venv.create(folder / ".venv", symlinks=True, with_pip=False)
     (site,) = (folder / ".venv").glob("lib/python*/site-packages")

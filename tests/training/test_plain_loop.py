@@ -21,10 +21,10 @@ from torch import nn
 
 from benchmarks import processes
 from contract.runs import RunPaths
+from store.cache import CACHE_VARIABLE
 from tests import forks
 from training import export
 from training.data.feed import feed_of
-from training.data.sources import CACHE_VARIABLE
 from training.data.text import open_store
 from training.fsdp import inputs
 from training.fsdp import train as fsdp

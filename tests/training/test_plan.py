@@ -22,8 +22,9 @@ from transformers.activations import ACT2FN
 
 from contract.errors import InputError
 from contract.instance_types import instance_type
+from store.cache import CACHE_VARIABLE
 from training import plan
-from training.data import catalog, download, hub
+from training.data import catalog, hub
 from training.data.feed import feed_of
 from training.data.text import store_for
 from training.fsdp import estimate
@@ -210,7 +211,7 @@ def test_before_a_job_is_submitted_a_model_is_refused_as_its_run_would(tmp_path:
 def test_an_epoch_is_planned_with_the_tokens_that_the_recipe_packs(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     (text,) = [each for each in catalog.ALL if each.kind == catalog.TEXT]
     (file,) = text.files
     # Dolly's tokenizer is this one and three tokens that no text of before 2023 has.

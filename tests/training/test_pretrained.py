@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from contract.errors import InputError
+from store import storage
 from tests.conftest import ROOT
 from tests.training import loopback_hub
 from training.models import pretrained
-from training.system import storage
 
 
 def parquet(text: str) -> bytes:

@@ -9,13 +9,13 @@ import pytest
 from contract.instance_types import Prices, instance_type
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
+from store import storage
 from tests.clock import FakeClock
 from tests.training.sample_events import start
 from tests.training.test_record import Silent, opened
 from training.record import progress
 from training.record.events import Event, Finished, Phase, Step
 from training.record.progress import Progress, Spending
-from training.system import storage
 
 PRICES = Prices.of(
     region="us-east-1",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from contract.errors import InputError
+from store import storage
 from tests.conftest import ROOT
 from tests.training.test_adapters import written
 from tests.training.test_plan import config as fsdp
@@ -17,7 +18,6 @@ from training.fsdp import inputs
 from training.fsdp.model import build, describe, fill, rebuild
 from training.models import language_models, model_weights, pretrained
 from training.models.weight_files import SAFETENSORS
-from training.system import storage
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

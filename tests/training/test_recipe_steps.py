@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from benchmarks import processes
 from contract.instance_types import instance_type
 from contract.runs import RunPaths
+from store.cache import CACHE_VARIABLE
 from tests import forks
 from tests.training.test_data import write_images
 from training import recipes
-from training.data import sources
 from training.ddp.settings import DdpConfig
 from training.fsdp import inputs
 from training.fsdp import train as fsdp
@@ -88,7 +88,7 @@ def chats(folder: Path) -> FsdpConfig:
 def prepared(config: FsdpConfig) -> FsdpConfig:
     """The configuration, with its text in the cache that its ranks have."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
+        patch.setenv(CACHE_VARIABLE, f"{config.storage}/cache")
         return inputs.prepare(config)
 
 
@@ -139,7 +139,7 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
 
 def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
     """Several runs of one group of ranks, by name."""
-    os.environ[sources.CACHE_VARIABLE] = f"{config.storage}/cache"  # a fork has its server's
+    os.environ[CACHE_VARIABLE] = f"{config.storage}/cache"  # a fork has its server's
     worker = TorchrunWorker(run_uri="")
     found = {"whole": run(worker, config)}
     if worker.world_size != 2:  # the same batch, shared out otherwise

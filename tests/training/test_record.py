@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from contract import exits
+from store import storage
 from tests.aws.s3 import WRITES, Effect
 from tests.training.bucket import RUN, Bucket, install
 from tests.training.sample_events import start, step
@@ -38,7 +39,7 @@ from training.record.goodput import Activity
 from training.record.progress import Progress
 from training.record.result import Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
-from training.system import lease, storage
+from training.system import lease
 
 SETTINGS = {"run": "r", "recipe": "ddp", "lr": 0.1}
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")

@@ -13,11 +13,11 @@ import ray.train.torch
 import torch
 
 from contract.errors import InputError
+from store import storage
 from training.checkpoint.sharded_checkpoints import _HashingFileSystem
 from training.loop.saving import Saves
 from training.record.events import Event, Saved, Saving, Warned
 from training.runtime import ray_worker, trainer
-from training.system import storage
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from contract.errors import InputError, UnreachableError
 from contract.runs import MANIFEST_FILE, METRICS_FILE, checkpoint_key, checkpoint_name
 from contract.times import LEASE_RENEW_S, LEASE_S
+from store import storage
 from tests.aws.s3 import NAME, WRITES, Effect
 from tests.containers.program.test_files_simulated import World
 from tests.training.bucket import RUN, Bucket, CrashError, install
@@ -40,7 +41,7 @@ from training.checkpoint.manifest import CLOSED
 from training.record import reader
 from training.record.events import Saving, Start, Step
 from training.runtime import trainer
-from training.system import lease, storage
+from training.system import lease
 from training.system.lease import Holder, Lease, LostError
 
 pytestmark = pytest.mark.usefixtures("group")

@@ -147,7 +147,7 @@ assert "torch" not in sys.modules
 def project(tmp_path: Path) -> Path:
     """A copy of the project with one more folder, and one more entry in the list."""
     folder = tmp_path / "project"
-    for package in ("contract", "training", "trainctl"):
+    for package in ("contract", "store", "training", "trainctl"):
         shutil.copytree(ROOT / package, folder / package)
     toy = folder / "training" / "toy"
     toy.mkdir()

@@ -8,17 +8,18 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from botocore.exceptions import ProfileNotFound, ReadTimeoutError
+from botocore.exceptions import ReadTimeoutError
 
 from contract import exits
 from contract.errors import InputError, UnreachableError
 from contract.nodes import ENV_JOB, Range
-from training import command, recipes
+from store import storage
+from tests.training.bucket import install
+from training import command, launch, recipes
 from training.data import catalog, documents, sources
 from training.ddp.settings import DdpConfig
 from training.record.events import Failed
 from training.runtime import torchrun
-from training.system import storage
 
 
 @pytest.mark.parametrize(
@@ -26,10 +27,7 @@ from training.system import storage
     [
         (FileNotFoundError("no such key"), InputError, "may not read it"),
         (PermissionError("Forbidden"), InputError, "cannot be read: Forbidden"),
-        (ProfileNotFound(profile="mine"), InputError, "profile .mine. could not be found"),
-        (OSError(errno.EINVAL, "the region is wrong"), InputError, "the region is wrong"),
         (ReadTimeoutError(endpoint_url="https://s3"), UnreachableError, "Read timeout"),
-        (OSError(errno.EBUSY, "Please reduce your request rate"), UnreachableError, "reduce your"),
     ],
 )
 def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_there_is(
@@ -46,6 +44,23 @@ def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_th
     monkeypatch.setattr(storage, "filesystem", lambda _: SimpleNamespace(info=info))
     with pytest.raises(kind, match=f"^s3://bucket/data/a.gz .*{words}"):
         sources.local_files("s3://bucket/data", ["a.gz"])
+
+
+@pytest.mark.parametrize("request_", ["pipe_file", "cat_file", "ls"])
+def test_a_start_that_s3_does_not_answer_is_tried_again(
+    request_: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    complete = SimpleNamespace(run=lambda: exits.OK)
+    monkeypatch.setattr("training.runtime.driver.Driver", lambda *_, **__: complete)
+    bucket = install(monkeypatch)
+    words = ["ddp", "--workers", "2", "--storage", "s3://bucket", "--run", "r"]
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, request_, Mock(side_effect=ReadTimeoutError(endpoint_url="s3")))
+        assert launch.main(words) == exits.STORAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert said.endswith("; check the address, or try again later")
+    assert launch.main(words) == exits.OK
 
 
 @pytest.mark.parametrize(

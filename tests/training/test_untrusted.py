@@ -17,14 +17,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
+from store import storage
 from tests.fuzzing import fuzz
 from tests.training.sample_events import step
-from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint import sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.command import Recorded
 from training.record.events import Event, Phase, parse_metrics, to_json
-from training.system import storage
 from training.system.lease import Holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -57,7 +57,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def complete(folder: Path) -> None:
     """Write the manifest that fits the files: who can change those can do this too."""
     files = {
-        path.name: File(path.stat().st_size, checkpoints._sha256(str(path)))
+        path.name: File(path.stat().st_size, storage.sha256(str(path)))
         for path in folder.iterdir()
         if path.name != "manifest.json"
     }

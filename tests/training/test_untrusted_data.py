@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save
 
 from contract.errors import InputError
+from store.storage import runs_root
 from tests.fuzzing import damaged_bytes, fuzz, fuzz_text, fuzz_values
 from training.data import idx, vocabulary
 from training.data.documents import Rows, documents
@@ -31,7 +32,6 @@ from training.models.weight_files import PICKLED, PICKLED_INDEX
 from training.record.page import write_report
 from training.record.progress import Progress
 from training.record.result import Result, evaluated_from_json
-from training.system.storage import runs_root
 
 CONFIG = {
     "model_type": "llama",

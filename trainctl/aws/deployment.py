@@ -222,7 +222,7 @@ class Deployment:
 
     @cached_property
     def bucket(self) -> Bucket:
-        return Bucket(self._clients, name=self.output(stack_outputs.BUCKET))
+        return Bucket(f"s3://{self.output(stack_outputs.BUCKET)}", self._clients.s3)
 
     @cached_property
     def sessions(self) -> Sessions:

@@ -60,7 +60,7 @@ def generate(
     command += [option for option, given in options if given]
     command += ["--to", place, "--", run, text]
     job = head_job.run_command(deployment, run, command, max_seconds=_MAX_SECONDS, yes=yes)
-    found = json_object(bucket.read(bucket.key(place)))
+    found = json_object(bucket.get(bucket.key(place)))
     if "after" not in found:
         raise CliError(f"{job} wrote no text to {place}; its log may have it: trainctl logs {job}")
     if as_json:

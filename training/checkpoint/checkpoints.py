@@ -15,7 +15,6 @@ others get the state from it, so all agree on what was chosen.
 """
 
 import contextlib
-import hashlib
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from torch import nn
 from contract import faults
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
+from store import storage
 from training.checkpoint import unfinished
 from training.checkpoint.manifest import CLOSED, DamagedError, File, Manifest
 from training.checkpoint.soundness import refuse_unsound, unsound
@@ -39,13 +39,12 @@ from training.loop.worker import Worker
 from training.record import reader
 from training.record.events import Saved, Warned
 from training.settings import most_kept
-from training.system import lease, storage
+from training.system import lease
 
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
 _DAMAGED: Final = "damaged-"
-_READ_BYTES: Final = 1 << 22
 #: Names what torch says of an archive that it cannot read; its other RuntimeErrors are of memory.
 _NO_ARCHIVE: Final = "PytorchStreamReader"
 
@@ -172,7 +171,7 @@ def write(snapshot: Snapshot, folder: Path) -> dict[str, File]:
     with (folder / STATE_FILE).open("wb") as file:
         torch.save({**state, "position": asdict(snapshot.position)}, file)
     return {
-        path.name: File(path.stat().st_size, _sha256(str(path)))
+        path.name: File(path.stat().st_size, storage.sha256(str(path)))
         for path in sorted(folder.iterdir())
     }
 
@@ -229,8 +228,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0, best: i
     if place == uri:
         with tempfile.TemporaryDirectory(prefix="training-") as folder:
             files = write(snapshot, Path(folder))
-            for name in files:
-                storage.upload(Path(folder) / name, storage.join(uri, name))
+            storage.upload_folder(Path(folder), uri)
     else:
         files = write(snapshot, Path(place))
     complete(place, uri, files, check=check)
@@ -571,7 +569,7 @@ def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
             raise DamagedError(f"{name} is missing")
         file.check_size(name, sizes[name])
         if num_parts and number % num_parts == part:
-            file.check_hash(name, _sha256(storage.join(uri, name)))
+            file.check_hash(name, storage.sha256(storage.join(uri, name)))
 
 
 def read(folder: Path) -> Snapshot:
@@ -697,11 +695,3 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer
             if value.shape == parameter.shape and value.stride() != parameter.stride():
                 moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     torch.set_rng_state(snapshot.rng)
-
-
-def _sha256(uri: str) -> str:
-    digest = hashlib.sha256()
-    with storage.filesystem(uri).open(uri, "rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from store import storage
 from training.checkpoint.manifest import DamagedError
-from training.system import storage
 
 METADATA_FILE: Final = ".metadata"
 

@@ -7,10 +7,11 @@ import torch.distributed as dist
 
 from contract.errors import InputError
 from contract.runs import checkpoint_key
+from store import storage
 from training.checkpoint import checkpoints
 from training.loop.metrics import StepMetrics
 from training.loop.worker import Worker
-from training.system import lease, storage
+from training.system import lease
 
 _DIVERGED: Final = "diverged-"
 

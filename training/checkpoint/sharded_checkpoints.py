@@ -45,6 +45,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
+from store import storage
 from training.checkpoint import checkpoints, unfinished
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
@@ -53,7 +54,7 @@ from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
 from training.record.events import Warned
 from training.settings import most_kept
-from training.system import lease, storage
+from training.system import lease
 
 StateDict = dict[str, Any]
 """Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
+from store import storage
 from training.checkpoint.manifest import CLOSED
 from training.loop.worker import Worker
-from training.system import storage
 
 
 def close(worker: Worker, names: Callable[[str], Sequence[str]]) -> None:

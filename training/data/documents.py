@@ -22,10 +22,10 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from contract.errors import InputError
 from contract.text import byte_size, counted, listed
+from store import cache, storage
 from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import CHECKED, Conversation, columns_of, content_of
 from training.data.download import Report
-from training.system import storage
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
@@ -211,21 +211,21 @@ def _s3_files(source: str, unread: list[str] | None) -> list[Path]:
         UnreachableError: S3 does not answer.
     """
     with storage.given(source):
-        found = storage.filesystem(source).find(source, detail=True)
+        found = storage.find(source)
     texts = _texts_of(sorted(found), source, unread)
-    folders = {key: f"s3://{key}".rpartition("/")[::2] for key in texts}
+    places = {each: storage.join(source, each).rpartition("/")[::2] for each in texts}
     missing = sum(
-        max(0, int(found[key]["size"]) - sources.bytes_here(folder, name))
-        for key, (folder, name) in folders.items()
+        max(0, found[each] - sources.bytes_here(folder, name))
+        for each, (folder, name) in places.items()
     )
     # Tokens of two or four bytes are about as large as the text, or half.
-    if (free := storage.bytes_free(sources.cache_dir().absolute())) < 2 * missing:
+    if (free := storage.bytes_free(cache.cache_dir().absolute())) < 2 * missing:
         raise InputError(
             f"{source} has {byte_size(missing)} of text that is not here yet, which takes about as "
-            f"much again as tokens, and {sources.cache_dir()} has {byte_size(free)} free: use "
+            f"much again as tokens, and {cache.cache_dir()} has {byte_size(free)} free: use "
             "hosts with a larger disk (root_volume_gib), or train on a part of the text"
         )
-    return [sources.local_files(folder, [name])[0] for folder, name in folders.values()]
+    return [sources.local_files(folder, [name])[0] for folder, name in places.values()]
 
 
 def _python_help() -> Path:
@@ -235,10 +235,7 @@ def _python_help() -> Path:
     lines = [json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics)]
     content = "".join(lines).encode()
     digest = hashlib.sha256(content).hexdigest()[:16]  # each version of Python has its own
-    file = sources.cache_dir() / "text" / f"python-help-{digest}.jsonl"
-    if not file.exists():
-        storage.write_bytes(str(file), content)
-    return file
+    return storage.cached(f"text/python-help-{digest}.jsonl", lambda: content)
 
 
 def documents(files: Sequence[Path], rows: Rows, report: Report | None) -> Iterator[Content]:

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,6 +25,7 @@ from contract import faults
 from contract.errors import AdvisedError, InputError
 from contract.nodes import ENV_JOB
 from contract.text import counted
+from store import cache
 from training.data.catalog import MIRROR_VARIABLE, DataSet
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -37,8 +38,6 @@ _PAUSES_S: Final = (0.5, 2.0, 8.0)
 #: Of connections on a machine without a network.
 _NO_WAY: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED)
 
-CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
-
 T = TypeVar("T")
 
 Report = Callable[[int, int], None]
@@ -47,45 +46,6 @@ Report = Callable[[int, int], None]
 
 #: Shows a line about a download. A process whose stderr nobody sees sets its own.
 say: Callable[[str], object] = faults.say
-
-
-def cache_dir() -> Path:
-    """This machine's cache: ``$TRAINING_CACHE_DIR``, or a folder under the user's cache folder."""
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(folder)
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "ecs-training"
-
-
-@contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Hold a lock that one process of a machine can have; its file and the folders above are made.
-    On Windows, any number can.
-
-    Raises:
-        InputError: they cannot be made.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        opened = file.open("w")
-    except OSError as error:
-        raise not_writable(file.parent, error) from None
-    with opened:
-        try:
-            import fcntl
-        except ImportError:
-            pass
-        else:
-            fcntl.flock(opened, fcntl.LOCK_EX)  # closing it ends it
-        yield
-
-
-def not_writable(folder: Path, error: OSError) -> InputError:
-    """The error for a folder of the cache that cannot be made or written."""
-    return InputError(
-        f"cache folder {folder} cannot be written ({error.strerror}): set {CACHE_VARIABLE} to a "
-        "folder that can be"
-    )
 
 
 def fetch(
@@ -97,7 +57,8 @@ def fetch(
 ) -> list[Path]:
     """Bring all files of a data set into ``folder``; those that are there are taken as they are.
 
-    A file appears under its name once its content is verified. To be called within ``locked``.
+    A file appears under its name once its content is verified. To be called within
+    ``cache.locked``.
 
     Raises:
         InputError: a file cannot be fetched, or is not the published one, or the mirror is no
@@ -150,7 +111,7 @@ def check_way(data: DataSet) -> None:
         AdvisedError: it does not.
     """
     address = urllib.parse.urlsplit(data.source)
-    is_here = all((cache_dir() / data.name / name).exists() for name in data.files)
+    is_here = all((cache.cache_dir() / data.name / name).exists() for name in data.files)
     if is_here or os.environ.get(ENV_JOB) or address.scheme in urllib.request.getproxies():
         return
     port = address.port or (443 if address.scheme == "https" else 80)
@@ -167,8 +128,8 @@ def published(data: DataSet, *, report: Report | None = None) -> list[Path]:
     Raises:
         InputError: as ``fetch``; or the cache cannot be written.
     """
-    folder = cache_dir() / data.name
-    with locked(folder / ".lock"):
+    folder = cache.cache_dir() / data.name
+    with cache.locked(folder / ".lock"):
         return fetch(data, folder, report=report)
 
 
@@ -206,7 +167,7 @@ def download(
                 raise InputError(f"{problem}; {MIRROR_VARIABLE} can name a mirror") from None
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and faults.is_full(error):
-                raise not_writable(part.parent, error) from None
+                raise cache.not_writable(part.parent, error) from None
             reason = getattr(error, "reason", None) or error
             problem = f"{url} could not be fetched: {reason}"
             if isinstance(reason, socket.gaierror) or getattr(reason, "errno", 0) in _NO_WAY:

@@ -14,16 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import safe_join
+from store import cache, storage
 from training.data import catalog, download
 from training.data.download import Report
-from training.system import storage
-
-CACHE_VARIABLE: Final = download.CACHE_VARIABLE
-cache_dir = download.cache_dir
-locked = download.locked
 
 #: Files of a folder that are looked at for pictures, which another recipe reads.
 _LOOKED_AT: Final = 1000
@@ -86,7 +81,7 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
 
 def bytes_here(source: str, name: str) -> int:
     """Bytes of a file of a remote source that are in the node's cache; 0 where it is not."""
-    file = safe_join(cache_dir() / _folder_name(source), name)
+    file = safe_join(cache.cache_dir() / _folder_name(source), name)
     return file.stat().st_size if file.exists() else 0
 
 
@@ -97,8 +92,8 @@ def _folder_name(source: str) -> str:
 
 
 def _fetched(source: str, names: Sequence[str]) -> list[Path]:
-    folder = cache_dir() / _folder_name(source)
-    with locked(folder / ".lock"):
+    folder = cache.cache_dir() / _folder_name(source)
+    with cache.locked(folder / ".lock"):
         for name in names:
             url, target = f"{source}/{name}", safe_join(folder, name)
             if not url.startswith("s3://"):
@@ -109,7 +104,7 @@ def _fetched(source: str, names: Sequence[str]) -> list[Path]:
             if not target.exists() or not mark.exists() or mark.read_bytes() != found:
                 # Removed first and written last: a mark never describes another content.
                 mark.unlink(missing_ok=True)
-                _fetch(url, target)
+                storage.fetch(url, target)
                 storage.write_bytes(str(mark), found)
     return [folder / name for name in names]
 
@@ -117,8 +112,8 @@ def _fetched(source: str, names: Sequence[str]) -> list[Path]:
 def discard(source: str, names: Sequence[str]) -> None:
     """Forget fetched files that turned out to be damaged, so that the next try fetches again."""
     if is_remote(source) or catalog.find(source):
-        folder = cache_dir() / _folder_name(source)
-        with locked(folder / ".lock"):
+        folder = cache.cache_dir() / _folder_name(source)
+        with cache.locked(folder / ".lock"):
             for name in names:
                 (folder / name).unlink(missing_ok=True)
 
@@ -127,17 +122,9 @@ def _fetch(url: str, target: Path) -> None:
     """Download ``url`` beside ``target`` and move it into place once it is complete."""
     try:
         with storage.whole_file(target) as part:
-            if url.startswith("s3://"):
-                with storage.given(url):
-                    storage.filesystem(url).get_file(url, str(part))
-            else:
-                download.download(url, part, resumes=False)
+            download.download(url, part, resumes=False)
     except ConnectionError as error:
         raise UnreachableError(str(error)) from None
-    except OSError as error:
-        if faults.is_full(error):
-            raise download.not_writable(target.parent, error) from None
-        raise
 
 
 def _etag(url: str) -> bytes:

@@ -21,12 +21,12 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from contract.text import counted
-from training.data import sources, vocabulary
+from store import cache, storage
+from training.data import vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded, columns_given
 from training.data.documents import MIXED, Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
-from training.system import storage
 
 STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"
@@ -215,7 +215,7 @@ def store_for(
     is_chat = isinstance(first, Conversation)
     key = _key_of(files, apart, tokenizer_file, held_out_every, rows, words, is_chat=is_chat)
     folder = _place_of(key)
-    with sources.locked(folder.with_name(f"{key}.lock")):
+    with cache.locked(folder.with_name(f"{key}.lock")):
         if not _is_there(folder, shared):
             build(
                 contents if first is None else chain([first], contents),
@@ -229,20 +229,22 @@ def store_for(
                 validation=documents(apart, rows, report) if apart else None,
             )
             if shared:
-                _share_store(folder, shared)
+                uri = storage.join(shared, "tokens", folder.name)
+                # The last one marks the rest as complete.
+                storage.upload_folder(folder, uri, last=STORE_FILE)
     return TokenStore.open(folder)
 
 
 def open_store(key: str, *, shared: str | None) -> TokenStore | None:
     """The store of a key, from the node's cache or from where the nodes share them; or None."""
     folder = _place_of(key)
-    with sources.locked(folder.with_name(f"{key}.lock")):
+    with cache.locked(folder.with_name(f"{key}.lock")):
         return TokenStore.open(folder) if _is_there(folder, shared) else None
 
 
 def _place_of(key: str) -> Path:
     """Folder of a store on this node."""
-    return sources.cache_dir() / "tokens" / key
+    return cache.cache_dir() / "tokens" / key
 
 
 def _is_there(folder: Path, shared: str | None) -> bool:
@@ -255,14 +257,6 @@ def _is_there(folder: Path, shared: str | None) -> bool:
     with storage.staged_folder(str(folder)) as part:
         storage.fetch_folder(uri, part)
     return True
-
-
-def _share_store(folder: Path, shared: str) -> None:
-    uri = storage.join(shared, "tokens", folder.name)
-    fs = storage.filesystem(uri)
-    names = [path.name for path in folder.iterdir() if path.name != STORE_FILE]
-    for name in (*sorted(names), STORE_FILE):  # the last one marks the rest as complete
-        fs.put_file(str(folder / name), storage.join(uri, name))
 
 
 def build(
@@ -424,7 +418,6 @@ def _sha256(file: Path) -> str:
     """
     path = vocabulary.tokenizer_file(file)
     try:
-        with path.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return storage.sha256(str(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError
-from training.system import storage
+from store import storage
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 CONFIG_FILE: Final = "tokenizer_config.json"

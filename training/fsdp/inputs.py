@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
+from store import storage
 from training.data import PYTHON_HELP, catalog, mixture, sources
 from training.data.conversations import columns_given
 from training.data.download import Report
 from training.data.text import TokenStore, open_store, store_for
 from training.fsdp.settings import FsdpConfig
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
-from training.system import storage
 
 
 def look_at(config: FsdpConfig) -> None:

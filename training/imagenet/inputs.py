@@ -3,10 +3,11 @@
 Imports no torch by itself.
 """
 
+from store import storage
 from training.data.download import Report
 from training.data.pictures import library
 from training.imagenet.settings import SYNTHETIC, ImagenetConfig
-from training.system import machine, storage
+from training.system import machine
 
 
 def look_at(config: ImagenetConfig) -> None:

@@ -6,8 +6,8 @@ from typing import Final
 
 from contract import faults
 from contract.errors import InputError
+from store import storage
 from training.record.events import Event, Saved, Saving, Warned
-from training.system import storage
 
 #: So many saves in a row may fail before the run does: what a crash would cost grows with each.
 _MOST_FAILED: Final = 3

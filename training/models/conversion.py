@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
 from contract.runs import safe_join
-from training.data import sources
+from store import cache, storage
 from training.models.weight_files import (
     PICKLED,
     PICKLED_INDEX,
@@ -26,7 +26,6 @@ from training.models.weight_files import (
     has_safetensors,
     indexed,
 )
-from training.system import storage
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +52,8 @@ def with_weights(folder: Path, place: str) -> Path:
     states = [(name, path.stat()) for name, path in sorted(files.items()) if path.is_file()]
     text = str([(name, each.st_size, each.st_mtime_ns) for name, each in states])
     key = hashlib.sha256(f"{folder.resolve()} {text}".encode()).hexdigest()[:24]
-    target = sources.cache_dir() / "converted" / key
-    with sources.locked(target.with_name(f"{key}.lock")):
+    target = cache.cache_dir() / "converted" / key
+    with cache.locked(target.with_name(f"{key}.lock")):
         if not target.exists():
             with storage.staged_folder(str(target)) as staging:
                 convert(folder, staging)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError, UnreachableError
+from store import storage
 from training.data import hub, sources, vocabulary
 from training.data.vocabulary import TOKENIZER_FILE
 from training.models import conversion, weight_files
 from training.models.model_shapes import SHAPES, read_config
-from training.system import storage
 
 NEW: Final = "new:"
 CONFIG_FILE: Final = "config.json"
@@ -205,7 +205,8 @@ def _folder(place: str, patterns: tuple[str, ...], *, runs: str, what: str) -> P
         folder = _from_hub(place, patterns, what=what)
         if patterns == _MODEL_FILES:  # converted once for all nodes, and complete only with weights
             folder = conversion.with_weights(folder, place)
-        _put(folder, copy)
+        storage.upload_folder(folder, copy)
+        storage.write_bytes(storage.join(copy, _COMPLETE), b"")
     return _from_s3(copy, patterns, what=what)
 
 
@@ -225,15 +226,6 @@ def _from_hub(place: str, patterns: tuple[str, ...], *, what: str) -> Path:
         if not weight_files.has_safetensors(names):
             hub.fetch(place, (*patterns, *weight_files.PICKLED_FILES), what=what)
     return folder
-
-
-def _put(folder: Path, copy: str) -> None:
-    """Copy a folder to S3, the mark of completeness last."""
-    fs = storage.filesystem(copy)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            fs.put_file(str(path), storage.join(copy, path.relative_to(folder).as_posix()))
-    storage.write_bytes(storage.join(copy, _COMPLETE), b"")
 
 
 def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
@@ -258,12 +250,13 @@ def _byte_tokenizer() -> Path:
     """A tokenizer that has each byte for a token, and the end of text: made, not fetched."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    file = sources.cache_dir() / "tokenizers" / "bytes" / TOKENIZER_FILE
-    if not file.exists():
-        vocabulary = {each: i for i, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    def content() -> bytes:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {each: i for i, each in enumerate(letters)}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens([END_OF_TEXT])
-        storage.write_bytes(str(file), tokenizer.to_str().encode())
-    return file
+        return tokenizer.to_str().encode()
+
+    return storage.cached(f"tokenizers/bytes/{TOKENIZER_FILE}", content)

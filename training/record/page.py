@@ -24,13 +24,13 @@ from contract.runs import (
     RESULT_FILE,
 )
 from contract.text import compact, counted, duration, percent, significant
+from store import storage
 from training.record import plots
 from training.record.events import Sample, Silent
 from training.record.fields import number
 from training.record.plots import COLORS, Plot, draw
 from training.record.reader import RecordedRun, figure, listed, read_run
 from training.record.result import SUCCEEDED, HeldOutText, Result, Table
-from training.system import storage
 
 _HERE: Final = Path(__file__).parent
 

@@ -15,6 +15,7 @@ from contract.runs import (
     METRICS_FILE,
     RESULT_FILE,
 )
+from store import storage
 from training.record.events import (
     Evaluation,
     Measure,
@@ -27,7 +28,6 @@ from training.record.events import (
 )
 from training.record.fields import number
 from training.record.result import Evaluated, Result, evaluated_from_json
-from training.system import storage
 
 
 def read_metrics(run_uri: str) -> Metrics:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, faults, runs
+from store import storage
 from training.record import events, fields, reader
 from training.record.events import (
     Evaluation,
@@ -47,7 +48,6 @@ from training.record.goodput import Activity, Recorder
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
 from training.record.trackers import FILES, UPLOAD_S, Trackers
-from training.system import storage
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
 FLUSH_EVERY_S: Final = 60.0

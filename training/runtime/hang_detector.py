@@ -15,6 +15,7 @@ from typing import Final
 from contract.nodes import ENV_SILENCE
 from contract.runs import STACKS_DIR
 from contract.times import SILENCE_S
+from store import storage
 from training.record.events import (
     Evaluating,
     Event,
@@ -26,7 +27,6 @@ from training.record.events import (
     Step,
 )
 from training.runtime.processes import Seen
-from training.system import storage
 
 #: So many steps of usual length without a word are too many.
 _STEPS: Final = 20

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from contract import exits, faults
 from contract.errors import InputError, UnreachableError
+from store import storage
 from training import recipes
 from training.recipe import Recipe
 from training.record.events import Event, Failed, Process, Start, Warned
@@ -33,7 +34,7 @@ from training.runtime import outcome, processes
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import Seen
 from training.settings import RunConfig
-from training.system import machine, storage
+from training.system import machine
 
 _METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"
 _CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
+from store import storage
 from training import recipes
 from training.command import Command
 from training.data import download
@@ -18,7 +19,6 @@ from training.record.result import Result
 from training.record.writer import Display, RunRecord
 from training.runtime import processes
 from training.settings import RunConfig
-from training.system import storage
 from training.system.lease import Lease
 from training.system.machine import environment
 

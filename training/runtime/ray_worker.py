@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from contract import faults
 from contract.errors import InputError
+from store import storage
 from training import recipes
 from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
 from training.runtime import outcome, processes
-from training.system import machine, storage
+from training.system import machine
 
 #: Between two questions whether the record has what was sent: the command looks ten times a second.
 _RECORD_POLL_S: Final = 0.1

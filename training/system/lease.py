@@ -26,7 +26,8 @@ from contract.nodes import ENV_JOB
 from contract.runs import LEASES_DIR, RunPaths
 from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
-from training.system import machine, storage
+from store import storage
+from training.system import machine
 
 
 class LostError(InputError):

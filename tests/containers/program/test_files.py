@@ -21,7 +21,6 @@ from botocore.exceptions import EndpointConnectionError
 
 from containers.program import disk, selection, starts
 from containers.program import files as files_of_program
-from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
 from containers.program.starts import Start as StartOfAll
@@ -29,8 +28,11 @@ from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile
+from store.bucket import Bucket
+from tests.aws.calls import refused
+from tests.aws.s3 import S3
 from tests.clock import FakeClock
-from tests.containers.program.s3_in_memory import S3, list_of, refused, saved_in
+from tests.containers.program.saved_files import list_of, saved_in
 
 ADDRESS = "s3://bucket/runs/r/output"
 AGO_S = 100
@@ -671,7 +673,7 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
 ) -> None:
     both = begin_on(s3, 0, 1)
     zero, one = start(0, files=both, every_s=1000), start(1, files=both, every_s=1000)
-    nodes, newer, listed = (zero, one), list[StartOfAll](), Bucket.list
+    nodes, newer, listed = (zero, one), list[StartOfAll](), Bucket.keys
 
     def save(node: Node, number: int) -> bool:
         node.write("work/step", str(number))
@@ -687,7 +689,7 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
 
     assert all(save(node, 1) for node in nodes)
     monkeypatch.setattr(starts, "_sweep", lambda *_: None)  # it comes later
-    monkeypatch.setattr(Bucket, "list", replace_first)
+    monkeypatch.setattr(Bucket, "keys", replace_first)
     with pytest.raises(files_of_program.ReplacedError):
         save(zero, 2)
     assert start(0, files=newer[0]).found() == {"work/step": "1"}

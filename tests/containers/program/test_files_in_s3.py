@@ -15,14 +15,12 @@ import boto3
 import pytest
 
 from containers.program import bucket as store
-from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
 from containers.program.starts import begin
-from contract import files, times
-from contract.errors import InputError
+from contract import files
 from contract.files import OUTPUT, WORK
+from store.bucket import Bucket
 from trainctl import downloads
-from trainctl.aws.clients import Clients
 from trainctl.aws.files import Bucket as Deployed
 
 pytestmark = pytest.mark.slow
@@ -42,7 +40,7 @@ def name(s3_endpoint: str, tmp_path: Path) -> str:
 
 @pytest.fixture
 def bucket(name: str) -> Bucket:
-    return Bucket(f"s3://{name}/runs/r/output")
+    return store.open_bucket(f"s3://{name}/runs/r/output")
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def open_node(tmp_path: Path, bucket: Bucket) -> Callable[[int], tuple[Path, Mir
         for folder in (WORK, OUTPUT):
             (place / folder).mkdir(parents=True)
         folders = {WORK: place / WORK, OUTPUT: place / OUTPUT}
-        return place, open_mirror(folders, bucket.address, node=number)
+        return place, open_mirror(folders, bucket.uri, node=number)
 
     return open_node
 
@@ -90,7 +88,7 @@ def test_what_two_nodes_save_is_restored_and_downloaded(
     }
     assert found == expected
 
-    deployed = Deployed(Clients(boto3.Session()), name=name)
+    deployed = Deployed(f"s3://{name}", boto3.client("s3"))
     fetched = downloads.download(deployed, "r", tmp_path / "here")
     assert len(fetched) == 2 * (len(ODD) + 1)
     assert (tmp_path / "here/node-1/output/shard-1").read_bytes() == large
@@ -116,13 +114,4 @@ def test_what_a_list_of_several_pages_names_is_removed_by_the_next_start(
         (place.parent / "start-2" / "work" / str(number)).unlink()
     assert again.save()
     begin(bucket, [0], writer="third")
-    assert len(bucket.list(files.OBJECTS)) == 1, "the list that names no file"
-
-
-def test_a_bucket_that_does_not_exist_is_named(
-    monkeypatch: pytest.MonkeyPatch, s3_endpoint: str
-) -> None:
-    assert s3_endpoint
-    monkeypatch.setattr(times, "FILES_REFUSED_S", 0.1)
-    with pytest.raises(InputError, match=r"cannot be restored: .*NoSuchBucket"):
-        open_mirror({}, "s3://no-such-bucket/runs/r/output").restore()
+    assert len(bucket.keys(files.OBJECTS)) == 1, "the list that names no file"

@@ -23,13 +23,14 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers.program import files as files_of_program
-from containers.program.bucket import Bucket, until_answered
+from containers.program.bucket import until_answered
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.files import Mirror, Moment
 from containers.program.starts import begin
 from contract import files
 from contract.errors import InputError, UnreachableError
 from contract.files import FileList, Mark, SavedFile
+from store.bucket import Bucket
 from tests.aws.s3 import NAME, S3, WRITES, Effect
 
 LATEST = "work/latest"
@@ -148,6 +149,7 @@ class MemoryS3(S3):
         listed = Delete["Objects"]
         for at in range(0, len(listed), 3):
             super().delete_objects(Bucket=Bucket, Delete={"Objects": listed[at : at + 3]})
+        return {}
 
 
 def unheard(effect: Callable[[], object]) -> None:

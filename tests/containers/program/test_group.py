@@ -27,7 +27,7 @@ from containers.program.starts import Start
 from contract import exits, times
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, Range
-from tests.containers.program.s3_in_memory import S3
+from tests.aws.s3 import S3
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
 from training.record import progress

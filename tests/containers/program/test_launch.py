@@ -16,7 +16,6 @@ import pytest
 from containers.host import machine
 from containers.program import bucket as store
 from containers.program import launch
-from containers.program.bucket import Bucket
 from containers.program.disk import Disk
 from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
@@ -26,7 +25,9 @@ from contract import exits
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
-from tests.containers.program.s3_in_memory import S3, saved_in
+from store.bucket import Bucket
+from tests.aws.s3 import S3
+from tests.containers.program.saved_files import saved_in
 from tests.eventually import eventually
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from contract import exits, faults
 from contract.errors import InputError
-from training.data import download
+from store import cache, storage
 from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED, StoredFile
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
-from training.system import storage
 
 
 def fetched(source: str) -> Path:
@@ -31,18 +30,16 @@ def fetched(source: str) -> Path:
         return Path(source)
     root = source.rstrip("/")
     with storage.given(root):
-        objects = storage.filesystem(root).find(root, detail=True)
-    # The source may be a single archive, so names begin with the last part of its address.
-    above, _, _ = root.rpartition("/")
-    start = above.removeprefix("s3://") + "/"
+        found = storage.find(root)
+    # Names begin with the last part of the address, because the source may be a single archive.
+    above, _, last = root.rpartition("/")
     files = {
-        key.removeprefix(start): StoredFile(size=each["size"], sha256="")
-        for key, each in objects.items()
-        if not key.endswith("/")  # the mark of a folder that the console makes
+        last if f"s3://{name}" == root else f"{last}/{name}": StoredFile(size=size, sha256="")
+        for name, size in found.items()
     }
     if not files:
         raise InputError(f"{source} does not exist: give the address of ImageNet's files")
-    folder = download.cache_dir() / "sources" / hashlib.sha256(root.encode()).hexdigest()[:16]
+    folder = cache.cache_dir() / "sources" / hashlib.sha256(root.encode()).hexdigest()[:16]
     mirror.fetch(above, files, folder)
     return folder
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from store import storage
 from training.data.pictures import layout
 from training.data.pictures.index import (
     INDEX_FILE,
@@ -29,7 +30,6 @@ from training.data.pictures.index import (
     fingerprint,
     table,
 )
-from training.system import storage
 
 _NEWLINE: Final = ord("\n")
 
@@ -147,8 +147,6 @@ def _tree(root: str) -> PictureSet:
 
 
 def _in_s3(root: str) -> Iterator[layout.Item]:
-    for key, each in storage.filesystem(root).find(root, detail=True).items():
-        name = f"s3://{key}".removeprefix(f"{root}/")
-        # One that ends in a slash is the mark of a folder that the console makes.
-        if not name.endswith("/") and "/." not in f"/{name}":
-            yield layout.Item(tuple(name.split("/")), name, size=int(each["size"]))
+    for name, size in storage.find(root).items():
+        if "/." not in f"/{name}":
+            yield layout.Item(tuple(name.split("/")), name, size=size)

@@ -16,10 +16,9 @@ from typing import Final
 from contract.errors import InputError
 from contract.runs import safe_join
 from contract.text import byte_size
-from training.data import download
+from store import cache, storage
 from training.data.pictures.index import StoredFile
 from training.data.pictures.library import PictureSet
-from training.system import storage
 
 _THREADS: Final = 16
 #: Of the disk, left to others.
@@ -40,7 +39,7 @@ def on_disk(found: PictureSet) -> PictureSet:
         files = {entry.file: StoredFile(size=entry.size, sha256="") for entry in entries}
     # Named after all lines of the tables: another set, or another state of it, has another folder.
     name = hashlib.sha256(found.train.lines + found.val.lines).hexdigest()[:32]
-    folder = download.cache_dir() / "pictures" / name
+    folder = cache.cache_dir() / "pictures" / name
     fetch(found.root, files, folder)
     return replace(found, root=str(folder))
 
@@ -59,20 +58,16 @@ def fetch(root: str, files: Mapping[str, StoredFile], folder: Path) -> None:
     paths = {name: safe_join(folder, name, what="file") for name in files}
 
     def fetch_one(name: str) -> None:
-        path, expected = paths[name], files[name]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
         address = storage.join(root, name)
-        with storage.given(address):
-            storage.filesystem(root).get_file(address, str(part))
-        with part.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if expected.sha256 not in ("", sha256):
-            part.unlink()
-            raise InputError(f"{address} is not what was prepared: prepare the set again")
-        part.replace(path)
 
-    with download.locked(folder / ".lock"):
+        def check(part: Path) -> None:
+            expected = files[name].sha256
+            if expected and storage.sha256(str(part)) != expected:
+                raise InputError(f"{address} is not what was prepared: prepare the set again")
+
+        storage.fetch(address, paths[name], check=check)
+
+    with cache.locked(folder / ".lock"):
         missing = [
             name
             for name, path in paths.items()
@@ -86,7 +81,7 @@ def fetch(root: str, files: Mapping[str, StoredFile], folder: Path) -> None:
             raise InputError(
                 f"{root} does not fit on this node's disk: {folder} has {byte_size(free)} free, "
                 f"{byte_size(num_bytes + _SPARE_BYTES)} are needed. Give the hosts a larger disk, "
-                f"set {download.CACHE_VARIABLE} to a folder with room, or pack the pictures with a "
+                f"set {cache.CACHE_VARIABLE} to a folder with room, or pack the pictures with a "
                 "smaller --size"
             )
         print(f"fetching {byte_size(num_bytes)} from {root}", file=sys.stderr, flush=True)

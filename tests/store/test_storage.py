@@ -1,10 +1,12 @@
 """Proves that what is written appears whole, on disk and in S3, and that bad places are refused."""
 
 import asyncio
+import errno
 import socket
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
@@ -13,8 +15,8 @@ from s3fs import S3FileSystem
 from contract import faults
 from contract.errors import InputError
 from contract.nodes import ENV_S3_TIMEOUT
+from store import storage
 from tests.training.bucket import install
-from training.system import storage
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,49 @@ def test_a_folder_of_a_bucket_is_fetched_without_the_marks_of_folders(
     storage.fetch_folder("s3://bucket/f/", tmp_path)
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
     assert found == {"sub", "sub/x", "f", "f/y"}
+
+
+#: Every call to S3, for an address and a folder with a file ``a``.
+CALLS: Final[Mapping[str, Callable[[str, Path], object]]] = {
+    "age_s": lambda uri, _: storage.age_s(uri),
+    "check_writable": lambda uri, _: storage.check_writable(uri),
+    "create_bytes": lambda uri, _: storage.create_bytes(uri, b""),
+    "download": lambda uri, folder: storage.download(uri, folder / "b"),
+    "exists": lambda uri, _: storage.exists(uri),
+    "fetch": lambda uri, folder: storage.fetch(uri, folder / "b"),
+    "fetch_folder": lambda uri, folder: storage.fetch_folder(uri, folder),
+    "find": lambda uri, _: storage.find(uri),
+    "list_files": lambda uri, _: storage.list_files(uri),
+    "list_folders": lambda uri, _: storage.list_folders(uri),
+    "read_bytes": lambda uri, _: storage.read_bytes(uri),
+    "remove_file": lambda uri, _: storage.remove_file(uri),
+    "remove_folder": lambda uri, _: storage.remove_folder(uri),
+    "remove_run": lambda uri, _: storage.remove_run(uri),
+    "rename_folder": lambda uri, _: storage.rename_folder(uri, f"{uri}-b"),
+    "sha256": lambda uri, _: storage.sha256(uri),
+    "upload": lambda uri, folder: storage.upload(folder / "a", uri),
+    "upload_folder": lambda uri, folder: storage.upload_folder(folder, uri),
+    "write_bytes": lambda uri, _: storage.write_bytes(uri, b""),
+    "write_bytes, checked": lambda uri, _: storage.write_bytes(uri, b"", check=lambda: None),
+}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EBUSY, "Please reduce your rate"), ReadTimeoutError(endpoint_url="https://s3")],
+)
+@pytest.mark.parametrize("call", CALLS)
+def test_an_s3_in_trouble_is_an_error_of_every_call_and_passes(
+    call: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = install(monkeypatch)
+    bucket.objects["a/b"] = b""
+    bucket.is_down, bucket.trouble = True, error
+    (tmp_path / "a").touch()
+    with pytest.raises(Exception, match=r"Please reduce|Read timeout") as raised:
+        CALLS[call]("s3://bucket/a", tmp_path)
+    assert faults.is_passing(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.slow

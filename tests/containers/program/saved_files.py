@@ -2,10 +2,7 @@
 
 from contract import files, runs
 from contract.files import FileList, Mark
-from tests.aws.calls import refused
 from tests.aws.s3 import S3
-
-__all__ = ["S3", "list_of", "refused", "saved_in"]
 
 
 def list_of(s3: S3, run: str, node: int = 0) -> FileList:

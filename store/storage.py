@@ -6,6 +6,7 @@ Ray, under torchrun and on a box without pyarrow. Addresses are plain strings.
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
 from contract.text import byte_size
 from contract.times import S3_QUICK_S, S3_TIMEOUT_S
+from store import cache
 
 #: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
 #: two minutes of refusals or seven of silence. ``AWS_MAX_ATTEMPTS`` has the last word.
@@ -34,6 +36,7 @@ _TOLD_AFTER: Final = 3
 _told: Final[set[str]] = set()
 #: Shows a line. A process whose stderr nobody sees sets its own.
 say: Callable[[str], object] = faults.say
+_READ_BYTES: Final = 1 << 22
 #: Name of a ``staged_folder``; ``mkdtemp`` appends eight characters.
 _STAGING: Final = ".staging-"
 
@@ -230,6 +233,15 @@ def read_bytes(uri: str) -> bytes | None:
     return bytes(content)
 
 
+def sha256(uri: str) -> str:
+    """SHA-256 of a file, which need not fit into memory."""
+    digest = hashlib.sha256()
+    with filesystem(uri).open(uri, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def write_bytes(
     uri: str, content: bytes, *, quick: bool = False, check: Callable[[], None] | None = None
 ) -> None:
@@ -253,6 +265,14 @@ def write_bytes(
         file.write(content)
         file.flush()
         os.fsync(file.fileno())  # or a loss of power may leave an empty file under the name
+
+
+def cached(name: str, content: Callable[[], bytes]) -> Path:
+    """A file of the cache, which ``content`` gives where it is not there yet."""
+    file = cache.cache_dir() / name
+    if not file.exists():
+        write_bytes(str(file), content())
+    return file
 
 
 def _replace(fs: Any, uri: str, content: bytes, check: Callable[[], None]) -> None:
@@ -406,6 +426,38 @@ def sync(path: Path) -> None:
         os.close(opened)
 
 
+def download(uri: str, path: Path) -> None:
+    """Copy a file in S3 to this disk."""
+    filesystem(uri).get_file(uri, str(path))
+
+
+def fetch(url: str, target: Path, *, check: Callable[[Path], None] = lambda _: None) -> None:
+    """Fetch a file in S3 to a place in the cache. To be called within ``cache.locked``.
+
+    Args:
+        check: called with what was fetched, before it has its name.
+
+    Raises:
+        InputError: it is missing, or the disk is full.
+        UnreachableError: S3 does not answer.
+        Exception: of ``check``.
+    """
+    # The same name each time: what a killed process has left takes up room once.
+    part = target.with_name(f".{target.name}.part")
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with given(url):
+            download(url, part)
+        check(part)
+        part.replace(target)
+    except OSError as error:
+        if faults.is_full(error):
+            raise cache.not_writable(target.parent, error) from None
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def upload(path: Path, uri: str) -> None:
     """Copy a local file to S3."""
     filesystem(uri).put_file(str(path), uri, callback=_counting())
@@ -441,11 +493,16 @@ def staged_folder(uri: str, *, last: str | None = None) -> Iterator[Path]:
         if parent:
             _move(folder, Path(uri))
             return
-        files = (path for path in folder.rglob("*") if path.is_file())
-        for path in sorted(files, key=lambda path: (path.name == last, path)):
-            upload(path, join(uri, path.relative_to(folder).as_posix()))
+        upload_folder(folder, uri, last=last)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def upload_folder(folder: Path, uri: str, *, last: str | None = None) -> None:
+    """Copy the files of a local folder to S3, and the one called ``last`` after all others."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda path: (path.name == last, path)):
+        upload(path, join(uri, path.relative_to(folder).as_posix()))
 
 
 def _move(folder: Path, target: Path) -> None:
@@ -467,19 +524,25 @@ def fetch_folder(uri: str, into: Path) -> Path:
     """
     if not is_s3(uri):
         return Path(uri)
-    fs = filesystem(uri)
-    for entry in fs.find(uri):
-        if entry.endswith("/"):
-            continue  # the mark of a folder that the console makes
-        target = safe_join(into, _name_below(uri, entry), what="key")
+    for name in find(uri):
+        target = safe_join(into, name, what="key")
         target.parent.mkdir(parents=True, exist_ok=True)
-        fs.get_file(entry, str(target))
+        download(join(uri, name), target)
     return into
 
 
-def _name_below(uri: str, key: str) -> str:
-    """Name of an object below a folder, of its key as s3fs gives it: with the bucket."""
-    return key.removeprefix(uri.removeprefix("s3://").rstrip("/") + "/")
+def find(uri: str) -> dict[str, int]:
+    """Bytes of all files below an address in S3, by their names there.
+
+    Of a file, its own: by the key with the bucket.
+    """
+    found = filesystem(uri).find(uri, detail=True)
+    start = uri.removeprefix("s3://").rstrip("/") + "/"
+    return {
+        key.removeprefix(start): int(each["size"])
+        for key, each in found.items()
+        if not key.endswith("/")  # the mark of a folder that the console makes
+    }
 
 
 def rename_folder(uri: str, target: str) -> None:
@@ -488,10 +551,9 @@ def rename_folder(uri: str, target: str) -> None:
     if not is_s3(uri):
         Path(uri).rename(target)
         return
-    fs = filesystem(uri)
     # File by file: s3fs's own recursive move also asks for the folder's name, which is no object.
-    for path in fs.find(uri):
-        fs.cp_file(path, join(target, _name_below(uri, path)))
+    for name in find(uri):
+        filesystem(uri).cp_file(join(uri, name), join(target, name))
     remove_folder(uri)
 
 
