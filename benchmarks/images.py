@@ -1,6 +1,6 @@
 """Benchmark of the picture reader: pictures per second beside Pillow and torch's DataLoader.
 
-    python -m benchmarks.images [--processes 2] [--seconds 6] [--rounds 3] [--json]
+    python -m benchmarks.images [--processes 2] [--seconds 6] [--rounds 3]
 
 Both start from the same JPEGs, of ImageNet's usual size, and have as many processes. The plain way
 is that of the published example: Pillow decodes, cuts a random part, resizes it to 224 pixels and
@@ -12,6 +12,7 @@ exact on a busy machine too.
 It needs torch, numpy, Pillow, psutil, and scikit-learn for its two photographs.
 """
 
+import argparse
 import functools
 import io
 import math
@@ -32,7 +33,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.output import command_line, report, say
+from benchmarks.output import report, say
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import decode, library
@@ -212,7 +213,7 @@ def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
 
 
 def main() -> int:
-    parser = command_line("images", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
@@ -250,8 +251,7 @@ def main() -> int:
             "decoded_per_cpu_s": {"pillow": by_pillow, "decoder": by_decoder},
             "decoder": "simplejpeg",
             "processes": options.processes,
-        },
-        as_json=options.json,
+        }
     )
     return 0
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 def printed(*command: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--json"],
+        [sys.executable, "-m", *command],
         cwd=ROOT,
         env={**os.environ, "KINETO_LOG_LEVEL": "99"},
         capture_output=True,
