@@ -1,7 +1,6 @@
 """Result of a run: ``result.json``, and ``evaluation.json`` for its last evaluation."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -37,7 +36,7 @@ class Result:
     ``progress.json``; None without a job, or where a price is missing."""
     steps: int
     """Steps done."""
-    total_steps: int | None = None
+    total_steps: int
     """The whole run's."""
     rate: Rate | None
     """What was trained on per second, by all workers together: median over the evaluations; left
@@ -81,7 +80,7 @@ class Result:
     def from_json(cls, values: Mapping[str, object]) -> "Result":
         """
         Raises:
-            ValueError: steps, workers or parameters are missing.
+            ValueError: a field is missing or of another kind.
         """
         return fields.from_json(cls, values)
 
@@ -123,7 +122,7 @@ class Table:
 
 
 Evaluated = HeldOutText | Table
-"""What ``evaluation.json`` holds; they are told apart by their fields."""
+"""Content of ``evaluation.json``."""
 
 
 def measures_of(values: Mapping[str, object]) -> dict[str, float]:
@@ -135,11 +134,3 @@ def measures_of(values: Mapping[str, object]) -> dict[str, float]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
     measures: Known = field(default_factory=dict, metadata=named())
-
-
-def evaluated_from_json(values: Mapping[str, object]) -> Evaluated | None:
-    """The content of ``evaluation.json``; None where it is damaged or of no known kind."""
-    with suppress(ValueError):
-        found: Evaluated = fields.read(Evaluated, values)
-        return found
-    return None

@@ -45,7 +45,7 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.goodput import Activity, Recorder
 from training.record.progress import EVERY_S, Pace, Progress, Spending
-from training.record.result import SUCCEEDED, Result, Status
+from training.record.result import SUCCEEDED, Evaluated, Result, Status
 from training.record.trackers import FILES, UPLOAD_S, Trackers
 from training.system import storage
 
@@ -110,6 +110,8 @@ class RunRecord:
         self._measures = measures
         self.is_finished = False
         self._run, self._recipe = run, recipe
+        self._settings, self._environment = settings, environment
+        self._evaluated: Evaluated | None = None
         self._lease = lease
         self._clock, self._check = clock, check
         self._began = clock() if began is None else began
@@ -197,6 +199,7 @@ class RunRecord:
                 self.error, self.exit_code = event.message, event.code
             case Finished():
                 if event.evaluation is not None:
+                    self._evaluated = event.evaluation
                     self._write_json(runs.EVALUATION_FILE, fields.to_json(event.evaluation))
                 self._step = event.step
                 self._last_step = None
@@ -224,7 +227,16 @@ class RunRecord:
             try:
                 if self._metrics.exists():  # a disk may have taken nothing of the record
                     report = self._on_disk(
-                        lambda: write_report(self.folder, self.result, check=self._check_on_disk)
+                        partial(
+                            write_report,
+                            self.folder,
+                            self.result,
+                            metrics=self._read(),
+                            settings=self._settings,
+                            environment=self._environment,
+                            evaluated=self._evaluated,
+                            check=self._check_on_disk,
+                        )
                     )
             finally:  # a run that has a result is complete: the report comes first
                 self._recorder.close(time.time(), is_last=True)
