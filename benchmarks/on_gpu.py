@@ -77,7 +77,7 @@ STEPS: Final = (
         words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile",
         limit_s=600,
     ),
-    # Figures of the public posts: ``benchmarks.posts``.
+    # Figures of the table of the public posts (docs/benchmarks.md).
     Step(
         name="fashion",
         words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
