@@ -31,7 +31,6 @@ from training.record.events import (
     Preempted,
     RankTimes,
     Resume,
-    Sample,
     Saved,
     Saving,
     Silent,
@@ -189,7 +188,7 @@ class RunRecord:
                 self._append(event)
                 self._step = event.step
                 self._recorder.step(event.time, event.step)
-            case RankTimes() | Sample() | Loaded() | Saved():
+            case RankTimes() | Loaded() | Saved():
                 if isinstance(event, RankTimes) and event.rank == 0:
                     self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
                 self._append(event)
