@@ -106,7 +106,7 @@ POST: Final = Case(
     passes=8,
     recompute="full",
 )
-ALL: Final = (*CASES, POST, TINY, replace(TINY, name="tiny-lora", lora_rank=4))
+ALL: Final = (*CASES, POST, TINY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +225,7 @@ def train_by_trainer(
     *,
     on_step_end: Callable[[int], object],
 ) -> list[float]:
-    """Train a model of transformers, or one with peft's adapters, where it is.
+    """Train a model of transformers, where it is.
 
     Args:
         config: of the recipe, whose last step, after which it saves, is left out.
@@ -282,7 +282,7 @@ def train_by_trainer(
 
 
 def run_trainer(case: Case, folder: str, steps: int) -> Measured:
-    """transformers' Trainer, with peft's adapters where the case has some."""
+    """transformers' Trainer."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # one process, and no group
         os.environ.pop(name, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -296,9 +296,7 @@ def run_trainer(case: Case, folder: str, steps: int) -> Measured:
     )
     watch = _Watch(case, device, steps=steps)
     try:
-        losses = train_by_trainer(
-            _model(case, config, device), feed, config, on_step_end=watch.step
-        )
+        losses = train_by_trainer(_model(config, device), feed, config, on_step_end=watch.step)
     except torch.OutOfMemoryError as error:
         return Measured(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
     return Measured(
@@ -308,25 +306,9 @@ def run_trainer(case: Case, folder: str, steps: int) -> Measured:
     )
 
 
-def _model(case: Case, config: FsdpConfig, device: torch.device) -> Any:
+def _model(config: FsdpConfig, device: torch.device) -> Any:
     """The model with the weights that the recipe gives it."""
     model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
-    if case.lora_rank:
-        from peft import LoraConfig, get_peft_model
-
-        if device.type == "cuda":
-            model.to(torch.bfloat16)
-        settings = LoraConfig(
-            r=case.lora_rank, lora_alpha=2 * case.lora_rank, target_modules="all-linear"
-        )
-        with torch.device("meta"):
-            adapted: Any = get_peft_model(model, settings)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.data = parameter.data.float()
-        model_weights.allocate(model, device)
-        model_weights.initialise(model, seed=config.seed)
-        return adapted
     model_weights.allocate(model, device)
     model_weights.initialise(model, seed=config.seed)
     return model
@@ -340,7 +322,7 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
         [recipe] = processes.run(1, run_recipe, case, folder, steps)
         say(f"{case.name}: {_words(recipe)}")
         trainer = Measured(failure="left out")
-        if trainer_too:
+        if trainer_too and not case.lora_rank:
             [trainer] = processes.run(1, run_trainer, case, folder, steps)
             say(f"{case.name}: transformers' Trainer: {_words(trainer)}")
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))

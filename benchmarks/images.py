@@ -14,7 +14,6 @@ It needs torch, numpy, Pillow, psutil, and scikit-learn for its two photographs.
 
 import argparse
 import functools
-import io
 import math
 import os
 import random
@@ -36,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.output import report, say
 from training.data import augmentation
 from training.data.images import BatchOrder
-from training.data.pictures import decode, library
+from training.data.pictures import library
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS
 from training.data.pictures.library import PictureSet
@@ -50,7 +49,6 @@ _WIDTH, _HEIGHT = 500, 375  # of most of ImageNet's pictures
 _QUALITY: Final = 95
 _CLASSES: Final = 10
 _WARM_UP_S: Final = 1.0
-_DECODED: Final = 60
 _STEPS: Final = range(1_000_000)
 
 Way = Callable[[], Iterator[torch.Tensor]]
@@ -173,29 +171,6 @@ def _cpu_seconds() -> float:
     return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children()))
 
 
-def decoding(paths: Sequence[Path]) -> tuple[float, float]:
-    """Pictures per CPU second of one process that only decodes: Pillow, and this project."""
-    contents = [path.read_bytes() for path in paths[:_DECODED]]
-
-    def by_pillow(content: bytes) -> decode.Pixels:
-        with Image.open(io.BytesIO(content)) as file:
-            return np.asarray(file.convert("RGB"))
-
-    def by_decoder(content: bytes) -> decode.Pixels:
-        return decode.decode(content, size=DEFAULT_SIZE)
-
-    ways: tuple[Callable[[bytes], decode.Pixels], ...] = (by_pillow, by_decoder)
-    times: list[list[float]] = [[], []]
-    for _ in range(5):
-        for kept, decoded in zip(times, ways, strict=True):
-            began = time.process_time()
-            for content in contents:
-                decoded(content)
-            kept.append(time.process_time() - began)
-    first, second = (len(contents) / statistics.median(each) for each in times)
-    return first, second
-
-
 def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
     """The same pictures in each form."""
     wishes = {
@@ -229,7 +204,6 @@ def main() -> int:
         paths = sorted((tree / "train").rglob("*.JPEG"))
         ways: dict[str, Way] = {"plain": functools.partial(plain, paths, **common)}
         ways |= {each: functools.partial(ours, found, **common) for each, found in sets.items()}
-        by_pillow, by_decoder = decoding(paths)
         rounds: dict[str, list[Measured]] = {each: [] for each in ways}
         for number in range(options.rounds):
             for each, way in ways.items():
@@ -245,11 +219,8 @@ def main() -> int:
             "ratio": per_s["tree"] / per_s["plain"],
             "ratios": {each: per_s[each] / per_s["plain"] for each in sets},
             "ratios_of_cpu_seconds": {each: per_cpu_s[each] / per_cpu_s["plain"] for each in sets},
-            "ratio_of_decoding": by_decoder / by_pillow,
             "pictures_per_s": per_s,
             "pictures_per_cpu_s": per_cpu_s,
-            "decoded_per_cpu_s": {"pillow": by_pillow, "decoder": by_decoder},
-            "decoder": "simplejpeg",
             "processes": options.processes,
         }
     )
