@@ -27,7 +27,7 @@ from training.record.events import (
     Step,
     parse_metrics,
 )
-from training.record.fields import Known, Named, Rate
+from training.record.fields import Named, Rate
 from training.record.result import (
     HeldOutText,
     Result,
@@ -47,7 +47,6 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
     tuple[str, ...]: st.lists(st.text()).map(tuple),
     # The last name ends as a rate does.
     Named: st.dictionaries(st.sampled_from(NAMES), NUMBERS),
-    Known: st.dictionaries(st.sampled_from(NAMES), NUMBERS | st.none()),
 }
 
 

@@ -209,10 +209,9 @@ def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, st
         measures: those of the recipe.
     """
     rows = {}
-    for measured, figure in result.measures.items():
-        if figure is not None:
-            measure = described(measured, measures)
-            rows[measure.phrase_label] = measure.words(figure)
+    for name, value in result.measures.items():
+        measure = described(name, measures)
+        rows[measure.phrase_label] = measure.words(value)
     if result.loss is not None:
         rows["evaluation loss"] = f"{result.loss:.4f}"
     for rate in speed(result.rate):

@@ -22,8 +22,6 @@ _RATE: Final = "_per_s"
 
 Named = Mapping[str, float]
 """Numbers by name."""
-Known = Mapping[str, float | None]
-"""The same; None where a number is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +35,7 @@ class Rate:
 
 
 def named(*, suffix: str = "") -> Mapping[str, object]:
-    """Metadata of a field of type ``Named`` or ``Known``.
+    """Metadata of a field of type ``Named``.
 
     Args:
         suffix: what follows the names in JSON.
@@ -70,13 +68,13 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     found: dict[str, object] = {}
     others = {**values}  # without the keys of numbers with names, whatever other field is called so
     fields = _fields(cast("Any", kind))
-    for field, hint in fields:
+    for field, _ in fields:
         if "suffix" in field.metadata:
             names = values.get(field.name)
             given: dict[str, object] = {}
             for name in names if isinstance(names, list) else []:
-                value = others.pop(f"{name}{field.metadata['suffix']}", MISSING)
-                if _is_number(value) or (value is None and hint == Known):
+                value = others.pop(f"{name}{field.metadata['suffix']}", None)
+                if _is_number(value):
                     given[f"{name}"] = value
             found[field.name] = given
     for field, hint in fields:

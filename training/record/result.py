@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from training.record import fields
-from training.record.fields import Known, Rate, named
+from training.record.fields import Named, Rate, named
 
 Status = Literal["succeeded", "failed", "stopped"]
 SUCCEEDED: Final = "succeeded"
@@ -24,9 +24,8 @@ class Result:
     ``failed``: see ``error``."""
     loss: float | None
     """Mean loss of the last evaluation: per test image, or per held-out token in nats."""
-    measures: Known = field(default_factory=dict, metadata=named())
-    """Values of the recipe's measures at the last evaluation, such as ``accuracy``; None before
-    the first one."""
+    measures: Named = field(default_factory=dict, metadata=named())
+    """Values of the recipe's measures at the last evaluation, such as ``accuracy``."""
     seconds: float | None
     """Spent training, over all attempts, evaluation included."""
     total_seconds: float | None = None
@@ -127,10 +126,9 @@ Evaluated = HeldOutText | Table
 
 def measures_of(values: Mapping[str, object]) -> dict[str, float]:
     """The measures that a ``result.json`` has a value of, also one that lacks all else."""
-    read = fields.from_json(_Measured, values)
-    return {name: value for name, value in read.measures.items() if value is not None}
+    return {**fields.from_json(_Measured, values).measures}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    measures: Known = field(default_factory=dict, metadata=named())
+    measures: Named = field(default_factory=dict, metadata=named())

@@ -376,8 +376,8 @@ class RunRecord:
     def _take_over_spending(self, job: str, spending: Spending) -> None:
         """Add what a lost head of the same job had counted."""
         with contextlib.suppress(Exception):
-            content = storage.read_bytes(storage.join(self.run_uri, runs.PROGRESS_FILE))
-            earlier = Progress.from_json(json.loads(content or b"{}"))
+            found = reader.read_json(self.run_uri, runs.PROGRESS_FILE)
+            earlier = Progress.from_json(found or {})
             if earlier.job == job and earlier.usd is not None:
                 spending.begin_with(earlier.usd)
 
@@ -432,7 +432,7 @@ class RunRecord:
             recipe=self._recipe,
             status=status,
             loss=last.loss,
-            measures={**{each.name: None for each in self._measures}, **last.measures},
+            measures=last.measures,
             seconds=last.seconds,
             total_seconds=self._clock() - self._began,
             usd=self._spending.usd() if self._spending else None,
