@@ -171,6 +171,7 @@ def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
         eval_sequences=case.microbatch,
         checkpoint_every=10**6,
         checkpoint_minutes=0.0,
+        sample_tokens=0,
     )
 
 

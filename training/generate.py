@@ -76,8 +76,8 @@ def continuations(
     for is_trained in (False, True):
         if is_trained:
             found.load_weights(model)
-        drawn = language_models.generate(
-            WithLoss(model), ids, num=num, seed=seed, stops=stops, greedy=greedy, device=device
+        (drawn,) = language_models.generate(
+            WithLoss(model), [ids], num=num, seed=seed, stops=stops, greedy=greedy, device=device
         )
         texts.append(tokenizer.decode(drawn))
     return texts[0], texts[1]

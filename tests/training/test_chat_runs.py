@@ -17,7 +17,7 @@ from training import export, generate
 from training.checkpoint import sharded_checkpoints
 from training.fsdp import inputs
 from training.fsdp.settings import FsdpConfig
-from training.record.events import Step
+from training.record.events import Sample, Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -67,6 +67,7 @@ def config(folder: Path, data_dir: Path) -> FsdpConfig:
         report_every=1,
         checkpoint_every=1000,
         evaluate_every=1000,
+        sample_tokens=4,
     )
 
 
@@ -79,6 +80,9 @@ def test_a_model_learns_answers_and_gives_the_same_ones_wherever_it_is_served(
     events, _ = processes.run(2, trained, settings, method=forks.METHOD)
     losses = [each.loss for each in events if isinstance(each, Step)]
     assert losses[-1] < losses[0] / 2
+    asked = next(each for each in events if isinstance(each, Sample))
+    assert asked.prompt.startswith("user\n")
+    assert asked.prompt.endswith("assistant\n")
 
     found = sharded_checkpoints.newest_of(RunPaths.of(settings.storage, settings.run).uri)
     place = Path(export.export(found, str(tmp_path / "served")))

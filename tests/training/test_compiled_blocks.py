@@ -20,7 +20,7 @@ from training.system import machine
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_uneven_evaluation_leaves_the_shapes_of_training_static(
+def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     graphs: list[tuple[bool, str]] = []  # trained through, and the shapes of the inputs
@@ -43,7 +43,7 @@ def test_uneven_evaluation_leaves_the_shapes_of_training_static(
     for name, value in {**rank, "MASTER_PORT": str(processes.free_port())}.items():
         monkeypatch.setenv(name, value)
     words = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
-    words += ["--max-steps", "2", "--evaluate-every", "1", "--compile"]
+    words += ["--max-steps", "2", "--evaluate-every", "1", "--sample-tokens", "3", "--compile"]
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
     words += ["--global-batch", "8", "--microbatch", "5", "--eval-sequences", "6"]
     config = read_command(words, run="run", workers=Range(1, 1), storage=str(tmp_path))

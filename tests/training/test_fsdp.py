@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 # A text that never changes, as bytes, and four blocks of 128; a fifth of a second per step.
 TINY = ["--preset", "tiny", "--data", str(REPO / "LICENSE"), "--held-out-every", "5"]
 TINY += ["--max-steps", "20", "--evaluate-every", "8", "--report-every", "2"]
-TINY += ["--eval-sequences", "16"]
+TINY += ["--eval-sequences", "16", "--sample-tokens", "8"]
 TWO = ["--workers", "2"]
 
 
@@ -66,7 +66,11 @@ def test_a_run_learns_and_leaves_its_whole_record(whole: Command) -> None:
         assert sum(line[f"{part}_s"] for part in parts) == pytest.approx(line["step_time_s"])
         assert line["communication_s"] > 0
         assert line["memory_bytes"] > 1e8
-    assert "Perplexity" in (whole.run_folder / "report.html").read_text()
+    samples = whole.metrics("sample")
+    assert [line["step"] for line in samples] == [0, 0, 0, 20, 20, 20]
+    page = (whole.run_folder / "report.html").read_text()
+    assert "Perplexity" in page
+    assert "after 20 steps" in page
 
 
 def test_the_losses_are_those_stored(whole: Command) -> None:

@@ -203,3 +203,4 @@ def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> No
     assert store.info.num_documents > 70
     assert store.info.num_train_tokens > 300_000
     assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
+    assert [*map(len, store.prompts(num=3, length=16))] == [16] * 3

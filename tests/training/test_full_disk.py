@@ -25,7 +25,7 @@ _SHORT: Final = ["--max-steps", "4", "--report-every", "1"]
 WORDS: Final = {
     "fsdp": (
         f"fsdp --preset tiny --data {REPO / 'LICENSE'} --held-out-every 5 --evaluate-every 2 "
-        "--checkpoint-every 2 --eval-sequences 2 --seq-len 32 --global-batch 2"
+        "--checkpoint-every 2 --eval-sequences 2 --sample-tokens 1 --seq-len 32 --global-batch 2"
     ).split(),
     "ddp": [
         "ddp",

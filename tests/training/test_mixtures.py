@@ -205,6 +205,7 @@ def test_a_run_on_a_mixture_is_evaluated_source_by_source(tmp_path: Path) -> Non
             max_steps=6,
             evaluate_every=3,
             report_every=1,
+            sample_tokens=4,
             eval_sequences=8,
         )
     )

@@ -41,6 +41,8 @@ class Found:
     events: list[Event] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     """Sum of the squares of this rank's weights, before each step's update."""
+    num_beside: int = 0
+    """Forward passes beside those of the steps."""
     seeds: list[int] = field(default_factory=list)
     """Of torch in each step."""
 
@@ -89,8 +91,8 @@ def prepared(config: FsdpConfig) -> FsdpConfig:
 
 
 def in_passes(config: FsdpConfig) -> FsdpConfig:
-    """The same steps in more passes."""
-    return replace(config, run="passes", microbatch=1, recompute="selective")
+    """The same steps in more passes, with samples."""
+    return replace(config, run="passes", microbatch=1, recompute="selective", sample_tokens=3)
 
 
 def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Found:
@@ -98,6 +100,7 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
 
     Args:
         spoiled: ``loss`` or ``gradient``, of the last rank in the first step; the other is finite.
+            ``sample``: none can be drawn.
     """
     found = Found()
     worker.run_uri = RunPaths.of(config.storage, config.run).uri
@@ -116,6 +119,7 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
         return real_clip(model, limit)
 
     def forward(self: nn.Module, *inputs_of_pass: Tensor | None, **more: Tensor) -> Tensor:
+        found.num_beside += not self.training
         loss: Tensor = real_forward(self, *inputs_of_pass, **more)
         is_spoiled = spoiled == "loss" and self.training and not found.sizes
         return loss + math.inf if is_spoiled and is_last else loss
@@ -123,6 +127,8 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
     with pytest.MonkeyPatch.context() as patch:
         # Figures for display end no run.
         patch.setattr(language_models, "attention_width", lambda _config: 1 // 0)
+        if spoiled == "sample":
+            patch.setattr(language_models, "generate", lambda *_, **__: 1 // 0)
         patch.setattr(fsdp, "clip", clip)
         patch.setattr(language_models.WithLoss, "forward", forward)
         fsdp.train(worker, config)
@@ -140,7 +146,7 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
     found["passes"] = run(worker, in_passes(config))
     if worker.rank == 0:  # which chooses what all resume from
         shutil.rmtree(RunPaths.of(config.storage, "whole").checkpoint(2))
-    found["resumed"] = run(worker, config)
+    found["resumed"] = run(worker, replace(config, sample_tokens=2), spoiled="sample")
     for what in SPOILED:
         found[what] = run(worker, replace(config, run=what), spoiled=what)
     worker.close()
@@ -165,6 +171,12 @@ def test_every_token_of_a_step_has_the_same_weight_however_memory_is_saved(
     assert ranks[0]["resumed"].steps() == {2: pytest.approx(whole[2])}
     assert passes[1] == pytest.approx(whole[1], rel=1e-4)
     assert passes[2] == pytest.approx(whole[2], rel=1e-2)
+
+
+def test_a_sample_that_fails_is_reported_and_ends_nothing(ranks: list[dict[str, Found]]) -> None:
+    assert ranks[0]["whole"].num_beside == 3 * 1, "a sharded model is sampled if that is asked for"
+    said = [each.message for each in ranks[0]["resumed"].events if isinstance(each, Warned)]
+    assert any(each.startswith("a sample is not known (ZeroDivisionError") for each in said)
 
 
 @pytest.mark.parametrize("what", SPOILED)

@@ -26,6 +26,7 @@ from training.record.events import (
     Metrics,
     RankTimes,
     Resume,
+    Sample,
     Step,
 )
 from training.record.fields import Rate
@@ -246,6 +247,7 @@ def test_every_colour_of_a_drawing_follows_the_theme(content: str) -> None:
 
 
 def test_strings_of_the_record_are_never_markup(tmp_path: Path) -> None:
+    sample = Sample(step=1, prompt=HOSTILE, text=HOSTILE)
     page = Page(
         written(
             tmp_path,
@@ -253,13 +255,13 @@ def test_strings_of_the_record_are_never_markup(tmp_path: Path) -> None:
             settings={"recipe": HOSTILE, HOSTILE: HOSTILE},
             environment={"cpu": HOSTILE},
             evaluated=replace(DETAILS, title=HOSTILE, names=(HOSTILE, "-->", "]]>")),
-            metrics=record(*epochs(1)),
+            metrics=record(*epochs(1), sample),
         )
     )
     assert page.unbalanced == []
     assert "script" not in {tag for tag, _ in page.elements}
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
-    assert page.text.count(HOSTILE) >= 5
+    assert page.text.count(HOSTILE) >= 7
 
 
 def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
@@ -272,14 +274,16 @@ def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_language_model_has_perplexity_and_its_held_out_loss(tmp_path: Path) -> None:
+def test_a_language_model_has_perplexity_its_held_out_loss_and_samples(tmp_path: Path) -> None:
     events: list[Event] = [PERPLEXITY]
     for step, perplexity in ((1, 21.3), (2, 30.5)):
-        events.append(Evaluation(step=step, epoch=step, measures={"perplexity": perplexity}))
+        scored = Evaluation(step=step, epoch=step, measures={"perplexity": perplexity})
+        events += [scored, Sample(step=step, prompt="Once", text=f" upon {step}")]
     details = HeldOutText(loss=3.4177, perplexity=30.5, num_tokens=12_345)
     page = Page(written(tmp_path, metrics=record(*events), evaluated=details))
     assert "30.5 at the end; best 21.3 at step 1." in page.text
     assert "Loss 3.4177 nats per token over 12,345 held-out tokens." in page.text
+    assert "after 1 step Once upon 1 after 2 steps Once upon 2" in page.text
 
 
 def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:

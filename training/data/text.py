@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
@@ -146,6 +146,25 @@ class TokenStore:
     def largest_id(self) -> int:
         """Of all tokens; they are read once for it."""
         return max(int(each.max(initial=0)) for each in (self.train, self.held_out))
+
+    def prompts(self, *, num: int, length: int) -> list[list[int]]:
+        """Prompts for a model to continue.
+
+        For text, the first tokens of the first held-out documents that have twice as many. For
+        conversations, what precedes the first answer of each.
+        """
+        if self.info.is_chat:
+            part = self.conversations(held_out=True)
+            found = []
+            for first, end in pairwise(part.starts[: num + 1].tolist()):
+                before = int(part.learned[first:end].argmax())
+                if before:
+                    found.append(part.tokens[first : first + before].tolist())
+            return found
+        ends = np.flatnonzero(self.held_out[: 10**6] == self.info.end_of_text)
+        starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+        chosen = starts[ends - starts >= 2 * length][:num]
+        return [self.held_out[first : first + length].tolist() for first in chosen.tolist()]
 
 
 # --- building -----------------------------------------------------------------------------------

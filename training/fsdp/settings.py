@@ -14,6 +14,8 @@ from training.settings import PRECISIONS, TrainingConfig, Value, best_option, op
 _EVALUATIONS: Final = 20
 #: Steps between them at least, so that a short run does not spend its time on them.
 _LEAST_STEPS: Final = 50
+#: Tokens of a sample of a model that is not sharded.
+_SAMPLED: Final = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +149,14 @@ class FsdpConfig(TrainingConfig):
         same_on_resume=False,
     )
     keep_best: str = best_option("loss", "perplexity", use="for export --best")
+    sample_tokens: int = option(
+        -1,
+        low=-1,
+        high=4096,
+        help="tokens of the samples written before and after training, each a pass over all "
+        "weights (-1: 40 on one worker, else none)",
+        same_on_resume=False,
+    )
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
@@ -179,6 +189,13 @@ class FsdpConfig(TrainingConfig):
             return self.evaluate_every
         in_run = max(_LEAST_STEPS, -(-total_steps // _EVALUATIONS))
         return min(steps_per_epoch, in_run)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of each sample."""
+        if self.sample_tokens >= 0:
+            return self.sample_tokens
+        return _SAMPLED if self.num_workers == 1 else 0
 
     def less_memory(self) -> str:
         """Options for a run that ran out of GPU memory, in a sentence."""
@@ -229,5 +246,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
         "lr": 3e-3,
         "evaluate_every": 25,
         "report_every": 5,
+        "sample_tokens": 40,
     },
 }

@@ -13,9 +13,11 @@ and the seed (see ``training.data.feed``).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -26,16 +28,20 @@ from training.bookkeeping import Bookkeeping
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
+from training.data.text import TokenStore
 from training.fsdp import inputs
 from training.fsdp.held_out import HeldOut, on_device
 from training.fsdp.model import build, describe, fill
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
 from training.loop.worker import Worker, displayed, uses_bf16
-from training.models import agreement, language_models, model_weights
+from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
-from training.record.events import Evaluation, Loaded, Noted, Warned, phase
+from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
 from training.system import machine
+
+_NUM_PROMPTS: Final = 3
+_PROMPT_TOKENS: Final = 16
 
 
 def train(worker: Worker, config: FsdpConfig) -> None:
@@ -144,6 +150,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(Loaded(step=start_step, loss=score.loss))
     else:
         worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
+        displayed(worker, "a sample", partial(_sample, trained, stores, config, worker, step=0))
 
     books = Bookkeeping(
         worker,
@@ -197,6 +204,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         if not books.after(step):
             break
 
+    if books.steps and not books.is_stopped:
+        sample = partial(_sample, trained, stores, config, worker, step=position.step)
+        displayed(worker, "a sample", sample)
     books.finish()
 
 
@@ -233,3 +243,43 @@ def is_finite(loss_sum: Tensor, norm: Tensor, *, world_size: int) -> bool:
     if world_size > 1:
         dist.all_reduce(total)
     return bool(torch.stack([total, norm]).isfinite().all())
+
+
+def _sample(
+    trained: WithLoss,
+    stores: Sequence[TokenStore],
+    config: FsdpConfig,
+    worker: Worker,
+    *,
+    step: int,
+) -> None:
+    """Let the model continue the first words of some held-out documents, or answer the questions
+    of some conversations, and report it."""
+    if not config.num_sampled:
+        return
+    of: Any = trained.model
+    longest = getattr(of.config, "max_position_embeddings", None) or 2**20
+    of_each = -(-_NUM_PROMPTS // len(stores))
+    given = [each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores]
+    prompts = [each for each in chain.from_iterable(given) if len(each) < longest]
+    if not prompts:
+        return
+    try:
+        continued = language_models.generate(
+            trained,
+            prompts,
+            num=min(config.num_sampled, longest - max(map(len, prompts))),
+            seed=config.seed,
+            stops=inputs.stops_of(stores),
+            device=worker.device,
+        )
+    finally:
+        language_models.reshard(trained)
+    if worker.rank:
+        return
+    from tokenizers import Tokenizer
+
+    path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+    decode = Tokenizer.from_file(str(path)).decode
+    for prompt, text in zip(prompts, continued, strict=True):
+        worker.emit(Sample(step=step, prompt=decode(prompt), text=decode(text)))

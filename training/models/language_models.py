@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -348,39 +349,61 @@ def reshard(trained: nn.Module) -> None:
 
 def generate(
     trained: nn.Module,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     *,
     num: int,
     seed: int,
     stops: Sequence[int] = (),
     greedy: bool = False,
     device: torch.device,
-) -> list[int]:
-    """Continue a prompt by tokens drawn from the model's own distribution.
+) -> list[list[int]]:
+    """Continue each prompt by ``num`` tokens drawn from the model's own distribution.
+
+    All prompts are one batch: shorter ones are padded at their end, which no token before sees.
 
     Args:
-        trained: a ``WithLoss`` in one process.
-        prompt: ids.
+        trained: a ``WithLoss``; where it is sharded, every rank calls this and gets the same.
+        prompts: ids.
         seed: of the draws.
-        stops: ids of which each ends the continuation.
+        stops: ids of which each ends a continuation: once all have one, no more is drawn.
         greedy: take the likeliest token instead of drawing one.
 
     Returns:
-        The ids that follow, ``num`` or fewer up to one of ``stops``. Each is a pass over all so
-        far: for a look, not for serving.
+        The ids that follow each prompt, ``num`` or fewer where all have ended. Each is a pass over
+        all so far: for samples, not for serving.
     """
     generator = torch.Generator().manual_seed(seed)
+    was_training = trained.training
     trained.eval()
-    found: list[int] = []
-    with torch.no_grad():
-        while len(found) < num and not {*found[-1:]} & {*stops}:
-            tokens = torch.tensor([[*prompt, *found]], device=device)
-            last = torch.tensor([tokens.shape[1] - 1], device=device)
+    lengths = [len(each) for each in prompts]
+    longest = max(lengths)
+    tokens = torch.tensor(
+        [[*each, *[0] * (longest - len(each))] for each in prompts], device=device
+    )
+    last = torch.tensor(lengths, device=device) - 1
+    ended = torch.zeros(len(lengths), dtype=torch.bool, device=device)
+    ends = torch.tensor(stops, device=device)
+    num_drawn = 0
+    # Compiled for these few tokens, the blocks would be compiled for any length from then on.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        while num_drawn < num and not ended.all():
             # A model that has diverged continues a text with anything.
-            logits = trained(tokens, last=last)[0].float().cpu().nan_to_num()
-            drawn = torch.multinomial(logits.softmax(dim=0), 1, generator=generator)
-            found.append(int((logits.argmax() if greedy else drawn).item()))
-    return found
+            logits = trained(tokens, last=last).float().cpu().nan_to_num()
+            if greedy:
+                drawn = logits.argmax(dim=1, keepdim=True)
+            else:
+                drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
+            drawn = drawn.to(device)
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                dist.broadcast(drawn, src=0)  # hosts may round differently
+            last, num_drawn = last + 1, num_drawn + 1
+            tokens = F.pad(tokens, (0, 1)).scatter(1, last[:, None], drawn)
+            ended |= torch.isin(drawn[:, 0], ends)
+    trained.train(was_training)
+    return [
+        each[length : length + num_drawn]
+        for each, length in zip(tokens.tolist(), lengths, strict=True)
+    ]
 
 
 def keep_in_bf16(model: nn.Module, *, only_frozen: bool) -> None:

@@ -221,6 +221,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Continuation of a text by a language model. A line of ``metrics.jsonl``."""
+
+    step: int
+    """Optimizer steps done before."""
+    prompt: str
+    """How a held-out document begins."""
+    text: str
+    """What the model makes of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
     """A resumed model, evaluated before it is trained again. A line of ``metrics.jsonl``."""
 
@@ -384,6 +396,7 @@ Event = (
     | Skipped
     | RankTimes
     | Evaluation
+    | Sample
     | Loaded
     | Preempted
     | Silent

@@ -8,7 +8,7 @@ The page's content is put together here; ``page.html.j2`` lays it out and ``page
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from contract.runs import REPORT_FILE
 from contract.text import compact, counted, duration, significant
 from training.record import plots
 from training.record.display import figures
-from training.record.events import Measure, Metrics, Resume
+from training.record.events import Measure, Metrics, Resume, Sample
 from training.record.plots import COLORS, figure
 from training.record.result import SUCCEEDED, Evaluated, HeldOutText, Result, Table
 from training.system import storage
@@ -64,6 +64,7 @@ def write_report(
         evaluations=_evaluations(metrics, metrics.measures, result),
         details=_details(evaluated) if isinstance(evaluated, Table) else None,
         held_out=evaluated if isinstance(evaluated, HeldOutText) else None,
+        texts=_texts(metrics.of(Sample)),
         files={
             "Configuration": json.dumps(settings, indent=1),
             "Environment": json.dumps(environment, indent=1),
@@ -124,6 +125,15 @@ def _evaluations(
         for row in range(len(evaluations))
     ]
     return {"heads": [head for head, _, _ in known], "rows": rows}
+
+
+def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Continuations of each prompt, and when they were made."""
+    by_prompt: dict[str, list[tuple[str, str]]] = {}
+    for sample in samples:
+        when = f"after {counted(sample.step, 'step')}" if sample.step else "before training"
+        by_prompt.setdefault(sample.prompt, []).append((when, sample.text))
+    return [*by_prompt.items()]
 
 
 def _css() -> str:

@@ -31,6 +31,7 @@ from training.record.events import (
     Preempted,
     RankTimes,
     Resume,
+    Sample,
     Saved,
     Saving,
     Silent,
@@ -188,7 +189,7 @@ class RunRecord:
                 self._append(event)
                 self._step = event.step
                 self._recorder.step(event.time, event.step)
-            case RankTimes() | Loaded() | Saved():
+            case RankTimes() | Sample() | Loaded() | Saved():
                 if isinstance(event, RankTimes) and event.rank == 0:
                     self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
                 self._append(event)
