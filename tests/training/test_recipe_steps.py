@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import processes
+from contract.instance_types import instance_type
 from contract.runs import RunPaths
 from tests import forks
 from tests.training.test_data import write_images
@@ -27,6 +28,7 @@ from training.fsdp.settings import FsdpConfig
 from training.imagenet.settings import ImagenetConfig
 from training.models import language_models
 from training.models.average import WeightAverage
+from training.plan import expected
 from training.record.events import Event, Skipped, Step, Warned
 from training.runtime.torchrun import TorchrunWorker
 from training.settings import RunConfig
@@ -173,7 +175,15 @@ def test_every_token_of_a_step_has_the_same_weight_however_memory_is_saved(
     assert passes[2] == pytest.approx(whole[2], rel=1e-2)
 
 
-def test_a_sample_that_fails_is_reported_and_ends_nothing(ranks: list[dict[str, Found]]) -> None:
+def test_passes_beside_the_steps_are_those_that_the_plan_prices(
+    ranks: list[dict[str, Found]], tmp_path: Path
+) -> None:
+    config = in_passes(chats(tmp_path))
+    planned = expected(config, instance_type("g5.12xlarge"), num_bytes=10**6)
+    assert planned is not None
+    assert planned.passes_hours > 0
+    evaluated, sampled = 3 * 2, 2 * 3
+    assert [planned.passes, evaluated + sampled] == [ranks[0]["passes"].num_beside] * 2
     assert ranks[0]["whole"].num_beside == 3 * 1, "a sharded model is sampled if that is asked for"
     said = [each.message for each in ranks[0]["resumed"].events if isinstance(each, Warned)]
     assert any(each.startswith("a sample is not known (ZeroDivisionError") for each in said)
