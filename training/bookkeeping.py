@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
@@ -30,7 +30,7 @@ from training.record.events import (
     described,
 )
 from training.record.result import HeldOutText, Table
-from training.settings import NO_BEST, TrainingConfig
+from training.settings import LENGTH, NO_BEST, TOO_LATE, TrainingConfig
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
@@ -99,6 +99,24 @@ def best_step(run_uri: str, config: TrainingConfig) -> int:
             "evaluated yet. Leave --best out for the newest"
         )
     return judge.best_step
+
+
+def check_longer(
+    config: TrainingConfig, recorded: Mapping[str, Any], position: Position, steps_per_epoch: int
+) -> None:
+    """Check that a run which is made longer would have come to its checkpoint in the same way.
+
+    Args:
+        recorded: settings in the checkpoint; empty without one.
+
+    Raises:
+        InputError: its learning rate has begun to fall.
+    """
+    before = replace(config, **{name: recorded.get(name, getattr(config, name)) for name in LENGTH})
+    ends = before.num_steps(steps_per_epoch)
+    is_late = config.schedule == "wsd" and position.step > before.decay_begins(ends)
+    if is_late and config.num_steps(steps_per_epoch) > ends:
+        raise InputError(f"{TOO_LATE}. Its checkpoint is of step {position.step:,} of {ends:,}")
 
 
 class Bookkeeping:

@@ -297,15 +297,15 @@ def resume(config: RunConfig, recorded: Recorded | None, command: Command) -> Ru
             "another --run, or --overwrite to start it afresh"
         )
     config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
-    given = command.settings
-    if found := differences(earlier, config, given=given):
+    given, done = command.settings, recorded.is_complete
+    if found := differences(earlier, config, given=given, is_complete=done):
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
             + "\n  ".join(found)
             + "\ngive the settings it has, or choose another --run, or --overwrite to start it "
             "afresh"
         )
-    if recorded.is_complete and not any(is_longer(name, earlier, config) for name in given):
+    if done and not any(is_longer(name, earlier, config) for name in given):
         raise RunCompleteError(
             f"run {config.run!r} is already complete; --overwrite starts it afresh"
         )

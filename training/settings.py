@@ -19,7 +19,7 @@ Value = int | float | str | bool
 """What a setting can be."""
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
-SCHEDULES: Final = ("cosine", "constant")
+SCHEDULES: Final = ("cosine", "constant", "wsd")
 #: Value of ``--keep-best`` that keeps none.
 NO_BEST: Final = "none"
 #: Settings that decide how long a run is.
@@ -117,14 +117,17 @@ class TrainingConfig(RunConfig):
     schedule: str = option(
         "cosine",
         choices=SCHEDULES,
-        help="course of the learning rate: half a cosine after a rise, or constant, which lets a "
-        "larger --epochs or --max-steps continue a run",
+        help="course of the learning rate: half a cosine after a rise; constant; or wsd, constant "
+        "and then a linear fall. The last two let a larger --epochs or --max-steps continue a run",
     )
     warmup_fraction: float = option(
         0.05, low=0, high=0.9, help="part of the run in which the learning rate rises (cosine)"
     )
     warmup_steps: int = option(
         0, low=0, help="steps in which the learning rate rises (0: warmup-fraction)"
+    )
+    decay_fraction: float = option(
+        0.2, above=0, high=1, help="part of the run in which the learning rate falls (wsd)"
     )
     keep_best: str = best_option("loss")
     patience: int = option(
@@ -158,25 +161,30 @@ class TrainingConfig(RunConfig):
         """Steps of the whole run."""
         return self.max_steps or self.epochs * steps_per_epoch
 
-    def why_not_longer(self, name: str) -> str:
+    def why_not_longer(self, name: str, *, is_complete: bool) -> str:
         """Reason why a run cannot be resumed with a larger value of a setting; empty if it can.
 
         Args:
             name: ``epochs`` or ``max_steps``.
+            is_complete: the run has come to its end.
         """
         del name
         if self.schedule == "cosine":
             return (
                 "the learning rate of --schedule cosine has its course over the whole run: begin "
-                "another --run, with --schedule constant if it is to be made longer later"
+                "another --run, with --schedule constant or wsd if it is to be made longer later"
             )
-        return ""
+        return TOO_LATE if self.schedule == "wsd" and is_complete else ""
+
+    def decay_begins(self, total_steps: int) -> float:
+        """Step at which the learning rate of ``wsd`` begins to fall."""
+        return total_steps * (1 - self.decay_fraction)
 
     def rate(self, step: int, total_steps: int, *, peak: float, floor: float = 0.0) -> float:
         """Learning rate of ``step`` (counted from 0), a function of nothing else.
 
         ``cosine`` with a floor of 0 is the one-cycle policy of Smith and Topin (arXiv 1708.07120)
-        without its momentum cycle.
+        without its momentum cycle; ``wsd`` is of arXiv 2404.06395, with the fall of 2405.18392.
 
         Args:
             peak: the largest.
@@ -184,12 +192,23 @@ class TrainingConfig(RunConfig):
         """
         done = step + 0.5
         if self.schedule != "cosine":
-            return peak * min(1.0, done / self.warmup_steps if self.warmup_steps else 1.0)
+            rise = done / self.warmup_steps if self.warmup_steps else 1.0
+            fall = 1.0
+            if self.schedule == "wsd":
+                fall = (total_steps - done) / (total_steps - self.decay_begins(total_steps))
+            return peak * min(1.0, rise, fall)
         warmup = self.warmup_steps or self.warmup_fraction * total_steps
         if done < warmup:
             return peak * done / warmup
         left = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (total_steps - warmup)))
         return floor + (peak - floor) * left
+
+
+#: What is said where a run of schedule wsd cannot be made longer.
+TOO_LATE: Final = (
+    "the learning rate of --schedule wsd has begun to fall at the end of the run, which only a run "
+    "that was stopped before can leave out: begin another --run"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,11 +337,13 @@ def differences(
     wanted: RunConfig,
     *,
     given: Container[str] = (),
+    is_complete: bool = False,
 ) -> list[str]:
     """What keeps ``wanted`` from resuming a run with the ``recorded`` settings, a line each.
 
     Args:
         given: names of settings of the command line, of which some make a run longer.
+        is_complete: the run has come to its end.
     """
     found = []
     for name, field in fields_of(type(wanted)).items():
@@ -334,7 +355,7 @@ def differences(
         line = f"{option_name(name)}: the run has {recorded[name]!r}, now {value!r}"
         if is_longer(name, recorded, wanted) and name in given:
             assert isinstance(wanted, TrainingConfig)
-            if not (reason := wanted.why_not_longer(name)):
+            if not (reason := wanted.why_not_longer(name, is_complete=is_complete)):
                 continue
             line += f"; {reason}"
         found.append(line)

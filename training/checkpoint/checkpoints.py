@@ -391,6 +391,7 @@ class Saver:
         self._average = average or {}
         self._newest: Snapshot | None = None
         self._size = self._best = 0
+        self.recorded: Mapping[str, Any] = {}  # settings, as the checkpoint has them
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -412,6 +413,7 @@ class Saver:
                 f"run {self._settings['run']!r} was trained on other images than those in "
                 f"{self._settings['data']}: give the same --data, or another --run"
             )
+        self.recorded = found.config
         self._apply(found)
         return found.position
 

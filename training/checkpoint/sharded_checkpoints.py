@@ -88,6 +88,8 @@ class Saver:
         self._worker, self._model, self._optimizer = worker, model, optimizer
         self._files, self._settings, self._keep = dict(files), dict(settings), keep
         self._size = self._best = 0
+        self.recorded: Mapping[str, Any] = {}
+        """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
         on_gpu = worker.device.type == "cuda"
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
@@ -115,6 +117,7 @@ class Saver:
         self._size = checkpoints.check_room(self._worker, self._optimizer, trained, keep=most)
         if found is None:
             return Position()
+        self.recorded = found.config
         found.load(self._model, self._optimizer)
         return found.position
 

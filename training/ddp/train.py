@@ -20,7 +20,7 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.text import counted
-from training.bookkeeping import Bookkeeping, Score
+from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import images
 from training.ddp.settings import DdpConfig
@@ -92,6 +92,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         keep=config.checkpoints_to_keep,
     )
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, order.steps_per_epoch)
 
     worker.emit(phase("model_ready"))
     forward = replicas.distribute(model, compiles=config.compile)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from training.bookkeeping import Bookkeeping
+from training.bookkeeping import Bookkeeping, check_longer
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
@@ -140,6 +140,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
 
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, feed.steps_per_epoch)
     start_step = position.step
 
     worker.emit(phase("model_ready"))

@@ -92,14 +92,14 @@ class ImagenetConfig(ReplicaConfig):
                 "pictures grow from the first size to that one"
             )
 
-    def why_not_longer(self, name: str) -> str:
+    def why_not_longer(self, name: str, *, is_complete: bool) -> str:
         if name == "max_steps":
             return ""  # rates and sizes follow from the epochs
         if self.first_size:
             return "pictures grow over the epochs of the run (--first-size): begin another --run"
         if self.schedule == STEPS:
             return ""
-        return TrainingConfig.why_not_longer(self, name)
+        return TrainingConfig.why_not_longer(self, name, is_complete=is_complete)
 
     @property
     def full_size(self) -> int:

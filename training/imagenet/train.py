@@ -24,7 +24,7 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.text import counted
-from training.bookkeeping import Bookkeeping, Score
+from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -122,6 +122,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         average=average.state if average is not None else None,
     )
     position = saver.resume(from_scratch=config.from_scratch)
+    check_longer(config, saver.recorded, position, order.steps_per_epoch)
 
     worker.emit(phase("model_ready"))
     forward = replicas.distribute(model, compiles=config.compile)
