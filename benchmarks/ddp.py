@@ -29,7 +29,8 @@ from benchmarks import processes
 from benchmarks.output import report, say
 from contract import faults
 from training.data import DIGITS, images
-from training.loop import optimizers
+from training.ddp import train as ddp
+from training.ddp.settings import DdpConfig
 from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
@@ -101,12 +102,13 @@ class RecipeLoop:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         torch.manual_seed(0)
+        self._config = _config()
         self.model = ResNet18()
         models.keep_live_taps(self.model, image_size=images.IMAGE_SIZE)
         self.model.to(dtype)
         self.replica = replicas.distribute(self.model)
         cpu = torch.device("cpu")
-        self._optimizer = optimizers.adamw(self.model, lr=1e-3, weight_decay=0.0, device=cpu)
+        self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
         self._data = images.DeviceImages(image_set, cpu)
         self._order, self._rank = order, rank
 
@@ -130,7 +132,7 @@ def measure(data: str, rounds: int) -> dict[str, Any]:
     rank = dist.get_rank()
     image_set = images.load(data)
     order = images.BatchOrder(
-        num_images=len(image_set.train_images), global_batch=WORLD_SIZE * _BATCH_PER_WORKER, seed=0
+        num_images=len(image_set.train_images), global_batch=_config().images_per_step, seed=0
     )
     kinds: dict[str, Any] = {"plain": PlainLoop, "recipe": RecipeLoop}
     figures: dict[str, Any] = {}
@@ -176,6 +178,18 @@ def main() -> int:
     }
     report(result)
     return 0 if figures["losses_agree_to_1e-4"] else 1
+
+
+def _config() -> DdpConfig:
+    return DdpConfig(
+        recipe="ddp",
+        run="benchmark",
+        storage="unused",
+        data="unused",
+        num_workers=WORLD_SIZE,
+        batch_per_worker=_BATCH_PER_WORKER,
+        max_grad_norm=0.0,
+    )
 
 
 def _steps(first: int, num: int) -> range:

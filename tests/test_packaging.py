@@ -24,6 +24,7 @@ REHEARSAL = "rehearsal/requirements.txt"
 AUDIT = ".ci/audit-requirements.txt"
 SITE = ".ci/docs-requirements.txt"
 LOCK = "requirements.lock"
+COMPILE = "containers/requirements-compile.txt"
 #: Packages of this project.
 OURS = {"app", "contract", "training", "containers", "stacks", "rehearsal", "trainctl", "examples"}
 
@@ -64,10 +65,10 @@ def test_requirements_are_exact_and_agree_with_the_lock(source: str) -> None:
 @pytest.mark.parametrize(
     ("packages", "files"),
     [
-        (["contract", "training", "containers"], [NODE]),
+        (["contract", "training", "containers"], [NODE, COMPILE]),
         (["contract", "trainctl", "stacks"], [LAPTOP]),
         (["rehearsal"], [LAPTOP, REHEARSAL]),
-        (["benchmarks", "tests"], SOURCES),
+        (["benchmarks", "tests"], [*SOURCES, COMPILE]),
     ],
 )
 def test_what_is_imported_is_asked_for_by_name(packages: list[str], files: list[str]) -> None:

@@ -25,7 +25,7 @@ from training import recipes
 from training.bookkeeping import best_step
 from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import GENERATION_FILE
-from training.models import language_models, lora, model_weights, pretrained, serving
+from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX
 from training.recipe import Recipe
 from training.record import reader
@@ -187,6 +187,7 @@ class _Merged:
     def __init__(self, found: sharded_checkpoints.Found) -> None:
         config = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
         model: nn.Module = recipe_of(found).rebuilt(found.config, config, torch.device("cpu"))
+        nf4.restore(model)  # adapters were trained beside these values
         found.load_weights(model)
         self._merged: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():

@@ -179,7 +179,7 @@ def expected(
         shape of the model or the number of tokens is not known.
 
     Raises:
-        InputError: the run would refuse to train this model with such adapters.
+        InputError: the run would refuse to train this model in four bits, or with such adapters.
     """
     if not recipes.by_name(config.recipe).is_planned or machine.gpu is None:
         return None
@@ -329,7 +329,7 @@ def text(plan: Plan, tokens: float) -> str:
         f"{dollars(setup.usd_per_hour)} an hour, quota of {setup.num_hosts * machine.vcpus} vCPUs "
         f"of {machine.name[0].upper()} instances\n"
         f"  passes per step: {passes}, of at most {rows} sequences per GPU; recompute "
-        f"{setup.recompute}\n"
+        f"{setup.recompute}, {setup.optimizer}\n"
         f"  memory per GPU: {memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
         f"{'fits' if plan.fits else 'DOES NOT FIT'} (most at {memory.moment}: {parts})"
     )

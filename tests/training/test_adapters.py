@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from tests.published.models import ROWS
-from tests.training.test_plan import TINY_LLAMA, built, filled
+from tests.training.test_nf4 import STATE_SPACE, filled
+from tests.training.test_plan import TINY_LLAMA, built
 from training import export
 from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
 from training.models import lora
@@ -22,7 +23,6 @@ from training.models.language_models import WithLoss
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 MATRIX = "model.layers.0.mlp.up_proj"
-STATE_SPACE = {**TINY_LLAMA, "model_type": "mamba", "state_size": 8, "time_step_rank": 64}
 
 
 def written(folder: Path, state: dict[str, Any], config: dict[str, Any]) -> Found:

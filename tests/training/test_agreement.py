@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from contract.errors import InputError
-from tests.training.test_plan import filled
+from tests.training.test_nf4 import filled
 from training.models import agreement, language_models, model_weights
 from training.models.language_models import WithLoss
 

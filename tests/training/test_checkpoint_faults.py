@@ -25,7 +25,7 @@ from contract import exits, faults
 from contract.errors import InputError, UnreachableError
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
-from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints
+from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints, soundness
 from training.checkpoint.checkpoints import Position, Snapshot
 from training.checkpoint.manifest import DamagedError, File
 from training.loop.metrics import StepMetrics
@@ -309,6 +309,35 @@ def test_a_snapshot_that_the_last_update_ruined_is_not_saved(
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
 
 
+class In8Bits(torch.Tensor):
+    """As torchao.optim.subclass_8bit.OptimState8bit: of type float32, without most operators."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, _scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes", "scale"], []
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, *_: Any) -> Any:
+        return In8Bits(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"attempting to run unimplemented operator/function: {func}")
+
+
+@pytest.mark.parametrize("scale", [1.0, math.nan])
+def test_moments_in_8_bits_are_looked_at_in_their_parts(scale: float) -> None:
+    codes = torch.zeros(256, dtype=torch.uint8)
+    moments = In8Bits(codes, torch.tensor([1.0, scale]))
+    assert soundness.unsound([("w.exp_avg", moments)]) == ("w.exp_avg" if scale != 1 else "")
+
+
 def save_on_two_ranks(run: str) -> None:
     """Rank 0 sees what only rank 1 holds."""
     worker = TorchrunWorker(run_uri=run)
@@ -491,3 +520,5 @@ def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(
     checkpoints.check_room(
         worker, optimizer, model.parameters(), keep=2
     )  # one of them is there already
+    small: Any = type("AdamW8bit", (torch.optim.AdamW,), {})(model.parameters())
+    assert checkpoints.check_room(worker, small, model.parameters(), keep=1) == 20 * (4 + 2)

@@ -17,7 +17,6 @@ from training.checkpoint import checkpoints
 from training.data import images
 from training.ddp import train as ddp
 from training.ddp.settings import DdpConfig
-from training.loop import optimizers
 from training.models.resnet import ResNet18
 from training.record.result import Table
 from training.runtime.torchrun import TorchrunWorker
@@ -53,7 +52,7 @@ def test_without_warmup_the_first_step_has_the_peak() -> None:
 
 def test_weight_decay_spares_biases_and_normalisation() -> None:
     model = ResNet18()
-    decayed, spared = optimizers.adamw(model, lr=1e-3, weight_decay=0.1, device=CPU).param_groups
+    decayed, spared = ddp.build_optimizer(model, config(weight_decay=0.1), CPU).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
     assert all(parameter.ndim == 1 for parameter in spared["params"])
@@ -114,7 +113,7 @@ def resumed_with_other_images(run: str, data: str) -> None:
     model = ResNet18()
     snapshot = checkpoints.take_snapshot(
         model,
-        optimizers.adamw(model, lr=1e-3, weight_decay=0.0, device=CPU),
+        ddp.build_optimizer(model, config(), CPU),
         position=checkpoints.Position(step=1),
         config={},
         data="fingerprint of other images",

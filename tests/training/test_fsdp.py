@@ -17,7 +17,7 @@ from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, r
 from training import export, generate
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.fsdp.settings import FsdpConfig
-from training.models import language_models, model_weights, pretrained
+from training.models import language_models, model_weights, nf4, pretrained
 
 pytestmark = pytest.mark.slow
 
@@ -128,8 +128,9 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
 # peft asks transformers by an older name.
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("bits", [16, 4])
 def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
-    ranks: Callable[..., RankedRun], tmp_path: Path
+    ranks: Callable[..., RankedRun], tmp_path: Path, bits: int
 ) -> None:
     base = tmp_path / "base"
     model: Any = language_models.build_on_meta(
@@ -140,8 +141,8 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     model.save_pretrained(base)
     adapters = ["--model", str(base), "--tokenizer", "bytes", "--lora-rank", "4", "--lr", "3e-2"]
     adapters += ["--lora-targets", "query_key_value,dense", "--lora-alpha", "12"]
-    adapters += ["--lora-dropout", "0.05", "--recompute", "full"]
-    name = "lora"
+    adapters += ["--lora-dropout", "0.05", "--recompute", "full", "--lora-bits", str(bits)]
+    name = f"lora-{bits}"
     command = ranks(name, *TINY, *adapters, world=2)
     saved = str(command.run_folder)
     command.wait_until(lambda: command.steps_done() >= 10 and checkpoints.names(saved) != [])
@@ -165,6 +166,10 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     from peft import AutoPeftModelForCausalLM
 
     by_peft = AutoPeftModelForCausalLM.from_pretrained(beside)  # it finds the base model itself
+    if bits == 4:  # as bitsandbytes would load it
+        matrices: Any = language_models.matrices(by_peft.base_model.model)
+        for _, module in matrices:
+            module.weight.data = nf4.unpack(nf4.pack(module.weight.data), torch.float32)
     assert loss_of(by_peft, checkpoint) == pytest.approx(found[20], abs=1e-4)
     with pytest.raises(InputError, match="is there already"):
         export.export_adapters(checkpoint, beside)

@@ -22,6 +22,7 @@ from training.fsdp.model import build
 from training.fsdp.settings import FsdpConfig
 from training.imagenet import train as imagenet
 from training.imagenet.settings import ImagenetConfig
+from training.loop import optimizers
 from training.system import machine
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -93,12 +94,20 @@ def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> 
     assert inputs.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
 
 
-def test_what_compiles_wants_a_compiler(
+def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(InputError, match=r"--compile .* no C\+\+ compiler here"):
         machine.check_compiler("--compile")
+    with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
+        optimizers.build(
+            torch.nn.Linear(2, 2),
+            "adamw-8bit",
+            lr=1e-3,
+            weight_decay=0.0,
+            device=torch.device("cpu"),
+        )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from training import plan
 from training.data import catalog, download, hub
 from training.data.feed import feed_of
 from training.data.text import store_for
+from training.fsdp import estimate
 from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop import optimizers
 from training.loop.losses import Bend
@@ -59,6 +60,7 @@ def setup(**changes: Any) -> estimates.Setup:
         "global_batch": 64,
         "microbatch": 2,
         "recompute": "full",
+        "optimizer": "adamw",
     }
     return estimates.Setup(**{**values, **changes})
 
@@ -71,13 +73,6 @@ def estimated(planned: estimates.Setup) -> estimates.Plan:
 def config(**changes: Any) -> FsdpConfig:
     needed = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
     return FsdpConfig(**{**needed, **changes})
-
-
-def filled(model: Any) -> Any:
-    """The model, with its first weights."""
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
-    return model
 
 
 def built(values: Mapping[str, Any]) -> Any:
@@ -149,8 +144,8 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
     settings = config(model="new:tiny")
     model = language_models.build_on_meta(pretrained.model_config("new:tiny", runs=""))
     model_weights.allocate(model, torch.device("cpu"))
-    optimizer = optimizers.adamw(
-        model, lr=settings.lr, weight_decay=0.1, device=torch.device("cpu")
+    optimizer = optimizers.build(
+        model, settings.optimizer, lr=settings.lr, weight_decay=0.1, device=torch.device("cpu")
     )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -204,8 +199,12 @@ def test_before_a_job_is_submitted_a_model_is_refused_as_its_run_would(tmp_path:
     settings: dict[str, Any] = {"model": str(tmp_path), "max_steps": 10, "lora_rank": 4}
     machine = instance_type("g5.12xlarge")
     assert plan.expected(config(**settings), machine, num_bytes=None) is not None
-    with pytest.raises(InputError, match="'query', which this model's blocks do not have"):
-        plan.expected(config(**settings, lora_targets="query"), machine, num_bytes=None)
+    for refused, words in (
+        ({"lora_bits": 4}, "no linear layer with a multiple of 64 inputs"),
+        ({"lora_targets": "query"}, "'query', which this model's blocks do not have"),
+    ):
+        with pytest.raises(InputError, match=words):
+            plan.expected(config(**{**settings, **refused}), machine, num_bytes=None)
 
 
 def test_an_epoch_is_planned_with_the_tokens_that_the_recipe_packs(
@@ -370,7 +369,7 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     first, *_ = estimates.smaller(shape("6.9b"), wanted)
     assert estimated(first).fits
     assert "--microbatch" in estimates.differences(wanted, first)
-    assert first.lora_rank == 0
+    assert (first.optimizer, first.lora_rank) == ("adamw", 0)
     hourly, best = (plan.cheapest(shape("6.9b"), wanted, per_token=each) for each in (False, True))
     assert hourly is not None
     assert best is not None
@@ -385,8 +384,8 @@ def test_what_does_not_fit_is_told_what_would() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_workers": 4},
-        {"lora_rank": 4, "num_workers": 1, "seq_len": 4096},
+        {"optimizer": "adamw-8bit", "num_workers": 4},
+        {"lora_rank": 4, "lora_bits": 4, "num_workers": 1, "seq_len": 4096},
     ],
 )
 def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> None:
@@ -413,13 +412,29 @@ def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
     assert after.tokens_per_s > before.tokens_per_s
 
 
-def test_without_bf16_what_is_gathered_and_kept_is_twice_as_large() -> None:
+def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:
+    def said(gpu: str, **changes: Any) -> str:
+        run = config(**{**PRESETS["dolly"], "num_workers": 8, **changes})
+        return estimate.warning(SHAPES["6.9b"], run, gpu)
+
+    assert said("NVIDIA A10G") == ""
+    tight = said("NVIDIA A10G", recompute="none")
+    assert "GiB of each GPU" in tight
+    assert tight.endswith("--recompute full would fit")
+    assert said("NVIDIA H200", recompute="none") == ""
+    alone = said("NVIDIA A10G", num_workers=1)
+    assert alone.endswith("--microbatch 1 --lora-rank 16 would fit")
+    small = said("Tesla T4", num_workers=1, seq_len=2048)
+    assert small.endswith("--lora-rank 16 --lora-bits 4 would fit")
+    assert said("Tesla T4", num_workers=1, seq_len=2**16).endswith("give more --workers")
+    # It computes in fp32: what is gathered, and activations, are at least twice as large.
     t4 = instance_type("g4dn.12xlarge")
     assert t4.gpu is not None
     other = dataclasses.replace(t4, gpu=dataclasses.replace(t4.gpu, has_bf16=True))
     one, two = (estimated(setup(machine=each, num_workers=4)).memory for each in (t4, other))
     assert one.gathered + one.activations > 2 * (two.gathered + two.activations)
     assert one.weights == two.weights
+    assert said("a GPU of next year", num_workers=1) == ""
 
 
 def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
@@ -459,6 +474,7 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
         (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge'; fsdp has finetune"),
+        (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
     ):
         assert plan.main(["fsdp", *wrong]) == 2
         assert words in capsys.readouterr().err

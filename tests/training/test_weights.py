@@ -80,7 +80,7 @@ def tokens(step: int) -> torch.Tensor:
 
 
 def losses(model: Any, num: int) -> list[float]:
-    optimizer = optimizers.adamw(model, lr=2e-5, weight_decay=0.1, device=CPU)
+    optimizer = optimizers.build(model, "adamw", lr=2e-5, weight_decay=0.1, device=CPU)
     trained = WithLoss(model)
     found = []
     for step in range(num):
@@ -250,7 +250,7 @@ def test_new_tokens_get_rows_that_are_trained_and_exported(
     assert torch.equal(rows[:VOCAB], old)
     assert torch.allclose(rows[VOCAB:], old.mean(0))
 
-    optimizer = optimizers.adamw(model, lr=1e-2, weight_decay=0.0, device=CPU)
+    optimizer = optimizers.build(model, "adamw", lr=1e-2, weight_decay=0.0, device=CPU)
     words = torch.cat([tokens(0), torch.full((2, 4), size - 1)], dim=1)
     WithLoss(model)(words).backward()
     optimizer.step()

@@ -496,6 +496,8 @@ def check_room(
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     num_moments = 2 if "betas" in optimizer.defaults else 1
     size: int = sum(each.numel() * each.element_size() for each in [*saved, *num_moments * trained])
+    if "8bit" in type(optimizer).__name__:  # torchao's AdamW8bit: a byte for each number
+        size -= num_moments * sum(each.numel() * (each.element_size() - 1) for each in trained)
 
     def check() -> None:
         if worker.rank == 0:

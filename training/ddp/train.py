@@ -24,7 +24,8 @@ from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import images
 from training.ddp.settings import DdpConfig
-from training.loop import metrics, optimizers
+from training.loop import metrics
+from training.loop.optimizers import decay_groups
 from training.loop.worker import Pulse, Worker, uses_bf16
 from training.models import classifiers as models
 from training.models import replicas
@@ -78,9 +79,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     model.to(device)
     if on_gpu:
         models.channels_last(model)
-    optimizer = optimizers.adamw(
-        model, lr=config.lr, weight_decay=config.weight_decay, device=device
-    )
+    optimizer = build_optimizer(model, config, device)
 
     # Resume
     saver = checkpoints.Saver(
@@ -148,6 +147,15 @@ def train(worker: Worker, config: DdpConfig) -> None:
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
     """Learning rate of ``step`` (counted from 0)."""
     return config.rate(step, total_steps, peak=config.lr)
+
+
+def build_optimizer(
+    model: nn.Module, config: DdpConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    """Adam; weight decay, where there is any, spares biases and normalisation."""
+    groups = decay_groups(model, config.weight_decay)
+    fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
+    return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
 
 
 def evaluate(

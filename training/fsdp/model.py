@@ -9,16 +9,16 @@ from torch import nn
 from contract.errors import InputError
 from training.data import vocabulary
 from training.data.text import TokenStore
-from training.fsdp import inputs
-from training.fsdp.settings import FsdpConfig
+from training.fsdp import estimate, inputs
+from training.fsdp.settings import PACKED_BITS, FsdpConfig
 from training.models import (
     language_models,
     lora,
     model_weights,
+    nf4,
     pretrained,
     serving,
 )
-from training.models.estimates import GIB
 
 
 def build(config: FsdpConfig, stores: Sequence[TokenStore]) -> tuple[nn.Module, Any, list[str]]:
@@ -28,8 +28,8 @@ def build(config: FsdpConfig, stores: Sequence[TokenStore]) -> tuple[nn.Module, 
     that only the tokenizer has, such as Gemma 3's for pictures, get none.
 
     Raises:
-        InputError: there is no such model, or it is not for this text, length of sequence or
-            adapters.
+        InputError: there is no such model, or it is not for this text, length of sequence, adapters
+            or bits.
     """
     notes: list[str] = []
     num_tokens = stores[0].info.vocab_size
@@ -82,6 +82,11 @@ def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
     """The model on the meta device, with its adapters, and what to tell the user."""
     model = language_models.build_on_meta(model_config)
     note = ""
+    if config.lora_bits == PACKED_BITS and language_models.state_space_layers(model):
+        raise InputError(
+            "--lora-bits is 4, and this model has state-space layers, which read their weights "
+            "themselves, where four bits cannot stand for them: leave --lora-bits out"
+        )
     if config.lora_rank:
         note = lora.add(
             model,
@@ -93,6 +98,8 @@ def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
         if _rows(config, model_config):
             for each in model_weights.embeddings(model):
                 each.requires_grad_()
+    if config.lora_bits == PACKED_BITS:
+        nf4.replace(language_models.blocks(model))
     return model, note
 
 
@@ -130,28 +137,10 @@ def rebuild(
     if device.type == "cuda":
         language_models.keep_in_bf16(model, only_frozen=False)
         free, _ = torch.cuda.mem_get_info(device)
-        check_fits(model, free, torch.cuda.get_device_name(device))
+        estimate.check_fits(model, free, torch.cuda.get_device_name(device))
     model_weights.allocate(model, device)
     fill(model, config)
     return model
-
-
-def check_fits(model: nn.Module, free: int, gpu_name: str) -> None:
-    """Fail if a model's weights, not yet loaded, need more than the free memory of one GPU.
-
-    Args:
-        model: on the meta device.
-        free: in bytes.
-
-    Raises:
-        InputError: they do.
-    """
-    needed = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    if needed > free:
-        raise InputError(
-            f"the weights need {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free on {gpu_name}:"
-            " use a larger GPU, or the CPU (CUDA_VISIBLE_DEVICES='')"
-        )
 
 
 def describe(

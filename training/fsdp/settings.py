@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.text import counted
-from training.models.estimates import RECOMPUTE, REDUCE_DTYPES
+from training.models.estimates import MOMENTS, RECOMPUTE, REDUCE_DTYPES
 from training.settings import PRECISIONS, TrainingConfig, Value, best_option, option
 
 #: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
@@ -16,6 +16,8 @@ _EVALUATIONS: Final = 20
 _LEAST_STEPS: Final = 50
 #: Tokens of a sample of a model that is not sharded.
 _SAMPLED: Final = 40
+#: Bits of frozen weights that are packed.
+PACKED_BITS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,11 @@ class FsdpConfig(TrainingConfig):
         "more ends the run",
         same_on_resume=False,
     )
+    optimizer: str = option(
+        "adamw",
+        choices=tuple(MOMENTS),
+        help="adamw-8bit keeps its moments in a quarter of the memory (GPU, needs torchao)",
+    )
     lora_rank: int = option(
         0,
         low=0,
@@ -115,6 +122,13 @@ class FsdpConfig(TrainingConfig):
     )
     lora_dropout: float = option(
         0.0, low=0, high=0.9, help="part of an adapter's inputs that is dropped in training"
+    )
+    lora_bits: int = option(
+        16,
+        low=PACKED_BITS,
+        high=16,
+        help="bits of a frozen weight: 16, or 4 (NF4, as in QLoRA) in the linear layers of the "
+        "blocks; on a CPU what is not in 4 bits is in fp32",
     )
     precision: str = option(
         "auto",
@@ -167,6 +181,13 @@ class FsdpConfig(TrainingConfig):
                 "--lora-alpha, --lora-targets and --lora-dropout are of low-rank adapters: give "
                 "--lora-rank too, such as 16, or leave them out"
             )
+        if self.lora_bits not in (PACKED_BITS, 16):
+            raise InputError(f"--lora-bits is {self.lora_bits}: choose {PACKED_BITS} or 16")
+        if self.lora_bits != 16 and not self.lora_rank:
+            raise InputError(
+                f"--lora-bits is {self.lora_bits}, and weights in so few bits cannot be trained: "
+                "give --lora-rank too, such as 16, to train adapters beside them"
+            )
         if self.global_batch < self.num_workers:
             raise InputError(
                 f"--global-batch is {self.global_batch}, fewer sequences than "
@@ -211,17 +232,6 @@ class FsdpConfig(TrainingConfig):
         if self.sample_tokens >= 0:
             return self.sample_tokens
         return _SAMPLED if self.num_workers == 1 else 0
-
-    def less_memory(self) -> str:
-        """Options for a run that ran out of GPU memory, in a sentence."""
-        others = [
-            f"--microbatch {self.microbatch // 2}" * (self.microbatch > 1),
-            "--recompute full" * (self.recompute != "full"),
-            "--lora-rank 16 (another --run)" * (not self.lora_rank),
-        ]
-        options = ", ".join(filter(None, others))
-        either = f", or one of: {options}" if options else ""
-        return f"Give more --workers{either}; training.plan computes what fits"
 
     @property
     def num_microbatches(self) -> int:

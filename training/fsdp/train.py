@@ -29,7 +29,7 @@ from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.text import TokenStore
-from training.fsdp import inputs
+from training.fsdp import estimate, inputs
 from training.fsdp.held_out import HeldOut, on_device
 from training.fsdp.model import build, describe, fill
 from training.fsdp.settings import FsdpConfig
@@ -49,7 +49,10 @@ def train(worker: Worker, config: FsdpConfig) -> None:
     try:
         _train(worker, config)
     except torch.OutOfMemoryError as error:
-        raise checkpoints.out_of_memory(error, worker, advice=config.less_memory()) from None
+        # Rebuild the model as it was before adapters, which takes none of the GPU's memory.
+        model_config = pretrained.model_config(config.model, runs=config.storage)
+        advice = estimate.advice(config, language_models.build_on_meta(model_config))
+        raise checkpoints.out_of_memory(error, worker, advice=advice) from None
 
 
 def _train(worker: Worker, config: FsdpConfig) -> None:
@@ -83,6 +86,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     held_out = HeldOut(parts, config)
 
     model, model_config, notes = build(config, stores)
+    if on_gpu:
+        name = torch.cuda.get_device_name(device)
+        tight = displayed(
+            worker, "memory", partial(estimate.warning, model_config.to_dict(), config, name)
+        )
+        if tight:
+            worker.emit(Warned(message=tight))
     mesh = init_device_mesh(device.type, (world_size,))
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
@@ -110,12 +120,12 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             is_exact=not (use_bf16 or on_gpu),
         )
     language_models.reshard(trained)
-    optimizer = optimizers.adamw(
+    optimizer = optimizers.build(
         model,
+        config.optimizer,
         lr=config.lr,
         weight_decay=config.weight_decay,
         device=device,
-        betas=optimizers.TEXT_BETAS,
     )
     course = metrics.Course(
         items="tokens",

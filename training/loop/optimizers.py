@@ -4,22 +4,44 @@ import torch
 from torch import nn
 from torch.optim.optimizer import ParamsT
 
-#: Of language models, after GPT-3 (arXiv 2005.14165, appendix B): a shorter memory of squared
-#: gradients than Adam's own.
-TEXT_BETAS = (0.9, 0.95)
+from contract.errors import InputError
+from training.system import machine
+
+# Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
+_BETAS = (0.9, 0.95)
 
 
-def adamw(
+def build(
     model: nn.Module,
+    name: str,
     *,
     lr: float,
     weight_decay: float,
     device: torch.device,
-    betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained."""
-    fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
-    return torch.optim.AdamW(decay_groups(model, weight_decay), lr=lr, betas=betas, fused=fused)
+    """AdamW of the language models, over what is trained.
+
+    Args:
+        name: ``adamw``, or ``adamw-8bit``, whose moments take a quarter of the memory.
+
+    Raises:
+        InputError: ``adamw-8bit`` is not available here.
+    """
+    groups = decay_groups(model, weight_decay)
+    if name == "adamw":
+        fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
+        return torch.optim.AdamW(groups, lr=lr, betas=_BETAS, fused=fused)
+    if device.type != "cuda":
+        raise InputError("--optimizer is adamw-8bit, which needs a GPU: use adamw here")
+    machine.check_compiler("--optimizer adamw-8bit")
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError:
+        raise InputError(
+            "--optimizer is adamw-8bit, which needs the package torchao: install it, or use adamw"
+        ) from None
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=lr, betas=_BETAS)
+    return optimizer
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> ParamsT:

@@ -6,7 +6,8 @@ whether a model fits its GPU. A test compares memory with torch's memory tracker
 Bytes per GPU, ``P`` parameters over ``S`` shards, a pass of ``T`` tokens, width ``h``, ``L``
 blocks, vocabulary ``V``:
 
-* weights, gradients, moments: (4 + 4 + 8) P / S; 2 for frozen weights;
+* weights, gradients, moments: (4 + 4 + 8) P / S; moments 2.1 with 8 bits; 2 for frozen weights,
+  9/16 in four bits (and 8 for the largest matrix, while it is unpacked);
 * gradients that wait, reduced once a step after several passes: 4 P (2 P in bf16);
 * gathered: at the loss 4 x an embedding; when its gradient is reduced 8 x; in a block 2 x two
   blocks + 4 x a block on its way; at the end 6 x (input embedding + a block). One worker: 2 x all
@@ -35,15 +36,19 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.instance_types import InstanceType
-from training.models.model_shapes import ALL, ModelShape
+from training.models.model_shapes import ALL, NOTHING_TO_PACK, ModelShape
 
 GIB: Final = 2**30
 #: What is recomputed instead of kept for the backward pass: nothing, attention, whole blocks.
 RECOMPUTE: Final = ("none", "selective", "full")
 #: Types in which gradients are exchanged, and their bytes.
 REDUCE_DTYPES: Final = {"fp32": 4.0, "bf16": 2.0}
-#: Bytes per parameter of AdamW's moments.
-_MOMENTS: Final = 8.0
+#: Bytes per parameter of the moments.
+MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
+#: Bytes of a weight in four bits with its part of a scale (``training.models.nf4``), and of each
+#: weight of a matrix that is unpacked for a product.
+PACKED: Final = 9 / 16
+_UNPACKING: Final = 8.0
 #: Tokens whose logits exist at once, and the fp32 copies of them (``training.loop.losses``).
 _LOGIT_TOKENS: Final = 512
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
@@ -65,8 +70,10 @@ class Setup:
     global_batch: int
     microbatch: int
     recompute: str
+    optimizer: str
     lora_rank: int = 0
     lora_targets: str = ALL
+    lora_bits: int = 16
     reduce_dtype: str = "fp32"
     efa: bool = False
     """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
@@ -193,18 +200,29 @@ def needed(shape: ModelShape, setup: Setup) -> Memory:
     and sharded, everything else is bf16, or fp32 on a GPU without bf16.
 
     Raises:
-        InputError: the model has no matrices of the names for adapters.
+        InputError: the model has no matrices for four bits, or none of the names for adapters.
     """
     parameters = float(shape.parameters)
     trained, frozen = parameters, 0.0
     if setup.lora_rank:
         trained = float(shape.adapter_parameters(setup.lora_rank, setup.lora_targets))
         frozen = parameters
-    width = setup.bytes_per_value
-    weights = width * frozen + 4 * trained
-    moments = (_alone if setup.num_workers == 1 else _shared)(
-        shape, setup, trained=trained, weights=weights
-    )
+    # Bytes of a frozen weight, on average, and of one of a block that is gathered.
+    held = gathered = width = setup.bytes_per_value
+    unpacked = 0.0
+    if setup.lora_bits == 4:
+        if not shape.packed_sizes:
+            raise InputError(NOTHING_TO_PACK)
+        held -= (width - PACKED) * shape.packed_parameters / shape.parameters
+        gathered -= (width - PACKED) * shape.packed_parameters / shape.blocks_parameters
+        unpacked = _UNPACKING * max(shape.packed_sizes)
+    weights = held * frozen + 4 * trained
+    if setup.num_workers == 1:
+        moments = _alone(shape, setup, trained=trained, weights=weights, unpacked=unpacked)
+    else:
+        moments = _shared(
+            shape, setup, trained=trained, weights=weights, unpacked=unpacked, gathered=gathered
+        )
     # Of what is gathered, gradients are fp32 in any case: a bound from above.
     wider = [
         dataclasses.replace(
@@ -215,7 +233,9 @@ def needed(shape: ModelShape, setup: Setup) -> Memory:
     return max(wider, key=lambda each: each.total)
 
 
-def _alone(shape: ModelShape, setup: Setup, *, trained: float, weights: float) -> list[Memory]:
+def _alone(
+    shape: ModelShape, setup: Setup, *, trained: float, weights: float, unpacked: float
+) -> list[Memory]:
     """The moments of a step of a single worker, which shards nothing and computes under autocast:
     each trained weight that is multiplied has a copy in bf16, from the first product to its
     backward pass; where blocks are recomputed, only those of one block at a time."""
@@ -230,7 +250,7 @@ def _alone(shape: ModelShape, setup: Setup, *, trained: float, weights: float) -
         copies = 0.0
     # A gradient is added to those of earlier passes.
     earlier = 4 * trained if setup.num_microbatches > 1 else 0.0
-    always = {"weights": weights, "moments": _MOMENTS * trained}
+    always = {"weights": weights, "moments": MOMENTS[setup.optimizer] * trained}
     at_loss = Memory(
         moment="the loss",
         **always,
@@ -244,14 +264,26 @@ def _alone(shape: ModelShape, setup: Setup, *, trained: float, weights: float) -
         **always,
         # The two gradients of a tied embedding are added at the end.
         gradients=earlier + (4.0 * learned if shape.is_tied or not earlier else 0.0),
-        gathered=max(copies, copies_of_block),
+        gathered=max(copies, copies_of_block) + unpacked,
         activations=(kept + per_token.within) * tokens,
     )
     return [at_loss, at_last_block]
 
 
-def _shared(shape: ModelShape, setup: Setup, *, trained: float, weights: float) -> list[Memory]:
-    """The moments of a step of several workers, which shard weights, gradients and moments."""
+def _shared(
+    shape: ModelShape,
+    setup: Setup,
+    *,
+    trained: float,
+    weights: float,
+    unpacked: float,
+    gathered: float,
+) -> list[Memory]:
+    """The moments of a step of several workers, which shard weights, gradients and moments.
+
+    Args:
+        gathered: bytes of a weight of a block that is gathered.
+    """
     shards = setup.num_workers
     per_token = Activations.of(shape, setup.recompute, autocast=False)
     tokens = setup.microbatch * setup.seq_len
@@ -262,12 +294,12 @@ def _shared(shape: ModelShape, setup: Setup, *, trained: float, weights: float) 
     learned_block, learned = (0, 0) if is_frozen else (block, embedding)
     sharded = 4 * trained / shards
     sent = REDUCE_DTYPES[setup.reduce_dtype]
-    whole = setup.bytes_per_value * block
+    whole = gathered * block
     # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
     # last. Otherwise the output embedding is whole from the loss until it is reduced, before the
     # blocks' backward passes, and the input embedding while it is reduced.
     staying, early = (2.0 * embedding, 0) if shape.is_tied else (0.0, learned)
-    always = {"weights": weights / shards, "moments": _MOMENTS * trained / shards}
+    always = {"weights": weights / shards, "moments": MOMENTS[setup.optimizer] * trained / shards}
     earlier = sharded if has_passes else 0.0
     # The output embedding's gradient is accumulated in fp32 while there are logits. What was
     # gathered last exists twice until the next gather: FSDP2 keeps the buffer it came in.
@@ -280,7 +312,7 @@ def _shared(shape: ModelShape, setup: Setup, *, trained: float, weights: float) 
         logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
     )
     # One block computes while the next is gathered and the gradients of the one before are sent.
-    computing = staying + (2.0 * learned if shape.is_tied else 0.0) + whole
+    computing = staying + (2.0 * learned if shape.is_tied else 0.0) + whole + unpacked
     # Until a gradient is reduced it is whole, in its own type and in that of the reduction.
     at_last_block = Memory(
         moment="the backward pass of the last block",
@@ -353,13 +385,16 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         # embeddings' once, and gradients. One link of the ring is the way into a host.
         across = (setup.num_workers - 1) / setup.num_workers
         gathers = width * (shape.parameters + shape.blocks_parameters)
+        if setup.lora_bits == 4:
+            gathers -= 2 * (width - PACKED) * shape.packed_parameters
         gathers *= across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
         reduced *= setup.num_microbatches
         network = (gathers + reduced) / bandwidth
         read = width * shape.parameters * across / bandwidth
-    touched = (2 * (4 + _MOMENTS) + 4) * shape.parameters / setup.num_workers
+    moments = MOMENTS[setup.optimizer]
+    touched = (2 * (4 + moments) + 4) * shape.parameters / setup.num_workers
     optimizer = 0.0 if setup.lora_rank else touched * touched_s
     step = max(compute, network) + optimizer
     useful = done / (1 + again)
@@ -377,20 +412,27 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 
 
 def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
-    """Set-ups that fit on the same machines: the fastest first, and last one with adapters."""
+    """Set-ups that fit on the same machines: the fastest first, and last those that train otherwise
+    (moments in 8 bits, adapters)."""
     changes: list[dict[str, Any]] = []
     for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
         microbatch = setup.microbatch
         while microbatch >= 1:
             changes.append({"recompute": recompute, "microbatch": microbatch})
             microbatch //= 2
-    least = {"recompute": "full", "microbatch": 1, "lora_rank": setup.lora_rank or 16}
+    least: dict[str, Any] = {"recompute": "full", "microbatch": 1}
+    changes.append({**least, "optimizer": "adamw-8bit"})
+    least["lora_rank"] = setup.lora_rank or 16
     changes.append(least)
+    if shape.packed_sizes:
+        changes.append({**least, "lora_bits": 4})
     candidates = [make(shape, dataclasses.replace(setup, **change)) for change in changes]
     fitting = [each for each in candidates if each.fits]
     fitting.sort(
         key=lambda each: (
+            each.setup.lora_bits != setup.lora_bits,
             each.setup.lora_rank != setup.lora_rank,
+            each.setup.optimizer != setup.optimizer,
             -each.tokens_per_s,
         )
     )

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
 from training.loop.losses import Bend, linear_cross_entropy
+from training.models.nf4 import PackedLinear, num_weights
 
 #: What the name of each weight of an expert has in it, in transformers.
 _EXPERTS: Final = ".experts."
@@ -209,7 +210,7 @@ def matrices(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name.removesuffix(".base_layer"), module)
         for name, module in blocks(model).named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
+        if isinstance(module, nn.Linear | Conv1D | PackedLinear) and "lora_" not in name
     ]
 
 
@@ -222,7 +223,7 @@ def state_space_layers(model: nn.Module) -> set[str]:
 
 def num_parameters(model: nn.Module) -> int:
     """Parameters of the whole model, shared ones counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(num_weights(parameter) for parameter in model.parameters())
 
 
 def flops_per_token(model: nn.Module, seq_len: int) -> float:
@@ -237,7 +238,9 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
     looked_up, output = of.get_input_embeddings().weight, of.get_output_embeddings().weight
     idle = idle_part(of.config)
     products = sum(
-        (6 if parameter.requires_grad else 4) * parameter.numel() * (1 - idle * (_EXPERTS in name))
+        (6 if parameter.requires_grad else 4)
+        * num_weights(parameter)
+        * (1 - idle * (_EXPERTS in name))
         for name, parameter in model.named_parameters()
         if parameter is not looked_up or output is looked_up
     )

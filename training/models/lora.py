@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models import language_models
+from training.models import language_models, nf4
 from training.models.model_shapes import ALL, target_names
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -32,8 +32,6 @@ _GATES: Final = frozenset({"gate", "wg"})
 #: Matrices of state-space layers that these, or their CUDA kernels, read and do not call; peft
 #: refuses the second one.
 _READ: Final = ("dt_proj", "out_proj")
-#: Classes of transformers whose own ``forward`` is that of ``nn.Linear``, rounding excepted.
-_PLAIN: Final = ("Linear", "FalconLinear")
 
 
 def alpha_of(rank: int, alpha: int) -> int:
@@ -95,8 +93,7 @@ def reasons_against(model: nn.Module) -> dict[str, str]:
         found[name] = ""
         if parent in state_space and last in _READ:
             found[name] = _STATE
-        # Classes derived from nn.Linear may do anything in their own forward, as routers do.
-        elif isinstance(layer, nn.Linear) and type(layer).__name__ not in _PLAIN:
+        elif isinstance(layer, nn.Linear) and not nf4.is_plain(layer):
             found[name] = _MORE
         elif _is_router(model, name, layer):
             found[name] = _ROUTER

@@ -14,6 +14,13 @@ from contract.errors import InputError
 
 #: Every matrix of the blocks, as the target of adapters.
 ALL: Final = "all"
+#: Weights in four bits share one scale per so many in a row of a matrix; matrices whose rows do not
+#: consist of whole blocks stay in 16 bits (``training.models.nf4``).
+NF4_BLOCK: Final = 64
+NOTHING_TO_PACK: Final = (
+    "--lora-bits is 4, and this model's blocks have no linear layer with a multiple of "
+    f"{NF4_BLOCK} inputs: leave --lora-bits out"
+)
 #: Types of models whose sizes, and whose memory within 10 %, follow from their configuration; tests
 #: compare both with the models.
 FAMILIES: Final = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
@@ -60,6 +67,20 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         """Parameters of one embedding."""
         return self.vocab * self.hidden
+
+    @property
+    def packed_sizes(self) -> list[int]:
+        """Parameters of each matrix of a block that ``--lora-bits 4`` keeps in four bits."""
+        return [
+            inputs * outputs
+            for inputs, outputs in self.matrices.values()
+            if inputs % NF4_BLOCK == 0
+        ]
+
+    @property
+    def packed_parameters(self) -> int:
+        """Parameters of all those matrices."""
+        return self.layers * sum(self.packed_sizes)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Operations of forward and backward per token: six per parameter that multiplies, and 12
@@ -233,8 +254,8 @@ def read_config(file: Path) -> dict[str, object]:
             how = found.get("quant_method") or found.get("bits") if isinstance(found, dict) else ""
             raise InputError(
                 f"{file} has {key} ({how or 'of an unknown method'}): quantized weights cannot be "
-                "trained. Give the model that they were made of, with --lora-rank 16 where memory "
-                "is short; where only quantized ones are published, let transformers "
+                "trained. Give the model that they were made of, with --lora-rank 16 --lora-bits 4 "
+                "where memory is short; where only quantized ones are published, let transformers "
                 "write others (from_pretrained with dequantize=True in its quantization_config, "
                 "then save_pretrained)"
             )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from contract.errors import InputError
 from contract.text import counted
-from training.models import language_models
+from training.models import language_models, nf4
 from training.models.language_models import local
 from training.models.weight_files import SAFETENSORS, SAFETENSORS_INDEX, indexed
 
@@ -115,7 +115,7 @@ def initialise(model: nn.Module, *, seed: int) -> None:
 
 def _initialise(model: nn.Module, name: str, parameter: Tensor, *, seed: int) -> None:
     deviation = float(getattr(model.config, "initializer_range", 0.02))
-    shape = parameter.shape
+    shape = nf4.shape_of(parameter)
     is_zero, is_one = parameter.dim() < 2 or "lora_B" in name, False
     if parameter.dim() < 2:
         is_one = name.endswith("weight")
@@ -238,7 +238,7 @@ def _differ(files: Mapping[str, Path], *names: str) -> bool:
 
 
 def _stored(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model by the names that they have without adapters."""
+    """The weights of a model by the names that they have without adapters, unpacked."""
     return {_base_name(name): each for name, each in model.state_dict(keep_vars=True).items()}
 
 
@@ -354,7 +354,7 @@ def _read_part(parameter: Tensor, file: Path, name: str, *, folder: Path, rows: 
 
 
 def _check_shape(parameter: Tensor, shape: Iterable[int], name: str, *, folder: Path) -> None:
-    if [*shape] != (expected := [*parameter.shape]):
+    if [*shape] != (expected := [*nf4.shape_of(parameter)]):
         raise InputError(
             f"{folder}: {name} has shape {[*shape]}, the model's configuration says {expected}"
         )
@@ -418,8 +418,8 @@ def for_files(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
 # --- shards ---------------------------------------------------------------------------------------
 def _base_name(name: str) -> str:
-    """Name of a weight before adapters were put beside it."""
-    return name.replace(".base_layer.", ".")
+    """What a weight was called before adapters were put beside it and before it was packed."""
+    return nf4.unpacked_name(name).replace(".base_layer.", ".")
 
 
 def _rows(parameter: Tensor) -> tuple[int, int]:
@@ -442,6 +442,9 @@ def _fill(parameter: Tensor, whole: Tensor) -> None:
 
 
 def _put(parameter: Tensor, own: Tensor) -> None:
-    """Fill what this process holds of a parameter."""
+    """Fill what this process holds of a parameter, and pack it where the parameter is packed."""
+    part = local(parameter)
     with torch.no_grad():
-        local(parameter).copy_(own)
+        if parameter.dtype == torch.uint8:
+            own = nf4.pack(own.to(part.device))
+        part.copy_(own)
