@@ -171,8 +171,9 @@ class JobPlan:
             return "warning: does not fit these GPUs, by the arithmetic of training.plan"
         return (
             f"{duration(round(found.hours * 3600))} of steps, {found.tokens:,.0f} tokens, cost "
-            f"{dollars(self.usd_expected)}: computed, not measured, without start-up, evaluations, "
-            "samples and checkpoints"
+            f"{dollars(self.usd_expected)}, and {duration(round(found.passes_hours * 3600))} of "
+            f"{found.passes:,} forward passes of evaluations: computed, not "
+            "measured, without start-up and checkpoints"
         )
 
     def values(self) -> dict[str, object]:
@@ -354,7 +355,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
     """Seconds in which a recipe has certainly trained; None: not known."""
     if expected:
-        return round(expected.hours * 3600 * _MARGIN)
+        return round((expected.hours + expected.passes_hours) * 3600 * _MARGIN)
     steps = config.to_json().get("max_steps")
     return _SLOWEST_STEP_S * steps if isinstance(steps, int) and steps else None
 

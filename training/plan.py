@@ -24,6 +24,7 @@ from contract.nodes import Range
 from contract.text import dollars, duration
 from training import command, recipes
 from training.data import catalog
+from training.fsdp.settings import FsdpConfig
 from training.models.estimates import (
     GIB,
     RECOMPUTE,
@@ -127,6 +128,10 @@ class Expected:
     """Tokens to train on, over all epochs."""
     fits: bool
     """The model fits the GPUs."""
+    passes: int
+    """Forward passes of evaluations."""
+    passes_hours: float
+    """Hours of them."""
 
 
 #: UTF-8 bytes of English text to a token of a vocabulary of some ten thousand; a byte is a token
@@ -187,10 +192,16 @@ def expected(
     if not (tokens := trained_tokens(values, num_bytes=num_bytes)):
         return None
     hours, _ = cost(plan, tokens)
+    assert isinstance(config, FsdpConfig)  # no other recipe is planned
+    steps = tokens // (config.global_batch * config.seq_len)
+    per_epoch = steps if config.max_steps else steps // config.epochs
+    passes = config.passes_evaluated(steps, max(1, per_epoch))
     return Expected(
         hours=hours,
         tokens=tokens,
         fits=plan.fits,
+        passes=passes,
+        passes_hours=passes * plan.evaluated_s / 3600,
     )
 
 

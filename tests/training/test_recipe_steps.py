@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import processes
+from contract.instance_types import instance_type
 from contract.runs import RunPaths
 from tests import forks
 from tests.training.test_data import write_images
@@ -27,6 +28,7 @@ from training.fsdp.settings import FsdpConfig
 from training.imagenet.settings import ImagenetConfig
 from training.models import language_models
 from training.models.average import WeightAverage
+from training.plan import expected
 from training.record.events import Event, Skipped, Step, Warned
 from training.runtime.torchrun import TorchrunWorker
 from training.settings import RunConfig
@@ -41,6 +43,8 @@ class Found:
     events: list[Event] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     """Sum of the squares of this rank's weights, before each step's update."""
+    num_evaluated: int = 0
+    """Forward passes beside those of the steps."""
     seeds: list[int] = field(default_factory=list)
     """Of torch in each step."""
 
@@ -116,6 +120,7 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
         return real_clip(model, limit)
 
     def forward(self: nn.Module, *inputs_of_pass: Tensor | None, **more: Tensor) -> Tensor:
+        found.num_evaluated += not self.training
         loss: Tensor = real_forward(self, *inputs_of_pass, **more)
         is_spoiled = spoiled == "loss" and self.training and not found.sizes
         return loss + math.inf if is_spoiled and is_last else loss
@@ -165,6 +170,15 @@ def test_every_token_of_a_step_has_the_same_weight_however_memory_is_saved(
     assert ranks[0]["resumed"].steps() == {2: pytest.approx(whole[2])}
     assert passes[1] == pytest.approx(whole[1], rel=1e-4)
     assert passes[2] == pytest.approx(whole[2], rel=1e-2)
+
+
+def test_passes_of_evaluations_are_those_that_the_plan_prices(
+    ranks: list[dict[str, Found]], tmp_path: Path
+) -> None:
+    planned = expected(in_passes(chats(tmp_path)), instance_type("g5.12xlarge"), num_bytes=10**6)
+    assert planned is not None
+    assert planned.passes_hours > 0
+    assert planned.passes == ranks[0]["passes"].num_evaluated == 3 * 2
 
 
 @pytest.mark.parametrize("what", SPOILED)

@@ -180,6 +180,21 @@ class FsdpConfig(TrainingConfig):
         in_run = max(_LEAST_STEPS, -(-total_steps // _EVALUATIONS))
         return min(steps_per_epoch, in_run)
 
+    def passes_evaluated(self, total_steps: int, steps_per_epoch: int) -> int:
+        """Passes of the evaluations of a whole run, that at its start included.
+
+        Args:
+            total_steps: of the run.
+            steps_per_epoch: in which all of the data is seen once.
+        """
+        every = self.steps_between_evaluations(total_steps, steps_per_epoch)
+        # All that is held out: as large a part of the sequences as of the documents.
+        sequences = self.eval_sequences or (
+            steps_per_epoch * self.global_batch // (self.held_out_every - 1)
+        )
+        each = -(-sequences // (self.num_workers * self.sequences_per_pass))
+        return each * (1 - -total_steps // every)
+
     def less_memory(self) -> str:
         """Options for a run that ran out of GPU memory, in a sentence."""
         others = [

@@ -316,6 +316,8 @@ class Plan:
     tokens_per_s: float
     mfu: float
     bound_by: str
+    evaluated_s: float
+    """Seconds of a pass of the same size without gradients."""
 
     @property
     def fits(self) -> bool:
@@ -341,6 +343,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 
     network, width = 0.0, setup.bytes_per_value
     touched_s = 1 / (gpu.memory_gb_per_s * 1e9)
+    read = width * shape.parameters * touched_s
     if setup.num_hosts > 1:
         gbps = setup.machine.network_gbps if setup.efa else setup.machine.tcp_gbps
         bandwidth = gbps / 8 * 1e9 * _NETWORK
@@ -353,6 +356,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
         reduced *= setup.num_microbatches
         network = (gathers + reduced) / bandwidth
+        read = width * shape.parameters * across / bandwidth
     touched = (2 * (4 + _MOMENTS) + 4) * shape.parameters / setup.num_workers
     optimizer = 0.0 if setup.lora_rank else touched * touched_s
     step = max(compute, network) + optimizer
@@ -365,6 +369,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         tokens_per_s=tokens / step,
         mfu=useful / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
+        evaluated_s=max(flops / done * compute / 3 / setup.num_microbatches, read),
     )
 
 
