@@ -27,6 +27,7 @@ from training.record.events import (
     RankTimes,
     Resume,
     Sample,
+    Silent,
     Step,
 )
 from training.record.fields import Rate
@@ -200,7 +201,7 @@ def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
         '"cpu": "Imaginary 9000"',
     ):
         assert part in page.text
-    assert "Damaged" not in page.text
+    assert "damaged" not in page.text
 
 
 def test_the_page_is_balanced_and_fetches_nothing(content: str, page: Page) -> None:
@@ -220,9 +221,12 @@ def test_the_page_is_balanced_and_fetches_nothing(content: str, page: Page) -> N
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_of_a_stopped_run_says_how_far_it_came_and_what_was_lost(tmp_path: Path) -> None:
     stopped = replace(RESULT, status="stopped", steps=3, total_steps=2350, damaged_lines=2)
-    text = Page(written(tmp_path, result=stopped, evaluated=None)).text
+    hung = Silent(after=2, seconds=600.0, time=1.7e9)
+    metrics = record(*epochs(1), hung)
+    text = Page(written(tmp_path, result=stopped, metrics=metrics, evaluated=None)).text
+    assert "Started again after 1 hang." in text
     assert "steps 3 of 2,350 on 2 workers" in text
-    assert "metrics.jsonl that were left out: 2." in text
+    assert "metrics.jsonl: 2 damaged lines left out." in text
     assert "Confusion" not in text
 
 

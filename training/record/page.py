@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from contract.runs import REPORT_FILE
+from contract.runs import METRICS_FILE, REPORT_FILE
 from contract.text import compact, counted, duration, significant
 from training.record import plots
 from training.record.display import figures
-from training.record.events import Measure, Metrics, Resume, Sample
+from training.record.events import Measure, Metrics, Resume, Sample, Silent
 from training.record.plots import COLORS, figure
 from training.record.result import SUCCEEDED, Evaluated, HeldOutText, Result, Table
 from training.system import storage
@@ -57,10 +57,7 @@ def write_report(
         facts=[f"{name} {settings[name]}" for name in ("recipe", "preset") if settings.get(name)],
         key_figures=figures(result, measures=metrics.measures),
         plots=drawn,
-        resumes=[
-            f"step {each.step:,} on {counted(each.world_size, 'worker')}"
-            for each in metrics.of(Resume)
-        ],
+        notes=_notes(metrics, result),
         evaluations=_evaluations(metrics, metrics.measures, result),
         details=_details(evaluated) if isinstance(evaluated, Table) else None,
         held_out=evaluated if isinstance(evaluated, HeldOutText) else None,
@@ -92,6 +89,19 @@ def _render(**content: object) -> str:
 def _status(result: Result) -> tuple[str, str]:
     """Kind of the status, and its mark."""
     return {SUCCEEDED: ("good", "✓"), "failed": ("bad", "✗")}.get(result.status, ("open", "■"))
+
+
+def _notes(metrics: Metrics, result: Result) -> list[str]:
+    """Events that are no figures, a sentence each."""
+    notes = [
+        f"Resumed at step {each.step:,} on {counted(each.world_size, 'worker')}."
+        for each in metrics.of(Resume)
+    ]
+    if hangs := metrics.of(Silent):
+        notes.append(f"Started again after {counted(len(hangs), 'hang')}.")
+    if result.damaged_lines:
+        notes.append(f"{METRICS_FILE}: {counted(result.damaged_lines, 'damaged line')} left out.")
+    return notes
 
 
 def _details(table: Table) -> dict[str, object]:
