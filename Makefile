@@ -79,10 +79,10 @@ rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a 
 	@$(PYTHON) -m rehearsal all
 
 bench: venv-dev ## compare with the plain ways; one JSON object each
-	@$(PYTHON) -m benchmarks.ddp --json
-	@$(PYTHON) -m benchmarks.checkpoint --json
-	@$(PYTHON) -m benchmarks.images --json
-	@$(PYTHON) -m benchmarks.gpu_fsdp --json
+	@$(PYTHON) -m benchmarks.ddp
+	@$(PYTHON) -m benchmarks.checkpoint
+	@$(PYTHON) -m benchmarks.images
+	@$(PYTHON) -m benchmarks.gpu_fsdp
 
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)

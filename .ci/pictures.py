@@ -26,7 +26,7 @@ from contract.instance_types import InstanceType, Prices
 from contract.nodes import METRICS_NAMESPACE
 from stacks import settings
 from training.record import plots
-from training.record.reader import read_run
+from training.record.reader import read_metrics
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
@@ -67,7 +67,7 @@ def _machine(name: str, machine: InstanceType) -> dict[str, str]:
 def report(run: Path) -> str:
     """Loss, measure and step times of a run, as its report has them."""
     with plots.drawing():
-        drawn = plots.draw(read_run(run))
+        drawn = plots.draw(read_metrics(str(run)))
         placed = [
             f'<text x="{x}" y="{y - 12}">{html.escape(plot.title)}</text>'
             f'<svg x="{x}" y="{y}" width="{width}" height="{height}" '

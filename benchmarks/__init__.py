@@ -1,5 +1,5 @@
 """Benchmarks of this project, each side by side with the plain way to do the same thing.
 
-Each prints, with ``--json``, one object on stdout whose ``ratio`` is its headline figure (better
+Each prints one JSON object on stdout whose ``ratio`` is its headline figure (better
 is larger). Nothing here is asserted in a test: speed depends on the machine.
 """

@@ -1,14 +1,14 @@
-"""Benchmark of checkpoints: seconds that training waits for a save, and slower steps meanwhile.
+"""Benchmark of checkpoints: seconds that training waits for a save.
 
-    python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--rounds 5] [--json]
+    python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--rounds 5]
 
 Two ranks share a model and its AdamW state. In this project's way and in the competent one,
 ``torch.distributed.checkpoint.async_save`` as torch has it, each rank copies its shards to host
-memory and goes on, while they are written; steps are taken until all is in storage. This project's
-way also hashes what it writes. In the plain way rank 0 gathers everything, writes it, and all wait.
-They take turns, on the same storage.
+memory and goes on, while they are written. This project's way also hashes what it writes. In the
+plain way rank 0 gathers everything, writes it, and all wait. They take turns, on the same storage.
 """
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import processes
-from benchmarks.output import command_line, report, say
+from benchmarks.output import report, say
 from store import storage
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
@@ -35,7 +35,6 @@ WORKERS: Final = 2
 _WIDTH: Final = 768
 _VOCAB: Final = 512
 _BYTES_PER_PARAMETER: Final = 12  # a weight and two moments, fp32
-_UNDISTURBED: Final = 5  # steps timed before each round's saves
 
 
 class State:
@@ -81,26 +80,12 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
-    """Cost of one checkpoint for a rank, in seconds."""
-
-    waited: float
-    """Before training continued."""
-    written: float
-    """Until all of it was in storage."""
-    lost: float = 0.0
-    """Of training time until then: waiting, and steps that took longer than undisturbed ones."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """Measurements of one rank, a checkpoint a round in each way."""
+    """Seconds that one rank waited in each round, by the way of saving."""
 
-    own: tuple[Saved, ...]
-    async_save: tuple[Saved, ...]
+    own: tuple[float, ...]
+    async_save: tuple[float, ...]
     gathered: tuple[float, ...]
-    step_s: float
-    """Seconds of an undisturbed step."""
     state_bytes: int
 
 
@@ -124,52 +109,42 @@ def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
         saving: Any = async_save(parts, storage_writer=writer, process_group=group)
         return lambda: not saving.done()
 
-    owns, others, gathers, steps = [], [], [], []
+    owns, others, gathers = [], [], []
     for step in range(1, rounds + 2):
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(_UNDISTURBED):
-            state.step()
-        step_s = (time.perf_counter() - began) / _UNDISTURBED
-        owns.append(cost_of(own, state, step_s))
+        owns.append(waited_for(own, state))
         state.worker.saves.finish()
-        others.append(cost_of(by_async_save, state, step_s))
+        others.append(waited_for(by_async_save, state))
         gathers.append(save_gathered(state, storage.join(run_uri, "gathered.pt")))
-        steps.append(step_s)
         if state.worker.rank == 0:
             say(
-                f"round {step - 1} of {rounds}: waited {owns[-1].waited:.3f} s, async_save "
-                f"{others[-1].waited:.3f} s, gathered {gathers[-1]:.2f} s"
+                f"round {step - 1} of {rounds}: waited {owns[-1]:.3f} s, async_save "
+                f"{others[-1]:.3f} s, gathered {gathers[-1]:.2f} s"
             )
     return Rounds(  # the first makes the buffers
         own=tuple(owns[1:]),
         async_save=tuple(others[1:]),
         gathered=tuple(gathers[1:]),
-        step_s=statistics.median(steps[1:]),
         state_bytes=state.num_bytes,
     )
 
 
-def cost_of(begin: Callable[[], Callable[[], bool]], state: State, step_s: float) -> Saved:
-    """Begin a save and train until it is written on all ranks.
+def waited_for(begin: Callable[[], Callable[[], bool]], state: State) -> float:
+    """Begin a save and train until it is written on all ranks; return the seconds before training
+    continued.
 
     Args:
         begin: starts the save; returns a function that is true while it is being written.
-        step_s: seconds of an undisturbed step.
     """
     dist.barrier()
     began = time.perf_counter()
     is_saving = begin()
     waited = time.perf_counter() - began
-    num = 0
     votes = torch.ones(1)
     while votes.item():
         state.step()
-        num += 1
         votes = torch.tensor([float(is_saving())])
         dist.all_reduce(votes)
-    written = time.perf_counter() - began
-    return Saved(waited=waited, written=written, lost=written - num * step_s)
+    return waited
 
 
 def save_gathered(state: State, uri: str) -> float:
@@ -193,7 +168,7 @@ def _slowest(ranks: Sequence[Sequence[float]]) -> float:
 
 
 def main() -> int:
-    parser = command_line("checkpoint", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--storage", help="folder or s3:// address (default: a folder)")
     parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
@@ -203,27 +178,21 @@ def main() -> int:
         found = processes.run(
             WORKERS, measure, storage.join(root, "timed"), options.mb, options.rounds
         )
-    ways = {"own": [each.own for each in found], "async_save": [each.async_save for each in found]}
-    waited = {way: _slowest([[one.waited for one in each] for each in ways[way]]) for way in ways}
-    lost = {way: _slowest([[one.lost for one in each] for each in ways[way]]) for way in ways}
-    gathered = _slowest([each.gathered for each in found])
+    waited = {
+        way: _slowest([getattr(each, way) for each in found])
+        for way in ("own", "async_save", "gathered")
+    }
     result = {
         "benchmark": "checkpoint",
         "ratio": waited["async_save"] / waited["own"],
-        "reference_ratio": gathered / waited["own"],
+        "reference_ratio": waited["gathered"] / waited["own"],
         "ratio_is_of": "seconds that training waits for dcp.async_save to those it waits here",
         "reference_ratio_is_of": "the same, gathered and written by rank 0",
-        "ratio_of_seconds_lost": lost["async_save"] / lost["own"],
-        "seconds_training_waits": {**waited, "gathered": gathered},
-        "seconds_training_loses": {**lost, "gathered": gathered},
-        "seconds_until_written": {
-            way: _slowest([[one.written for one in each] for each in ways[way]]) for way in ways
-        },
-        "seconds_of_an_undisturbed_step": found[0].step_s,
+        "seconds_training_waits": waited,
         "state_bytes": found[0].state_bytes,
         "storage": "s3" if storage.is_s3(root) else "disk",
     }
-    report(result, as_json=options.json)
+    report(result)
     return 0
 
 

@@ -1,13 +1,14 @@
 """Benchmark of the DDP recipe against a plain loop with the reference's semantics, on two gloo
 ranks.
 
-    python -m benchmarks.ddp [--data DIR] [--rounds 7] [--json]
+    python -m benchmarks.ddp [--data DIR] [--rounds 7]
 
 The plain loop is what one writes first: PIL images normalised one by one in a DataLoader without
 workers, fp32, Adam, DDP over the whole ResNet18. Both see the same images in the same order from
 the same weights, so their losses must agree; then they take turns, and medians are compared.
 """
 
+import argparse
 import os
 import statistics
 import sys
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import processes
-from benchmarks.output import command_line, report, say
+from benchmarks.output import report, say
 from contract import faults
 from training.data import DIGITS, images
 from training.ddp import train as ddp
@@ -161,7 +162,7 @@ def measure(data: str, rounds: int) -> dict[str, Any]:
 
 @faults.command()
 def main() -> int:
-    parser = command_line("ddp", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__)
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
     parser.add_argument("--rounds", type=int, default=7, help="of a few steps of each loop")
     options = parser.parse_args()
@@ -175,7 +176,7 @@ def main() -> int:
         "batch_per_worker": _BATCH_PER_WORKER,
         "data": "digits" if options.data == DIGITS else Path(options.data).name,
     }
-    report(result, as_json=options.json)
+    report(result)
     return 0 if figures["losses_agree_to_1e-4"] else 1
 
 

@@ -1,6 +1,6 @@
 """Benchmark of the picture reader: pictures per second beside Pillow and torch's DataLoader.
 
-    python -m benchmarks.images [--processes 2] [--seconds 6] [--rounds 3] [--json]
+    python -m benchmarks.images [--processes 2] [--seconds 6] [--rounds 3]
 
 Both start from the same JPEGs, of ImageNet's usual size, and have as many processes. The plain way
 is that of the published example: Pillow decodes, cuts a random part, resizes it to 224 pixels and
@@ -12,8 +12,8 @@ exact on a busy machine too.
 It needs torch, numpy, Pillow, psutil, and scikit-learn for its two photographs.
 """
 
+import argparse
 import functools
-import io
 import math
 import os
 import random
@@ -32,10 +32,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.output import command_line, report, say
+from benchmarks.output import report, say
 from training.data import augmentation
 from training.data.images import BatchOrder
-from training.data.pictures import decode, library
+from training.data.pictures import library
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS
 from training.data.pictures.library import PictureSet
@@ -49,7 +49,6 @@ _WIDTH, _HEIGHT = 500, 375  # of most of ImageNet's pictures
 _QUALITY: Final = 95
 _CLASSES: Final = 10
 _WARM_UP_S: Final = 1.0
-_DECODED: Final = 60
 _STEPS: Final = range(1_000_000)
 
 Way = Callable[[], Iterator[torch.Tensor]]
@@ -172,29 +171,6 @@ def _cpu_seconds() -> float:
     return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children()))
 
 
-def decoding(paths: Sequence[Path]) -> tuple[float, float]:
-    """Pictures per CPU second of one process that only decodes: Pillow, and this project."""
-    contents = [path.read_bytes() for path in paths[:_DECODED]]
-
-    def by_pillow(content: bytes) -> decode.Pixels:
-        with Image.open(io.BytesIO(content)) as file:
-            return np.asarray(file.convert("RGB"))
-
-    def by_decoder(content: bytes) -> decode.Pixels:
-        return decode.decode(content, size=DEFAULT_SIZE)
-
-    ways: tuple[Callable[[bytes], decode.Pixels], ...] = (by_pillow, by_decoder)
-    times: list[list[float]] = [[], []]
-    for _ in range(5):
-        for kept, decoded in zip(times, ways, strict=True):
-            began = time.process_time()
-            for content in contents:
-                decoded(content)
-            kept.append(time.process_time() - began)
-    first, second = (len(contents) / statistics.median(each) for each in times)
-    return first, second
-
-
 def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
     """The same pictures in each form."""
     wishes = {
@@ -212,7 +188,7 @@ def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
 
 
 def main() -> int:
-    parser = command_line("images", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
@@ -228,7 +204,6 @@ def main() -> int:
         paths = sorted((tree / "train").rglob("*.JPEG"))
         ways: dict[str, Way] = {"plain": functools.partial(plain, paths, **common)}
         ways |= {each: functools.partial(ours, found, **common) for each, found in sets.items()}
-        by_pillow, by_decoder = decoding(paths)
         rounds: dict[str, list[Measured]] = {each: [] for each in ways}
         for number in range(options.rounds):
             for each, way in ways.items():
@@ -244,14 +219,10 @@ def main() -> int:
             "ratio": per_s["tree"] / per_s["plain"],
             "ratios": {each: per_s[each] / per_s["plain"] for each in sets},
             "ratios_of_cpu_seconds": {each: per_cpu_s[each] / per_cpu_s["plain"] for each in sets},
-            "ratio_of_decoding": by_decoder / by_pillow,
             "pictures_per_s": per_s,
             "pictures_per_cpu_s": per_cpu_s,
-            "decoded_per_cpu_s": {"pillow": by_pillow, "decoder": by_decoder},
-            "decoder": "simplejpeg",
             "processes": options.processes,
-        },
-        as_json=options.json,
+        }
     )
     return 0
 

@@ -1,6 +1,6 @@
 """First commands for a machine with GPUs: a check that everything works, and how fast it is.
 
-    python -m benchmarks.on_gpu --to DIR [--only NAME ...] [--json]
+    python -m benchmarks.on_gpu --to DIR [--only NAME ...]
 
 Each step is a command that a user could type; its output goes into a file of its name below
 ``DIR``, and a table of results is printed at the end. The first steps check that the recipes train,
@@ -8,6 +8,7 @@ save and export; the rest are the benchmarks that need a GPU. A step that fails 
 others from running. No step interrupts a run and resumes it.
 """
 
+import argparse
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.output import command_line, report, say
+from benchmarks.output import report, say
 from training.system import machine
 
 _LAUNCH: Final = "python -m training.launch"
@@ -70,13 +71,13 @@ STEPS: Final = (
         words=f"{_LAUNCH} bandwidth --local --run links --json",
         least_gpus=2,
     ),
-    Step(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp --json", limit_s=600),
+    Step(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
     Step(
         name="gpu_fsdp-compiled",
-        words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile --json",
+        words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile",
         limit_s=600,
     ),
-    # Figures of the public posts: ``benchmarks.posts``.
+    # Figures of the table of the public posts (docs/benchmarks.md).
     Step(
         name="fashion",
         words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
@@ -84,7 +85,7 @@ STEPS: Final = (
     ),
     Step(
         name="dolly",
-        words="python -m benchmarks.gpu_fsdp --cases 6.9b --without-trainer --json",
+        words="python -m benchmarks.gpu_fsdp --cases 6.9b --without-trainer",
         limit_s=480,
     ),
     Step(
@@ -111,7 +112,7 @@ class Outcome:
 
 
 def main() -> int:
-    parser = command_line("on_gpu", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu", description=__doc__)
     parser.add_argument("--to", required=True, metavar="DIR", help="folder of what is printed")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in STEPS], metavar="NAME")
     parser.add_argument("--data", default="fashion-mnist", help="FashionMNIST, if not fetched")
@@ -140,7 +141,7 @@ def main() -> int:
         "steps": {name: asdict(outcome) for name, outcome in outcomes.items()},
     }
     (folder / "summary.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    report(result, as_json=options.json)
+    report(result)
     return 0 if len(worked) == len(outcomes) else 1
 
 

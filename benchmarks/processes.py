@@ -1,53 +1,13 @@
-"""Training in this process and in groups of processes, without Ray and without a record.
-
-For measurements and tests on a machine that has PyTorch and little else.
-"""
+"""Groups of processes, without Ray, for measurements and tests."""
 
 import os
 import socket
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from contract import nodes
-from contract.nodes import Range
-from training import command as commands
-from training.record.events import Event
-from training.runtime.torchrun import TorchrunWorker
-
 _TIMEOUT_S: Final = 900
-
-
-def train_here(words: Sequence[str]) -> list[Event]:
-    """Train a recipe in this process, on its GPU if it has one; return all events of the run.
-
-    The loop, its model and its data path are the recipe's own; checkpoints are written to a folder
-    that is removed again.
-
-    Args:
-        words: arguments of ``training.launch``, recipe first.
-
-    Raises:
-        InputError: a setting or the data is wrong.
-    """
-    command = commands.parse(words)
-    events: list[Event] = []
-    with tempfile.TemporaryDirectory(prefix="training-") as storage:
-        config = commands.configure(
-            command, run="run", storage=storage, workers=Range(1, 1), gpus=nodes.ONE_EACH
-        ).begun({})
-        config = command.recipe.prepare(config)
-        os.environ |= _variables(rank=0, world_size=1, port=_free_port())
-        worker = TorchrunWorker(run_uri=str(Path(storage) / "run"))
-        worker.on_events = lambda *new: events.extend(new)
-        try:
-            command.recipe.train()(worker, config)
-        finally:
-            worker.close()
-    return events
 
 
 def run(
@@ -59,7 +19,7 @@ def run(
     Raises:
         RuntimeError: one failed; its traceback is on stderr.
     """
-    port = _free_port()
+    port = free_port()
     context: Any = torch.multiprocessing.get_context(method)
     results = context.SimpleQueue()
     processes: list[Any] = [
@@ -95,7 +55,7 @@ def _member(
     os._exit(0)  # threads of gloo that outlive their group may abort an ordinary exit
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

@@ -7,7 +7,6 @@ chat template and the tokens that end an answer are beside it (``training.models
 """
 
 import argparse
-import difflib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from torch import nn
 from contract import exits, faults, nodes
 from contract.errors import InputError
 from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
+from contract.text import did_you_mean, listed
 from store import storage
 from training import recipes
 from training.bookkeeping import best_step
@@ -245,18 +245,11 @@ def run_address(run: str, place: str) -> str:
     is_address = storage.is_s3(run) or "/" in run
     uri = run.rstrip("/") if is_address else storage.join(storage.runs_root(place), run)
     if not storage.exists(uri):
-        known = "" if is_address else _known_runs(storage.runs_root(place), like=run)
-        raise InputError(f"there is no run at {uri}{known}")
+        names = [] if is_address else storage.list_folders(storage.runs_root(place))
+        there = f"{storage.runs_root(place)} has {listed(names, most=8) or 'none'}"
+        hint = "" if is_address else f"; {did_you_mean(run, names, otherwise=there)}"
+        raise InputError(f"there is no run at {uri}{hint}")
     return uri
-
-
-def _known_runs(root: str, *, like: str) -> str:
-    """The runs that there are, those that may have been meant first."""
-    names = storage.list_folders(root)
-    close = difflib.get_close_matches(like, names)
-    names = [*close, *(name for name in names if name not in close)]
-    more = ", …" if len(names) > 8 else ""
-    return f"; {root} has {', '.join(names[:8])}{more}" if names else f"; {root} has none"
 
 
 def run_parser(prog: str, about: str | None) -> argparse.ArgumentParser:

@@ -13,19 +13,9 @@ from examples import sweep
 from tests.aws.calls import refused
 from tests.trainctl.account import Account
 from tests.trainctl.saved import save
+from tests.training.test_report import RESULT
 from trainctl import CliError, Job, UsageError, plan, submit
 from trainctl.__main__ import main
-
-RESULT = {
-    "run": "r",
-    "recipe": "ddp",
-    "status": "succeeded",
-    "steps": 10,
-    "world_size": 4,
-    "parameters": 1,
-    "hosts": [],
-    "measures": ["accuracy"],
-}
 
 
 def end(account: Account, job: str, **outcome: Any) -> None:
@@ -212,7 +202,7 @@ def finish(account: Account, accuracies: dict[str, float]) -> None:
         spec = JobSpec.from_json(input)
         rate = spec.command[spec.command.index("--lr") + 1]
         if rate in accuracies:
-            result = json.dumps({**RESULT, "run": spec.run, "accuracy": accuracies[rate]})
+            result = json.dumps({**RESULT.to_json(), "run": spec.run, "accuracy": accuracies[rate]})
             account.objects[f"runs/{spec.run}/result.json"] = result.encode()
             end(account, name)
         else:

@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from benchmarks import processes
+from contract.nodes import Range
 from tests.conftest import ROOT
+from tests.training.local_runs import trained
+from training.command import read_command
+from training.fsdp import inputs
+from training.fsdp.settings import FsdpConfig
 from training.system import machine
 
 
@@ -34,13 +39,16 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
     monkeypatch.setattr(nn.Module, "compile", counted)
     monkeypatch.setattr(machine, "check_compiler", lambda _option: None)
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")  # so that what the run sets does not outlive the test
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**rank, "MASTER_PORT": str(processes.free_port())}.items():
+        monkeypatch.setenv(name, value)
     words = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
     words += ["--max-steps", "2", "--evaluate-every", "1", "--sample-tokens", "3", "--compile"]
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
     words += ["--global-batch", "8", "--microbatch", "5", "--eval-sequences", "6"]
-    processes.train_here(words)
+    config = read_command(words, run="run", workers=Range(1, 1), storage=str(tmp_path))
+    assert isinstance(config, FsdpConfig)
+    trained(inputs.prepare(config))
     # One graph serves all blocks. A dynamic dimension is a symbol: s33.
     assert [trains for trains, _ in graphs] == [False, True]
     assert [shapes for _, shapes in graphs if "s" in shapes] == []

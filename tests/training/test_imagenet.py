@@ -73,7 +73,7 @@ def test_pictures_grow_to_their_full_size_by_three_quarters_of_the_run() -> None
     assert sizes == sorted(sizes)
     assert all(size % 32 == 0 for size in sizes)
     assert {config(epochs=3).size_in(epoch) for epoch in range(3)} == {32}
-    assert config(model="efficientnet-b4", image_size=0).full_size == 380
+    assert config(model="efficientnet-b7", image_size=0).full_size == 600
 
 
 def test_packed_pictures_are_not_shrunk_again() -> None:

@@ -2,14 +2,11 @@
 and that each is evaluated by itself."""
 
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks import processes
 from contract.errors import InputError
@@ -18,7 +15,7 @@ from tests.conftest import ROOT
 from tests.training.local_runs import trained
 from training import recipes
 from training.data import mixture
-from training.data.mixed_feed import MixedFeed, Slots, described, feed_for
+from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.fsdp import inputs
 from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop.losses import IGNORE
@@ -70,23 +67,25 @@ def two(tmp_path: Path, weights: tuple[str, str] = ("0.7", "0.3")) -> str:
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        ("s3://bucket/web", [("s3://bucket/web", "1", "web")]),
-        ("/a, b/c d.txt", [("/a, b/c d.txt", "1", "c_d")]),
+        ("s3://bucket/web", [("s3://bucket/web", 1, "web")]),
+        ("/a, b/c d.txt", [("/a, b/c d.txt", 1, "c_d")]),
         (
             "0.7 s3://b/web/, 0.3 hf://o/n",
-            [("s3://b/web/", "7/10", "web"), ("hf://o/n", "3/10", "n")],
+            [("s3://b/web/", 0.7, "web"), ("hf://o/n", 0.3, "n")],
         ),
-        ("7 a/x.jsonl,3 b/x.txt", [("a/x.jsonl", "7/10", "x"), ("b/x.txt", "3/10", "x_2")]),
-        ("1/3 a,b, 2/3 c", [("a,b", "1/3", "a_b"), ("c", "2/3", "c")]),
+        ("7 a/x.jsonl,3 b/x.txt", [("a/x.jsonl", 0.7, "x"), ("b/x.txt", 0.3, "x_2")]),
+        ("1 a,b, 3 c", [("a,b", 0.25, "a_b"), ("c", 0.75, "c")]),
         (
             "1e-1 python-help, .9 Ünï",
-            [("python-help", "1/10", "python_help"), ("Ünï", "9/10", "n")],
+            [("python-help", 0.1, "python_help"), ("Ünï", 0.9, "n")],
         ),
     ],
 )
-def test_sources_are_told_from_their_weights(data: str, found: list[tuple[str, str, str]]) -> None:
+def test_sources_are_told_from_their_weights(
+    data: str, found: list[tuple[str, float, str]]
+) -> None:
     sources = mixture.sources_of(data)
-    assert [(each.place, str(each.share), each.label) for each in sources] == found
+    assert [(each.place, each.share, each.label) for each in sources] == found
     assert mixture.sources_of(mixture.with_places(data, str)) == sources
 
 
@@ -97,9 +96,7 @@ def test_sources_are_told_from_their_weights(data: str, found: list[tuple[str, s
         ("-1 a, 1 b", "weight -1 for a"),
         ("nan a, 1 b", "weight nan for a"),
         ("inf a, 1 b", "weight inf for a"),
-        ("1/0 a, 1 b", "weight 1/0 for a"),
         ("1-2 a, 1 b", "weight 1-2 for a"),
-        ("123457 a, 1 b", "round them, such as 0.37 and 0.63"),
         ("1 a, 2 a/", "has a/ twice: give it once, with the sum of the weights"),
         ("a, 0.3 b", "a has no weight; write a mixture as"),
         ("0.3 a", "only one source, a: leave the weight out"),
@@ -117,27 +114,11 @@ def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     inputs.look_at(config(tmp_path, "1 python-help, 1 s3://bucket/text"))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 400), min_size=2, max_size=7), st.integers(0, 10**9))
-def test_every_number_of_first_slots_is_shared_within_one_of_the_weights(
-    weights: list[int], far: int
-) -> None:
-    shares = [Fraction(each, sum(weights)) for each in weights]
-    slots = Slots(shares)
-    source, places = slots.of(np.arange(700))
-    for number, share in enumerate(shares):
-        taken = np.cumsum(source == number)
-        assert np.abs(taken - float(share) * np.arange(1, 701)).max() < 1
-        assert places[source == number].tolist() == list(range(taken[-1]))
-    # A slot far away has the place that those before it leave.
-    (found,), (place,) = slots.of(np.array([far]))
-    assert abs(place - float(shares[found]) * far) < 1.001
-
-
 def test_the_batch_of_a_step_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     settings = inputs.prepare(config(tmp_path, two(tmp_path)))
     feed, again = mixed(settings), mixed(settings)
-    assert feed.steps_per_epoch == sum(each.feed.num_sequences for each in feed.parts) // 4
+    total = sum(each.feed.num_sequences for each in feed.parts)
+    assert feed.steps_per_epoch == total // 4
     seen: list[list[int]] = [[], []]
     num = 3 * feed.steps_per_epoch
     for step in range(num):
@@ -153,14 +134,12 @@ def test_the_batch_of_a_step_is_the_same_for_any_number_of_workers(tmp_path: Pat
             each.tolist() for each in feed.sequences(step)
         ]
     shares = [len(own) / (4 * num) for own in seen]
-    assert shares == pytest.approx([0.7, 0.3], abs=1 / (4 * num))
-    # Each source has epochs of its own, and each of them all of its sequences once.
+    # Of each epoch, up to three sequences fill no step.
+    assert shares == pytest.approx([0.7, 0.3], abs=4 / total)
+    # Each source has epochs of its own, and none of its sequences comes much more often.
     for own, part in zip(seen, feed.parts, strict=True):
-        each = part.feed.num_sequences
-        epochs = [own[first : first + each] for first in range(0, len(own) - each, each)]
-        assert epochs
-        assert all(sorted(epoch) == list(range(each)) for epoch in epochs)
-        assert len(own) < 2 * each or own[:each] != own[each : 2 * each]
+        counts = np.bincount(own, minlength=part.feed.num_sequences)
+        assert counts.max() <= -(-len(own) // part.feed.num_sequences) + 1
 
 
 def test_a_person_is_told_how_often_each_source_is_seen(tmp_path: Path) -> None:
@@ -178,7 +157,7 @@ def test_a_person_is_told_how_often_each_source_is_seen(tmp_path: Path) -> None:
 def test_a_run_goes_on_only_with_the_same_texts_and_weights(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, two(tmp_path)))
     first, second = (each.info.key for each in inputs.stores_of(prepared))
-    assert prepared.text_key == f"7/10 {first}, 3/10 {second}"
+    assert prepared.text_key == f"0.7 {first}, 0.3 {second}"
     same = replace(prepared, data=two(tmp_path, ("7", "3")))
     assert inputs.prepare(same).text_key == prepared.text_key
     for data in (two(tmp_path, ("0.6", "0.4")), LICENSE):
@@ -200,7 +179,7 @@ def test_conversations_among_text_are_learned_by_their_answers_only(tmp_path: Pa
     batch = feed.step(1, rank=0, world_size=1)
     assert batch.positions is not None
     of_text = [(row != IGNORE).all() for row in batch.labels]
-    assert sorted(of_text) == [False, False, True, True]
+    assert {*of_text} == {True, False}
     for row, is_text in enumerate(of_text):
         learned = batch.labels[row] != IGNORE
         assert (batch.labels[row][learned] == batch.tokens[row, 1:][learned]).all()

@@ -24,12 +24,6 @@ def described(name: str) -> nn.Module:
     [
         ("resnet50", 25_557_032),
         ("efficientnet-b0", 5_288_548),
-        ("efficientnet-b1", 7_794_184),
-        ("efficientnet-b2", 9_109_994),
-        ("efficientnet-b3", 12_233_232),
-        ("efficientnet-b4", 19_341_616),
-        ("efficientnet-b5", 30_389_784),
-        ("efficientnet-b6", 43_040_704),
         ("efficientnet-b7", 66_347_960),
     ],
     ids=picture_shapes.NAMES,

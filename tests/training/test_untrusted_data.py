@@ -19,6 +19,7 @@ from safetensors.torch import save
 from contract.errors import InputError
 from store.storage import runs_root
 from tests.fuzzing import damaged_bytes, fuzz, fuzz_text, fuzz_values
+from tests.training.test_report import RESULT
 from training.data import idx, vocabulary
 from training.data.documents import Rows, documents
 from training.data.pictures.index import Entry, Index, StoredFile
@@ -29,9 +30,8 @@ from training.models.model_shapes import ModelShape, read_config
 from training.models.pretrained import config_of
 from training.models.serving import stops_of
 from training.models.weight_files import PICKLED, PICKLED_INDEX
-from training.record.page import write_report
 from training.record.progress import Progress
-from training.record.result import Result, evaluated_from_json
+from training.record.result import Result
 
 CONFIG = {
     "model_type": "llama",
@@ -243,11 +243,8 @@ def test_indexes_of_pictures() -> None:
 
 
 def test_records_of_runs() -> None:
-    result = {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5, "hosts": ["a"]}
-    fuzz_values(result, lambda value: Result.from_json(as_object(value)), ValueError)
-    evaluated = {"title": "t", "heads": ["a", "b"], "names": ["a", "b"], "rows": [[1, 0], [0, 1]]}
-    fuzz_values(evaluated, lambda value: evaluated_from_json(as_object(value)))
-    progress = {"step": 1, "total_steps": 3, "loss": 0.1, "left_s": 3.0}
+    fuzz_values(RESULT.to_json(), lambda value: Result.from_json(as_object(value)), ValueError)
+    progress = {"time": 1.0, "step": 1, "total_steps": 3, "loss": 0.1, "left_s": 3.0}
     fuzz_values(progress, lambda value: line_of(as_object(value)), ValueError)
 
 
@@ -258,19 +255,3 @@ def as_object(value: object) -> dict[str, object]:
 def line_of(values: dict[str, object]) -> tuple[str, str]:
     found = Progress.from_json(values)
     return found.line(), found.share
-
-
-@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "evaluation.json", "config.json"])
-def test_reports(tmp_path: Path, name: str) -> None:
-    """Whatever one file says, the report is written."""
-    step = {"type": "step", "step": 1, "epoch": 0.5, "loss": 1.0, "lr": 0.1, "grad_norm": 1.0}
-    contents = {
-        "config.json": {"recipe": "ddp", "run": "r", "epochs": 3},
-        "result.json": {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5},
-        "evaluation.json": {"title": "t", "heads": ["a"], "names": ["a"], "rows": [[1]]},
-        "metrics.jsonl": step | {"time": 1.0},
-    }
-    for other, values in contents.items():
-        (tmp_path / other).write_text(json.dumps(values) + "\n")
-    content = (tmp_path / name).read_bytes()
-    fuzz(content, at(tmp_path / name, lambda _: write_report(tmp_path)), InputError, cases=3)

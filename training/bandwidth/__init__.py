@@ -6,9 +6,8 @@ from training.bandwidth.settings import PRESETS, BandwidthConfig
 from training.recipe import Model, Recipe
 from training.record.events import Measure
 
-# Bus bandwidth of the all-reduce, and of the slowest way between two hosts, one at a time.
+# Bus bandwidth.
 ALL_REDUCE: Final = Measure(name="all_reduce", label="all-reduce", unit="GB/s")
-SLOWEST_LINK: Final = Measure(name="slowest_link", unit="GB/s")
 
 RECIPE: Final = Recipe(
     name="bandwidth",
@@ -18,7 +17,7 @@ RECIPE: Final = Recipe(
     built_in_preset="all",
     data_help="none: nothing is trained",
     loop="training.bandwidth.train",
-    measures=(ALL_REDUCE, SLOWEST_LINK),
+    measures=(ALL_REDUCE,),
     model=Model.NONE,
     variables={
         # NCCL tells only in its log over what it sends; read by ``training.system.machine``.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from contract.errors import InputError
-from contract.instance_types import instance_type
 from training.settings import RunConfig, Value, option
 
 MIB: Final = 1 << 20
@@ -29,23 +28,6 @@ class BandwidthConfig(RunConfig):
     factor: int = option(
         2, low=2, high=1024, help="each size is so many times the one before", same_on_resume=False
     )
-    instance: str = option(
-        "", help="instance type of the hosts, to compare with its network", same_on_resume=False
-    )
-    floor: float = option(
-        0.0,
-        low=0,
-        help="least bus bandwidth of the largest all-reduce in GB/s; the run fails below it "
-        "(0: none)",
-        same_on_resume=False,
-    )
-    floor_share: float = option(
-        0.0,
-        low=0,
-        high=1,
-        help="the same as a share of what --instance should deliver between hosts (0: none)",
-        same_on_resume=False,
-    )
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
@@ -54,10 +36,6 @@ class BandwidthConfig(RunConfig):
                 f"--max-bytes is {self.max_bytes}: it must be at least --min-bytes, "
                 f"{self.min_bytes}"
             )
-        if self.instance:
-            instance_type(self.instance)
-        elif self.floor_share:
-            raise InputError("--floor-share needs --instance, the type that it is a share of")
 
     def sizes(self, *, on_gpu: bool) -> list[int]:
         """Bytes of each message: from the smallest, times the factor, up to the largest."""
@@ -66,12 +44,6 @@ class BandwidthConfig(RunConfig):
         while found[-1] * self.factor <= most:
             found.append(found[-1] * self.factor)
         return found
-
-    @property
-    def expected_gb_per_s(self) -> float | None:
-        """What the network of the instance type carries, in 10^9 bytes per second; None where no
-        type is given. The bus bandwidth of a ring between hosts is at most this."""
-        return instance_type(self.instance).network_gbps / 8 if self.instance else None
 
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {

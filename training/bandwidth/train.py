@@ -1,13 +1,12 @@
-"""The bandwidth recipe: an all-reduce over all workers, one size after another, and each link.
+"""The bandwidth recipe: an all-reduce over all workers, one size after another.
 
 It trains nothing. Buffers are filled, checked and timed. Seconds become bandwidth as NVIDIA's
 nccl-tests computes it (its doc/PERFORMANCE.md): algorithm bandwidth is the size of the message over
 the time that it took; bus bandwidth corrects it by what each rank has to send for that, so that it
-can be compared with the speed of the link at any number of workers. That of the largest message is
-what a floor is compared with. Between hosts, each link is measured too: an all-reduce is as slow as
-the slowest of them, and does not tell which one that is.
+can be compared with the speed of the link at any number of workers.
 """
 
+import socket
 import statistics
 import time
 from typing import Final, NamedTuple
@@ -16,11 +15,10 @@ import torch
 import torch.distributed as dist
 
 from contract.text import byte_size, counted, significant
-from training.bandwidth import links
 from training.bandwidth.settings import BandwidthConfig
 from training.loop import metrics
 from training.loop.worker import Worker
-from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
+from training.record.events import Evaluation, Finished, Start, Stopped, phase
 from training.record.result import Table
 from training.system.machine import transport
 
@@ -59,8 +57,9 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
     device, ranks = worker.device, worker.world_size
     on_gpu = device.type == "cuda"
     sizes = sorted({each // _ELEMENT * _ELEMENT for each in config.sizes(on_gpu=on_gpu)})
-    hosts = links.hosts()
-    num_hosts = len(set(hosts))
+    hosts = [""] * ranks
+    dist.all_gather_object(hosts, socket.gethostname())
+    num_hosts = len({*hosts})
     began = time.monotonic()
     worker.emit(
         phase("model_ready"),
@@ -73,25 +72,21 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
         ),
     )
 
-    over, slow = "", ""
-    measures: dict[str, float] = {}
+    over, bus = "", 0.0
     rows: list[tuple[float, ...]] = []
     for step, size in enumerate(sizes, start=1):
         timing = _timed(size, device)
         algorithm = size / timing.mean / 1e9
-        bus = measures["all_reduce"] = bus_gb_per_s(algorithm, ranks)
+        bus = bus_gb_per_s(algorithm, ranks)
         rows.append((size, timing.mean * 1e6, timing.slowest * 1e6, algorithm, bus))
         # After the first all-reduce: NCCL makes its choice when it needs one.
         over = over or transport(dist.get_backend(), num_hosts=num_hosts)
-        if step == len(sizes) and num_hosts > 1:
-            speeds = links.measured(hosts, device)
-            measures["slowest_link"] = min(speeds.values())
-            if slow := links.slow(speeds):
-                worker.emit(Warned(message=slow))
         place = f"{byte_size(size)}, {over}"
         seconds = time.monotonic() - began
         worker.emit(
-            Evaluation(step=step, epoch=0, place=place, measures=dict(measures), seconds=seconds)
+            Evaluation(
+                step=step, epoch=0, place=place, measures={"all_reduce": bus}, seconds=seconds
+            )
         )
         # Any rank may be asked to stop; every rank gets the same answer.
         asked = _over_ranks(float(worker.stop_requested()), device).slowest
@@ -103,7 +98,7 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
     worker.emit(
         Finished(
             step=len(sizes),
-            measures=measures,
+            measures={"all_reduce": bus},
             seconds=time.monotonic() - began,
             evaluation=Table(
                 # Mean and maximum, which are often confused.
@@ -113,7 +108,6 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
                 heads=_HEADS,
                 rows=tuple(rows),
             ),
-            shortfall=_shortfall(measures["all_reduce"], config, over=over, slow=slow),
         )
     )
 
@@ -136,13 +130,19 @@ def _timed(size: int, device: torch.device) -> Timing:
 
 
 def _repeated(message: torch.Tensor, repeats: int) -> Timing:
-    links.synchronize(message.device)
+    _synchronize(message.device)
     dist.barrier()
     began = time.perf_counter()
     for _ in range(repeats):
         dist.all_reduce(message)
-    links.synchronize(message.device)
+    _synchronize(message.device)
     return _over_ranks((time.perf_counter() - began) / repeats, message.device)
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _over_ranks(seconds: float, device: torch.device) -> Timing:
@@ -150,16 +150,3 @@ def _over_ranks(seconds: float, device: torch.device) -> Timing:
     dist.all_reduce(mean)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return Timing(float(mean.item()) / dist.get_world_size(), float(most.item()))
-
-
-def _shortfall(reached: float, config: BandwidthConfig, *, over: str, slow: str) -> str | None:
-    """Why the run failed: the largest all-reduce is below the floor. None where it is not."""
-    expected = config.expected_gb_per_s
-    floor = max(config.floor, config.floor_share * (expected or 0.0))
-    if reached >= floor:
-        return None
-    compared = f" ({config.instance}: {significant(expected)} GB/s)" if expected else ""
-    return (
-        f"all-reduce has a bus bandwidth of {significant(reached)} GB/s with {over}, below "
-        f"the floor of {significant(floor)} GB/s{compared}{'; ' if slow else ''}{slow}"
-    )

@@ -480,11 +480,7 @@ def _read_step(run_uri: str, step: int) -> Snapshot:
 
 
 def check_room(
-    worker: Worker,
-    optimizer: torch.optim.Optimizer,
-    saved: Iterable[torch.Tensor],
-    *,
-    keep: int,
+    worker: Worker, optimizer: torch.optim.Optimizer, saved: Iterable[torch.Tensor], *, keep: int
 ) -> int:
     """Make sure before the first step that a disk has room for the checkpoints to come: ``keep``,
     and the one that is written before the oldest is removed. Return the bytes of one.

@@ -1,20 +1,18 @@
 """Sequences of each step of a run on a mixture (``training.data.mixture``).
 
-Which source the n-th sequence of a run comes from depends only on n: a fixed pattern of slots, as
-even as the shares allow, repeats. Each source has its own seeded order and its own epochs, so the
-batch of a step is the same on any number of workers, and a resumed run finds it at once.
+An epoch has as many sequences as all sources together, each source its share of them, shuffled by
+the seed and the epoch. Each source has its own seeded order and its own epochs, so the batch of a
+step is the same on any number of workers, and a resumed run finds it at once.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import lcm
 from typing import Final
 
 import numpy as np
 
 from contract.errors import InputError
-from training.data.feed import Batch, Feed, feed_of
+from training.data.feed import Batch, Feed, Shuffle, feed_of
 from training.data.mixture import Source
 from training.data.text import Tokens, TokenStore
 
@@ -33,65 +31,47 @@ class Part:
     feed: Feed
 
 
-class Slots:
-    """Source and sequence of each slot of a run."""
-
-    def __init__(self, shares: Sequence[Fraction]) -> None:
-        """
-        Args:
-            shares: positive, with a sum of 1.
-        """
-        size = lcm(*(each.denominator for each in shares))
-        self._counts = np.array([int(each * size) for each in shares])
-        self._source = _even(self._counts)
-        taken = self._source[:, None] == np.arange(len(shares))
-        self._before = (np.cumsum(taken, axis=0) - 1)[np.arange(size), self._source]
-
-    def of(self, slots: Tokens) -> tuple[Tokens, Tokens]:
-        """Number of each slot's source, and its place among the slots that take this source."""
-        rounds, within = np.divmod(slots, len(self._source))
-        source = self._source[within]
-        return source, rounds * self._counts[source] + self._before[within]
-
-
 class MixedFeed:
     """Sequences of several sources, in the shares that they were given.
 
-    An epoch has as many sequences as all sources together; a source whose share is larger than its
-    part of them is seen more than once in it, another less.
+    A source whose share is larger than its part of all sequences is seen more than once in an
+    epoch, another less. What fills no step is left out, another part in each epoch.
     """
 
-    def __init__(
-        self, parts: Sequence[Part], *, shares: Sequence[Fraction], global_batch: int
-    ) -> None:
+    def __init__(self, parts: Sequence[Part], *, global_batch: int, seed: int) -> None:
         """
         Raises:
             InputError: they do not fill a step.
         """
         self.parts, self._global_batch = parts, global_batch
-        self._slots = Slots(shares)
-        self.num_sequences = sum(each.feed.num_sequences for each in parts)
-        self.steps_per_epoch = self.num_sequences // global_batch
+        num = sum(each.feed.num_sequences for each in parts)
+        self._counts = np.array([max(1, round(each.share * num)) for each in parts])
+        total = int(self._counts.sum())
+        self.steps_per_epoch = total // global_batch
         if not self.steps_per_epoch:
             raise InputError(
-                f"all sources together are {self.num_sequences} sequences, fewer than the "
-                f"{global_batch} of one step: give more text, or a smaller batch or sequence"
+                f"all sources together are {num} sequences, fewer than the {global_batch} of one "
+                "step: give more text, or a smaller batch or sequence"
             )
+        # Source of each sequence of an epoch, and its number among those of this source.
+        self._source = np.repeat(np.arange(len(parts)), self._counts)
+        self._number = np.concatenate([np.arange(each) for each in self._counts])
+        self._order = Shuffle(seed=seed, num=total)
         per_sequence = sum(each.share * each.feed.tokens_per_step for each in parts)
         self.tokens_per_step = global_batch * per_sequence
         self.isolates = any(each.feed.isolates for each in parts)
         self.notes = [f"{each.label}: {note}" for each in parts for note in each.feed.notes]
 
     def sequences(self, step: int) -> list[Tokens]:
-        """Sequences of a step, source by source, in the order of their slots."""
-        source, places = self._slots.of(self._slots_of(step))
+        """Sequences of a step, source by source, in the order of their places."""
+        source, places = self._places(step)
         return [
             each.feed.endless(places[source == number]) for number, each in enumerate(self.parts)
         ]
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
-        source, places = self._slots.of(self._slots_of(step)[rank::world_size])
+        source, places = (each[rank::world_size] for each in self._places(step))
         rows = [np.flatnonzero(source == number) for number in range(len(self.parts))]
         batches = [
             each.feed.train.batch(each.feed.endless(places[own]))
@@ -108,11 +88,16 @@ class MixedFeed:
 
     def times_seen(self, total_steps: int) -> list[float]:
         """Number of times that a run sees each source."""
-        slots = total_steps * self._global_batch
-        return [slots * each.share / each.feed.num_sequences for each in self.parts]
+        num = total_steps * self._global_batch
+        return [num * each.share / each.feed.num_sequences for each in self.parts]
 
-    def _slots_of(self, step: int) -> Tokens:
-        return step * self._global_batch + np.arange(self._global_batch)
+    def _places(self, step: int) -> tuple[Tokens, Tokens]:
+        """Source of each sequence of a step, and its place among all of this source in the run."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        first = within * self._global_batch
+        found = self._order.pick(epoch, np.arange(first, first + self._global_batch))
+        source = self._source[found]
+        return source, epoch * self._counts[source] + self._number[found]
 
 
 def feed_for(
@@ -151,11 +136,10 @@ def feed_for(
             )
         except InputError as error:
             raise InputError(f"{source.place}: {error}") from None
-        parts.append(Part(label=source.label, share=float(source.share), store=store, feed=feed))
+        parts.append(Part(label=source.label, share=source.share, store=store, feed=feed))
     if not is_mixed:
         return parts[0].feed, parts
-    shares = [each.share for each in sources]
-    return MixedFeed(parts, shares=shares, global_batch=global_batch), parts
+    return MixedFeed(parts, global_batch=global_batch, seed=seed), parts
 
 
 def described(feed: MixedFeed, total_steps: int) -> tuple[list[str], list[str]]:
@@ -196,23 +180,3 @@ def _merged(batches: Sequence[Batch], rows: Sequence[Tokens]) -> Batch:
         positions=positions if isolates else None,
         num_tokens=sum(each.num_tokens for each in batches),
     )
-
-
-def _even(counts: Tokens) -> Tokens:
-    """The source of each slot: of its first ``n`` slots, a source with a share ``s`` of all has
-    more than ``s * n - 1`` and fewer than ``s * n + 1``.
-
-    Each slot goes to the source that must have one the soonest (Tijdeman, "The chairman assignment
-    problem", 1980).
-    """
-    size, slack = int(counts.sum()), 2 * len(counts) - 2
-    found = np.empty(size, np.int64)
-    given = np.zeros(len(counts), np.int64)
-    for slot in range(size):
-        # By how much each one would lag behind its share without this slot, in parts of size.
-        lag = counts * (slot + 1) - given * size
-        deadline = ((slack - 1) * size - slack * lag) / counts
-        chosen = int(np.where(slack * lag >= size, deadline, np.inf).argmin())
-        found[slot] = chosen
-        given[chosen] += 1
-    return found

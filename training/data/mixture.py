@@ -6,16 +6,15 @@ Weights are relative: 7 and 3 mean the same. A source by itself has none, and st
 Standard library only: a laptop that submits a job reads them too.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import lcm
 from typing import Final
 
 from contract.errors import InputError
 
-_NUMBER: Final = r"[-+]?(?:\.?\d[\d.eE+/-]*|nan|inf)"
+_NUMBER: Final = r"[-+]?(?:\.?\d[\d.eE+-]*|nan|inf)"
 _WEIGHTED: Final = re.compile(rf"({_NUMBER})\s+(\S.*)", re.IGNORECASE | re.DOTALL)
 #: A comma belongs to a path, unless a weight follows it.
 _SEPARATOR: Final = re.compile(rf",\s*(?={_NUMBER}\s+\S)", re.IGNORECASE)
@@ -23,8 +22,6 @@ _FORM: Final = 'write a mixture as "0.7 FIRST, 0.3 SECOND", with a weight before
 #: What a label may be made of: it is a part of the names of measures.
 _LABEL: Final = re.compile(r"[^a-z0-9]+")
 _MAX_LABEL: Final = 40
-#: Sequences after which the pattern of a mixture repeats.
-_MAX_SLOTS: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +32,7 @@ class Source:
     """A file, a folder, an address or a name, as it would be given by itself."""
     weight: str
     """As it was given; empty for a source by itself."""
-    share: Fraction
+    share: float
     """Of the run's sequences; those of all sources add up to 1."""
     label: str
     """Short name, in small letters, digits and underscores; no other source of the mixture has
@@ -46,13 +43,12 @@ def sources_of(data: str) -> tuple[Source, ...]:
     """The sources of a ``--data``.
 
     Raises:
-        InputError: a weight is missing or no positive number, the weights have too many digits, or
-            a source is there twice.
+        InputError: a weight is missing or no positive number, or a source is there twice.
     """
     texts = _SEPARATOR.split(data)
     found = [_WEIGHTED.fullmatch(text.strip()) for text in texts]
     if found == [None]:
-        return (Source(place=data, weight="", share=Fraction(1), label=_label(data, ())),)
+        return (Source(place=data, weight="", share=1.0, label=_label(data, ())),)
     pairs = []
     for text, match in zip(texts, found, strict=True):
         if match is None:
@@ -64,12 +60,6 @@ def sources_of(data: str) -> tuple[Source, ...]:
             f"{_FORM}"
         )
     weights = [_weight(*pair) for pair in pairs]
-    shares = [each / sum(weights) for each in weights]
-    if (size := lcm(*(each.denominator for each in shares))) > _MAX_SLOTS:
-        raise InputError(
-            f"--data has weights of which only {size:,} sequences have whole parts, and at most "
-            f"{_MAX_SLOTS:,} are possible: round them, such as 0.37 and 0.63"
-        )
     labels: list[str] = []
     places: set[str] = set()
     for _, place in pairs:
@@ -78,8 +68,8 @@ def sources_of(data: str) -> tuple[Source, ...]:
         places.add(place.rstrip("/"))
         labels.append(_label(place, labels))
     return tuple(
-        Source(place=place, weight=weight, share=share, label=label)
-        for (weight, place), share, label in zip(pairs, shares, labels, strict=True)
+        Source(place=place, weight=text, share=weight / sum(weights), label=label)
+        for (text, place), weight, label in zip(pairs, weights, labels, strict=True)
     )
 
 
@@ -94,18 +84,20 @@ def with_places(data: str, change: Callable[[str], str]) -> str:
 
 
 def shares_with(sources: Sequence[Source], places: Sequence[str]) -> str:
-    """A mixture with the same shares, in lowest terms, of other places; that place if it is one."""
+    """A mixture with the same shares of other places; that place if it is one."""
     if len(sources) == 1:
         return places[0]
-    return ", ".join(f"{each.share} {place}" for each, place in zip(sources, places, strict=True))
+    return ", ".join(
+        f"{each.share:.9g} {place}" for each, place in zip(sources, places, strict=True)
+    )
 
 
-def _weight(text: str, place: str) -> Fraction:
+def _weight(text: str, place: str) -> float:
     try:
-        number = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        number = Fraction(0)
-    if number <= 0:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise InputError(
             f"--data has weight {text} for {place}: give a positive number, or leave the source out"
         )

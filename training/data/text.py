@@ -27,6 +27,7 @@ from training.data.conversations import ChatWriter, Conversation, Encoded, colum
 from training.data.documents import MIXED, Rows, batches, documents, text_files
 from training.data.download import Report
 from training.data.vocabulary import Vocabulary
+from training.record import fields
 
 STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"
@@ -78,16 +79,11 @@ class StoreInfo:
             InputError: it is no store.
         """
         try:
-            values = dict(json.loads((folder / STORE_FILE).read_bytes()))
-            lists = {name: tuple(values.get(name, ())) for name in ("stops", "notes")}
-            info = cls(**values | lists)
+            info = fields.from_json(cls, dict(json.loads((folder / STORE_FILE).read_bytes())))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{folder} is no token store ({error}): build it again") from None
-        numbers = [info.vocab_size, info.end_of_text, *info.stops]
-        numbers += [info.num_train_tokens, info.num_held_out_tokens]
-        numbers += [info.num_train_conversations, info.num_held_out_conversations]
         # numpy would take the bytes of a file for addresses in memory, if dtype asked for objects.
-        if info.dtype not in _DTYPES or not all(type(n) is int and n >= 0 for n in numbers):
+        if info.dtype not in _DTYPES or min(info.num_train_tokens, info.num_held_out_tokens) < 0:
             raise InputError(f"{folder} is no token store ({STORE_FILE}): build it again")
         return info
 

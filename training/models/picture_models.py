@@ -1,4 +1,4 @@
-"""ResNet50 and EfficientNet-B0 to B7 of transformers, untrained, for pictures of any size.
+"""ResNet50, EfficientNet-B0 and B7 of transformers, untrained, for pictures of any size.
 
 What is saved loads with ``AutoModelForImageClassification.from_pretrained``. For images of 28
 pixels use ``classifiers``.

@@ -28,24 +28,6 @@ class Shape:
 RESNET50: Final = "resnet50"
 SHAPES: Final[Mapping[str, Shape]] = {
     "efficientnet-b0": Shape(width=1.0, depth=1.0, image_size=224, hidden=1280, dropout=0.2),
-    "efficientnet-b1": Shape(
-        width=1.0, depth=1.1, image_size=240, hidden=1280, dropout=0.2, odd=(16,)
-    ),
-    "efficientnet-b2": Shape(
-        width=1.1, depth=1.2, image_size=260, hidden=1408, dropout=0.3, odd=(5, 8, 16)
-    ),
-    "efficientnet-b3": Shape(
-        width=1.2, depth=1.4, image_size=300, hidden=1536, dropout=0.3, odd=(5, 18)
-    ),
-    "efficientnet-b4": Shape(
-        width=1.4, depth=1.8, image_size=380, hidden=1792, dropout=0.4, odd=(6,)
-    ),
-    "efficientnet-b5": Shape(
-        width=1.6, depth=2.2, image_size=456, hidden=2048, dropout=0.4, odd=(13, 27)
-    ),
-    "efficientnet-b6": Shape(
-        width=1.8, depth=2.6, image_size=528, hidden=2304, dropout=0.5, odd=(31,)
-    ),
     "efficientnet-b7": Shape(
         width=2.0, depth=3.1, image_size=600, hidden=2560, dropout=0.5, odd=(18,)
     ),

@@ -37,7 +37,7 @@ from training.record.events import (
 )
 from training.record.progress import Pace, num_epochs, speed
 from training.record.progress import Progress as RunProgress
-from training.record.result import Result
+from training.record.result import SUCCEEDED, Result
 
 #: Of a log before the first step.
 _QUIET_S: Final = 10.0
@@ -209,15 +209,15 @@ def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, st
         measures: those of the recipe.
     """
     rows = {}
-    for measured, figure in result.measures.items():
-        if figure is not None:
-            measure = described(measured, measures)
-            rows[measure.phrase_label] = measure.words(figure)
+    for name, value in result.measures.items():
+        measure = described(name, measures)
+        rows[measure.phrase_label] = measure.words(value)
     if result.loss is not None:
         rows["evaluation loss"] = f"{result.loss:.4f}"
     for rate in speed(result.rate):
         rows["throughput"] = f"{rate} on {result.device}"
-    rows["steps"] = f"{result.steps:,} on {counted(result.world_size, 'worker')}"
+    of_all = f" of {result.total_steps:,}" if result.status != SUCCEEDED else ""
+    rows["steps"] = f"{result.steps:,}{of_all} on {counted(result.world_size, 'worker')}"
     if result.resumed_from is not None:
         rows["steps"] += f", resumed from {result.resumed_from:,}"
     if result.skipped_steps:
@@ -233,6 +233,8 @@ def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, st
         rows["cost"] = f"about ${result.usd:,.2f} at list prices"
     if result.mfu is not None:
         rows["MFU"] = f"{result.mfu:.1%} of the {result.device}'s bf16 peak"
+    if result.memory_bytes is not None:
+        rows["memory"] = f"{result.memory_bytes / 2**30:.3g} GiB per worker"
     return rows
 
 

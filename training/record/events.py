@@ -6,7 +6,7 @@ its own measures (``training.recipe``), and the record of a run repeats them, so
 report can be drawn where the recipe is not known.
 
 A line of ``metrics.jsonl`` that cannot be read loses only itself. Lines of steps that a resumed run
-did again are forgotten (``without_redone``). Standard library only: the process that keeps the
+did again are dropped (``without_redone``). Standard library only: the process that keeps the
 record loads neither torch nor Ray for them.
 """
 
@@ -275,7 +275,7 @@ class Resume:
 
     step: int
     """Of the checkpoint; lines of later steps that stand before this one were trained again."""
-    world_size: int | None = None
+    world_size: int
     """Number of workers from here on."""
 
 
@@ -423,17 +423,16 @@ def to_json(event: Event) -> dict[str, object]:
     return {"type": _NAMES[type(event)], **fields.to_json(event)}
 
 
-def from_json(values: Mapping[str, object]) -> Event | None:
-    """Read an event; fields that this version does not know are ignored.
-
-    Returns:
-        None for a type that this version does not know.
+def from_json(values: Mapping[str, object]) -> Event:
+    """Read an event.
 
     Raises:
-        ValueError: it lacks what it means nothing without, such as the step.
+        ValueError: its type is not known, or a field is missing or of another kind.
     """
     kind = TYPES.get(str(values.get("type")))
-    return None if kind is None else fields.from_json(kind, values)
+    if kind is None:
+        raise ValueError(f"no event is of type {values.get('type')!r}")
+    return fields.from_json(kind, values)
 
 
 def phase(name: str, *, hosts: Sequence[str] | None = None) -> Phase:
@@ -449,9 +448,8 @@ class Line:
     """A line of ``metrics.jsonl``."""
 
     text: str
-    """As it stands in the file, so that it can be written again with fields unknown here."""
-    event: Event | None
-    """None for an event of a type that this version does not know."""
+    """As it is in the file."""
+    event: Event
     step: int | None
     """The step that it belongs to; None for those that belong to none."""
     lease: int
@@ -468,7 +466,21 @@ class Metrics:
 
     @property
     def events(self) -> list[Event]:
-        return [line.event for line in self.lines if line.event is not None]
+        return [line.event for line in self.lines]
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        return self.of(Evaluation)
+
+    @property
+    def measures(self) -> list[Measure]:
+        """Measures that the run is judged by: those that its recipe has declared, and others that
+        it has a value of."""
+        declared = self.of(Measure)
+        names = [each.name for each in declared]
+        for each in self.evaluations:
+            names += each.measures
+        return [described(name, declared) for name in dict.fromkeys(names)]
 
     def of(self, kind: type[_E]) -> list[_E]:
         """The events of one kind, in order."""
@@ -508,7 +520,7 @@ def without_redone(lines: Iterable[Line], step: int) -> list[Line]:
 def _parse(text: str) -> Line:
     """
     Raises:
-        ValueError: it is no JSON object, or lacks what its type means nothing without.
+        ValueError: it is no JSON object of an event.
     """
     values: object = json.loads(text)
     if not isinstance(values, Mapping):

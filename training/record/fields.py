@@ -1,9 +1,7 @@
 """JSON of the record's dataclasses: one rule for writing and one for reading.
 
-A run's files outlive the version that wrote them, in both directions. So a reader ignores what it
-does not know, and takes a value of the wrong kind for missing. What is missing gets the field's
-default; without a default, a float becomes NaN and text becomes empty, and anything else that is
-missing makes the whole object unreadable.
+A reader ignores keys that it does not know. A key that is missing gets the field's default; without
+a default, or with a value of another kind, the whole object cannot be read.
 
 Numbers that have names of their own (``named``) stand beside the fields, as ``accuracy`` or
 ``forward_s``, and a list under the field's name names them.
@@ -15,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Final, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
@@ -24,8 +22,6 @@ _RATE: Final = "_per_s"
 
 Named = Mapping[str, float]
 """Numbers by name."""
-Known = Mapping[str, float | None]
-"""The same; None where a number is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +35,7 @@ class Rate:
 
 
 def named(*, suffix: str = "") -> Mapping[str, object]:
-    """Metadata of a field of type ``Named`` or ``Known``.
+    """Metadata of a field of type ``Named``.
 
     Args:
         suffix: what follows the names in JSON.
@@ -67,34 +63,32 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     """The dataclass that ``to_json`` wrote.
 
     Raises:
-        ValueError: a field without which it means nothing is missing or of another kind.
+        ValueError: a field is missing or of another kind.
     """
     found: dict[str, object] = {}
     others = {**values}  # without the keys of numbers with names, whatever other field is called so
     fields = _fields(cast("Any", kind))
-    for field, hint in fields:
+    for field, _ in fields:
         if "suffix" in field.metadata:
             names = values.get(field.name)
             given: dict[str, object] = {}
             for name in names if isinstance(names, list) else []:
-                value = others.pop(f"{name}{field.metadata['suffix']}", MISSING)
-                if _is_number(value) or (value is None and hint == Known):
+                value = others.pop(f"{name}{field.metadata['suffix']}", None)
+                if _is_number(value):
                     given[f"{name}"] = value
             found[field.name] = given
     for field, hint in fields:
         if field.name in found:
             continue
-        value = _rate(others) if hint == Rate | None else others.get(field.name)
-        try:
-            found[field.name] = read(hint, value)
-        except ValueError as error:
-            if field.default is not MISSING:
-                continue
-            if hint not in _ABSENT and NoneType not in get_args(hint):
-                raise ValueError(
-                    f"{field.name} {error}: {kind.__name__} means nothing without it"
-                ) from None
-            found[field.name] = _ABSENT.get(hint)
+        if hint == Rate | None:
+            found[field.name] = _rate(others)
+        elif field.name in others:
+            try:
+                found[field.name] = read(hint, others[field.name])
+            except ValueError as error:
+                raise ValueError(f"{field.name} {error}") from None
+        elif field.default is MISSING:
+            raise ValueError(f"{field.name} is missing")
     return kind(**found)
 
 
@@ -123,10 +117,6 @@ def read(hint: Any, value: Any) -> Any:
 def number(value: object) -> float | None:
     """``value`` as a float, or None when it is not a finite number."""
     return float(value) if _is_number(value) and math.isfinite(value) else None
-
-
-# What stands for a value that is missing, where a field has no default.
-_ABSENT: Final[Mapping[object, object]] = {float: math.nan, str: ""}
 
 
 def _is_number(value: object) -> TypeGuard[float]:

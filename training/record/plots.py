@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from training.record.events import Evaluation, Measure, RankTimes, Step
+from training.record.events import Evaluation, Measure, Metrics, RankTimes, Resume, Step
 from training.record.fields import number
-from training.record.reader import RecordedRun, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,9 +161,8 @@ def svg(name: str, label: str, figure: Figure) -> str:
 
 
 Floats = npt.NDArray[np.float64]
-Record = Step | RankTimes | Evaluation
 
-MAX_POINTS: Final = 1500  # of a curve; more cannot be told apart on a screen
+MAX_POINTS: Final = 500  # of a curve: means of several steps, which also smooths it
 MAX_RANKS: Final = 16  # bars of the step time
 
 MAX_MEASURES: Final = 8  # plots of what a run is judged by
@@ -175,48 +173,36 @@ PART_COLORS: Final = ("orange", "sky", "navy", "umber", "signal")
 OTHER_COLOR: Final = "grey"
 
 
-def draw(run: RecordedRun) -> list[Plot]:
+def draw(metrics: Metrics) -> list[Plot]:
     """The plots of what there is, in the order of the page."""
     drawn = [
-        loss_plot(run),
-        *(measure_plot(run, measure) for measure in run.measures[:MAX_MEASURES]),
-        step_time_plot(run),
+        loss_plot(metrics),
+        *(measure_plot(metrics, measure) for measure in metrics.measures[:MAX_MEASURES]),
+        step_time_plot(metrics.of(RankTimes)),
     ]
     return [plot for plot in drawn if plot is not None]
 
 
-def loss_plot(run: RecordedRun) -> Plot | None:
-    steps, losses = curve(run.steps, "step", "loss")
-    eval_steps, eval_losses = curve(run.evaluations, "step", "loss")
+def loss_plot(metrics: Metrics) -> Plot | None:
+    steps, losses = curve(metrics.of(Step), "loss")
+    eval_steps, eval_losses = curve(metrics.evaluations, "loss")
     if not len(steps):
         return None
     every, last_step = math.ceil(len(steps) / MAX_POINTS), steps[-1]
     steps, losses = bucket_means(steps), bucket_means(losses)
-    smoothed = smooth(losses)
 
     figure, axes = new_axes(980, 320)
     label = "each step" if every == 1 else f"{every}-step mean"
-    axes.plot(steps, losses, color=light("blue"), alpha=0.35, linewidth=0.9, label=label)
-    axes.plot(steps, smoothed, color=light("blue"), linewidth=2, label="smoothed")
+    axes.plot(steps, losses, color=light("blue"), linewidth=1.4, label=label)
     if len(eval_steps):
-        axes.plot(
-            eval_steps,
-            eval_losses,
-            color=light("orange"),
-            marker="D" if len(eval_steps) <= 40 else "",
-            markersize=4.5,
-            linewidth=1.2,
-            linestyle=(0, (3, 2)),
-            label="evaluation",
-        )
+        line(axes, eval_steps, eval_losses, color="orange", label="evaluation")
     # A few wild steps must not press the rest of the curve flat.
-    shown = np.concatenate([smoothed, eval_losses, [np.percentile(losses, 99.5)]])
+    shown = np.concatenate([losses[-1:], eval_losses, [np.percentile(losses, 99.5)]])
     low, high = float(min(shown.min(), losses.min())), float(shown.max())
     margin = 0.05 * (high - low) or 0.1
     axes.set_ylim(low - margin, high + margin)
-    _finish(axes, run, "step")
-    text = f"Training loss {losses[0]:.3g} at first, {smoothed[-1]:.3g} (smoothed) at step "
-    text += f"{last_step:,.0f}."
+    _finish(axes, metrics)
+    text = f"Training loss {losses[0]:.3g} at first, {losses[-1]:.3g} at step {last_step:,.0f}."
     if len(eval_losses):
         text += f" Evaluation loss {eval_losses[-1]:.4g} at the end"
         is_best = eval_losses[-1] == eval_losses.min()
@@ -224,56 +210,41 @@ def loss_plot(run: RecordedRun) -> Plot | None:
     return finished("loss", "Loss", text, figure)
 
 
-def measure_plot(run: RecordedRun, measure: Measure) -> Plot | None:
+def measure_plot(metrics: Metrics, measure: Measure) -> Plot | None:
     """One of the figures by which the run is judged: accuracy, perplexity."""
-    evaluations = run.evaluations
+    evaluations = metrics.evaluations
     if not measure.higher_is_better:
         # That of a model that knows nothing would press the rest flat.
         evaluations = [each for each in evaluations if each.step != 0]
-    places, values = curve(evaluations, run.clock, measure.name)
+    steps, values = curve(evaluations, measure.name)
     if not len(values):
         return None
     figure, axes = new_axes(468, 280)
-    line(axes, places, values)
-    # Of equal ones the last: if that is the end of the run, the text says so.
-    backwards = values[::-1] if measure.higher_is_better else -values[::-1]
-    best = len(values) - 1 - int(backwards.argmax())
-    axes.plot(
-        places[best],
-        values[best],
-        marker="o",
-        markersize=11,
-        markerfacecolor="none",
-        markeredgecolor=light("orange"),
-        markeredgewidth=1.6,
-        linestyle="none",
-        label="best",
-    )
+    line(axes, steps, values, color="blue")
     axes.set_ylabel(measure.unit)
     if measure.form == "percent":
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.margins(y=0.12)
-    _finish(axes, run, run.clock)
-    text = f"{measure.words(values[-1])} after the last {run.clock}"
+    _finish(axes, metrics)
+    # Of equal ones the last: if that is the end of the run, the text says so.
+    backwards = values[::-1] if measure.higher_is_better else -values[::-1]
+    best = len(values) - 1 - int(backwards.argmax())
+    text = f"{measure.words(values[-1])} at the end"
     if values[best] == values[-1]:
         text += ", the best."
     else:
-        text += f"; best {measure.words(values[best])} after {run.clock} {places[best]:,.0f}."
+        text += f"; best {measure.words(values[best])} at step {steps[best]:,.0f}."
     return finished(measure.name, measure.title, text, figure)
 
 
-def step_time_plot(run: RecordedRun) -> Plot | None:
+def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     """Bars per rank, one part of a step behind the other; the slowest rank sets the pace."""
-    ranks = run.ranks
-    epochs = {number(each.epoch) for each in ranks}
     if not ranks:
         return None
-    stretch = "epoch" if run.clock == "epoch" else "stretch between evaluations"
-    text = f"Mean per rank over the only {stretch}."
-    if len(epochs) > 1:  # the first one pays for warming up
-        first = min(epoch or 0 for epoch in epochs)
-        ranks = [each for each in ranks if number(each.epoch) != first]
-        text = f"Mean per rank without the first {stretch}."
+    text = "Mean per rank."
+    if later := [each for each in ranks if each.step != ranks[0].step]:
+        ranks = later
+        text = "Mean per rank after the first evaluation, which pays for warming up."
 
     own: dict[int, list[RankTimes]] = {}
     for each in ranks:
@@ -307,43 +278,41 @@ def step_time_plot(run: RecordedRun) -> Plot | None:
     return finished("step_time", "Time per step", text, figure)
 
 
-def line(axes: Axes, places: Floats, values: Floats) -> None:
+def line(
+    axes: Axes, steps: Floats, values: Floats, *, color: str, label: str | None = None
+) -> None:
     """Values that are joined, and marked where they are few."""
-    marker = "o" if len(places) <= 40 else ""
-    axes.plot(places, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
-    if len(places) == 1:
+    marker = "o" if len(steps) <= 40 else ""
+    axes.plot(
+        steps, values, color=light(color), linewidth=2, marker=marker, markersize=4.5, label=label
+    )
+    if len(steps) == 1:
         # Room around it; limits that are set would cut off the marks where it resumed.
-        axes.update_datalim([(places[0] + side, values[0]) for side in (-1, 1)])
+        axes.update_datalim([(steps[0] + side, values[0]) for side in (-1, 1)])
 
 
-def _finish(axes: Axes, run: RecordedRun, clock: str) -> None:
-    """Add what all curves have: marks where the run resumed, a legend, the name of their axis.
-
-    Args:
-        clock: ``step`` or ``epoch``, by which the curve counts.
-    """
-    marks: Any = [resume.step for resume in run.resumes]
-    if clock != "step":
-        steps, at = curve(run.evaluations, "step", clock)
-        marks = np.interp(marks, np.r_[0, steps], np.r_[0, at])
-    for i, mark in enumerate(marks):
-        label = None if i else "resumed"
+def _finish(axes: Axes, metrics: Metrics) -> None:
+    """Add what all curves have: marks where the run resumed, a legend, the name of their axis."""
+    for place, resume in enumerate(metrics.of(Resume)):
+        label = None if place else "resumed"
         style: Any = (0, (1, 2))
-        axes.axvline(mark, color=light("muted"), linewidth=1.2, linestyle=style, label=label)
+        axes.axvline(resume.step, color=light("muted"), linewidth=1.2, linestyle=style, label=label)
     legend(axes)
-    axes.set_xlabel(clock)
+    axes.set_xlabel("step")
 
 
-def column(records: Iterable[Record], key: str) -> Floats:
-    """One field, or one measure, of all records; NaN where it is missing or not finite."""
-    return np.array([figure(record, key) for record in records], dtype=np.float64)
+def figure(record: Step | Evaluation, name: str) -> float | None:
+    """A field of an event, or one of its measures, as a finite number."""
+    if isinstance(record, Evaluation) and name in record.measures:
+        return number(record.measures[name])
+    return number(getattr(record, name, None))
 
 
-def curve(records: Sequence[Record], x: str, y: str) -> tuple[Floats, Floats]:
-    """Two fields of the records that have both."""
-    xs, ys = column(records, x), column(records, y)
-    both = np.isfinite(xs) & np.isfinite(ys)
-    return xs[both], ys[both]
+def curve(records: Iterable[Step | Evaluation], name: str) -> tuple[Floats, Floats]:
+    """Steps and figures of the records that have one."""
+    found = [(each.step, value) for each in records if (value := figure(each, name)) is not None]
+    steps, values = np.array(found, dtype=np.float64).reshape(-1, 2).T
+    return steps, values
 
 
 def bucket_means(values: Floats) -> Floats:
@@ -353,16 +322,6 @@ def bucket_means(values: Floats) -> Floats:
     edges = np.linspace(0, len(values), MAX_POINTS + 1).astype(np.intp)
     sums = np.add.reduceat(values, edges[:-1])
     return np.asarray(sums / np.diff(edges), dtype=np.float64)
-
-
-def smooth(values: Floats) -> Floats:
-    """Centred weighted mean over about a twentieth of the curve."""
-    if len(values) < 8:
-        return values
-    kernel = np.hanning(2 * max(1, len(values) // 40) + 3)
-    # The divisor is what is left of the kernel at the two ends.
-    weights = np.convolve(np.ones_like(values), kernel, "same")
-    return np.asarray(np.convolve(values, kernel, "same") / weights, dtype=np.float64)
 
 
 def mean(values: Iterable[float | None]) -> float:

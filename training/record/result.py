@@ -1,12 +1,11 @@
 """Result of a run: ``result.json``, and ``evaluation.json`` for its last evaluation."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from training.record import fields
-from training.record.fields import Known, Rate, named
+from training.record.fields import Named, Rate, named
 
 Status = Literal["succeeded", "failed", "stopped"]
 SUCCEEDED: Final = "succeeded"
@@ -25,9 +24,8 @@ class Result:
     ``failed``: see ``error``."""
     loss: float | None
     """Mean loss of the last evaluation: per test image, or per held-out token in nats."""
-    measures: Known = field(default_factory=dict, metadata=named())
-    """Values of the recipe's measures at the last evaluation, such as ``accuracy``; None before
-    the first one."""
+    measures: Named = field(default_factory=dict, metadata=named())
+    """Values of the recipe's measures at the last evaluation, such as ``accuracy``."""
     seconds: float | None
     """Spent training, over all attempts, evaluation included."""
     total_seconds: float | None = None
@@ -37,7 +35,7 @@ class Result:
     ``progress.json``; None without a job, or where a price is missing."""
     steps: int
     """Steps done."""
-    total_steps: int | None = None
+    total_steps: int
     """The whole run's."""
     rate: Rate | None
     """What was trained on per second, by all workers together: median over the evaluations; left
@@ -81,7 +79,7 @@ class Result:
     def from_json(cls, values: Mapping[str, object]) -> "Result":
         """
         Raises:
-            ValueError: steps, workers or parameters are missing.
+            ValueError: a field is missing or of another kind.
         """
         return fields.from_json(cls, values)
 
@@ -123,23 +121,14 @@ class Table:
 
 
 Evaluated = HeldOutText | Table
-"""What ``evaluation.json`` holds; they are told apart by their fields."""
+"""Content of ``evaluation.json``."""
 
 
 def measures_of(values: Mapping[str, object]) -> dict[str, float]:
     """The measures that a ``result.json`` has a value of, also one that lacks all else."""
-    read = fields.from_json(_Measured, values)
-    return {name: value for name, value in read.measures.items() if value is not None}
+    return {**fields.from_json(_Measured, values).measures}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    measures: Known = field(default_factory=dict, metadata=named())
-
-
-def evaluated_from_json(values: Mapping[str, object]) -> Evaluated | None:
-    """The content of ``evaluation.json``; None where it is damaged or of no known kind."""
-    with suppress(ValueError):
-        found: Evaluated = fields.read(Evaluated, values)
-        return found
-    return None
+    measures: Named = field(default_factory=dict, metadata=named())

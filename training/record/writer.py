@@ -46,7 +46,7 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.goodput import Activity, Recorder
 from training.record.progress import EVERY_S, Pace, Progress, Spending
-from training.record.result import SUCCEEDED, Result, Status
+from training.record.result import SUCCEEDED, Evaluated, Result, Status
 from training.record.trackers import FILES, UPLOAD_S, Trackers
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
@@ -110,6 +110,8 @@ class RunRecord:
         self._measures = measures
         self.is_finished = False
         self._run, self._recipe = run, recipe
+        self._settings, self._environment = settings, environment
+        self._evaluated: Evaluated | None = None
         self._lease = lease
         self._clock, self._check = clock, check
         self._began = clock() if began is None else began
@@ -197,6 +199,7 @@ class RunRecord:
                 self.error, self.exit_code = event.message, event.code
             case Finished():
                 if event.evaluation is not None:
+                    self._evaluated = event.evaluation
                     self._write_json(runs.EVALUATION_FILE, fields.to_json(event.evaluation))
                 self._step = event.step
                 self._last_step = None
@@ -224,7 +227,16 @@ class RunRecord:
             try:
                 if self._metrics.exists():  # a disk may have taken nothing of the record
                     report = self._on_disk(
-                        lambda: write_report(self.folder, self.result, check=self._check_on_disk)
+                        partial(
+                            write_report,
+                            self.folder,
+                            self.result,
+                            metrics=self._read(),
+                            settings=self._settings,
+                            environment=self._environment,
+                            evaluated=self._evaluated,
+                            check=self._check_on_disk,
+                        )
                     )
             finally:  # a run that has a result is complete: the report comes first
                 self._recorder.close(time.time(), is_last=True)
@@ -365,8 +377,8 @@ class RunRecord:
     def _take_over_spending(self, job: str, spending: Spending) -> None:
         """Add what a lost head of the same job had counted."""
         with contextlib.suppress(Exception):
-            content = storage.read_bytes(storage.join(self.run_uri, runs.PROGRESS_FILE))
-            earlier = Progress.from_json(json.loads(content or b"{}"))
+            found = reader.read_json(self.run_uri, runs.PROGRESS_FILE)
+            earlier = Progress.from_json(found or {})
             if earlier.job == job and earlier.usd is not None:
                 spending.begin_with(earlier.usd)
 
@@ -421,7 +433,7 @@ class RunRecord:
             recipe=self._recipe,
             status=status,
             loss=last.loss,
-            measures={**{each.name: None for each in self._measures}, **last.measures},
+            measures=last.measures,
             seconds=last.seconds,
             total_seconds=self._clock() - self._began,
             usd=self._spending.usd() if self._spending else None,
