@@ -122,7 +122,8 @@ class Nemesis:
         for victim, moment in kills:
             if moment in ("save", "step", "prune"):
                 self._check_resumed()
-            self._await(moment)
+            if not self._await(moment):
+                break
             self._kill(victim, moment)
         if not self.kills or self.kills[-1].hit not in ENDS:
             self._check_resumed()
@@ -135,13 +136,15 @@ class Nemesis:
         assert [*self._command.run_folder.glob(".*")] == []
         return self._command
 
-    def _await(self, moment: str) -> None:
+    def _await(self, moment: str) -> bool:
+        """Wait for a moment; false where the run has ended before, because the process that was
+        killed last was a rank that had done its part."""
         command, folder = self._command, self._command.run_folder
         since = max((kill.time for kill in self.kills), default=0.0)
         newest, last = self._saved(), max(self._losses)
         if moment == "start":
             time.sleep(_PAUSE_S * self._random.random())
-            return
+            return True
 
         def ranks() -> bool:
             before = self._pids
@@ -167,10 +170,19 @@ class Nemesis:
             "report": partial(written, self._before_report),
             "result": partial(written, "result.json"),
         }
+        last_kill = self.kills[-1] if self.kills else None
+        may_be_over = last_kill and last_kill.victim in WORKERS and last_kill.hit in ENDS
+
+        def is_over() -> bool:
+            return bool(may_be_over) and command.process.poll() == exits.OK
+
         if moment != "fork":
-            command.wait_until(ranks)
-        command.wait_until(begins[moment], every_s=_QUICKLY_S)
+            command.wait_until(lambda: ranks() or is_over())
+        command.wait_until(lambda: begins[moment]() or is_over(), every_s=_QUICKLY_S)
+        if is_over():
+            return False
         time.sleep(_PAUSE_S * self._random.random() ** 3)
+        return True
 
     def _kill(self, victim: str, moment: str) -> None:
         command, is_saving = self._command, self._is_saving()

@@ -210,6 +210,7 @@ def test_the_result_is_a_table_for_people() -> None:
         total_seconds=190.4,
         usd=0.351,
         steps=1000,
+        total_steps=1000,
         rate=TOKENS,
         world_size=2,
         hosts=(),

@@ -158,8 +158,9 @@ def test_any_bytes_between_two_lines_lose_only_themselves(damage: bytes, at: int
 
 
 def test_steps_that_were_done_again_count_once() -> None:
-    done = [step(1), step(2), step(3), Resume(step=1, world_size=2), step(2, loss=2.0)]
-    found = parsed([*map(events.to_json, done)]).of(Step)
+    done: list[events.Event] = [step(1), step(2), step(3)]
+    done += [Resume(step=1, world_size=2), step(2, loss=2.0)]
+    found = parsed([events.to_json(each) for each in done]).of(Step)
     assert [(each.step, each.loss) for each in found] == [(1, 1.0), (2, 2.0)]
 
 
