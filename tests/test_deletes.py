@@ -125,6 +125,7 @@ GUARDS: Final = {
         OURS,
         "refuses a target that holds anything",
     ),
+    "training/fsdp/model.py:_built": ("replace", MEMORY, "layers"),
     "training/launch.py:reopen": ("remove_file", OURS, "its result, of a run that goes on"),
     "training/launch.py:overwrite": ("remove_run", OURS, "contract.runs.RECORD, of a run"),
     "training/models/classifiers.py:_layers": ("remove", MEMORY, "a hook"),
