@@ -43,23 +43,6 @@ def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
     assert settings.max_workers == num_workers
 
 
-def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
-    settings = load(
-        preset="fsdp",
-        max_workers="4",
-        spot="TRUE",
-        worker_instance_type="g6.12xlarge",
-        head_instance_type="g6.12xlarge",
-        vpc_cidr="10.9.0.0/20",
-        retain_bucket="false",
-    )
-    assert settings.max_workers == 4
-    assert settings.spot is True
-    assert settings.worker.name == "g6.12xlarge"
-    assert settings.vpc_cidr == "10.9.0.0/20"
-    assert settings.retain_bucket is False
-
-
 #: Presets beside those of cdk.json: a name, what changes of which one, and where that is wrong, a
 #: setting on the command line and words of the sentence. None: the setting is missing.
 PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
@@ -130,20 +113,6 @@ def test_several_nodes_that_need_efa_have_it_unless_it_is_switched_off(
     found, off = load(**given), load(**given, efa="off")
     assert (found.uses_efa, found.without_efa, off.uses_efa) == (uses_efa, "", False)
     assert ("gets 100 of its " in off.without_efa) is uses_efa
-
-
-def test_cdks_own_context_is_no_setting() -> None:
-    deployment.load(
-        context()
-        | {
-            "@aws-cdk/core:some-flag": True,
-            "aws:cdk:toolkit": "x",
-            "availability-zones:account=1:region=eu-west-1": ["eu-west-1a"],
-            "aws-cdk:enableDiffNoFail": True,
-            "acknowledged-issue-numbers": [32775],
-            "cli-telemetry": False,
-        }
-    )
 
 
 # A setting given with -c, and what the sentence must hold beside the setting's name.

@@ -2,25 +2,8 @@
 share no name."""
 
 import json
-from pathlib import Path
 
-import pytest
-
-from rehearsal.cdk import Cdk
-from rehearsal.processes import CommandError
 from tests.stacks.conftest import Synth, Templates
-
-
-@pytest.mark.parametrize(("command", "validation"), [("synth", ""), ("deploy", "false")])
-def test_the_command_line_validates_a_synth_and_no_deploy(
-    tmp_path: Path, command: str, validation: str
-) -> None:
-    """Validating takes more than half of a synth's time, and `make check` has done it."""
-    probe = f'printf %s "$CDK_VALIDATION" > {tmp_path}/seen; exit 1'
-    with pytest.raises(CommandError):
-        Cdk(tmp_path, {})(command, "AnyStack", "--app", probe)
-    assert (tmp_path / "seen").read_text() == validation
-
 
 #: Properties that name something in the account, beside those that CloudFormation names itself.
 NAMES = ("Family", "FunctionName", "StateMachineName", "DashboardName", "MetricNamespace")
