@@ -6,8 +6,6 @@ import subprocess
 from collections.abc import Iterator
 from typing import Final
 
-import pytest
-
 from tests.conftest import ROOT
 
 #: What removes or replaces, of the standard library, boto3, fsspec and of this project.
@@ -168,25 +166,6 @@ GUARDS: Final = {
     "training/system/storage.py:write_bytes": ("whole_file", OURS, "names of the run's record"),
 }
 
-#: Scripts of which every command runs inside an image that is being built.
-IN_IMAGES: Final = {"containers/Dockerfile", "containers/install.sh", "rehearsal/debian_base.sh"}
-#: The same of make and other scripts: beginning of the line -> its guard.
-SIGN: Final = re.compile(r"(?:^|[\s;({'@])(?:rm|mv|rmdir|unlink) -?\S|-delete\b|\bprune --all\b")
-LINES: Final = {
-    '.ci/beside: trap \'kill "$first" 2>/dev/null; rm -f "$said"\' ': "its temporary file",
-    '.ci/run: [[ -z ${CI_FRESH:-} ]] && is_clean || rm -f "$pa': "its record",
-    '.ci/run: rm -f "$output" "$output".*': "its temporary files",
-    ".ci/run: docker system prune --all --force --filter until=": "only an engine that it started",
-    '.ci/run: rm -rf "$engine_folder"': "of the engine that it started",
-    ".ci/uv: rm -rf .uv": "a folder that only make uses",
-    '.ci/venv: rm -f "$dir/ready" # first, because `rm -r` may be ': "its mark",
-    '.ci/venv: find "$dir/" -mindepth 1 -maxdepth 1 ! -name insta': "not what was made by hand",
-    '.ci/venv: mv "$dir/ready.new" "$dir/ready"': "its mark",
-    "Makefile: rm -rf .pytest_cache .mypy_cache .ruff_cache .hypo": "of make's own tools",
-    "Makefile: find contract training trainctl stacks containers ": "caches of our modules",
-    "Makefile: rm -rf .uv node_modules": "what only make makes",
-    "Makefile: if [ -f $$dir/install.log ] && [ ! -f $$dir/adopte": "not what was made by hand",
-}
 PRODUCT: Final = (
     *("training", "containers", "trainctl", "contract", "stacks", "rehearsal", "examples"),
 )
@@ -233,30 +212,3 @@ def test_every_call_that_removes_or_replaces_has_a_guard() -> None:
         there |= found((ROOT / name).read_text(), name)
     assert there == {place: names for place, (names, *_) in GUARDS.items()}
     assert {kind for _, kind, _ in GUARDS.values()} == {OURS, ASKS, MEMORY}
-
-
-@pytest.mark.parametrize(
-    ("code", "names"),
-    [
-        ("shutil.rmtree(run)", "rmtree"),
-        ("os.remove(name); path.unlink(missing_ok=True)", "remove unlink"),
-        ("s3.delete_objects(Bucket=b, Delete=d)", "delete_objects"),
-        ("new.replace(path); os.rename(a, b)", "rename replace"),
-        ("text.replace('a', 'b'); replace(config, lr=1); config.replace(lr=1)", ""),
-    ],
-)
-def test_the_parser_finds_them(code: str, names: str) -> None:
-    source = f"class A:\n    def f(self):\n        {code}\n"
-    assert found(source, "x.py") == ({"x.py:A.f": names} if names else {})
-
-
-def test_every_line_of_a_script_that_removes_has_a_guard() -> None:
-    there = {
-        f"{name}: {line.strip()}"
-        for name in {*tracked("Makefile", "*.sh", "*Dockerfile", ".ci")} - IN_IMAGES
-        if not name.startswith("tests/")
-        for line in (ROOT / name).read_text().splitlines()
-        if SIGN.search(line.partition(" # ")[0]) and not line.lstrip().startswith("#")
-    }
-    assert [line for line in there if not line.startswith((*LINES,))] == []
-    assert [known for known in LINES if not any(line.startswith(known) for line in there)] == []
