@@ -8,7 +8,7 @@ from tests.conftest import ROOT
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def test_readme_begins_with_the_commands_of_the_system_and_then_has_those_of_one_machine() -> None:
+def test_readme_begins_with_the_commands_of_the_system_and_of_one_machine() -> None:
     first, second, *_ = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     system = ["pip install -r requirements/laptop.txt", "npm ci"]
     system += ["npx cdk deploy CoreStack TrainingStack", "make images"]

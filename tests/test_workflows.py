@@ -46,7 +46,7 @@ def jobs(path: Path) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_images_are_pushed_from_main_after_the_checks_and_never_for_a_pull_request() -> None:
+def test_images_are_pushed_from_main_only_after_the_checks() -> None:
     check, images, *_ = WORKFLOWS
     assert "  push:\n    branches: [main]\n" in check.read_text()
     caller = jobs(check)["images"]

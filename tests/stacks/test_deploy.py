@@ -148,7 +148,7 @@ def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
     assert "Number of stacks with differences: 0" in shown
 
 
-def test_a_deployment_changes_in_place_and_leaves_only_a_bucket_that_is_to_be_retained(
+def test_a_deployment_changes_in_place_and_leaves_only_a_retained_bucket(
     deployed: Deployed, synth: Synth
 ) -> None:
     account, core = deployed.account, deployed.core

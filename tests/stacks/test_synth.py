@@ -9,7 +9,7 @@ from tests.stacks.conftest import Synth, Templates
 NAMES = ("Family", "FunctionName", "StateMachineName", "DashboardName", "MetricNamespace")
 
 
-def test_deployments_of_one_account_share_no_name_and_keep_the_ids_of_the_commands(
+def test_deployments_of_one_account_share_no_name_but_logical_ids(
     synth: Synth,
 ) -> None:
     only, named = synth(), synth(deployment="ml")

@@ -84,9 +84,7 @@ def test_gpu_hosts_run_the_gpu_image_of_amazon_linux_2023_and_others_do_not(synt
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_hosts_have_an_encrypted_volume_that_is_large_and_fast_enough_for_their_image(
-    synth: Synth, preset: str
-) -> None:
+def test_hosts_have_an_encrypted_volume_that_fits_their_image(synth: Synth, preset: str) -> None:
     templates = synth(preset=preset)
     for node in (nodes.HEAD, nodes.WORKER):
         data = hosts(templates, node)
@@ -275,7 +273,7 @@ def graphs(templates: Templates, config: Any) -> dict[str, dict[str, Samples]]:
     return drawn
 
 
-def test_what_the_dashboard_and_alarms_ask_for_is_reported_under_just_these_dimensions(
+def test_dashboard_and_alarms_query_metrics_that_are_reported(
     synth: Synth,
 ) -> None:
     """A search finds nothing, and says nothing, where one dimension is missing or too many."""

@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
-from contract import exits, faults
-from contract.errors import UnreachableError
-from tests.training.bucket import RUN, Bucket, install
-from tests.training.test_checkpoint_faults import one_rank, save, snapshot
+from contract import exits
+from tests.training.bucket import Bucket, install
 from training import export, generate, launch
-from training.checkpoint import checkpoints
-from training.system import storage
 
 TROUBLE = [OSError(errno.EBUSY, "Please reduce your rate"), ReadTimeoutError(endpoint_url="s3")]
 
@@ -71,31 +67,3 @@ def test_a_model_that_cannot_be_read_now_ends_its_command_with_a_line(
     end()
     assert command(words) == exits.BAD_INPUT
     assert "there is no run at s3://bucket/r" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("error", TROUBLE)
-def test_a_checkpoint_is_loaded_by_the_next_attempt(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket = install(monkeypatch)
-    save(RUN, 100)
-    end = failing(bucket, "get_file", error)
-    with pytest.raises(UnreachableError, match="a checkpoint cannot be read"):
-        checkpoints.shared_newest(one_rank(RUN))
-    end()
-    found = checkpoints.shared_newest(one_rank(RUN))
-    assert found is not None
-    assert found.position.step == 100
-
-
-@pytest.mark.parametrize("error", TROUBLE)
-def test_a_model_is_published_by_the_next_attempt(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket = install(monkeypatch)
-    end = failing(bucket, "put_file", error)
-    with pytest.raises(type(error)) as raised:
-        checkpoints.publish_model(RUN, snapshot(1))
-    assert faults.is_passing(raised.value)
-    end()
-    assert storage.exists(checkpoints.publish_model(RUN, snapshot(1)))

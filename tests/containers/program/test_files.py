@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers.program import disk, selection, starts
+from containers.program import disk, selection
 from containers.program import files as files_of_program
 from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
 from containers.program.starts import Start as StartOfAll
-from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile
@@ -139,10 +138,6 @@ Start = Callable[..., Node]
 
 def saved(s3: S3) -> dict[str, str]:
     return saved_in(s3, "r")
-
-
-def begin_on(s3: S3, *nodes: int) -> StartOfAll:
-    return begin(Bucket(ADDRESS, s3), nodes)
 
 
 def test_files_links_and_empty_folders_come_back(start: Start, s3: S3, tmp_path: Path) -> None:
@@ -398,7 +393,7 @@ def test_a_folder_that_is_above_a_limit_by_itself_is_saved_in_part(
 MANY = [f"work/project/data/{part}/{number}" for part in ("a", "b") for number in range(10)]
 
 
-def test_many_files_keep_no_checkpoint_waiting_and_are_data_if_they_rest_from_the_beginning(
+def test_many_files_delay_no_checkpoint_and_are_data_if_never_changed(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_MANY", 10)
@@ -473,7 +468,7 @@ def test_patterns_of_the_user_say_what_is_not_saved(start: Start, s3: S3) -> Non
     assert len(saved(s3)) == 4
 
 
-def test_files_in_other_places_are_named_once_and_then_where_there_are_twice_as_many(
+def test_files_in_other_places_are_reported_once_and_when_they_double(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "tmp"
@@ -576,9 +571,7 @@ def test_a_restore_that_is_broken_off_returns_at_once_and_changes_nothing(
 
 
 # --- the end
-def test_what_could_not_be_saved_in_time_is_named_and_the_rest_is_kept_for_download(
-    start: Start, s3: S3
-) -> None:
+def test_files_not_saved_in_time_are_named_and_the_rest_is_kept(start: Start, s3: S3) -> None:
     node = start(clock=FakeClock(time.time()), every_s=30)
     node.write("work/old", "before")
     assert node.mirror.save()
@@ -664,30 +657,3 @@ def test_a_node_of_an_earlier_start_saves_nothing_and_reports_it_once(start: Sta
     start()
     last.write("work/a", "three")
     assert not last.mirror.save(), "no start restores it"
-
-
-def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
-    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = begin_on(s3, 0, 1)
-    zero, one = start(0, files=both, every_s=1000), start(1, files=both, every_s=1000)
-    nodes, newer, listed = (zero, one), list[StartOfAll](), Bucket.list
-
-    def save(node: Node, number: int) -> bool:
-        node.write("work/step", str(number))
-        return node.mirror._copy(node.mirror._look(number, time.time_ns() + 10**9))
-
-    def replace_first(bucket: Bucket, prefix: str) -> list[str]:
-        if prefix.startswith(files.ROUNDS) and not newer:
-            newer.append(both)
-            newer[0] = begin_on(s3, 0, 1)
-            with pytest.raises(files_of_program.ReplacedError):
-                save(one, 2)  # its mark is there all the same
-        return listed(bucket, prefix)
-
-    assert all(save(node, 1) for node in nodes)
-    monkeypatch.setattr(starts, "_sweep", lambda *_: None)  # it comes later
-    monkeypatch.setattr(Bucket, "list", replace_first)
-    with pytest.raises(files_of_program.ReplacedError):
-        save(zero, 2)
-    assert start(0, files=newer[0]).found() == {"work/step": "1"}
