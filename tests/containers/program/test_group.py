@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from containers.program import bucket, joined, launch, nodes, watch
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
-from containers.program.nodes import Group, Next, NodeInfo, alive
+from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
 from containers.program.requirements import Stopped
 from containers.program.starts import Start
 from contract import exits, times
@@ -576,6 +577,19 @@ def test_a_program_has_its_grace_where_what_it_saves_counts(
         running.group.stop()
     running.code()
     assert {*given} == {within_s}
+
+
+@pytest.mark.usefixtures("ray")
+def test_nodes_that_do_not_answer_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "_LAUNCHER_START_S", 0.3)
+    silent = SimpleNamespace(status=SimpleNamespace(remote=Ref))
+    node = NodeInfo(id="a", address="127.0.0.1", cpus=1, gpus=0, is_head=False)
+    seats = [Seat(number=number, node=node, launcher=silent) for number in range(20)]
+    began = time.monotonic()
+    while not all(seat.is_lost for seat in seats):
+        nodes.ask(seats)
+        assert time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.3
 
 
 def test_a_program_that_failed_beside_a_bad_gpu_is_restarted_elsewhere(
