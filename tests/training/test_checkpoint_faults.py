@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks import processes
-from contract import exits, faults
+from contract import faults
 from contract.errors import InputError, UnreachableError
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
@@ -441,27 +441,6 @@ def test_a_snapshot_is_copied_once_the_save_before_needs_its_buffers_no_more(
 
 
 # --- a full disk ----------------------------------------------------------------------------------
-
-
-def test_a_full_disk_is_one_sentence_for_whole_and_sharded_checkpoints(
-    tmp_path: Path, group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = str(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20_100_000))
-    writes: dict[str, Callable[[], object]] = {
-        "whole": lambda: save(run, 1),
-        "sharded": lambda: save_sharded(run, 1, trained(), group),
-    }
-    full = raising(OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(torch.serialization._open_zipfile_writer_file, "__init__", full)
-    monkeypatch.setattr(sharded_checkpoints._HashingStream, "write", full)
-    monkeypatch.setattr("training.checkpoint.checkpoints.torch.save", full, raising=False)
-    for write in writes.values():
-        with pytest.raises(storage.FullError) as raised, storage.room(run, 134_000_000):
-            write()
-        said = f"the disk of {run} is full: checkpoints need 134.0 MB, 20.1 MB are free"
-        assert said in str(raised.value)
-        assert faults.exit_code(raised.value) == exits.STORAGE
 
 
 def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(

@@ -23,7 +23,7 @@ from tests.training.test_data import write_images
 from training import command, launch
 from training.record import reader
 from training.record.events import Phase, Resume, Step
-from training.runtime import ray_cluster
+from training.runtime import ray_cluster, trainer
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,23 @@ def test_a_run_of_the_command_gets_over_lost_workers_stops_and_resumes(
     assert [each.step for each in events if isinstance(each, Resume)] == [result["resumed_from"]]
     phases = [each.name for each in events if isinstance(each, Phase)]
     assert phases[:2] == ["ray_ready", "workers_ready"]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_events_do_not_go_with_another_node(cluster: Any) -> None:
+    import ray
+
+    # Left to itself, Ray would put some elsewhere.
+    assert len(cluster.list_all_nodes()) > 1
+    actors = [trainer.start_events() for _ in range(5)]
+    assert ray.get([each.put.remote([{}]) for each in actors]) == [False] * 5
+    places = [each.__ray_call__.remote(node_of_this_process) for each in actors]
+    assert ray.get(places) == [ray.get_runtime_context().get_node_id()] * 5
+
+
+def node_of_this_process(_actor: object) -> str:
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
