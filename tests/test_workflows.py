@@ -2,9 +2,12 @@
 laptop runs. What only GitHub itself can show is in docs/limits.md."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,6 @@ import yaml  # type: ignore[import-untyped]  # PyYAML, which Ray brings along
 
 from contract.images import content_tag
 from tests.conftest import ROOT
-from tests.image_workflow import Outcome, run_workflow
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 ZIZMOR = Path(sys.executable).parent / "zizmor"
@@ -115,6 +117,101 @@ def test_what_has_the_right_to_push_runs_no_package_and_nobody_elses_action() ->
     assert seen == ["look", "push", "scan"]
 
 
+#: What the action of AWS leaves for the commands after it.
+CREDENTIALS = {"AWS_SESSION_TOKEN": "of-the-role", "AWS_REGION": "us-east-1"}
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a run of the workflow came to."""
+
+    jobs: dict[str, str] = field(default_factory=dict)
+    """``success``, ``failure`` or ``skipped``."""
+    said: str = ""
+    summary: str = ""
+
+
+def run_workflow(
+    folder: Path, programs: Mapping[str, str], after_job: Callable[[str], None]
+) -> Outcome:
+    """Run the commands of ``images.yml`` as GitHub does: job by job, by its ``needs`` and ``if``.
+    Actions are left out, but for what the commands after them find.
+
+    Args:
+        programs: texts of those that take the place of the runner's.
+        after_job: called with the name of each job that has run.
+    """
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    summary, output = folder / "summary", folder / "output"
+    machine = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "DOCKER_CONFIG": str(folder / "docker-config"),
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_OUTPUT": str(output),
+    }
+    workflow = yaml.safe_load(WORKFLOWS[1].read_text())
+    assert workflow["defaults"] == {"run": {"shell": "bash"}}
+    known = {f"vars.{kind.upper()}_REPOSITORY": f"ecr.test/a/{kind}" for kind in ("head", "worker")}
+    known["vars.TORCH_CPU_INDEX"] = ""
+    outcome = Outcome()
+    for name, job in workflow["jobs"].items():
+        needed = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
+        if any(outcome.jobs[each] != "success" for each in needed) or not holds(job, known):
+            outcome.jobs[name] = "skipped"
+            continue
+        outcome.jobs[name] = "success"
+        own = dict(machine)
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("aws-actions/configure-aws-credentials@"):
+                own |= CREDENTIALS
+            if "run" not in step:
+                continue
+            output.write_text("")
+            given = {**workflow["env"], **job.get("env", {}), **step.get("env", {})}
+            done = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+                cwd=ROOT,
+                env=own | {key: filled(value, known) for key, value in given.items()},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            outcome.said += done.stdout
+            if done.returncode:
+                outcome.jobs[name] = "failure"
+                break
+            for line in output.read_text().splitlines():
+                key, _, value = line.partition("=")
+                known[f"steps.{step['id']}.outputs.{key}"] = value
+        for key, value in job.get("outputs", {}).items():
+            known[f"needs.{name}.outputs.{key}"] = filled(value, known, missing="")
+        after_job(name)
+    outcome.summary = summary.read_text() if summary.exists() else ""
+    return outcome
+
+
+def holds(job: Mapping[str, Any], known: Mapping[str, str]) -> bool:
+    """The condition of a job."""
+    if "if" not in job:
+        return True
+    found = re.fullmatch(r"(\S+) == '(\w+)'", job["if"])
+    assert found, job["if"]
+    return known[found[1]] == found[2]
+
+
+def filled(value: str, known: Mapping[str, str], *, missing: str | None = None) -> str:
+    """A value of the workflow, with what GitHub puts in the place of its expressions."""
+
+    def of(found: re.Match[str]) -> str:
+        return known[found[1]] if missing is None else known.get(found[1], missing)
+
+    return re.sub(r"\$\{\{ (\S+) \}\}", of, value)
+
+
 #: ``aws ecr``, with ECR's answers in files by repository. As the AWS CLI: a list as text is its
 #: elements, an empty one nothing; exit code 254 where the service refuses, 253 without credentials.
 AWS = """#!{python}
@@ -172,7 +269,9 @@ class Runner:
         (folder / "a").mkdir()
         (folder / "content").write_text("layers and settings\n")
 
-    def __call__(self, head: Any, worker: Any, **more: Any) -> Outcome:
+    def __call__(
+        self, head: Any, worker: Any, after_job: Callable[[str], None] = lambda _job: None
+    ) -> Outcome:
         for name, answer in (("head", head), ("worker", worker)):
             for file in (f"a/{name}.json", f"{name}.json"):
                 (self.folder / file).write_text(json.dumps(answer))
@@ -183,12 +282,7 @@ class Runner:
             "docker": DOCKER_COMMAND.format(folder=self.folder),
             "sudo": "#!/bin/sh\n",
         }
-        variables = {
-            "HEAD_REPOSITORY": "ecr.test/a/head",
-            "WORKER_REPOSITORY": "ecr.test/a/worker",
-            "TORCH_CPU_INDEX": "",
-        }
-        return run_workflow(self.folder, variables=variables, programs=programs, **more)
+        return run_workflow(self.folder, programs, after_job)
 
     def calls(self, *starts: str) -> list[str]:
         """What docker was asked, of these commands."""
