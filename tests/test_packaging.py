@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,7 +14,7 @@ import grimp
 import pytest
 
 from contract import exits
-from tests.conftest import ROOT
+from tests.conftest import ROOT, copy_project
 
 LAPTOP, NODE = "requirements/laptop.txt", "requirements/training.txt"
 SOURCES = [LAPTOP, NODE, "requirements/dev.txt"]
@@ -130,17 +129,7 @@ class Installed(NamedTuple):
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed")
     # Built from a copy, because a build writes beside the sources.
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.split("\0"):
-        if (ROOT / name).is_file():
-            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "source" / name)
+    copy_project(folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     subprocess.run([*pip, "wheel", *options, str(folder / "source")], check=True)
