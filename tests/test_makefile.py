@@ -184,7 +184,7 @@ class Checkout:
             (folder / path).write_text(text)
             (folder / path).chmod(0o755)
         run("sh", ".ci/uv", "first", cwd=folder, PYTHON_BIN=str(folder / "python"))
-        self.installed_uv = self.calls()[:1]
+        self.calls()
 
     def make(self, *arguments: str, before: str = "", code: int = 0, **environment: str) -> str:
         """Bring `.venv` up to date, as the Makefile does; the messages."""
@@ -255,6 +255,21 @@ def test_uv_gets_the_settings_of_pip_and_keeps_its_own(checkout: Checkout) -> No
         "UV_HTTP_TIMEOUT": "5",
         "UV_PYTHON_DOWNLOADS": "never",
     }
+
+
+def test_packages_join_an_environment_and_a_changed_lock_makes_it_again(checkout: Checkout) -> None:
+    node, laptop = ("-r", "requirements/training.txt"), ("-r", "requirements/laptop.txt")
+    both = ("-r", "requirements.txt")  # it stands for the files that it names
+    assert "(new)" in checkout.make(*node)
+    assert checkout.make(*laptop) != ""
+    assert checkout.make(*laptop) == checkout.make(*node) == ""
+    checkout.make(*both)
+    (checkout.folder / "requirements" / "training.txt").write_text("torch ray")
+    assert checkout.make(*both) != ""
+    assert checkout.make(*both) == ""
+    with (checkout.folder / "requirements.lock").open("a") as lock:
+        lock.write("zipp==1\n")
+    assert "has changed" in checkout.make(*node)
 
 
 def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) -> None:

@@ -533,6 +533,22 @@ def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
     assert capfd.readouterr().err.count("1 worker node has had nothing to do for 90 s") == 1
 
 
+def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
+    ray = ray_head.RayHead(
+        config(),
+        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+        address="10.0.0.5",
+        environment={},
+        folder=tmp_path,
+        provider=cast(Any, {}),
+    )
+    for least in (None, 0):
+        ray.scale(least=least)
+        (file,) = tmp_path.iterdir()
+        worker = json.loads(file.read_text())["available_node_types"]["worker"]
+        assert worker["min_workers"] == (1 if least is None else 0)
+
+
 # --- the files of a program on the head -----------------------------------------------------------
 def on_head(
     s3: S3, monkeypatch: pytest.MonkeyPatch, *words: str, clock: Any = time, lasts: int = 600
@@ -719,6 +735,45 @@ def test_a_command_that_cannot_be_run_leaves_what_an_earlier_attempt_has_saved(
     time.sleep(0.5)  # several rounds, if the files were still copied
     assert saved(s3) == {"work/step": "1\n"}
     assert told(s3).startswith("failed: no-such-command cannot be run")
+
+
+def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s3 = S3()
+    assert on_head(s3, monkeypatch, "sh", "-c", "echo 1 > step").run() == 0
+    before = saved(s3)
+    own = on_head(s3, monkeypatch, "sh", "-c", "echo 2 > step")
+    told = threading.Event()
+    ended: list[str] = []
+
+    def download(key: str) -> None:
+        if s3.objects[key] == b"1\n":  # a file; a list is small, and is waited for
+            own.stop()
+            told.wait(120)
+            ended.append(key)
+
+    s3.on_download = download
+    assert own.run() == exits.TERMINATED
+    assert not ended, "the download hangs"
+    told.set()
+    said = capfd.readouterr().err
+    assert said.count("stopped on request") == 1
+    assert "running" not in said.partition("stopped")[2], "the command is not started"
+    assert saved(s3) == before
+
+
+@pytest.mark.parametrize(
+    ("has_code", "storage"),
+    [(False, "s3://bucket"), (True, "")],
+    ids=["a recipe", "no bucket"],
+)
+def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
+    tmp_path: Path, has_code: bool, storage: str
+) -> None:
+    work = tmp_path if has_code else None
+    found = launch.prepare_head(SPEC, {"A": "b"}, work, {nodes.ENV_STORAGE: storage})
+    assert found == ({"A": "b"} | code.for_ray({"A": "b"}, work), None)
 
 
 def test_a_program_on_the_head_and_its_ray_workers_share_variables(

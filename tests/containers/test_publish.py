@@ -116,6 +116,15 @@ def test_an_image_that_does_not_train_is_not_published(
         publish.try_out(docker, "w:1")
 
 
+def test_the_digest_is_that_of_the_repository_pushed_to(docker: Recorder) -> None:
+    names = ["other/w@sha256:1", "here/w@sha256:2"]
+    Recorder.answers = {"image": json.dumps(names)}
+    assert publish.push(docker, "here/w:tag") == "sha256:2"
+    Recorder.answers = {"image": "[]"}
+    with pytest.raises(PublishError, match="no digest"):
+        publish.push(docker, "here/w:tag")
+
+
 class Registry(Recorder):
     """One that has some images already, and takes others."""
 

@@ -121,6 +121,14 @@ def test_without_efa_nothing_of_it_is_there(synth: Synth) -> None:
     assert '"efa": false' in text(templates.training["Outputs"][SHAPE]["Value"])
 
 
+def test_a_head_that_does_not_train_has_none_of_it(synth: Synth) -> None:
+    templates = synth(**DEPLOYED["p5.48xlarge"])
+    assert "NetworkInterfaces" not in hosts(templates, "head")
+    assert "Devices" not in container(templates, "head")["LinuxParameters"]
+    assert "TRAIN_EFA" not in environment(templates, "head")
+    assert '"efa": true' in text(templates.training["Outputs"][SHAPE]["Value"])
+
+
 def test_a_head_that_trains_has_all_of_it(synth: Synth) -> None:
     templates = synth(**DEPLOYED["g5.12xlarge"])
     assert len(hosts(templates, "head")["NetworkInterfaces"]) == 1

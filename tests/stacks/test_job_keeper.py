@@ -227,6 +227,19 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(aws: Aws) ->
     assert found == json.loads(read.to_json()), "the execution's result is what is written down"
 
 
+def test_a_head_whose_start_a_fault_hides_is_ended_with_its_job(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No list has it at first."""
+
+    def show(_seconds: float) -> None:
+        aws.tasks.setdefault("twin", aws.tasks["own-head"] | {"taskArn": "twin"})
+
+    monkeypatch.setattr(keeper.time, "sleep", show)
+    aws.end({}, Error="ECS.ServerException", Cause="it has started")
+    assert aws.tasks["twin"]["desiredStatus"] == "STOPPED"
+
+
 @pytest.mark.parametrize(
     ("code", "said", "reason"),
     [
@@ -387,6 +400,19 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
 
 
+def test_a_record_that_cannot_be_written_keeps_no_task_and_no_host(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ClientError({"Error": {"Code": "SlowDown"}}, "PutObject")
+
+    monkeypatch.setattr(keeper, "write_record", fail)
+    with pytest.raises(ClientError):  # Step Functions asks again
+        aws.end(head(0, ContainerInstanceArn="h1"))
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert "i-h1" in aws.terminated
+
+
 def started_with(**variables: str) -> dict[str, Any]:
     listed = [{"name": name, "value": value} for name, value in variables.items()]
     return {"containerOverrides": [{"environment": listed}]}
@@ -443,6 +469,24 @@ def test_a_task_that_ends_does_not_hide_one_that_no_list_has_yet(
     keeper.release({"h"})
     assert (aws.terminated, aws.states) == ([], {})
     assert sum(waited) <= times.CONSISTENT_S
+
+
+def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: sum(waited))
+    task = aws.tasks["own-1"]
+    task |= {"desiredStatus": "STOPPED", "stoppedAt": ago(0)}
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if sum(waited) >= 3:
+            task["lastStatus"] = "STOPPED"
+
+    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    keeper.release({"h2"})
+    assert (aws.terminated, sum(waited)) == (["i-h2"], 3)
 
 
 def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(aws: Aws) -> None:
@@ -593,6 +637,14 @@ def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(aws:
         aws.hosts["h2"] |= {"attributes": [mark], "status": "DRAINING"}
         aws.sweep()
         assert aws.ended_at_once == ["i-h2"] * is_over
+
+
+def test_one_host_that_takes_no_mark_keeps_no_other_one(aws: Aws) -> None:
+    aws.fails["put_attributes"] = refused("InvalidParameterException")
+    aws.join(away=9000, idle=9000)
+    aws.launch("i-late", ago_s=9000)
+    aws.hosts["away"]["agentConnected"] = False
+    assert aws.sweep()["released"] == ["idle", "i-late"]
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(

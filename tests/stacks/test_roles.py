@@ -162,6 +162,8 @@ def test_every_right_is_given_to_its_role_and_only_under_its_conditions(
     assert num_calls > 80
 
 
+#: Rights that another call asks for.
+IMPLIED: Final = {"iam:PassRole", "ecs:TagResource"}
 #: What a policy names beside resources of the deployment: the secrets for jobs, the stack itself,
 #: and the rule by which Step Functions hears of tasks.
 OUTSIDE: Final = (
@@ -175,6 +177,8 @@ def test_every_resource_of_a_right_is_one_of_the_deployment(deployed: Deployed) 
     own = {each for name in deployed.resources for each in (name, deployed.name_of(name))}
     for role, statements in deployed.roles.items():
         for statement in statements:
+            if {*statement.actions} & {*IMPLIED, "ecs:RunTask"}:
+                assert statement.conditions, f"{role}: {statement.actions}"
             for resource in {*statement.resources} - {"*"}:
                 named = f"{resource} {statement.conditions}"  # a tag of the deployment's hosts, too
                 assert resource.endswith(OUTSIDE) or any(each in named for each in own), role
@@ -192,6 +196,8 @@ NEEDLESS: Final[list[tuple[str, str, str]]] = [
     ("NodesExecutionRole", "ecr:PutImage", "{repository}"),
     ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json"),
     ("ImagePushRole", "ecr:BatchDeleteImage", "{repository}"),
+    # ECS itself reads the token of Ray, and no secret of a job.
+    ("NodesExecutionRole", "secretsmanager:GetSecretValue", "{secret}"),
 ]
 
 
@@ -203,6 +209,7 @@ def test_a_call_that_a_role_does_not_need_is_refused(
     hosts = deployed.id("ClusterHeadGroup", "AWS::AutoScaling::AutoScalingGroup")
     named = {
         "bucket": deployed.bucket_arn,
+        "secret": arn("secretsmanager", f"secret:{SECRETS_PREFIX}key-AbCdEf"),
         "shell_logs": arn("logs", f"log-group:{logs}:log-stream:some"),
         "head_group": arn("autoscaling", f"autoScalingGroup:x:autoScalingGroupName/{hosts}"),
         "repository": arn("ecr", f"repository/{deployed.id('Worker', 'AWS::ECR::Repository')}"),
@@ -245,10 +252,6 @@ def actions() -> dict[str, str]:
         for service, prefix in SERVICES.items()
         for each in session.get_service_model(service).operation_names
     }
-
-
-#: Rights that another call asks for.
-IMPLIED: Final = {"iam:PassRole", "ecs:TagResource"}
 
 
 @pytest.mark.parametrize("role", CALLERS)

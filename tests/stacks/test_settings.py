@@ -115,6 +115,20 @@ def test_several_nodes_that_need_efa_have_it_unless_it_is_switched_off(
     assert ("gets 100 of its " in off.without_efa) is uses_efa
 
 
+def test_cdks_own_context_is_no_setting() -> None:
+    deployment.load(
+        context()
+        | {
+            "@aws-cdk/core:some-flag": True,
+            "aws:cdk:toolkit": "x",
+            "availability-zones:account=1:region=eu-west-1": ["eu-west-1a"],
+            "aws-cdk:enableDiffNoFail": True,
+            "acknowledged-issue-numbers": [32775],
+            "cli-telemetry": False,
+        }
+    )
+
+
 # A setting given with -c, and what the sentence must hold beside the setting's name.
 BAD: list[tuple[Any, ...]] = [
     ({"colour": "red"}, "colour", "there are preset, deployment, region"),

@@ -45,6 +45,13 @@ LATEST: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
 # attribute of the resource; None: it is not there. ``@number``: of such resources, else any but 0.
 FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
     # --- hosts
+    "the volume can be made larger": {
+        "options": {
+            "EC2::LaunchTemplate Worker": {
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.VolumeSize": [500]
+            }
+        }
+    },
     "metadata needs a token and stays on the host unless spot notices must be read": {
         "default options": {
             "EC2::LaunchTemplate": {"LaunchTemplateData.MetadataOptions.HttpTokens": "required"}
@@ -306,6 +313,23 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             },
         }
     },
+    "a zone has a subnet for the NAT gateway and one for training": {
+        "default": {
+            "EC2::VPC": {"CidrBlock": "10.0.0.0/16"},
+            "EC2::Subnet Nat": {"CidrBlock": "10.0.0.0/28"},
+            "EC2::Subnet Training": {"CidrBlock": "10.0.128.0/17"},
+            "EC2::Subnet": {
+                "@number": 2,
+                "AvailabilityZone": '{"Fn::Select": [0, {"Fn::GetAZs": ""}]}',
+            },
+        },
+        "options": {
+            "EC2::VPC": {"CidrBlock": "10.7.0.0/16"},
+            "EC2::Subnet Nat": {"CidrBlock": "10.7.0.0/28"},
+            "EC2::Subnet Training": {"CidrBlock": "10.7.128.0/17"},
+            "EC2::Subnet": {"AvailabilityZone": "us-west-2b"},
+        },
+    },
     "nothing has a public address but the NAT gateway": {
         "ddp fsdp cpu options": {
             "EC2::Subnet": {"MapPublicIpOnLaunch": False},
@@ -336,6 +360,20 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
                 "SecurityGroupIngress.*.ToPort": [443],
             },
             "EC2::VPCEndpoint": {"@number": 5},
+            **{
+                f"EC2::VPCEndpoint {name}": {
+                    "VpcEndpointType": "Interface",
+                    "ServiceName": f"com.amazonaws.us-west-2.{service}",
+                    "PrivateDnsEnabled": True,
+                    "SecurityGroupIds": ["<EndpointSecurityGroupF840B798.GroupId>"],
+                }
+                for name, service in (
+                    ("EcrApi", "ecr.api"),
+                    ("EcrDocker", "ecr.dkr"),
+                    ("Logs", "logs"),
+                    ("SsmMessages", "ssmmessages"),
+                )
+            },
         },
     },
     "the nodes reach themselves and HTTPS": {
