@@ -339,6 +339,29 @@ def test_a_disk_in_trouble_is_tried_again_some_times(
     assert ("5 times in a row" in said) == (code == exits.FAILED)
 
 
+def test_nodes_that_are_lost_at_each_start_end_the_job(
+    ray: Ray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    number = 0
+
+    def prepare(name: str, actor: Actor) -> None:
+        def lose() -> None:
+            nonlocal number
+            number += 1
+            actor.is_lost = True
+            del ray.there[name]
+            add(ray, f"b{number}")
+
+        if name.startswith("b"):
+            actor.before["start"] = lose
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    assert group("sleep 1000").run() == exits.FAILED
+    assert number == 5
+    assert "5 times in a row" in capfd.readouterr().err
+
+
 @dataclass
 class Files:
     """What a node's last copy does: stands in for ``Mirror``."""
