@@ -103,7 +103,8 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
             own = UserExceptionWithTraceback(found, "")
             raise ray.train.WorkerGroupError(str(found), {0: own, 1: peer}) from None
 
-    around = dict.fromkeys(("outcome", "processes", "machine", "dist"), MagicMock())
+    names = ("outcome", "processes", "machine", "dist")
+    around: dict[str, Any] = dict.fromkeys(names, MagicMock())
     around |= {"recipes": loop, "RayWorker": lambda **_: MagicMock(_events=events)}
     for name, double in around.items():
         patch.setattr(ray_worker, name, double)
