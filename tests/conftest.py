@@ -5,7 +5,9 @@ it. Tests that use either are slow.
 """
 
 import os
+import shutil
 import signal
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,16 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+
+def copy_project(folder: Path) -> None:
+    """Copy the files of the project as they are now, without what git ignores."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():  # not deleted, and no link to an environment
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
 
 
 @pytest.fixture(scope="session", autouse=True)

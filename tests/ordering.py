@@ -4,7 +4,8 @@
 ``--no-loadscope-reorder`` it keeps the order in which they are collected. Files that share what is
 slow to make go to one worker, as if they were a single file.
 
-``make test-slow ARGS=--record-seconds`` measures again what it runs, on a quiet machine.
+``make test-slow ARGS=--table=FILE`` shows what each file takes: times above three seconds belong in
+``seconds.json``.
 """
 
 import json
@@ -20,8 +21,6 @@ from xdist.scheduler import LoadFileScheduling
 
 #: Seconds by file and marker: what a command runs of a file depends on both.
 _TABLE: Final = Path(__file__).with_name("seconds.json")
-#: Shorter ones do not decide when the last file ends.
-_LEAST_S: Final = 3
 _MARKERS: Final = ("night", "long", "slow")
 #: Files of quick tests that share what takes six seconds to start.
 _TOGETHER: Final = (
@@ -43,7 +42,6 @@ def _key(nodeid: str, keywords: Container[str]) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ordering of files")
-    group.addoption("--record-seconds", action="store_true", help=f"write {_TABLE.name}")
     group.addoption("--table", metavar="FILE", help="append what each file of tests took")
 
 
@@ -91,14 +89,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workerinput"):
         return
-    if config.getoption("record_seconds"):
-        known = json.loads(_TABLE.read_text()) | _seconds
-        kept = {
-            key: round(seconds)
-            for key, seconds in sorted(known.items())
-            if seconds >= _LEAST_S and (config.rootpath / key.split()[0]).exists()
-        }
-        _TABLE.write_text(json.dumps(kept, indent=0) + "\n")
     if table := config.getoption("table"):
         with Path(table).open("a") as file:
             for key, found in sorted(_outcomes.items()):

@@ -1,9 +1,12 @@
-"""The docs name files that exist, and their prose fits a terminal."""
+"""The docs name files and tests that exist, the site has every page, budgets have files."""
 
 import functools
 import re
+import runpy
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from contract import exits
 from tests.conftest import ROOT
@@ -28,21 +31,6 @@ def lines() -> list[tuple[str, str]]:
     ]
 
 
-#: Where a link leads does not count: it cannot be broken, and it is not read.
-_TARGET = re.compile(r"\]\([^)]*\)")
-
-
-def prose(text: str) -> list[tuple[int, str]]:
-    """Lines of Markdown outside tables and code, with their numbers."""
-    found, is_code = [], False
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("```"):
-            is_code = not is_code
-        elif not is_code and not line.lstrip().startswith("|"):
-            found.append((number, line))
-    return found
-
-
 def pages() -> list[Path]:
     names = subprocess.run(
         ["git", "ls-files", "--", "*.md"],
@@ -52,17 +40,6 @@ def pages() -> list[Path]:
         check=True,
     ).stdout.split()
     return [ROOT / name for name in names]
-
-
-def test_prose_is_wrapped_at_a_hundred_columns() -> None:
-    assert len(pages()) > 12
-    long = [
-        f"{page.name}:{number}"
-        for page in pages()
-        for number, line in prose(page.read_text("utf-8"))
-        if len(_TARGET.sub("]", line)) > 100 and len(line.split()) > 1  # a word does not break
-    ]
-    assert long == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -86,22 +63,29 @@ def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
 
 
 #: A path in code quotes, and a test in it.
-_QUOTED = re.compile(r"``?((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|sh|json|toml|txt|yaml))?)(?:::\w+)?`")
+_QUOTED = re.compile(r"``?((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|sh|json|toml|txt|yaml))?)(?:::(\w+))?`")
 
 
 def test_every_file_of_the_project_that_is_named_is_there() -> None:
     folders = {each.parent.name for each in ROOT.glob("*/__init__.py")} | {
         "docs",
         "examples",
+        "tests",
     }
     quoted = [
-        (place, name)
+        (place, name, test)
         for place, line in lines()
-        for name in _QUOTED.findall(line)
+        for name, test in _QUOTED.findall(line)
         if name.partition("/")[0] in folders and not re.search(r"\b[A-Z]+\b|no_such", name)
     ]
     assert len(quoted) > 80
     assert [each for each in quoted if not (ROOT / each[1]).exists()] == []
+    tests = [each for each in quoted if each[2]]
+    assert len(tests) > 70
+    missing = [
+        each for each in tests if f"def {each[2]}(" not in (ROOT / each[1]).read_text("utf-8")
+    ]
+    assert missing == []
 
 
 def test_every_exit_code_of_a_job_is_in_its_page() -> None:
@@ -110,3 +94,25 @@ def test_every_exit_code_of_a_job_is_in_its_page() -> None:
     assert {*exits.OF_THE_SYSTEM} == {*range(74, 81), 124, 130, 143}
     for code in (*exits.TRIED_AGAIN, exits.KILLED):
         assert re.search(rf"\((exit code )?{code}\b", told), code
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    navigation = (ROOT / ".ci" / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    listed = re.findall(r"[\w/-]+\.md", navigation)
+    docs = ROOT / "docs"
+    assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+
+
+@pytest.mark.parametrize("name", ["architecture", "deployment"])
+def test_the_pictures_of_the_stacks_have_todays_settings(name: str) -> None:
+    drawn = runpy.run_path(str(ROOT / ".ci" / "pictures.py"))["of_the_settings"](name)
+    assert (ROOT / f"docs/images/{name}.svg").read_text() == drawn, "run `make pictures`"
+
+
+def test_every_row_of_the_budget_has_files() -> None:
+    rows = runpy.run_path(str(ROOT / ".ci" / "budget.py"))["ROWS"]
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    for name, budget, patterns in rows:
+        assert all(any(ROOT.glob(each)) for each in patterns), name
+        assert f"| {name} | " in page
+        assert f" | {budget:,} |\n" in page

@@ -2,10 +2,8 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tomllib
 import zipfile
 from importlib import metadata
@@ -16,13 +14,12 @@ import grimp
 import pytest
 
 from contract import exits
-from tests.conftest import ROOT
+from tests.conftest import ROOT, copy_project
 
 LAPTOP, NODE = "requirements/laptop.txt", "requirements/training.txt"
 SOURCES = [LAPTOP, NODE, "requirements/dev.txt"]
 REHEARSAL = "rehearsal/requirements.txt"
 AUDIT = ".ci/audit-requirements.txt"
-SITE = ".ci/docs-requirements.txt"
 LOCK = "requirements.lock"
 COMPILE = "containers/requirements-compile.txt"
 #: Packages of this project.
@@ -99,23 +96,6 @@ def test_what_is_imported_is_asked_for_by_name(packages: list[str], files: list[
     assert {name for name, any_of in needed.items() if not any_of & declared} == set()
 
 
-def test_a_laptop_needs_neither_torch_nor_ray() -> None:
-    assert not {"torch", "ray", "transformers", "pyarrow"} & pins(ROOT / LAPTOP).keys()
-
-
-def test_requirements_txt_names_all_that_the_system_is_made_of() -> None:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    files = [line.split()[1] for line in lines if line.startswith("-r ")]
-    assert files == [LAPTOP, NODE]
-    named = {name for file in files for name in pins(ROOT / file)}
-    assert {"aws-cdk-lib", "constructs", "boto3", "ray", "torch", "transformers"} <= named
-    # Two parts that pin one package must agree, or pip installs neither.
-    laptop, node = (pins(ROOT / file) for file in files)
-    assert {name: laptop[name] for name in laptop.keys() & node} == {
-        name: node[name] for name in laptop.keys() & node
-    }
-
-
 def test_the_command_line_takes_the_versions_that_a_checkout_pins() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = pins(ROOT / LAPTOP)
@@ -159,17 +139,7 @@ class Installed(NamedTuple):
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed")
     # Built from a copy, because a build writes beside the sources.
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.split("\0"):
-        if (ROOT / name).is_file():
-            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "source" / name)
+    copy_project(folder / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     subprocess.run([*pip, "wheel", *options, str(folder / "source")], check=True)
@@ -197,14 +167,6 @@ def test_the_wheel_has_the_command_line_and_the_files_beside_it(installed: Insta
     assert len(there) > 100
     assert there - names == set()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*packages}
-
-
-@pytest.mark.slow
-def test_the_command_line_alone_brings_neither_cdk_nor_torch(installed: Installed) -> None:
-    path = [str(found) for found in installed.bin.parent.glob("lib/python*/site-packages")]
-    names = {canonical(found.metadata["Name"]) for found in metadata.distributions(path=path)}
-    assert {"ecs-train", "boto3", "typer", "rich"} <= names
-    assert not {"aws-cdk-lib", "constructs", "torch", "ray", "numpy"} & names
 
 
 @pytest.mark.slow
@@ -245,47 +207,3 @@ def test_what_the_installed_command_line_lacks_is_one_sentence(
     (line,) = run.stderr.splitlines()
     assert line.startswith("error: ")
     assert words in line
-
-
-def test_the_lock_has_hashes_of_all_but_torch_and_nothing_of_cuda() -> None:
-    text = (ROOT / LOCK).read_text()
-    hashed = re.findall(r"(?m)^([a-z0-9-]+)==\S+ \\\n    --hash=sha256:[0-9a-f]{64}\b", text)
-    assert set(hashed) == locked().keys() - {"torch"}
-    # The same torch comes in several builds, and a build for CUDA pins its own packages.
-    assert "\ntorch==" in text
-    assert [name for name in locked() if re.match(r"(nvidia|cuda|cupy)-|triton$", name)] == []
-
-
-@pytest.mark.parametrize(
-    ("source", "first", "others"),
-    [
-        # Each list is the whole closure: two audits of one commit see the same rules.
-        (REHEARSAL, "ministack", {"botocore", "hypercorn"}),
-        (AUDIT, "checkov", {"boto3", "pyyaml", "bc-python-hcl2"}),
-        (SITE, "mkdocs-material", {"mkdocs", "pymdown-extensions"}),
-    ],
-)
-def test_packages_beside_the_lock_are_pinned_with_all_that_they_bring(
-    source: str, first: str, others: set[str]
-) -> None:
-    found = pins(ROOT / source)
-    assert next(iter(found)) == first
-    assert others < found.keys()
-    assert first not in locked()
-
-
-def test_what_is_installed_is_what_is_locked() -> None:
-    # A torch with CUDA brings packages that it pins itself.
-    of_torch = re.compile(r"(nvidia|cuda)-|triton$")
-    lock = locked() | {"ecs-train": metadata.version("ecs-train")}
-    installed = {
-        canonical(found.metadata["Name"]): found.version.partition("+")[0]
-        # The environment's own folder: Ray adds others to the path, with packages inside of it.
-        for found in metadata.distributions(path=[sysconfig.get_path("purelib")])
-    }
-    strays = {
-        f"{name} {version} (locked: {lock.get(name, 'not at all')})"
-        for name, version in installed.items()
-        if lock.get(name) != version and not of_torch.match(name)
-    }
-    assert strays == set()

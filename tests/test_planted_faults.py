@@ -6,12 +6,11 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from shutil import copy2
 from typing import Any, Final
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, copy_project
 
 FAULTS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     (ROOT / "tests" / "planted_faults.toml").read_text()
@@ -24,12 +23,7 @@ _LINKED: Final = (".venv", ".venv-aws", "node_modules", "../shared")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project as it is now."""
     copy = tmp_path_factory.mktemp("faults") / "project"
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():  # not deleted, and no link to an environment
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            copy2(ROOT / name, copy / name)
+    copy_project(copy)
     for name in _LINKED:
         (copy / name).symlink_to((ROOT / name).resolve())
     return copy

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import MagicMock
 
 import pytest
 import ray
 import ray.train
-import torch.distributed as dist
 from botocore.exceptions import (
     EndpointConnectionError,
     IncompleteReadError,
@@ -41,10 +41,10 @@ from tests.aws.s3 import S3
 from tests.clock import FakeClock
 from tests.containers.test_job import ENVIRONMENT, Life, on_head, ordered
 from tests.heads import head
-from training import command, launch, recipes
+from training import command, launch
 from training.ddp.settings import DdpConfig
-from training.runtime import driver, outcome, processes, ray_cluster, ray_worker, trainer
-from training.system import lease, machine
+from training.runtime import driver, outcome, ray_cluster, ray_worker, trainer
+from training.system import lease
 
 FULL: Final = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 #: What S3 and disks do: 503 as s3fs tells it, silence, no connection, a broken answer, ...
@@ -89,17 +89,11 @@ def in_command(patch: pytest.MonkeyPatch, error: Exception) -> int:
 
 def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
     """On the first rank, by way of Ray Train, its fit and the command."""
-    actor = trainer._Events()
-
-    def remote(name: str) -> Any:
-        return SimpleNamespace(remote=getattr(actor, name))
-
+    actor, loop = trainer._Events(), MagicMock()
+    loop.by_name.return_value.train.return_value.side_effect = error
     names = ("put", "take", "begun_at", "request_stop")
-    events = SimpleNamespace(**{name: remote(name) for name in names})
-    worker = SimpleNamespace(rank=0, saves=SimpleNamespace(finish=lambda: None), _events=events)
-
-    def train(*_: object) -> None:
-        raise error
+    methods = {name: SimpleNamespace(remote=getattr(actor, name)) for name in names}
+    events = SimpleNamespace(**methods)
 
     def fit() -> None:
         try:
@@ -110,20 +104,16 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
             own = UserExceptionWithTraceback(found, "")
             raise ray.train.WorkerGroupError(str(found), {0: own, 1: peer}) from None
 
-    context = SimpleNamespace(get_node_id=lambda: "n")
-    recipe = SimpleNamespace(train=lambda: train)
-    patch.setattr(ray_worker, "RayWorker", lambda **_: worker)
-    patch.setattr(recipes, "config_from_json", lambda _: SimpleNamespace(recipe="ddp"))
-    patch.setattr(recipes, "by_name", lambda _: recipe)
-    patch.setattr(outcome, "introduce", lambda *_, **__: [])
-    patch.setattr(processes, "end_with_parent", lambda: None)
-    patch.setattr(machine, "check_efa", lambda *_, **__: None)
-    patch.setattr(dist, "get_backend", lambda: "gloo")
-    patch.setattr(ray, "get_runtime_context", lambda: context)
-    patch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    patch.setattr(trainer, "_take_over", lambda _: None)
+    names = ("outcome", "processes", "machine", "dist")
+    around: dict[str, Any] = dict.fromkeys(names, MagicMock())
+    around |= {"recipes": loop, "RayWorker": lambda **_: MagicMock(_events=events)}
+    for name, double in around.items():
+        patch.setattr(ray_worker, name, double)
+    patch.setattr(ray, "get_runtime_context", MagicMock())
+    patch.setattr(ray.util, "get_node_ip_address", MagicMock())
+    for name in ("_take_over", "_free_places"):
+        patch.setattr(trainer, name, MagicMock())
     patch.setattr(trainer, "_trainer", lambda *_: SimpleNamespace(fit=fit))
-    patch.setattr(trainer, "_free_places", lambda: None)
     patch.setattr(lease, "follow", lambda _uri, fence: fence)
     return in_driver(patch, lambda submission: trainer.fit(submission, events), events)
 

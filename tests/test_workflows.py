@@ -4,9 +4,10 @@ laptop runs. What only GitHub itself can show is in docs/limits.md."""
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import yaml  # type: ignore[import-untyped]  # PyYAML, which Ray brings along
 
 from contract.images import content_tag
 from tests.conftest import ROOT
-from tests.image_workflow import Outcome, run_workflow
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 ZIZMOR = Path(sys.executable).parent / "zizmor"
@@ -41,28 +41,6 @@ def test_the_linter_finds_nothing() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_the_linter_looks(tmp_path: Path) -> None:
-    (tmp_path / ".github" / "workflows").mkdir(parents=True)
-    broken = tmp_path / ".github" / "workflows" / "broken.yml"
-    broken.write_text(
-        "on: pull_request_target\npermissions: write-all\njobs:\n  a:\n    runs-on: ubuntu-24.04\n"
-        "    steps:\n      - uses: actions/checkout@main\n"
-        "      - run: echo ${{ github.event.pull_request.title }}\n"
-    )
-    run = zizmor(broken)
-    assert run.returncode != 0
-    for rule in ("unpinned-uses", "template-injection", "dangerous-triggers"):
-        assert rule in run.stdout
-
-
-def test_they_run_what_a_laptop_runs() -> None:
-    check, images, night, _ = (path.read_text() for path in WORKFLOWS)
-    assert "run: .ci/run" in check
-    assert "run: make night" in night
-    assert "python3 -m containers.publish" in images
-    assert "docker push" not in images
-
-
 def jobs(path: Path) -> dict[str, str]:
     """The text of each job of a workflow."""
     body = path.read_text().partition("\njobs:\n")[2]
@@ -70,7 +48,7 @@ def jobs(path: Path) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_images_are_pushed_from_main_after_the_checks_and_never_for_a_pull_request() -> None:
+def test_images_are_pushed_from_main_only_after_the_checks() -> None:
     check, images, *_ = WORKFLOWS
     assert "  push:\n    branches: [main]\n" in check.read_text()
     caller = jobs(check)["images"]
@@ -80,12 +58,6 @@ def test_images_are_pushed_from_main_after_the_checks_and_never_for_a_pull_reque
     assert re.findall(r"^on:\n((?:  .*\n)+)", images.read_text(), re.MULTILINE) == [
         "  workflow_call:\n"
     ]
-
-
-def test_the_night_shows_its_table_after_a_failure_too() -> None:
-    steps = jobs(WORKFLOWS[2])["night"].split("      - ")
-    assert 'cat build/night.md >> "$GITHUB_STEP_SUMMARY"\n        if: always()\n' in steps[-1]
-    assert "NIGHT := build/night.md\n" in (ROOT / "Makefile").read_text()
 
 
 # --- the images -----------------------------------------------------------------------------------
@@ -145,31 +117,99 @@ def test_what_has_the_right_to_push_runs_no_package_and_nobody_elses_action() ->
     assert seen == ["look", "push", "scan"]
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        {"uses": "aquasecurity/trivy-action@57a97c7e7821a5776cebc9bb87c984fa69cba8f1"},
-        {"run": "pip install torch"},
-        {"run": "echo x | python3 -m pip install torch"},
-        {"run": 'if true; then docker run "$HEAD:$TAG"; fi'},
-        {"run": "x=$(npx cdk ls)"},
-        {"run": "python3 -m containers.publish --head h --worker w \\\n    --no-push"},
-    ],
-)
-def test_a_step_that_would_is_found(step: dict[str, str]) -> None:
-    assert len(risks({"steps": [step]})) == 1
+#: What the action of AWS leaves for the commands after it.
+CREDENTIALS = {"AWS_SESSION_TOKEN": "of-the-role", "AWS_REGION": "us-east-1"}
 
 
-def test_both_images_are_scanned_and_none_is_an_artifact() -> None:
-    parts = jobs(WORKFLOWS[1])
-    assert re.findall(r"image-ref: \$\{\{ vars\.(\w+) }}", parts["build"]) == [
-        "WORKER_REPOSITORY",
-        "HEAD_REPOSITORY",
-    ]
-    # The tag is that of the content: nothing is written into a file, and no pull request is made.
-    text = WORKFLOWS[1].read_text()
-    writes = ("gh pr", "git push", "cdk.json", "contents: write", "upload-artifact", "docker save")
-    assert [word for word in writes if word in text] == []
+@dataclass(kw_only=True)
+class Outcome:
+    """What a run of the workflow came to."""
+
+    jobs: dict[str, str] = field(default_factory=dict)
+    """``success``, ``failure`` or ``skipped``."""
+    said: str = ""
+    summary: str = ""
+
+
+def run_workflow(
+    folder: Path, programs: Mapping[str, str], after_job: Callable[[str], None]
+) -> Outcome:
+    """Run the commands of ``images.yml`` as GitHub does: job by job, by its ``needs`` and ``if``.
+    Actions are left out, but for what the commands after them find.
+
+    Args:
+        programs: texts of those that take the place of the runner's.
+        after_job: called with the name of each job that has run.
+    """
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    summary, output = folder / "summary", folder / "output"
+    machine = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "DOCKER_CONFIG": str(folder / "docker-config"),
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_OUTPUT": str(output),
+    }
+    workflow = yaml.safe_load(WORKFLOWS[1].read_text())
+    assert workflow["defaults"] == {"run": {"shell": "bash"}}
+    known = {f"vars.{kind.upper()}_REPOSITORY": f"ecr.test/a/{kind}" for kind in ("head", "worker")}
+    known["vars.TORCH_CPU_INDEX"] = ""
+    outcome = Outcome()
+    for name, job in workflow["jobs"].items():
+        needed = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
+        if any(outcome.jobs[each] != "success" for each in needed) or not holds(job, known):
+            outcome.jobs[name] = "skipped"
+            continue
+        outcome.jobs[name] = "success"
+        own = dict(machine)
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("aws-actions/configure-aws-credentials@"):
+                own |= CREDENTIALS
+            if "run" not in step:
+                continue
+            output.write_text("")
+            given = {**workflow["env"], **job.get("env", {}), **step.get("env", {})}
+            done = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+                cwd=ROOT,
+                env=own | {key: filled(value, known) for key, value in given.items()},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            outcome.said += done.stdout
+            if done.returncode:
+                outcome.jobs[name] = "failure"
+                break
+            for line in output.read_text().splitlines():
+                key, _, value = line.partition("=")
+                known[f"steps.{step['id']}.outputs.{key}"] = value
+        for key, value in job.get("outputs", {}).items():
+            known[f"needs.{name}.outputs.{key}"] = filled(value, known, missing="")
+        after_job(name)
+    outcome.summary = summary.read_text() if summary.exists() else ""
+    return outcome
+
+
+def holds(job: Mapping[str, Any], known: Mapping[str, str]) -> bool:
+    """The condition of a job."""
+    if "if" not in job:
+        return True
+    found = re.fullmatch(r"(\S+) == '(\w+)'", job["if"])
+    assert found, job["if"]
+    return known[found[1]] == found[2]
+
+
+def filled(value: str, known: Mapping[str, str], *, missing: str | None = None) -> str:
+    """A value of the workflow, with what GitHub puts in the place of its expressions."""
+
+    def of(found: re.Match[str]) -> str:
+        return known[found[1]] if missing is None else known.get(found[1], missing)
+
+    return re.sub(r"\$\{\{ (\S+) \}\}", of, value)
 
 
 #: ``aws ecr``, with ECR's answers in files by repository. As the AWS CLI: a list as text is its
@@ -229,7 +269,9 @@ class Runner:
         (folder / "a").mkdir()
         (folder / "content").write_text("layers and settings\n")
 
-    def __call__(self, head: Any, worker: Any, **more: Any) -> Outcome:
+    def __call__(
+        self, head: Any, worker: Any, after_job: Callable[[str], None] = lambda _job: None
+    ) -> Outcome:
         for name, answer in (("head", head), ("worker", worker)):
             for file in (f"a/{name}.json", f"{name}.json"):
                 (self.folder / file).write_text(json.dumps(answer))
@@ -240,12 +282,7 @@ class Runner:
             "docker": DOCKER_COMMAND.format(folder=self.folder),
             "sudo": "#!/bin/sh\n",
         }
-        variables = {
-            "HEAD_REPOSITORY": "ecr.test/a/head",
-            "WORKER_REPOSITORY": "ecr.test/a/worker",
-            "TORCH_CPU_INDEX": "",
-        }
-        return run_workflow(self.folder, variables=variables, programs=programs, **more)
+        return run_workflow(self.folder, programs, after_job)
 
     def calls(self, *starts: str) -> list[str]:
         """What docker was asked, of these commands."""
@@ -309,73 +346,3 @@ def test_where_ecr_refuses_the_workflow_fails(runner: Runner, answer: Any, other
     assert outcome.jobs == {"look": "failure", "build": "skipped", "push": "skipped"}
     assert "AccessDeniedException" in outcome.said or "ECR answers KmsError" in outcome.said
     assert outcome.summary == ""
-
-
-def test_the_action_hands_on_what_the_cache_asks_for_and_nothing_else(tmp_path: Path) -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no Node.js")
-    script = ROOT / ".github" / "actions" / "cache" / "index.js"
-    given = {
-        "ACTIONS_RESULTS_URL": "https://results.example/",
-        "ACTIONS_RUNTIME_TOKEN": "t",
-        "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "secret",
-    }
-    for names, code in ((given, 0), ({"ACTIONS_RESULTS_URL": "x"}, 1)):
-        file = tmp_path / f"{code}"
-        environment = {"PATH": os.environ["PATH"], "GITHUB_ENV": str(file), **names}
-        done = subprocess.run([node, script], env=environment, capture_output=True, check=False)
-        assert done.returncode == code
-    said = "ACTIONS_RESULTS_URL=https://results.example/\nACTIONS_RUNTIME_TOKEN=t\n"
-    assert (tmp_path / "0").read_text() == said
-    assert not (tmp_path / "1").exists()
-
-
-#: ECR, in which each image has ``$CRITICAL`` critical vulnerabilities.
-ECR = """\
-#!/bin/sh
-echo "$@" >>"$CALLS"
-case "$2" in
-    start-image-scan) exit 254 ;;
-    describe-image-scan-findings) echo "$CRITICAL" ;;
-esac
-"""
-
-
-@pytest.mark.parametrize(("critical", "code"), [("None", 0), ("2", 1)])
-def test_the_weekly_scan_fails_where_ecr_has_found_something_critical(
-    critical: str, code: int, tmp_path: Path
-) -> None:
-    (step,) = [
-        each
-        for each in yaml.safe_load(WORKFLOWS[3].read_text())["jobs"]["scan"]["steps"]
-        if "run" in each
-    ]
-    for name, script in (("aws", ECR), ("python3", "#!/bin/sh\necho content-1\n")):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
-        env={
-            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-            "CALLS": str(tmp_path / "calls"),
-            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
-            "CRITICAL": critical,
-            "HEAD": "1.dkr.ecr.eu-west-1.amazonaws.com/core-head",
-            "WORKER": "1.dkr.ecr.eu-west-1.amazonaws.com/core-worker",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    asked = (tmp_path / "calls").read_text().splitlines()
-    # Both images, by the name of their repository and the tag of these sources.
-    for name in ("core-head", "core-worker"):
-        image = f"--repository-name {name} --image-id imageTag=content-1"
-        assert [each.split()[1] for each in asked if image in each] == [
-            "start-image-scan",
-            "wait",
-            "describe-image-scan-findings",
-        ]
-    assert (tmp_path / "summary").read_text().count(f"critical vulnerabilities: {critical}") == 2

@@ -31,7 +31,7 @@ def worker(**changed: str) -> NodeConfig:
     return NodeConfig.from_environment("worker", WORKER | changed)
 
 
-def test_a_head_that_only_coordinates_offers_no_cpus_and_does_not_wait_for_itself() -> None:
+def test_a_coordinating_head_offers_no_cpus_and_does_not_wait_for_itself() -> None:
     config = NodeConfig.from_environment(
         "head", {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_ON_THIS_NODE": "0", "TRAIN_NUM_CPUS": "4"}
     )
@@ -223,7 +223,7 @@ def test_memory_that_a_training_holds_is_no_fault_of_its_gpu(
     assert checks.gpu_faults(1, is_in_use=True) == ([printed] if is_fault else [])
 
 
-def test_a_driver_that_hangs_is_not_waited_for_although_nothing_ends_its_process(
+def test_a_hanging_driver_is_not_waited_for_though_its_process_stays(
     nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia_smi.write_text("#!/bin/sh\nexec sleep 20\n")
@@ -256,7 +256,7 @@ def until(is_so: Callable[[], object]) -> None:
     eventually("it", is_so, timeout_s=30, every_s=0.02)
 
 
-def test_a_node_whose_gpu_fails_after_it_joined_leaves_with_the_code_of_a_bad_host(
+def test_a_node_whose_gpu_fails_later_leaves_with_the_code_of_a_bad_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     faults: list[str] = []
@@ -389,7 +389,7 @@ def test_a_node_without_ray_is_unhealthy(
 
 @pytest.mark.usefixtures("ray")
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_head_without_its_dashboard_is_healthy_while_the_control_service_listens(
+def test_a_head_without_dashboard_is_healthy_while_its_gcs_listens(
     monkeypatch: pytest.MonkeyPatch, lives: bool
 ) -> None:
     monkeypatch.setenv("TRAIN_NODE", nodes.HEAD)

@@ -105,12 +105,6 @@ def test_both_targets_are_built_with_what_they_are_in_their_labels(docker: Recor
         assert all(re.fullmatch(r"\d+\.\d+\.\d+", label.partition("=")[2]) for label in labels)
 
 
-def test_a_cache_elsewhere_needs_buildx(docker: Recorder) -> None:
-    publish.build(docker, targets={"head": "h:1"}, git_sha="abc", options=["--cache-from=type=gha"])
-    assert docker.calls[0][:3] == ("buildx", "build", "--load")
-    assert "--cache-from=type=gha" in docker.calls[0]
-
-
 @pytest.mark.parametrize(
     "result", [{"steps": 1, "status": "succeeded"}, {"steps": 2, "status": "failed"}]
 )
@@ -216,13 +210,6 @@ def test_the_tag_is_that_of_the_content_and_what_is_there_is_not_built_again(
     assert push == f"push r/w:{tag}"
     assert pushed("--head", "r/h", "--worker", "r/w", images=[f"r/h:{tag}", f"r/w:{tag}"])
     assert Recorder.calls == []
-
-
-def test_what_another_job_has_built_is_pushed_without_being_run(
-    pushed: Callable[..., dict[str, Any]],
-) -> None:
-    pushed("--head", "r/h", "--worker", "r/w", "--tag", "t", "--no-build")
-    assert {call[0] for call in Recorder.calls} == {"push", "image"}
 
 
 def test_the_repositories_are_those_of_the_stack_and_the_login_ends(

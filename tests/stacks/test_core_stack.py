@@ -73,6 +73,15 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
             assert {"Key": "Owner", "Value": "ml team"} in tags["Tags"]
 
 
+def test_each_function_logs_into_a_group_of_its_stack(synth: Synth) -> None:
+    templates = synth(**OPTIONS)
+    functions = templates.of_type("AWS::Lambda::Function")
+    assert len(functions) > 3
+    for function in functions.values():
+        group = function["LoggingConfig"]["LogGroup"]["Ref"]
+        assert templates.resources[group]["Type"] == "AWS::Logs::LogGroup"
+
+
 def test_the_role_that_pushes_images_is_an_output_where_a_repository_is_named(
     synth: Synth,
 ) -> None:
@@ -80,26 +89,3 @@ def test_the_role_that_pushes_images_is_an_output_where_a_repository_is_named(
     outputs = synth(**OPTIONS).core["Outputs"]
     assert text(outputs["ImagePushRoleArn"]["Value"]) == "<ImagePushRoleD191AFB1.Arn>"
     assert outputs["GitHubRepository"]["Value"] == "acme/train"
-
-
-def test_functions_of_cdk_write_to_a_log_group_of_the_stack_and_to_no_other(synth: Synth) -> None:
-    templates = synth(**OPTIONS)
-    functions = {
-        name: each
-        for name, each in templates.core["Resources"].items()
-        if each["Type"] == "AWS::Lambda::Function"
-    }
-    assert len(functions) == 2
-    for function in functions.values():
-        group = function["Properties"]["LoggingConfig"]["LogGroup"]["Ref"]
-        assert templates.core["Resources"][group]["Type"] == "AWS::Logs::LogGroup"
-        role = function["Properties"]["Role"]["Fn::GetAtt"][0]
-        assert "ManagedPolicyArns" not in templates.core["Resources"][role]["Properties"]
-        (policy,) = [
-            policy
-            for policy in templates.of_type("AWS::IAM::Policy").values()
-            if policy["Roles"] == [{"Ref": role}]
-        ]
-        assert [each["Resource"] for each in statements(policy["PolicyDocument"])] == [
-            [f"<{group}.Arn>"]
-        ]

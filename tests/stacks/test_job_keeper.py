@@ -64,6 +64,8 @@ def ago(seconds: float) -> datetime:
 class Aws(Account):
     """The account as the function sees it. Nothing happens by itself while a test looks."""
 
+    keeper: ModuleType
+
     def __init__(self) -> None:
         groups = {"heads": "for-heads", "workers": "for-workers"}
         idle: Any = {"after": lambda *_: None, "refusal": lambda _: "no capacity"}
@@ -124,6 +126,16 @@ class Aws(Account):
         place = {"name": job, "executionArn": f"arn:aws:states:us-east-1:1:execution:jobs:{job}"}
         self.executions[job] = {**place, **dates, "status": status, **more}
 
+    def sweep(self, **event: Any) -> Any:
+        return self.keeper.handler(event, None)
+
+    def end(self, task: dict[str, Any], **more: Any) -> Any:
+        """What the function answers the state machine about the end of a head."""
+        return self.keeper.handler(ended(task, **more), None)
+
+    def abort(self, **detail: Any) -> Any:
+        return self.keeper.handler(aborted(**detail), None)
+
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
 
@@ -163,6 +175,7 @@ class Aws(Account):
 @pytest.fixture
 def aws(keeper: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Aws:
     account = Aws()
+    account.keeper = keeper
     monkeypatch.setattr(keeper.boto3, "client", account.client)
     monkeypatch.setattr(keeper.time, "sleep", lambda _: None)
     # Of two jobs and of the standing cluster; one host has tasks of both jobs.
@@ -193,15 +206,13 @@ def ended(task: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(aws: Aws) -> None:
     over = ago(times.CONSISTENT_S)
     aws.tasks["own-head"] |= {"desiredStatus": "STOPPED", "lastStatus": "STOPPED"}
     aws.tasks["own-head"]["stoppedAt"] = over  # the event has its host
     # Step Functions heard of a fault, and asked for another one.
     aws.add("twin", family="head", group="job:j1", host="h9")
-    found = keeper.handler(ended(head(3, ContainerInstanceArn="h1")), None)
+    found = aws.end(head(3, ContainerInstanceArn="h1"))
     assert found["reason"] == "failed: user code exit 3"
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert sorted(aws.terminated) == ["i-h1", "i-h2", "i-h9"]
@@ -225,7 +236,7 @@ def test_a_head_whose_start_a_fault_hides_is_ended_with_its_job(
         aws.tasks.setdefault("twin", aws.tasks["own-head"] | {"taskArn": "twin"})
 
     monkeypatch.setattr(keeper.time, "sleep", show)
-    keeper.handler(ended({}, Error="ECS.ServerException", Cause="it has started"), None)
+    aws.end({}, Error="ECS.ServerException", Cause="it has started")
     assert aws.tasks["twin"]["desiredStatus"] == "STOPPED"
 
 
@@ -253,15 +264,13 @@ def test_the_outcome_has_the_reason_that_the_head_has_told(
     assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
 
 
-def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(
-    keeper: ModuleType, aws: Aws
-) -> None:
-    found = keeper.handler(ended(head(StopCode="SpotInterruption")), None)
+def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(aws: Aws) -> None:
+    found = aws.end(head(StopCode="SpotInterruption"))
     assert found["again"] is True
     assert "own-1" not in aws.running(), "workers of a lost head cannot join the next one"
     assert not aws.terminated
     assert not aws.objects
-    found = keeper.handler(ended(head(exits.BAD_HOST, ContainerInstanceArn="shared")), None)
+    found = aws.end(head(exits.BAD_HOST, ContainerInstanceArn="shared"))
     assert (found["again"], aws.states) == (True, {"shared": ["DRAINING"]})
 
 
@@ -275,15 +284,13 @@ def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(
     ],
     ids=["host lost", "trainctl stop", "hung", "killed"],
 )
-def test_a_job_whose_hosts_were_held_ends_as_its_command_did_whatever_ends_its_head(
-    keeper: ModuleType, aws: Aws, end: dict[str, Any]
-) -> None:
+def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, Any]) -> None:
     order = replace(SPEC, hold_s=600)
     hold = Hold(code=3, since=time.time() - 60, until=time.time() + 540)
     aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
     aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed: ValueError: no"
     late = {"Spec": order.to_json(), "Deadline": time.time() - 30}
-    found = keeper.handler(ended(head(**end), **late), None)
+    found = aws.end(head(**end), **late)
     assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
     assert found["reason"] == "failed: ValueError: no"
     assert "own-1" not in aws.running()
@@ -291,21 +298,19 @@ def test_a_job_whose_hosts_were_held_ends_as_its_command_did_whatever_ends_its_h
 
 
 @pytest.mark.parametrize("mark", ["x", "[]", '{"code": "3", "since": 1, "until": 2}'])
-def test_a_mark_that_is_no_hold_holds_nothing(keeper: ModuleType, aws: Aws, mark: str) -> None:
+def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, mark: str) -> None:
     aws.s3.objects["runs/r1/jobs/j1.hold"] = mark.encode()
     order = replace(SPEC, hold_s=600).to_json()
-    assert keeper.handler(ended(head(StopCode="SpotInterruption"), Spec=order), None)["again"]
+    assert aws.end(head(StopCode="SpotInterruption"), Spec=order)["again"]
 
 
-def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
-    keeper: ModuleType, aws: Aws
-) -> None:
-    found = keeper.handler(ended(head(2), Spec='{"run": "r1"}'), None)
+def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(aws: Aws) -> None:
+    found = aws.end(head(2), Spec='{"run": "r1"}')
     assert (found["status"], found["again"]) == ("failed", False)
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert not aws.objects, "it is not known whose run it was"
     newer = json.dumps(json.loads(SPEC.to_json()) | {"of_another_deployment": 1})
-    keeper.handler(ended(head(2), Spec=newer), None)
+    aws.end(head(2), Spec=newer)
     assert aws.objects.keys() == {"runs/r1/jobs/j1.json"}
 
 
@@ -324,13 +329,13 @@ def aborted(**detail: Any) -> dict[str, Any]:
     }
 
 
-def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType, aws: Aws) -> None:
+def test_an_aborted_execution_leaves_nothing_and_is_recorded(aws: Aws) -> None:
     aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")  # trainctl stop
     # Its second attempt was under way.
     queued = {"type": "WaitStateEntered", "timestamp": stamp(1_800_000_000)}
     heads = [submitted("own-head", stamp(1_800_000_000 + 60 * minute)) for minute in (1, 3)]
     aws.history["j1"] = [queued, *heads]
-    keeper.handler(aborted(), None)
+    aws.abort()
     assert aws.running() == {"other-head", "other-1", "standing"}
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["reason"]) == ("stopped", "stopped by user")
@@ -340,20 +345,18 @@ def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType,
     assert aws.sent("get_execution_history")[0]["maxResults"] == 1000, "days have many events"
 
 
-def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(aws: Aws) -> None:
     aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")
     aws.history["j1"] = [{"type": "WaitStateEntered", "timestamp": stamp(1_800_000_000)}]
-    keeper.handler(aborted(), None)
+    aws.abort()
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
 
 
-def test_the_first_record_of_a_job_counts(keeper: ModuleType, aws: Aws) -> None:
+def test_the_first_record_of_a_job_counts(aws: Aws) -> None:
     """Of a clean-up that is tried again, and of an execution that a person redrives."""
-    assert keeper.handler(ended(head(3)), None)["status"] == "failed"
-    again = keeper.handler(ended(head(0)), None)
+    assert aws.end(head(3))["status"] == "failed"
+    again = aws.end(head(0))
     assert (again["status"], again["again"]) == ("failed", False)
     assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "failed: user code exit 3"
 
@@ -361,22 +364,20 @@ def test_the_first_record_of_a_job_counts(keeper: ModuleType, aws: Aws) -> None:
 def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
     keeper: ModuleType, aws: Aws
 ) -> None:
-    keeper.handler(ended(head(3)), None)
+    aws.end(head(3))
     aws.fails["get_object"] = refused("SlowDown")
     with pytest.raises(ClientError, match="SlowDown"):
         keeper.write_record("j1", SPEC, keeper.Outcome(status="failed", reason="failed: x"))
 
 
-def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(aws: Aws) -> None:
     names = [f"k{number}" for number in range(130)]
     aws.page = 1000
     for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60, times.SWEEP_GRACE_S + 60):
         assert not aws.objects, "their own clean-up comes first, and long ago it has"
         for name in names:
             aws.execute(name, "ABORTED", ago_s, cause="the bill", input=SPEC.to_json())
-        keeper.handler({}, None)
+        aws.sweep()
     assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
 
 
@@ -390,10 +391,10 @@ def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(
     ],
 )
 def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
-    keeper: ModuleType, aws: Aws, detail: Any, abort: dict[str, str], status: str, reason: str
+    aws: Aws, detail: Any, abort: dict[str, str], status: str, reason: str
 ) -> None:
     aws.execute("j1", "ABORTED", 0, **abort)
-    keeper.handler(aborted(**detail), None)
+    aws.abort(**detail)
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["reason"]) == (status, reason)
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
@@ -407,7 +408,7 @@ def test_a_record_that_cannot_be_written_keeps_no_task_and_no_host(
 
     monkeypatch.setattr(keeper, "write_record", fail)
     with pytest.raises(ClientError):  # Step Functions asks again
-        keeper.handler(ended(head(0, ContainerInstanceArn="h1")), None)
+        aws.end(head(0, ContainerInstanceArn="h1"))
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert "i-h1" in aws.terminated
 
@@ -417,19 +418,17 @@ def started_with(**variables: str) -> dict[str, Any]:
     return {"containerOverrides": [{"environment": listed}]}
 
 
-def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) -> None:
-    assert keeper.handler({}, None) == {"stopped": [], "released": []}
+def test_the_sweep_ends_what_nobody_looks_after(aws: Aws) -> None:
+    assert aws.sweep() == {"stopped": [], "released": []}
     aws.execute("j1", "FAILED", input="")
-    assert sorted(keeper.handler({}, None)["stopped"]) == ["own-1", "own-2", "own-head"]
+    assert sorted(aws.sweep()["stopped"]) == ["own-1", "own-2", "own-head"]
     assert aws.running() == {"other-head", "other-1", "standing"}
     del aws.executions["j2"]  # older than Step Functions' memory
-    assert sorted(keeper.handler({}, None)["stopped"]) == ["other-1", "other-head"]
+    assert sorted(aws.sweep()["stopped"]) == ["other-1", "other-head"]
     assert aws.running() == {"standing"}
 
 
-def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(aws: Aws) -> None:
     idle = times.IDLE_HOST_S
     aws.join(surplus=idle + 60, new=idle - 60)
     # Their last tasks ended a moment ago, and long ago.
@@ -438,11 +437,11 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(
         aws.tasks[name] |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
     workers = aws.group("workers")
     workers.desired += 2
-    assert keeper.handler({}, None) == {"stopped": [], "released": ["left", "surplus"]}
+    assert aws.sweep() == {"stopped": [], "released": ["left", "surplus"]}
     assert sorted(aws.terminated) == ["i-left", "i-surplus"]
     assert workers.desired == len(workers.instances), "no host comes without a task for it"
     # What stops a standing cluster does not wait.
-    keeper.handler({"Action": "release"}, None)
+    aws.sweep(Action="release")
     assert sorted(aws.terminated) == ["i-left", "i-new", "i-surplus", "i-used"]
 
 
@@ -490,25 +489,21 @@ def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
     assert (aws.terminated, sum(waited)) == (["i-h2"], 3)
 
 
-def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(aws: Aws) -> None:
     aws.join(of_worker=9000)
     aws.join("heads", of_head=9000)
     aws.group("heads").desired = aws.group("workers").desired = 9
     aws.wait("waiting")
-    assert keeper.handler({}, None)["released"] == ["of_head"]
+    assert aws.sweep()["released"] == ["of_head"]
     assert (aws.group("heads").desired, aws.group("workers").desired) == (1, 9)
     aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
     aws.join("heads", other=9000)
     aws.group("heads").desired = 9
-    assert "other" not in keeper.handler({}, None)["released"]
+    assert "other" not in aws.sweep()["released"]
     assert aws.group("heads").desired == 9
 
 
-def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(aws: Aws) -> None:
     late = times.HOST_JOINS_S + 60
     aws.launch("i-0", "i-1", "i-kept", ago_s=late)
     aws.launch("i-head", ago_s=late, of="heads")
@@ -521,37 +516,35 @@ def test_each_instance_that_does_not_join_the_cluster_in_time_is_terminated(
     aws.fails["terminate_instance_in_auto_scaling_group"] = lambda InstanceId, **_: (  # noqa: N803
         refused("Throttling") if InstanceId == "i-0" else None
     )
-    assert sorted(keeper.handler({}, None)["released"]) == ["i-1", "i-head", "i-kept"]
+    assert sorted(aws.sweep()["released"]) == ["i-1", "i-head", "i-kept"]
     assert aws.replaced == ["i-1", "i-kept"], "a task waits for another one"
     assert sorted(aws.ended_at_once) == ["i-1", "i-head", "i-kept"]
     aws.launch("i-p5", ago_s=times.SLOW_HOST_JOINS_S + 60, kind="p5.48xlarge")
-    assert keeper.handler({}, None)["released"] == ["i-p5"]
+    assert aws.sweep()["released"] == ["i-p5"]
 
 
-def test_a_group_that_asks_for_none_already_keeps_no_instance(keeper: ModuleType, aws: Aws) -> None:
+def test_a_group_that_asks_for_none_already_keeps_no_instance(aws: Aws) -> None:
     """A scale-in lowers what it asks for, and ends no instance that is protected."""
     aws.launch("i-late", ago_s=9000)
     aws.join(idle=9000)
     aws.group("workers").desired = 0
-    keeper.handler({}, None)
+    aws.sweep()
     assert sorted(aws.terminated) == ["i-idle", "i-late"]
 
 
-def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(aws: Aws) -> None:
     """It joined with seven of its eight GPUs, say; its group is full and starts no other."""
     late = times.HOST_JOINS_S + 60
     aws.join(unfit=late, new=times.HOST_JOINS_S - 60)
     aws.join("heads", of_head=late)
     aws.wait("waits", createdAt=ago(times.SWEEP_EVERY_S))
     aws.wait("asked-now", capacityProviderName="for-heads")
-    assert keeper.handler({}, None)["released"] == ["unfit"]
+    assert aws.sweep()["released"] == ["unfit"]
     assert aws.terminated == aws.replaced == ["i-unfit"]
     # It ran a task until a moment ago.
     ended: Any = {"lastStatus": "STOPPED", "desiredStatus": "STOPPED", "stoppedAt": ago(0)}
     aws.add("done", host="used", **ended)
-    assert "used" not in keeper.handler({}, None)["released"]
+    assert "used" not in aws.sweep()["released"]
 
 
 #: Of a task and its host, what ails it and for how long, in seconds; and whether that is the end.
@@ -581,7 +574,7 @@ AILMENTS: list[tuple[dict[str, Any], dict[str, Any], str, float, bool]] = [
 
 
 @pytest.mark.parametrize(("task", "host", "what", "seconds", "is_over"), AILMENTS)
-def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_other(
+def test_a_task_that_does_not_start_or_answer_is_stopped_with_its_host(
     keeper: ModuleType,
     aws: Aws,
     task: dict[str, Any],
@@ -595,7 +588,7 @@ def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_o
     seen = f"{time.time() - seconds:.0f} own-1 {what}"
     mark = {"name": "train.ailing-since", "value": seen}
     aws.hosts["h2"] |= {"attributes": [mark], **host}
-    keeper.handler({}, None)
+    aws.sweep()
     ended = aws.tasks["own-1"]
     assert (ended["desiredStatus"] == "STOPPED") is is_over
     assert aws.states.get("h2", []) == ["DRAINING", "DRAINING"] * is_over
@@ -615,12 +608,10 @@ def test_a_task_that_does_not_start_or_answer_is_stopped_and_its_host_takes_no_o
             assert found.again is (in_a_row < 3 or not started)
 
 
-def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(aws: Aws) -> None:
     aws.tasks["own-1"] |= {"taskArn": "arn:task/c/own-1", "healthStatus": "UNHEALTHY"}
     aws.tasks["arn:task/c/own-1"] = aws.tasks.pop("own-1")
-    keeper.handler({}, None)
+    aws.sweep()
     (mark,) = aws.hosts["h2"]["attributes"]
     since, _, what = mark["value"].partition(" ")
     assert (mark["targetId"], mark["targetType"]) == ("h2", "container-instance")
@@ -628,13 +619,11 @@ def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(
     assert abs(time.time() - float(since)) < 5
     assert len(mark["value"]) + 32 < 128, "ECS takes no longer value; ids have 32 letters"
     aws.tasks["arn:task/c/own-1"]["healthStatus"] = "HEALTHY"
-    keeper.handler({}, None)
+    aws.sweep()
     assert aws.hosts["h2"]["attributes"] == [], "two sweeps in a row count, not two"
 
 
-def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
-    keeper: ModuleType, aws: Aws
-) -> None:
+def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(aws: Aws) -> None:
     """A process that no signal ends: ECS's draining would wait for two days."""
     aws.tasks["own-1"] |= {"desiredStatus": "STOPPED", "startedAt": ago(0)}
     late = times.STOP_TIMEOUT_S + 60
@@ -646,16 +635,16 @@ def test_a_task_that_does_not_end_keeps_its_host_no_longer_than_it_may_save(
         seen = f"{time.time() - seconds:.0f} {of} did not end"
         mark = {"name": "train.ailing-since", "value": seen}
         aws.hosts["h2"] |= {"attributes": [mark], "status": "DRAINING"}
-        keeper.handler({}, None)
+        aws.sweep()
         assert aws.ended_at_once == ["i-h2"] * is_over
 
 
-def test_one_host_that_takes_no_mark_keeps_no_other_one(keeper: ModuleType, aws: Aws) -> None:
+def test_one_host_that_takes_no_mark_keeps_no_other_one(aws: Aws) -> None:
     aws.fails["put_attributes"] = refused("InvalidParameterException")
     aws.join(away=9000, idle=9000)
     aws.launch("i-late", ago_s=9000)
     aws.hosts["away"]["agentConnected"] = False
-    assert keeper.handler({}, None)["released"] == ["idle", "i-late"]
+    assert aws.sweep()["released"] == ["idle", "i-late"]
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
@@ -667,11 +656,11 @@ def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
     keeper.release({"h"})
     assert (aws.states["h"], aws.terminated) == (["DRAINING"], [])
     aws.fails.clear()
-    assert keeper.handler({}, None)["released"] == ["h"], "no task can come to it"
+    assert aws.sweep()["released"] == ["h"], "no task can come to it"
     assert aws.terminated == ["i-h"]
 
 
-def test_no_task_keeps_the_sweep_from_the_others(keeper: ModuleType, aws: Aws) -> None:
+def test_no_task_keeps_the_sweep_from_the_others(aws: Aws) -> None:
     aws.tasks["own-head"]["overrides"] = started_with(TRAIN_DEADLINE="never")
     late = str(int(time.time()) - 500)
     for name in ("own-1", "other-1"):
@@ -679,22 +668,22 @@ def test_no_task_keeps_the_sweep_from_the_others(keeper: ModuleType, aws: Aws) -
     aws.fails["stop_task"] = lambda task, **_: task == "own-1" and refused("Throttling")
     # The others are ended all the same, and the alarm hears of it.
     with pytest.raises(RuntimeError, match=r"left to the next sweep: own-1: .*Throttling"):
-        keeper.handler({}, None)
+        aws.sweep()
     assert aws.running() == {"own-1", "own-2", "other-head", "standing"}
     aws.fails.clear()
     aws.execute("j1", "FAILED", input="")
-    keeper.handler({}, None)
+    aws.sweep()
     assert aws.running() == {"other-head", "standing"}
 
 
-def test_a_task_of_no_job_and_no_service_is_ended(keeper: ModuleType, aws: Aws) -> None:
+def test_a_task_of_no_job_and_no_service_is_ended(aws: Aws) -> None:
     then = ago(times.CONSISTENT_S)
     aws.add("stray", group="family:worker", host="h7", createdAt=then)
     aws.add("pretends", group="service:worker", host="h9", createdAt=then)
     aws.add("new", group="service:worker", host="h10")  # no list of the service has it yet
     aws.add("foreign", group="family:x", family="x", host="h8", createdAt=then)
     aws.tasks["stray"]["overrides"] = {"containerOverrides": [{"environment": [{}]}]}
-    assert keeper.handler({}, None)["stopped"] == ["stray", "pretends"]
+    assert aws.sweep()["stopped"] == ["stray", "pretends"]
     assert aws.tasks["stray"]["stoppedReason"] == "it belongs to no job and no service"
 
 
@@ -731,7 +720,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
         aws.execute(job)
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
         aws.s3.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json().encode()
-    assert keeper.handler({}, None)["stopped"] == ["own-head", "own-2", "held", "held-1"]
+    assert aws.sweep()["stopped"] == ["own-head", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     later = time.time() + 60
@@ -782,7 +771,7 @@ def ordered(wait_s: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("said", "in_vain"), REFUSALS.items())
-def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once(
+def test_the_reason_is_awss_own_and_a_job_that_waits_in_vain_ends(
     keeper: ModuleType, aws: Aws, said: str, in_vain: bool
 ) -> None:
     then = ago(90)
@@ -795,9 +784,9 @@ def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once
     for name, wait_s in (("own-head", 60), ("other-head", 600)):
         aws.tasks[name] |= waits | {"overrides": ordered(wait_s)}
     stopped = ["own-head", "other-head"] if in_vain else ["own-head"]
-    assert keeper.handler({}, None)["stopped"] == stopped
+    assert aws.sweep()["stopped"] == stopped
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
-    found = keeper.handler(ended(task), None)
+    found = aws.end(task)
     assert (found["status"], found["reason"]) == ("no_capacity", f"no capacity: {said}")
     assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == f"no capacity: {said}"
     # ECS has given up before: the state machine asks again, or not.
@@ -820,7 +809,7 @@ def test_awss_own_words_are_the_reason_and_a_job_that_waits_in_vain_ends_at_once
     ids=["a host came", "one is coming", "it was so for another job"],
 )
 def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
-    keeper: ModuleType, aws: Aws, newest: dict[str, Any]
+    aws: Aws, newest: dict[str, Any]
 ) -> None:
     aws.group("heads").activities = [newest, launch("Failed", "You are not authorized", ago_s=300)]
     then = ago(90)
@@ -830,7 +819,7 @@ def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
         "createdAt": then,
     }
     aws.tasks["own-head"] |= {"overrides": ordered(60), "capacityProviderName": "for-heads"}
-    keeper.handler({}, None)
+    aws.sweep()
     assert (
         aws.tasks["own-head"]["stoppedReason"] == "[no_capacity] no capacity: no host within 60 s"
     )
@@ -845,7 +834,7 @@ def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
     ],
 )
 def test_a_head_ends_whose_workers_can_never_come(
-    keeper: ModuleType, aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
+    aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
 ) -> None:
     said = "current vCPU limit of 0 allows"
     aws.group("workers").activities = [launch("Failed", said)]
@@ -854,32 +843,32 @@ def test_a_head_ends_whose_workers_can_never_come(
     aws.tasks["own-head"] |= {"overrides": ordered(1800), "startedAt": began, "createdAt": began}
     aws.tasks["own-1"] |= {"createdAt": now - timedelta(seconds=60), **worker}
     aws.tasks["own-2"] |= WAITS | {"createdAt": now}
-    assert keeper.handler({}, None)["stopped"] == ["own-head"] * is_over
+    assert aws.sweep()["stopped"] == ["own-head"] * is_over
     if is_over:
         assert aws.tasks["own-head"]["stoppedReason"] == f"[no_capacity] no capacity: {said}"
     # A head that has waited for its workers itself.
-    found = keeper.handler(ended(head(75), Asked=time.time() - 60), None)
+    found = aws.end(head(75), Asked=time.time() - 60)
     assert found["reason"] == f"no capacity: {said}"
 
 
 def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
-    keeper: ModuleType, aws: Aws, capsys: pytest.CaptureFixture[str]
+    aws: Aws, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """AWS suspends the launches of a group that has started no host for a day."""
     by_person = "User suspended at 2026-11-26T10:00:00Z"
     for group, reason in (("heads", by_person), ("workers", "launches have failed")):
         found = [{"ProcessName": "Launch", "SuspensionReason": reason}]
         aws.group(group).record["SuspendedProcesses"] = found
-    keeper.handler({}, None)
+    aws.sweep()
     assert [each["AutoScalingGroupName"] for each in aws.sent("resume_processes")] == ["workers"]
     assert f"heads: Launch is suspended: {by_person}" in capsys.readouterr().out
 
 
-def test_a_refused_resumption_stops_no_sweep(keeper: ModuleType, aws: Aws) -> None:
+def test_a_refused_resumption_stops_no_sweep(aws: Aws) -> None:
     group = aws.group("workers")
     group.record |= {"SuspendedProcesses": [{"ProcessName": "Launch"}], "DesiredCapacity": 9}
     aws.fails["resume_processes"] = refused("AccessDenied")
-    keeper.handler({}, None)
+    aws.sweep()
     assert group.desired == len(group.instances), "what follows it is done"
 
 

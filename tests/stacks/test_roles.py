@@ -17,7 +17,7 @@ import pytest
 from botocore import xform_name
 
 import app
-from contract import nodes
+from contract.job import SECRETS_PREFIX
 from rehearsal.policies import Call, Statement, allows, parse
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates, context
@@ -105,6 +105,17 @@ class Deployed:
         ]
         return name
 
+    @property
+    def bucket_arn(self) -> str:
+        return ARNS["AWS::S3::Bucket"](self.id("Bucket", "AWS::S3::Bucket"))
+
+    def name_of(self, resource: str) -> str:
+        """The name that a template gives a resource, else its logical id."""
+        properties = self.resources[resource].get("Properties", {})
+        names = ("Family", "StateMachineName", "FunctionName")
+        found = next((properties[each] for each in names if each in properties), resource)
+        return str(self.value(found))
+
     def may(self, role: str, action: str, resource: str, **keys: str) -> bool:
         """Whether a role may do that; keys have ``_`` for their colon."""
         call = Call(
@@ -151,105 +162,82 @@ def test_every_right_is_given_to_its_role_and_only_under_its_conditions(
     assert num_calls > 80
 
 
-#: Role, action, resource and condition keys of a call that it must not make. Names in braces are
-#: of the deployment. Who may start or read what at all: ``test_reach_and_rights``.
-NEEDLESS: Final[list[tuple[str, str, str, dict[str, str]]]] = [
-    # The training code: no machines, no other bucket, no secrets, no other jobs.
-    ("NodesHeadRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{cluster}"}),
-    ("NodesWorkerRole", "s3:GetObject", "arn:aws:s3:::other/key", {}),
-    ("NodesWorkerRole", "logs:PutLogEvents", "{other_logs}", {}),
-    ("NodesWorkerRole", "logs:GetLogEvents", "{shell_logs}", {}),
-    # The head of a job: workers only, in its cluster only, and the secrets that are for jobs.
-    ("JobsRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{other_cluster}"}),
-    ("JobsRole", "ecs:RunTask", "{worker_task}", {}),
-    ("JobsRole", "ecs:StopTask", "{other_task}", {}),
-    ("JobsRole", "ecs:TagResource", "{task}", {"ecs_CreateAction": "CreateCluster"}),
-    ("JobsRole", "autoscaling:TerminateInstanceInAutoScalingGroup", "{head_group}", {}),
-    # The state machine: heads, and the function that cleans up.
-    ("JobsExecutionRole", "lambda:InvokeFunction", "{other_function}", {}),
-    ("JobsExecutionRole", "events:PutRule", "{other_rule}", {}),
+#: Rights that another call asks for.
+IMPLIED: Final = {"iam:PassRole", "ecs:TagResource"}
+#: What a policy names beside resources of the deployment: the secrets for jobs, the stack itself,
+#: and the rule by which Step Functions hears of tasks.
+OUTSIDE: Final = (
+    f":secret:{SECRETS_PREFIX}*",
+    "AWS::StackId",
+    ":rule/StepFunctionsGetEventsForECSTaskRule",
+)
+
+
+def test_every_resource_of_a_right_is_one_of_the_deployment(deployed: Deployed) -> None:
+    own = {each for name in deployed.resources for each in (name, deployed.name_of(name))}
+    for role, statements in deployed.roles.items():
+        for statement in statements:
+            if {*statement.actions} & {*IMPLIED, "ecs:RunTask"}:
+                assert statement.conditions, f"{role}: {statement.actions}"
+            for resource in {*statement.resources} - {"*"}:
+                named = f"{resource} {statement.conditions}"  # a tag of the deployment's hosts, too
+                assert resource.endswith(OUTSIDE) or any(each in named for each in own), role
+
+
+#: Role, action and resource of a call that it must not make, although the resource is one of the
+#: deployment. Names in braces are of the deployment; ``test_reach_and_rights`` has more.
+NEEDLESS: Final[list[tuple[str, str, str]]] = [
+    ("NodesWorkerRole", "logs:GetLogEvents", "{shell_logs}"),
+    ("JobsRole", "autoscaling:TerminateInstanceInAutoScalingGroup", "{head_group}"),
     # The function that cleans up: it ends what is there, and writes records of jobs.
-    ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json", {}),
-    ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/result.json", {}),
-    ("JobsKeeperRole", "autoscaling:SetDesiredCapacity", "{other_group}", {}),
-    ("JobsKeeperRole", "ecs:PutAttributes", "{other_host}", {}),
-    ("JobsKeeperRole", "states:StopExecution", "{execution}", {}),
-    # What runs when the stack goes, hosts, ECS itself, flow logs, CDK's functions, the pipeline.
-    ("ClusterTeardownRole", "ecs:StopTask", "{other_task}", {}),
-    ("ClusterTeardownRole", "autoscaling:DeleteAutoScalingGroup", "{other_group}", {}),
-    ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json", {}),
-    ("ClusterHostRole", "cloudwatch:PutMetricData", "*", {"cloudwatch_namespace": "AWS/EC2"}),
-    ("NodesExecutionRole", "secretsmanager:GetSecretValue", "{secret}", {}),
-    ("NodesExecutionRole", "ecr:PutImage", "{repository}", {}),
-    ("FlowLogRole", "logs:PutLogEvents", "{other_logs}", {}),
-    ("CustomVpcRestrict", "ec2:RevokeSecurityGroupIngress", "{other_security_group}", {}),
-    ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json", {}),
-    ("ImagePushRole", "ecr:BatchDeleteImage", "{repository}", {}),
-    ("ImagePushRole", "ecr:PutImage", "{other_repository}", {}),
+    ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json"),
+    ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    ("NodesExecutionRole", "ecr:PutImage", "{repository}"),
+    ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    ("ImagePushRole", "ecr:BatchDeleteImage", "{repository}"),
+    # ECS itself reads the token of Ray, and no secret of a job.
+    ("NodesExecutionRole", "secretsmanager:GetSecretValue", "{secret}"),
 ]
 
 
-def names(deployed: Deployed) -> dict[str, str]:
-    """What stands in braces above."""
-    cluster = deployed.id("Cluster", "AWS::ECS::Cluster")
-    group = "autoScalingGroup:some:autoScalingGroupName/"
-    found = {
-        "bucket": f"arn:aws:s3:::{deployed.id('Bucket', 'AWS::S3::Bucket')}",
-        "cluster": arn("ecs", f"cluster/{cluster}"),
-        "other_cluster": arn("ecs", "cluster/other"),
-        "task": arn("ecs", f"task/{cluster}/0123"),
-        "other_task": arn("ecs", "task/other/0123"),
-        "other_host": arn("ecs", "container-instance/other/0123"),
-        "secret": arn("secretsmanager", "secret:training/key-AbCdEf"),
-        "execution": arn("states", "execution:TrainingStack-jobs:j"),
-        "other_function": arn("lambda", "function:other"),
-        "other_rule": arn("events", "rule/other"),
-        "other_group": arn("autoscaling", f"{group}other"),
-        "shell_logs": arn(
-            "logs",
-            f"log-group:{deployed.id('ClusterShellLogs', 'AWS::Logs::LogGroup')}:log-stream:some",
-        ),
-        "other_logs": arn("logs", "log-group:other:log-stream:some"),
-        "other_security_group": arn("ec2", "security-group/sg-other"),
-        "repository": arn("ecr", f"repository/{deployed.id('Worker', 'AWS::ECR::Repository')}"),
-        "other_repository": arn("ecr", "repository/other"),
-        "worker_role": ARNS["AWS::IAM::Role"](deployed.role("NodesWorkerRole")),
-    }
-    hosts = deployed.id("ClusterHeadGroup", "AWS::AutoScaling::AutoScalingGroup")
-    found["head_group"] = arn("autoscaling", group + hosts)
-    for name, prefix in (("worker_task", "NodesWorkerTask"), ("job_task", "JobsTask")):
-        task = deployed.resources[deployed.id(prefix, "AWS::ECS::TaskDefinition")]
-        found[name] = arn("ecs", f"task-definition/{task['Properties']['Family']}:7")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("role", "action", "resource", "keys"),
-    NEEDLESS,
-    ids=[f"{role}-{action}-{resource}" for role, action, resource, _ in NEEDLESS],
-)
+@pytest.mark.parametrize(("role", "action", "resource"), NEEDLESS)
 def test_a_call_that_a_role_does_not_need_is_refused(
-    deployed: Deployed, role: str, action: str, resource: str, keys: dict[str, str]
+    deployed: Deployed, role: str, action: str, resource: str
 ) -> None:
-    named = names(deployed)
-    given = {key: value.format_map(named) for key, value in keys.items()}
-    assert not deployed.may(deployed.role(role), action, resource.format_map(named), **given)
-
-
-def test_each_role_has_a_call_that_is_refused(deployed: Deployed) -> None:
-    assert {deployed.role(prefix) for prefix, *_ in NEEDLESS} == deployed.roles.keys()
+    logs = deployed.id("ClusterShellLogs", "AWS::Logs::LogGroup")
+    hosts = deployed.id("ClusterHeadGroup", "AWS::AutoScaling::AutoScalingGroup")
+    named = {
+        "bucket": deployed.bucket_arn,
+        "secret": arn("secretsmanager", f"secret:{SECRETS_PREFIX}key-AbCdEf"),
+        "shell_logs": arn("logs", f"log-group:{logs}:log-stream:some"),
+        "head_group": arn("autoscaling", f"autoScalingGroup:x:autoScalingGroupName/{hosts}"),
+        "repository": arn("ecr", f"repository/{deployed.id('Worker', 'AWS::ECR::Repository')}"),
+    }
+    assert not deployed.may(deployed.role(role), action, resource.format_map(named))
 
 
 #: Role -> what runs under it, of which each call of AWS needs a right.
 CALLERS: Final = {
     "JobsKeeperRole": ("stacks/jobs/keeper/index.py", "stacks/jobs/keeper/cluster.py"),
     "ClusterTeardownRole": ("stacks/teardown/handler.py",),
-    "JobsRole": ("containers/autoscaler.py",),
+    "JobsRole": ("containers/autoscaler.py", "containers/program/code.py"),
 }
 #: Service in boto3 -> its name in actions.
 SERVICES: Final = {
     "stepfunctions": "states",
-    **{each: each for each in ("autoscaling", "cloudformation", "ec2", "ecs", "lambda", "s3")},
+    **{
+        each: each
+        for each in (
+            "autoscaling",
+            "cloudformation",
+            "ec2",
+            "ecs",
+            "lambda",
+            "s3",
+            "secretsmanager",
+        )
+    },
 }
 #: Calls whose action has another name.
 RENAMED: Final = {"lambda:Invoke": "lambda:InvokeFunction"}
@@ -277,41 +265,25 @@ def test_a_role_may_make_each_call_of_what_runs_under_it(deployed: Deployed, rol
     }
     called = {actions()[word] for word in words & actions().keys()}
     assert len(called) > 4
+    training = {
+        action for own in deployed.roles[deployed.role("NodesWorkerRole")] for action in own.actions
+    }
     given = {each for own in deployed.roles[deployed.role(role)] for each in own.actions}
     assert called - given == set()
-
-
-def test_what_a_job_needs_is_allowed(deployed: Deployed) -> None:
-    """The other side of the list above, for the calls that it varies."""
-    named = names(deployed)
-    of_cluster = {"ecs_cluster": named["cluster"]}
-    to_tasks = {"iam_PassedToService": "ecs-tasks.amazonaws.com"}
-    head, machine = deployed.role("JobsRole"), deployed.role("JobsExecutionRole")
-    assert deployed.may(head, "ecs:RunTask", named["worker_task"], **of_cluster)
-    assert deployed.may(head, "iam:PassRole", named["worker_role"], **to_tasks)
-    assert deployed.may(head, "secretsmanager:GetSecretValue", named["secret"])
-    assert deployed.may(head, "ecs:TagResource", named["task"], ecs_CreateAction="RunTask")
-    assert deployed.may(machine, "ecs:RunTask", named["job_task"], **of_cluster)
-    keeper = deployed.role("JobsKeeperRole")
-    assert deployed.may(keeper, "s3:PutObject", f"{named['bucket']}/runs/r/jobs/j.json")
-    assert deployed.may(keeper, "s3:GetObject", f"{named['bucket']}/runs/r/jobs/j.reason")
-    worker = deployed.role("NodesWorkerRole")
-    assert deployed.may(worker, "s3:PutObject", f"{named['bucket']}/runs/r/result.json")
-    host = deployed.role("ClusterHostRole")
-    assert deployed.may(
-        host, "cloudwatch:PutMetricData", "*", cloudwatch_namespace=nodes.METRICS_NAMESPACE
-    )
+    # Nothing else but what a call implies, and the rights of all training code.
+    implied = {*IMPLIED, *(training if role == "JobsRole" else ())}
+    assert {each for each in given - called if not each.startswith("logs:")} <= implied
 
 
 def test_the_bucket_refuses_requests_without_tls_whoever_asks(deployed: Deployed) -> None:
-    worker, item = deployed.role("NodesWorkerRole"), f"{names(deployed)['bucket']}/runs/r/x"
+    worker, item = deployed.role("NodesWorkerRole"), f"{deployed.bucket_arn}/runs/r/x"
     assert deployed.may(worker, "s3:GetObject", item)
     assert not deployed.may(worker, "s3:GetObject", item, aws_SecureTransport="false")
     assert not deployed.may(worker, "s3:GetObject", item, s3_TlsVersion="1.1")
 
 
 def test_the_function_that_empties_the_bucket_is_let_in_by_the_bucket(deployed: Deployed) -> None:
-    role, bucket = deployed.role("CustomS3AutoDelete"), names(deployed)["bucket"]
+    role, bucket = deployed.role("CustomS3AutoDelete"), deployed.bucket_arn
     assert deployed.may(role, "s3:DeleteObject", f"{bucket}/runs/r/x")
     assert not deployed.may(role, "s3:DeleteObject", "arn:aws:s3:::other/x")
 

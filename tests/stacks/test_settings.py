@@ -43,23 +43,6 @@ def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
     assert settings.max_workers == num_workers
 
 
-def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
-    settings = load(
-        preset="fsdp",
-        max_workers="4",
-        spot="TRUE",
-        worker_instance_type="g6.12xlarge",
-        head_instance_type="g6.12xlarge",
-        vpc_cidr="10.9.0.0/20",
-        retain_bucket="false",
-    )
-    assert settings.max_workers == 4
-    assert settings.spot is True
-    assert settings.worker.name == "g6.12xlarge"
-    assert settings.vpc_cidr == "10.9.0.0/20"
-    assert settings.retain_bucket is False
-
-
 #: Presets beside those of cdk.json: a name, what changes of which one, and where that is wrong, a
 #: setting on the command line and words of the sentence. None: the setting is missing.
 PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [

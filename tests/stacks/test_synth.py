@@ -2,31 +2,14 @@
 share no name."""
 
 import json
-from pathlib import Path
 
-import pytest
-
-from rehearsal.cdk import Cdk
-from rehearsal.processes import CommandError
 from tests.stacks.conftest import Synth, Templates
-
-
-@pytest.mark.parametrize(("command", "validation"), [("synth", ""), ("deploy", "false")])
-def test_the_command_line_validates_a_synth_and_no_deploy(
-    tmp_path: Path, command: str, validation: str
-) -> None:
-    """Validating takes more than half of a synth's time, and `make check` has done it."""
-    probe = f'printf %s "$CDK_VALIDATION" > {tmp_path}/seen; exit 1'
-    with pytest.raises(CommandError):
-        Cdk(tmp_path, {})(command, "AnyStack", "--app", probe)
-    assert (tmp_path / "seen").read_text() == validation
-
 
 #: Properties that name something in the account, beside those that CloudFormation names itself.
 NAMES = ("Family", "FunctionName", "StateMachineName", "DashboardName", "MetricNamespace")
 
 
-def test_deployments_of_one_account_share_no_name_and_keep_the_ids_of_the_commands(
+def test_deployments_of_one_account_share_no_name_but_logical_ids(
     synth: Synth,
 ) -> None:
     only, named = synth(), synth(deployment="ml")

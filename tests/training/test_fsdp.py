@@ -83,7 +83,7 @@ def test_the_losses_are_those_stored(whole: Command) -> None:
 
 @pytest.mark.long
 @killed([("rank 1", "save"), ("rank 0", "load"), ("SIGTERM", "step")], publishes=False)
-def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_takes_the_same_steps(
+def test_a_killed_run_resumes_where_it_was_saved_and_takes_the_same_steps(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
     whole: Command,
@@ -97,18 +97,11 @@ def test_killed_at_any_moment_a_run_resumes_where_it_was_saved_and_takes_the_sam
     )
 
 
-@pytest.mark.parametrize(
-    ("workers", "passes"),
-    [
-        (1, 8),
-        # Shares of 6, 5 and 5 of the 16 sequences.
-        pytest.param(3, 3, marks=pytest.mark.long),
-    ],
-)
 def test_another_number_of_workers_finds_the_same_model_and_goes_on(
-    ranks: Callable[..., RankedRun], whole: Command, workers: int, passes: int
+    ranks: Callable[..., RankedRun], whole: Command
 ) -> None:
-    name = f"on-{workers}"
+    """Shares of 6, 5 and 5 of the 16 sequences."""
+    workers, passes, name = 3, 3, "on-3"
     whole.copy(name, without="step-00000020")
     command = ranks(name, *TINY, "--microbatch", "2", world=workers)
     command.succeed()

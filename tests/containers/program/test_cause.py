@@ -235,6 +235,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -24,7 +24,6 @@ from containers.program import files as files_of_program
 from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
 from containers.program.starts import Start as StartOfAll
-from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile
@@ -400,7 +399,7 @@ def test_a_folder_that_is_above_a_limit_by_itself_is_saved_in_part(
 MANY = [f"work/project/data/{part}/{number}" for part in ("a", "b") for number in range(10)]
 
 
-def test_many_files_keep_no_checkpoint_waiting_and_are_data_if_they_rest_from_the_beginning(
+def test_many_files_delay_no_checkpoint_and_are_data_if_never_changed(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_MANY", 10)
@@ -475,7 +474,7 @@ def test_patterns_of_the_user_say_what_is_not_saved(start: Start, s3: S3) -> Non
     assert len(saved(s3)) == 4
 
 
-def test_files_in_other_places_are_named_once_and_then_where_there_are_twice_as_many(
+def test_files_in_other_places_are_reported_once_and_when_they_double(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "tmp"
@@ -578,9 +577,7 @@ def test_a_restore_that_is_broken_off_returns_at_once_and_changes_nothing(
 
 
 # --- the end
-def test_what_could_not_be_saved_in_time_is_named_and_the_rest_is_kept_for_download(
-    start: Start, s3: S3
-) -> None:
+def test_files_not_saved_in_time_are_named_and_the_rest_is_kept(start: Start, s3: S3) -> None:
     node = start(clock=FakeClock(time.time()), every_s=30)
     node.write("work/old", "before")
     assert node.mirror.save()

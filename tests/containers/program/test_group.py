@@ -284,7 +284,7 @@ def test_a_launcher_that_is_lost_alone_is_replaced_on_its_node(
     assert running.code() == exits.OK
 
 
-def test_a_node_that_is_lost_before_the_first_start_is_not_waited_for_without_end(
+def test_a_node_lost_before_the_first_start_is_waited_for_within_limits(
     ray: Ray, capfd: pytest.CaptureFixture[str]
 ) -> None:
     add(ray, "a")
@@ -429,41 +429,17 @@ class Stored:
         return Progress.from_json(json.loads(content)) if content else None
 
 
-@pytest.mark.parametrize(
-    ("ages_s", "said"),
-    [
-        ([None, None], "succeeded, but no file was saved: keep results in"),
-        ([None, 7300], "succeeded, but its newest file is from 2 h 1 min before its end"),
-        ([None, 3000], ""),
-    ],
-)
-def test_a_job_without_new_files_says_so_in_its_outcome(
-    ray: Ray, monkeypatch: pytest.MonkeyPatch, ages_s: list[float | None], said: str
-) -> None:
-    newest = [0 if age_s is None else time.time_ns() - int(age_s * 1e9) for age_s in ages_s]
-    files = {name: Files(newest_ns=at) for name, at in zip("ab", newest, strict=True)}
-    here = Stored(ray, monkeypatch, "true", **files)
-    assert here.group.run() == exits.OK
-    assert [what[: len(said)] for what, _, _ in here.reported] == [said] * bool(said)
-
-
-def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
-    ray: Ray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = [f"output/{number}" for number in range(7)]
-    files = {"a": Files(), "b": Files(lost=lost)}
-    here = Stored(ray, monkeypatch, "true", **files)
-    assert here.group.run() == exits.FILES_LOST
-    named = "output/0, output/1, output/2, output/3, output/4 and 2 more"
-    assert here.reported == [(f"files lost: 7 files of node 1: {named}", "r1", "j1")]
-    (limit,) = files["b"].limits
-    left = here.deadline - time.time()
-    assert left - 70 < (limit or 0) < left - 50, "over before the head ends the job"
-
-
 class Broken(Files):
     def save(self, within_s: float | None = None) -> bool:
         raise OSError(errno.EIO, f"within {within_s}: Input/output error")
+
+
+def aged(seconds: float) -> Files:
+    """Files of which the newest is so many seconds old."""
+    return Files(newest_ns=time.time_ns() - int(seconds * 1e9))
+
+
+LOST = [f"output/{number}" for number in range(7)]
 
 
 @pytest.mark.parametrize(
@@ -471,36 +447,66 @@ class Broken(Files):
     [
         (
             "true",
-            Broken(),
+            lambda: [Files(newest_ns=0), Files(newest_ns=0)],
+            exits.OK,
+            "succeeded, but no file was saved: keep results in",
+        ),
+        (
+            "true",
+            lambda: [Files(newest_ns=0), aged(7300)],
+            exits.OK,
+            "succeeded, but its newest file is from 2 h 1 min before its end",
+        ),
+        ("true", lambda: [Files(newest_ns=0), aged(3000)], exits.OK, ""),
+        (
+            "true",
+            lambda: [Files(), Files(lost=LOST)],
+            exits.FILES_LOST,
+            "files lost: 7 files of node 1: output/0, output/1, output/2, output/3, output/4 and 2 "
+            "more",
+        ),
+        (
+            "true",
+            lambda: [Broken()],
             exits.FILES_LOST,
             "files lost: 1 file of node 0: all, because of OSError",
         ),
         (
             "exit 3",
-            Files(lost=["output/last"]),
+            lambda: [Files(lost=["output/last"])],
             3,
             "failed on node 0: exit code 3; trainctl logs r1 --node 0",
         ),
         # The system's own codes are not taken over from a program.
-        (f"exit {exits.FILES_LOST}", Files(), exits.FAILED, "failed on node 0: exit code 74"),
+        (
+            f"exit {exits.FILES_LOST}",
+            lambda: [Files()],
+            exits.FAILED,
+            "failed on node 0: exit code 74",
+        ),
     ],
 )
-def test_a_program_that_has_failed_or_lost_its_files_ends_with_a_code_and_a_reason(
+def test_the_end_of_a_program_and_of_its_files_is_one_code_and_reason(
     ray: Ray,
     monkeypatch: pytest.MonkeyPatch,
     script: str,
-    files: Files,
+    files: Callable[[], list[Files]],
     code: int,
     reason: str,
 ) -> None:
-    here = Stored(ray, monkeypatch, script, a=files)
+    of_nodes = dict(zip("ab", files(), strict=False))
+    here = Stored(ray, monkeypatch, script, **of_nodes)
     assert here.group.run() == code
-    ((told, *_),) = here.reported
-    assert told.startswith(reason)
+    assert [(what[: len(reason)], run, job) for what, run, job in here.reported] == [
+        (reason, "r1", "j1")
+    ] * bool(reason)
+    left = here.deadline - time.time()
+    limits = [limit for each in of_nodes.values() for limit in each.limits]
+    assert all(left - 70 < (each or 0) < left - 50 for each in limits), "before the head's end"
 
 
 @pytest.mark.parametrize("has_saved", [True, False])
-def test_a_node_that_goes_after_its_program_has_ended_has_saved_its_files_or_lost_them(
+def test_a_node_lost_after_its_program_ended_has_saved_its_files_or_lost_them(
     ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch, has_saved: bool
 ) -> None:
     files = {"a": Files(), "b": Files(is_down=not has_saved)}
@@ -532,18 +538,7 @@ def test_last_files_have_as_long_as_they_need_unless_the_job_must_end(
     assert "not saved: 1 file of node 0: work/last\n" in capfd.readouterr().err
 
 
-def test_the_files_of_a_program_that_is_stopped_have_a_minute(
-    ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = Stored(ray, monkeypatch, str(script), a=(files := Files()))
-    running = Running(here.group)
-    wait_until(lambda: script.count("up") == 1)
-    here.group.stop()
-    assert running.code() == exits.TERMINATED
-    assert files.limits == [60]
-
-
-def test_a_program_ends_on_all_nodes_when_another_job_takes_over_the_files_of_one(
+def test_a_program_ends_on_all_nodes_when_another_job_takes_over_its_files(
     ray: Ray, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"a": Files(), "b": Files()}
@@ -620,7 +615,7 @@ def test_nodes_that_do_not_answer_are_waited_for_together(monkeypatch: pytest.Mo
     assert time.monotonic() - began > 0.3
 
 
-def test_a_program_that_failed_beside_a_bad_gpu_is_started_again_on_another_host(
+def test_a_program_that_failed_beside_a_bad_gpu_is_restarted_elsewhere(
     ray: Ray, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def prepare(name: str, actor: Actor) -> None:
@@ -642,13 +637,6 @@ def test_a_program_that_failed_beside_a_bad_gpu_is_started_again_on_another_host
     said = capfd.readouterr().err
     assert "node 1 (127.0.0.1) needs another host: GPU 0 (NVIDIA A100) has 7 unc" in said
     assert "the program is started again" in said
-
-
-def test_a_program_that_failed_by_itself_is_not_started_again(ray: Ray) -> None:
-    add(ray, "a", "b")
-    assert group("exit 9").run() == 9
-    assert len(ray.actors) == 2
-    assert any(name == "host_faults" for name, _ in ray.actors[0].called)
 
 
 # --- decisions ------------------------------------------------------------------------------------

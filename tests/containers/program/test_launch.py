@@ -413,7 +413,7 @@ def test_a_program_whose_files_another_job_has_taken_over_ends(
     assert (ended.code, ended.was_told, ended.was_replaced) == (143, True, True)
 
 
-def test_what_cannot_be_removed_of_an_earlier_start_is_not_taken_for_code(
+def test_leftovers_of_an_earlier_start_are_not_taken_for_code(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3 = S3()

@@ -20,18 +20,14 @@ from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-GROUP = """
+#: Ranks meet again and again until a file says that it is enough.
+UNTIL_TOLD = """
     import os, sys, time
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     print(f"rank {rank} of {size} on node {os.environ['NODE_RANK']}")
-"""
-#: Ranks meet again and again until a file says that it is enough.
-UNTIL_TOLD = (
-    GROUP
-    + """
     while not os.path.exists(sys.argv[1]):
         dist.barrier()
         time.sleep(0.1)
@@ -39,7 +35,6 @@ UNTIL_TOLD = (
     print(f"done as one of {size}", flush=True)
     os._exit(0)
 """
-)
 #: Asks for what two nodes of one CPU can never hold, and for what only has to queue.
 ASKS = """
     import time
@@ -74,25 +69,6 @@ def script(folder: Path, text: str) -> str:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-def test_torchrun_alone_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path: Path) -> None:
-    run = here.start("torchrun", "--nproc-per-node", "2", script(tmp_path, GROUP))
-    assert run.wait() == exits.OK, run
-    # Each line in one piece, although two processes of a node print at the same time.
-    ranks = sorted(line for line in run.lines() if line.startswith("rank"))
-    assert [line.rpartition(" on")[0] for line in ranks] == [f"rank {n} of 4" for n in range(4)]
-    for node in (0, 1):
-        assert sum(line.startswith("rank") for line in run.lines(node)) == 2
-
-
-def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -> None:
-    words = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-    run = here.start("sh", "-c", words)
-    run.wait_for("up", times=2)
-    run.process.terminate()
-    assert run.wait() == exits.TERMINATED, run
-    assert run.lines(0) == run.lines(1) == ["up", "told"]
 
 
 def test_ray_reports_what_a_program_asks_for_and_can_never_have(
