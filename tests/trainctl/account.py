@@ -132,13 +132,8 @@ class Account(base.Account):
         """Attributes of the VPC that are off."""
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
-        self.disk_key = "alias/aws/ebs"
-        self.identity_providers: list[str] = []
-        self.groups: list[dict[str, Any]] = []
-        """Of EC2 Auto Scaling."""
         self.activities: list[dict[str, Any]] = []
         """Of all groups, the newest first."""
-        self.file_systems: list[dict[str, Any]] = []
 
     @property
     def orders(self) -> list[JobSpec]:
@@ -170,9 +165,6 @@ class Account(base.Account):
             outputs[stack_outputs.SHAPE] = json.dumps(self.shape)
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
-
-    def on_describe_auto_scaling_groups(self, **_: Any) -> Any:
-        return {"AutoScalingGroups": self.groups}
 
     def on_describe_scaling_activities(self, **_: Any) -> Any:
         return {"Activities": self.activities}
@@ -400,12 +392,6 @@ class Account(base.Account):
         zones = self.zones.get(machine, ["us-east-1a", "us-east-1b", "us-east-1c"])
         return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
 
-    def on_describe_file_systems(self, *, FileSystemIds: Any) -> Any:  # noqa: N803
-        found = [each for each in self.file_systems if each["FileSystemId"] in FileSystemIds]
-        if not found:
-            raise refused("FileSystemNotFound")
-        return {"FileSystems": found}
-
     def on_get_parameter(self, *, Name: str) -> Any:  # noqa: N803
         if Name.startswith("/cdk-bootstrap/"):
             if self.bootstrap is None:
@@ -426,12 +412,3 @@ class Account(base.Account):
 
     def on_describe_addresses(self) -> Any:
         return {"Addresses": [{}]}
-
-    def on_get_ebs_default_kms_key_id(self) -> Any:
-        return {"KmsKeyId": self.disk_key}
-
-    def on_list_open_id_connect_providers(self) -> Any:
-        return {"OpenIDConnectProviderList": [{"Arn": arn} for arn in self.identity_providers]}
-
-    def on_get_role(self, **_: Any) -> Any:
-        return {}

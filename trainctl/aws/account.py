@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from trainctl.aws.clients import Clients, unless
-
-#: GitHub's provider of identities, of which an account can have only one.
-_GITHUB: Final = "token.actions.githubusercontent.com"
 
 
 class Account:
@@ -73,13 +70,6 @@ class Account:
         )
         return {*pages.search("InstanceTypeOfferings[].Location")}
 
-    def file_system(self, name: str) -> Mapping[str, Any] | None:
-        """A file system, as FSx describes it; None when there is none with this id."""
-        with unless("FileSystemNotFound"):
-            found = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
-            return dict(found[0])
-        return None
-
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
         with unless("ParameterNotFound"):
@@ -102,21 +92,6 @@ class Account:
     def num_addresses(self) -> int:
         """Elastic IP addresses of the region."""
         return len(self._clients.ec2.describe_addresses()["Addresses"])
-
-    def default_disk_key(self) -> str:
-        """The key of disks for which none is named; ``alias/aws/ebs`` is AWS's own."""
-        return self._clients.ec2.get_ebs_default_kms_key_id()["KmsKeyId"]
-
-    def github_provider(self) -> str | None:
-        """ARN of the account's provider of GitHub's identities, if it has one."""
-        found = self._clients.iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]
-        return next((each["Arn"] for each in found if each["Arn"].endswith(_GITHUB)), None)
-
-    def has_role(self, name: str) -> bool:
-        with unless("NoSuchEntity"):
-            self._clients.iam.get_role(RoleName=name)
-            return True
-        return False
 
     def has_secret(self, name: str) -> bool:
         with unless("ResourceNotFoundException"):

@@ -30,7 +30,7 @@ def doctor(
     """Check what a deploy or a job needs, and print the command that fixes each problem.
 
     Without stacks: whether they can be deployed with the settings of cdk.json (credentials,
-    bootstrap, quotas, zone, roles, Node.js). With stacks: whether a job can run on them (the same,
+    bootstrap, quotas, zone, Node.js). With stacks: whether a job can run on them (the same,
     images). With -c it checks a deploy in any case.
 
     Exits with 1 if a check fails.
@@ -109,23 +109,14 @@ def look(
         return
 
     place = replace(place, context={"preset": shape.preset})
-    own = checks.of_a_deployment(place, deployment)
-    if deployment.is_local:
-        yield from checks.run(own)
-        yield Check("account and hosts", "skipped", "a local AWS has no quotas, zones and roles")
+    yield from checks.run(checks.of_a_deployment(place, deployment))
+    if deployment.is_local:  # it has no quotas and zones
         return
 
     def zone() -> str:
         return account.zone(deployment.output(stack_outputs.SUBNET))
 
-    yield from checks.run(
-        {
-            "plug-in": laptop.plugin,
-            **own,
-            "CI": partial(checks.pipeline, place, deployment),
-            **checks.of_hosts(place, shape, zone, is_deployed=True),
-        }
-    )
+    yield from checks.run(checks.of_hosts(place, shape, zone, is_deployed=True))
 
 
 def _before(
