@@ -36,10 +36,12 @@ class Group(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """``trainctl runs``, without a command of the group, lists them."""
+        """``trainctl runs``, without a command of the group, lists them; others show their help."""
         known = {*self.commands, *ctx.help_option_names}
         if ctx.info_name == "runs" and not ctx.resilient_parsing and known.isdisjoint(args[:1]):
             args = ["ls", *args]
+        elif not args and not ctx.resilient_parsing:
+            args = ["--help"]
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -119,7 +121,5 @@ class RecipeCommand(Command):
             )
         given = self.make_parser(ctx).parse_args([*args])[0]
         if (file := given.get("file")) and not ctx.resilient_parsing:
-            not_in_files = ("words", "file", "context")
-            options = [each for each in self.params if each.name not in not_in_files]
-            args = job_file.expanded(Path(file), args, given.get("words") or [], options)
+            args = job_file.expanded(Path(file), args, given.get("words") or [], self.params)
         return super().parse_args(ctx, args)
