@@ -194,7 +194,7 @@ class JobPlan:
             "usd_at_most": self.usd_at_most,
             "usd_hold": self.usd_hold,
             "usd_expected": self.usd_expected,
-            "prices": self.prices.to_json(),
+            "prices": dataclasses.asdict(self.prices),
             "code": self.code.words if self.code else "",
             "variables": dict(spec.variables),
             "secrets": dict(spec.secrets),

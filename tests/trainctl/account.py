@@ -7,6 +7,7 @@ all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -254,7 +255,7 @@ class Account(base.Account):
     # --- jobs
     def add(self, job: str, *, run: str = "r1", status: str = "RUNNING", **more: Any) -> None:
         spec = {"run": run, "nodes": "1:2", "max_seconds": 3600, "command": ["true"]}
-        spec["prices"] = PRICES.to_json()
+        spec["prices"] = asdict(PRICES)
         self.executions[job] = {
             "name": job,
             "executionArn": f"{MACHINE.replace(':stateMachine:', ':execution:')}:{job}",
