@@ -239,7 +239,7 @@ def study(arguments: Sequence[str] | None) -> int:
         except UsageError as error:
             if not is_there(error):
                 raise
-            job = Job.find(own["run"])
+            job = Job.find(str(own["run"]))
         print(f"{job.run}: job {job.id}", file=sys.stderr, flush=True)
         outcome = job.wait()
         try:

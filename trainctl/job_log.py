@@ -27,8 +27,6 @@ _ROUTINE: Final = re.compile(
     r"node: (the head has ended: this node ends too|stopped on request|code: [\d,]+ files?"
     r"|cluster: .*|job \S+: head on .*|(head|worker) on \S+ \(.*|[\d,]+ workers? stopped)"
 )
-#: Patterns that mean the same to CloudWatch, between %, as to Python.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_#=@/;,:-]+")
 _STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_green")
 
 
@@ -38,26 +36,13 @@ class Wanted:
 
     node: int | None = None
     """Only what its command printed on this node, of a job whose command runs on all nodes."""
-    pattern: re.Pattern[str] | None = None
-    """Only lines in which it is found."""
-    since: datetime | None = None
-    """Only what was written from then on."""
     routine: bool = False
     """Also what every node writes about itself."""
 
     def has(self, line: LogLine) -> bool:
-        if not (self.routine or self.pattern) and _ROUTINE.fullmatch(line.text):
+        if not self.routine and _ROUTINE.fullmatch(line.text):
             return False
-        if self.node is not None and nodes.labelled_node(line.text) != self.node:
-            return False
-        return self.pattern is None or self.pattern.search(line.text) is not None
-
-    @property
-    def filter(self) -> str:
-        """Filter pattern for CloudWatch, which may let more lines pass."""
-        if self.pattern is None or self.pattern.flags & re.IGNORECASE:
-            return ""
-        return f"%{self.pattern.pattern}%" if _PLAIN.fullmatch(self.pattern.pattern) else ""
+        return self.node in (None, nodes.labelled_node(line.text))
 
 
 ALL: Final = Wanted()
@@ -86,34 +71,28 @@ class JobLog:
             (again - _LATE_MS, [task for task in read if task.id in self._known]),
         ):
             if some:
-                lines += self._lines(some, since=max(first, since))
+                lines += self._logs.lines(some, since=max(first, since))
         return self._fresh(read, lines)
 
     def last(self, job: Job, tasks: Sequence[Task], number: int) -> list[LogLine]:
         """The last ``number`` of the lines that are wanted; ``new`` continues after them."""
         first, end = self._first(job), _ms(job.ended or datetime.now(tz=UTC))
         read, since = self._started(tasks), end - _SKEW_MS
-        lines = self._lines(read, since=max(first, since))
+        lines = self._logs.lines(read, since=max(first, since))
         while sum(map(self._wanted.has, lines)) < number and since > first:
             since = end - 10 * (end - since)
-            lines = self._lines(read, since=max(first, since))
+            lines = self._logs.lines(read, since=max(first, since))
         self._newest = since + _LATE_MS  # nothing before that is read again
         fresh = self._fresh(read, lines)
         return fresh[max(0, len(fresh) - number) :]
 
     def _first(self, job: Job) -> int:
-        """Time of the first line that may be shown."""
-        if self._wanted.since:
-            return _ms(max(job.began, self._wanted.since))
-        # A node's clock may differ, and only what a user has excluded must not be shown.
+        """Time of the first line that may be shown; a node's clock may differ."""
         return _ms(job.began) - _SKEW_MS
 
     def _started(self, tasks: Sequence[Task]) -> list[Task]:
         """The nodes that can have written something."""
         return [task for task in tasks if not task.is_starting]
-
-    def _lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
-        return self._logs.lines(tasks, since=since, pattern=self._wanted.filter)
 
     def _fresh(self, read: Sequence[Task], lines: Sequence[LogLine]) -> list[LogLine]:
         """The wanted ones of the lines that were not read before, in the order of their times."""

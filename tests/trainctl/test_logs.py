@@ -1,4 +1,4 @@
-"""``trainctl logs``: all nodes of a job in one log, searched, and with few calls."""
+"""``trainctl logs``: all nodes of a job in one log, and with few calls."""
 
 import json
 from datetime import datetime, timedelta
@@ -90,14 +90,10 @@ def lines(cli: Cli, *words: str) -> list[str]:
         ([], WHOLE),
         (["--tail", "2"], WHOLE[-2:]),
         (["--tail", "0"], []),
-        (["--grep", "loss"], [WHOLE[0], *WHOLE[3:5]]),
-        (["--grep", r"loss \d\.\d\d$"], [WHOLE[3]]),
-        (["--grep", "loss", "--tail", "1"], [WHOLE[4]]),
-        (["--since", "90m"], WHOLE[4:]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
-def test_the_log_of_all_nodes_is_merged_and_searched_when_ecs_has_forgotten_them(
+def test_the_log_of_all_nodes_is_merged_when_ecs_has_forgotten_them(
     account: Account,
     cli: Cli,
     words: list[str],
@@ -148,9 +144,6 @@ def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
     [
         (["logs", "job", "--node", "3"], "--node is 3: job has nodes 0 to 2"),
         (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
-        (["logs", "job", "--grep", "x("], "--grep 'x(' is not a regular expression: missing ),"),
-        (["logs", "job", "--since", "yesterday"], "--since is 'yesterday': it must be a number"),
-        (["logs", "job", "--since", "999999d"], "--since is '999999d': it must be at most 3653d"),
     ],
 )
 def test_what_no_log_can_be_asked_for_is_refused(
@@ -209,18 +202,6 @@ def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(account: Account, c
     of_recipe(account)
     account.fails["filter_log_events"] = refused("ThrottlingException", "FilterLogEvents")
     assert "ThrottlingException" in cli.refuses("logs", "job", code=exits.STORAGE)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "sent"), [("loss", "%loss%"), ("lo+ss", ""), ("(?i)LOSS", ""), ("epoch 1", "")]
-)
-def test_cloudwatch_searches_for_what_means_the_same_to_it(
-    account: Account, cli: Cli, pattern: str, sent: str
-) -> None:
-    of_recipe(account)
-    assert WHOLE[0] in lines(cli, "--grep", pattern)
-    (_events, log) = account.sent("filter_log_events")
-    assert log.get("filterPattern", "") == sent
 
 
 def ticking(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
@@ -362,7 +343,6 @@ def test_what_every_node_writes_is_shown_with_all_only(account: Account, cli: Cl
     assert lines(cli) == lines(cli, "--follow") == others
     assert lines(cli, "--all") == [*OF_NODES]
     assert [json.loads(line)["line"] for line in lines(cli, "--json")] == [*OF_NODES]
-    assert lines(cli, "--grep", "stopped on") == ["node: stopped on request"]
 
 
 @pytest.mark.parametrize(

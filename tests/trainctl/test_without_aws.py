@@ -33,9 +33,8 @@ NO_ACCOUNT = (
     "an account: make local"
 )
 COMMANDS = (
-    *("ls", "cost mine", "show mine", "runs", "data ls", "cluster status", "open", "doctor"),
+    *("ls", "show mine", "runs", "data ls", "cluster status", "open", "doctor"),
     *("plan ddp", "submit ddp --yes", "logs mine --follow", "stop mine --yes", "download mine"),
-    "data prepare imagenet . --to s3://bucket/pictures",
 )
 #: Of two seconds; the rest is the start of Python.
 MOST_S = 1.5

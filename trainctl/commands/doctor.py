@@ -54,14 +54,11 @@ def doctor(
     raise typer.Exit(exits.FAILED if bad else exits.OK)
 
 
-def look(
-    given: dict[str, str], where: Where, *, only_first_deploy: bool = False
-) -> Iterator[Check]:
+def look(given: dict[str, str], where: Where) -> Iterator[Check]:
     """All checks, in the order in which their problems are fixed.
 
     Args:
         given: settings, by ``-c``.
-        only_first_deploy: check nothing where TrainingStack is there.
     """
     variables = {"AWS_PROFILE": where.profile, "AWS_REGION": where.region}
     prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
@@ -97,13 +94,10 @@ def look(
         helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
         fix = place.deploy() if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
-        if not only_first_deploy or any(map(_is_training, missing)):
-            yield from _before(place, missing=missing, network=deployment)
+        yield from _before(place, missing=missing, network=deployment)
         return
 
     yield Check("stacks", "ok", _described(shape))
-    if only_first_deploy:
-        return
     if given:
         yield from _before(place, missing=(), network=deployment)
         return
@@ -156,10 +150,6 @@ def _before(
             **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }
     )
-
-
-def _is_training(stack: str) -> bool:
-    return stack.endswith(stack_outputs.TRAINING_STACK)
 
 
 def _described(shape: ClusterShape) -> str:
