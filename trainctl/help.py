@@ -5,7 +5,7 @@ Markdown and the syntax highlighter behind it.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,19 +19,6 @@ from training.command import NOT_FOR_JOBS, UnknownOptionError
 WIDTH = 100
 
 
-#: Names from other tools -> the command here.
-MEANT: Final = {
-    **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
-    **dict.fromkeys(("status", "describe", "job"), "show JOB"),
-    **dict.fromkeys(("cancel", "kill", "abort"), "stop JOB"),
-    **dict.fromkeys(("rm", "delete"), "stop JOB, trainctl runs rm RUN, trainctl data rm NAME"),
-    **dict.fromkeys(("run", "launch", "start", "train"), "submit"),
-    **dict.fromkeys(("up", "down"), "cluster up, trainctl cluster down"),
-    **dict.fromkeys(("exec", "ssh"), "shell"),
-    "help": "--help",
-}
-
-
 class Group(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
 
@@ -43,14 +30,6 @@ class Group(TyperGroup):
         elif not args and not ctx.resilient_parsing:
             args = ["--help"]
         return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant by the first word. Raises UsageError with another name of it
-        where people know it by this one from elsewhere."""
-        word = args[0]
-        if ctx.parent is None and word in MEANT and self.get_command(ctx, word) is None:
-            raise UsageError(f"there is no command {word!r}: see trainctl {MEANT[word]}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their order, each with the first paragraph of its help."""
@@ -92,11 +71,6 @@ class ShellCommand(Command):
 
 class RecipeCommand(Command):
     """A command that takes a recipe and its settings."""
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The command's own options, and those of the recipe."""
-        (words,) = (each for each in self.params if each.name == "words")
-        return [*super().shell_complete(ctx, incomplete), *words.shell_complete(ctx, incomplete)]
 
     def invoke(self, ctx: Any) -> Any:
         """Run it; what is no option of a recipe may be meant for one of the command."""

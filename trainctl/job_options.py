@@ -19,7 +19,6 @@ from contract.job import (
 )
 from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
-from trainctl import completion
 from trainctl.aws.errors import UsageError
 from training import recipes
 
@@ -46,7 +45,6 @@ class JobOptions:
             metavar="RECIPE [SETTINGS]",
             help=f"One of {', '.join(recipes.NAMES)}, and its settings, such as --epochs 3 "
             "(trainctl settings lists them). With --code: the command, after -- .",
-            autocompletion=completion.words,
         ),
     ] = None
     run: Annotated[
@@ -54,7 +52,6 @@ class JobOptions:
         typer.Option(
             metavar="NAME",
             help="Name of the run; the same again resumes it.",
-            autocompletion=completion.runs,
         ),
     ] = None
     nodes: Annotated[

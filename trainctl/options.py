@@ -11,7 +11,6 @@ import typer
 from typer.exceptions import TyperException
 
 from contract.text import did_you_mean
-from trainctl import completion
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 
@@ -27,12 +26,9 @@ JobName = Annotated[
     typer.Argument(
         metavar="JOB",
         help="ID of a job, or name of a run: its newest job.",
-        autocompletion=completion.jobs,
     ),
 ]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
 Best = Annotated[
     bool, typer.Option("--best", help="The checkpoint that --keep-best has kept, not the newest.")
 ]

@@ -174,7 +174,6 @@ STATUS = ["cluster", "status"]
     ("argv", "change", "code", "message"),
     [
         (["begin"], {}, 2, "No such command 'begin'"),
-        (["ps"], {}, 2, "there is no command 'ps': see trainctl ls"),
         (["cluster", "up", "--timeout-minutes", "0"], {}, 2, "0.1"),
         (
             ["submit", "ddp", "--max-hours", "nan"],
