@@ -8,7 +8,7 @@ needs to go on: that is checked where it is needed, and refused there.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
@@ -17,9 +17,6 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
 from trainctl.checkout_settings import Planned
 from trainctl.images import check_image, repositories
-
-if TYPE_CHECKING:
-    from stacks.settings import Settings
 
 #: Quotas of EC2 count vCPUs, by family and whether on spot. P5 is with the other P on demand only.
 QUOTAS: Final = {
@@ -157,12 +154,10 @@ def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Che
         missing: stacks that are not there yet.
     """
     checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
-    if stack_outputs.stacks(plan.settings.deployment)[0] in missing:
-        if plan.settings.vpc_id:
-            checks["network"] = partial(network, place, plan.settings)
-        else:
-            checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
-            checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
+    is_new = stack_outputs.stacks(plan.settings.deployment)[0] in missing
+    if is_new and not plan.settings.vpc_id:
+        checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
+        checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
     return checks
 
 
@@ -175,33 +170,6 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
 
 
 # --- checks ---------------------------------------------------------------------------------------
-def network(place: Place, settings: "Settings") -> Finding:
-    """Check an existing VPC and subnet that hosts are to start in."""
-    vpc, name = settings.vpc_id, settings.subnet_id
-    subnet = place.account.subnet(name)
-    if subnet["VpcId"] != vpc:
-        return bad(f"{name} is in {subnet['VpcId']}", place.deploy(vpc_id=subnet["VpcId"]))
-    zone = subnet["AvailabilityZone"]
-    if zone != settings.availability_zone:
-        return bad(f"{name} is in {zone}", place.deploy(availability_zone=zone))
-    if not place.account.dns_names(vpc):
-        attribute = place.aws(f"ec2 modify-vpc-attribute --vpc-id {vpc}")
-        return bad(
-            f"{vpc} has no DNS names, by which nodes find the head",
-            f"{attribute} --enable-dns-support\n{attribute} --enable-dns-hostnames",
-        )
-    routes = place.account.routes(name, vpc)
-    outside = [each for each in routes if each.get("DestinationCidrBlock") == "0.0.0.0/0"]
-    if not outside:
-        return bad(f"{name} has no working route to 0.0.0.0/0: hosts could not reach ECS")
-    if outside[0].get("GatewayId", "").startswith("igw-"):
-        return bad(f"{name} is public, and hosts get no public address: take a private subnet")
-    # An endpoint's route goes to a list of prefixes.
-    has_endpoint = any(each.get("GatewayId", "").startswith("vpce-") for each in routes)
-    cost = "" if has_endpoint else "; it has no gateway endpoint for S3: data may be billed per GB"
-    return ok(f"{name} in {zone}{cost}")
-
-
 def image(place: Place, deployment: Deployment, repository: str) -> Finding:
     try:
         return ok(check_image(deployment, repository))

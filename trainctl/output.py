@@ -60,14 +60,9 @@ def print_json(values: object) -> None:
     print(json.dumps(values, indent=1, default=str))
 
 
-def print_text(text: str) -> None:
+def print_text(text: str, *, on_stderr: bool = False) -> None:
     """Data for people."""
-    _console(stderr=False).print(visible(text), markup=False)
-
-
-def print_line(line: "Text", *, on_stderr: bool = False) -> None:
-    """A line for people, whose parts may have colors."""
-    _console(stderr=on_stderr).print(line)
+    _console(stderr=on_stderr).print(visible(text), markup=False)
 
 
 def print_table(
@@ -156,7 +151,6 @@ class Progress:
         self._live = line if notes.is_terminal else None
         self._clock = clock
         self._text, self._since, self._said = "", 0.0, 0.0
-        self._line: Callable[[float], str] | None = None
 
     def __enter__(self) -> Self:
         if self._live:
@@ -173,20 +167,19 @@ class Progress:
         confirm(question, yes=yes, default=False)
         self.__enter__()
 
-    def update(self, text: str, *, line: Callable[[float], str] | None = None) -> None:
-        """Show what happens.
+    def update(self, text: str, *, repeats: bool = True) -> None:
+        """Show what happens, and for how long.
 
         Args:
-            line: what a terminal shows at a moment, in Unix time; by default the text, and for how
-                long it has been shown.
+            repeats: print it each minute where there is no terminal.
         """
         now, is_new = self._clock(), text != self._text
         if is_new:
             self._since = now
-        if not self._live and (is_new or (line is None and now - self._said >= 60)):
+        if not self._live and (is_new or (repeats and now - self._said >= 60)):
             say(f"{text} ..." if is_new else f"{text}, {duration(int(now - self._since))} ...")
             self._said = now
-        self._text, self._line = text, line
+        self._text = text
 
     def __rich__(self) -> "Text":
         """The line as it is now: rich draws it several times a second, so that its clock moves."""
@@ -194,8 +187,5 @@ class Progress:
 
         if not self._text:
             return Text()
-        now = self._clock()
-        shown = f"{self._text}, {duration(int(now - self._since))}"
-        if self._line:
-            shown = self._line(now)
+        shown = f"{self._text}, {duration(int(self._clock() - self._since))}"
         return Text(visible(shown), no_wrap=True, overflow="ellipsis")

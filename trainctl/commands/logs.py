@@ -8,7 +8,7 @@ from contract.job import Placement
 from trainctl import follow, output
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Job
-from trainctl.job_log import JobLog, Printer, Wanted
+from trainctl.job_log import JobLog, Printer
 from trainctl.options import JobName, Where
 
 
@@ -29,7 +29,6 @@ def logs(
             metavar="N",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Routine lines of nodes too.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each line.")
     ] = False,
@@ -45,12 +44,11 @@ def logs(
     job = deployment.jobs.find(name)
     if node is not None:
         _check_node(job, node)
-    wanted = Wanted(node=node, routine=everything or as_json)
     printer = Printer(as_json=as_json)
     if following:
-        code = follow.follow(deployment, job.id, wanted=wanted, tail=tail, printer=printer)
+        code = follow.follow(deployment, job.id, node=node, tail=tail, printer=printer)
         raise typer.Exit(code)
-    log, nodes = JobLog(deployment.logs, wanted), deployment.jobs.all_nodes(job)
+    log, nodes = JobLog(deployment.logs, node=node), deployment.jobs.all_nodes(job)
     lines = log.new(job, nodes) if tail is None else log.last(job, nodes, tail)
     printer.print(lines)
     if not lines:
