@@ -4,13 +4,11 @@ Typer's boxes look no better and cost more than the whole command: drawing them 
 Markdown and the syntax highlighter behind it.
 """
 
-from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trainctl import job_file
 from trainctl.aws.errors import UsageError
 from training import recipes
 from training.command import NOT_FOR_JOBS, UnknownOptionError
@@ -83,8 +81,7 @@ class RecipeCommand(Command):
             raise UnknownOptionError(error.option, known, otherwise=see) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse to show the help of this command to someone who asks for that of a recipe, and
-        read a job file."""
+        """Refuse to show the help of this command to someone who asks for that of a recipe."""
         own = args[: args.index("--")] if "--" in args else args
         places = [place for place, word in enumerate(own) if word in recipes.NAMES]
         asked = {*own[places[0] :]} & {*ctx.help_option_names} if places else set()
@@ -93,7 +90,4 @@ class RecipeCommand(Command):
                 f"{asked.pop()} after a recipe: trainctl settings {own[places[0]]} shows the "
                 f"settings, and {ctx.command_path} --help the other options"
             )
-        given = self.make_parser(ctx).parse_args([*args])[0]
-        if (file := given.get("file")) and not ctx.resilient_parsing:
-            args = job_file.expanded(Path(file), args, given.get("words") or [], self.params)
         return super().parse_args(ctx, args)
