@@ -9,8 +9,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trainctl.aws.errors import UsageError
-from training import recipes
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
 #: No wider than this on any terminal: longer lines are hard to read.
@@ -79,15 +77,3 @@ class RecipeCommand(Command):
             known = [*own, *(each for each in error.known if each not in NOT_FOR_JOBS)]
             see = f": see {ctx.command_path} --help"
             raise UnknownOptionError(error.option, known, otherwise=see) from None
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse to show the help of this command to someone who asks for that of a recipe."""
-        own = args[: args.index("--")] if "--" in args else args
-        places = [place for place, word in enumerate(own) if word in recipes.NAMES]
-        asked = {*own[places[0] :]} & {*ctx.help_option_names} if places else set()
-        if asked:
-            raise UsageError(
-                f"{asked.pop()} after a recipe: trainctl settings {own[places[0]]} shows the "
-                f"settings, and {ctx.command_path} --help the other options"
-            )
-        return super().parse_args(ctx, args)
