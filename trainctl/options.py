@@ -114,7 +114,7 @@ Context = Annotated[
 
 
 # --- values by name, of Python --------------------------------------------------------------------
-def by_name(params: Any) -> dict[str, Any]:
+def by_name(params: Any) -> Mapping[str, Any]:
     """A command's options, as Typer has them, by their long names in Python's spelling."""
     return {
         max(each.opts, key=len)[2:].replace("-", "_"): each
