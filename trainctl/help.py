@@ -4,11 +4,13 @@ Typer's boxes look no better and cost more than the whole command: drawing them 
 Markdown and the syntax highlighter behind it.
 """
 
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trainctl import job_file
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
 #: No wider than this on any terminal: longer lines are hard to read.
@@ -77,3 +79,10 @@ class RecipeCommand(Command):
             known = [*own, *(each for each in error.known if each not in NOT_FOR_JOBS)]
             see = f": see {ctx.command_path} --help"
             raise UnknownOptionError(error.option, known, otherwise=see) from None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read a job file, if one is given, before the options of the command line."""
+        given = self.make_parser(ctx).parse_args([*args])[0]
+        if (file := given.get("file")) and not ctx.resilient_parsing:
+            args = job_file.expanded(Path(file), args, given.get("words") or [], self.params)
+        return super().parse_args(ctx, args)

@@ -185,6 +185,17 @@ class JobOptions:
             help="Your own code instead of a recipe, with its requirements.",
         ),
     ] = None
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="A job file, TOML: each option is a key, settings are in a table. What is given "
+            "here wins.",
+        ),
+    ] = None
+    """Its values are those of the other fields already (``help.RecipeCommand``)."""
 
     def check_fit(self, shape: ClusterShape) -> None:
         """

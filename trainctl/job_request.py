@@ -1,7 +1,7 @@
 """A job as its user asks for it: options and words, parsed once and checked without AWS.
 
-The command line and Python both end here (``JobOptions``); the plan of a job starts from here
-(``job_plan``).
+The command line, a job file and Python all end here (``JobOptions``); the plan of a job starts
+from here (``job_plan``).
 """
 
 import shlex

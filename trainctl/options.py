@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
@@ -113,21 +113,27 @@ Context = Annotated[
 ]
 
 
-# --- values by name, of Python --------------------------------------------------------------------
+# --- values by name, of a job file or of Python ---------------------------------------------------
+#: What no value by name stands for: a recipe or command, and where options come from.
+_NOT_BY_NAME: Final = ("words", "file", "context")
+#: Options that are tables: name of a variable -> its value.
+_TABLES: Final = ("env", "secret")
+
+
 def by_name(params: Any) -> Mapping[str, Any]:
     """A command's options, as Typer has them, by their long names in Python's spelling."""
-    return {
-        max(each.opts, key=len)[2:].replace("-", "_"): each
-        for each in params
-        if each.param_type_name == "option"
-    }
+    options = [each for each in params if each.name not in _NOT_BY_NAME]
+    return {max(each.opts, key=len)[2:].replace("-", "_"): each for each in options}
 
 
-def words_of(values: Mapping[str, object], options: Mapping[str, Any]) -> list[str]:
+def words_of(
+    values: Mapping[str, object], options: Mapping[str, Any], *, also: Sequence[str] = ()
+) -> list[str]:
     """The words of a command line that mean the same as these values.
 
     Args:
         options: of the command, by name.
+        also: other names that the user may give, for the error.
 
     Raises:
         UsageError: there is no such option, or a value is of another type.
@@ -135,11 +141,15 @@ def words_of(values: Mapping[str, object], options: Mapping[str, Any]) -> list[s
     found = []
     for key, value in values.items():
         if key not in options:
-            hint = did_you_mean(key, options, otherwise=f"use {', '.join(options)}")
+            allowed = [*also, *options]
+            hint = did_you_mean(key, allowed, otherwise=f"use {', '.join(allowed)}")
             raise UsageError(f"there is no option {key!r}: {hint}")
         option, name = options[key], f"--{key.replace('_', '-')}"
-        if isinstance(value, Mapping) and option.multiple:
-            found += [f"{name}={each}={text(f'{key}.{each}', value[each])}" for each in value]
+        if key in _TABLES:
+            found += [
+                f"{name}={each}={text(f'{key}.{each}', item)}"
+                for each, item in table(key, value).items()
+            ]
         elif option.multiple and isinstance(value, list | tuple):
             found += [f"{name}={text(f'an item of {key}', each)}" for each in value]
         elif not option.is_flag:
@@ -149,6 +159,13 @@ def words_of(values: Mapping[str, object], options: Mapping[str, Any]) -> list[s
         else:
             raise wrong(key, value, "true or false")
     return found
+
+
+def table(key: str, value: object) -> Mapping[str, object]:
+    """``value``, if it is a table. Raises UsageError."""
+    if not isinstance(value, Mapping):
+        raise wrong(key, value, f"a table, [{key}]")
+    return value
 
 
 def text(key: str, value: object) -> str:

@@ -84,6 +84,7 @@ _CLUSTER = "tests/rehearsal/test_in_containers.py"
 _PREPARED = "tests/trainctl/test_data_pictures.py"
 _PROGRAMS = "tests/rehearsal/test_programs.py"
 _SECOND_POST = "tests/rehearsal/test_second_post.py"
+_JOB_FILE = "tests/trainctl/test_job_file.py submits the page's file"
 _FSDP = "tests/stacks/test_deploy.py deploys and destroys this preset; the images have no CUDA here"
 ELSEWHERE = {
     'make diff ARGS="-c preset=fsdp"': "tests/test_makefile.py and tests/stacks/test_deploy.py",
@@ -126,6 +127,8 @@ ELSEWHERE = {
     'make deploy ARGS="-c max_heads=4 -c max_workers=8 -c max_job_hours=48 '
     '-c confirm_above_usd=50"': _FSDP,
     "pipx install .": "tests/test_packaging.py installs a wheel",
+    "trainctl plan -f job.toml": _JOB_FILE,
+    "trainctl submit -f job.toml --yes": _JOB_FILE,
     "trainctl data put chats --as chats": "tests/trainctl/test_data_sets.py",
     "trainctl open --dashboard": "tests/trainctl/test_open.py",
 }

@@ -106,6 +106,7 @@ def test_nothing_is_printed(account: Account, capsys: pytest.CaptureFixture[str]
         ),
         (["ddp"], {"spot": "no"}, "spot is 'no': it must be true or false"),
         (["ddp"], {"nodes": None}, "nodes is None: it must be text or a number"),
+        (["ddp"], {"env": ["A=1"]}, "it must be a table, [env]"),
         (["ddp"], {"env": {"A": None}}, "env.A is None: it must be text or a number"),
     ],
 )

@@ -4,10 +4,12 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import typer
 
 from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
@@ -17,7 +19,9 @@ from stacks.settings import load
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values
 from tests.trainctl.account import SHAPE
-from trainctl import output, run_list
+from trainctl import job_file, output, run_list
+from trainctl.__main__ import app
+from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
 from trainctl.aws.logs import LogLine
@@ -105,6 +109,19 @@ def test_settings_of_a_deployment() -> None:
         return load(values if isinstance(values, dict) else own)
 
     fuzz_values(own | {"image_tag": "x"}, read, InputError)
+
+
+def test_job_files(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    command: Any = typer.main.get_command(app)
+    options = command.commands["plan"].params[1:]
+    text = 'recipe = "ddp"\nnodes = "1:2"\nmax_hours = 1.5\n[env]\nA = "b"\n[settings]\nlr = 0.1\n'
+
+    def read(content: str) -> object:
+        file.write_text(content)
+        return job_file.expanded(file, [], [], options)
+
+    fuzz_text(text, read, UsageError)
 
 
 # --- the terminal ---------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ def submit(
     exit code is the job's.
 
     Examples: trainctl submit ddp --nodes 2 --epochs 10 --data fashion-mnist;
-    trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1
+    trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
+    trainctl submit -f job.toml --epochs 20
     """
     request = JobRequest.of(given)
     deployment = where.find(to_start=True)
