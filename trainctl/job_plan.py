@@ -29,6 +29,7 @@ from trainctl import (
     launchers,
     output,
     programs,
+    published_models,
     variables,
 )
 from trainctl.aws.deployment import Deployment
@@ -36,6 +37,7 @@ from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
 from trainctl.code_folder import CodeFolder
 from trainctl.images import check_images
+from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On, check_nodes
 from trainctl.job_request import JobRequest
 from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
@@ -252,6 +254,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     else:
         command, recipe = [*words], ""
         on, why = placement(given, program, nodes, shape)
+        own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
+        warnings = program.warnings([name.replace("_", "-") for name in own])
         if on == Placement.NODES:
             launchers.check(program.text, nodes=nodes, gpus=shape.worker.num_gpus)
             if is_alone and nodes.high > shape.min_nodes:
@@ -420,6 +424,7 @@ def _recipe_command(
     )
     data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
     data_sets.check_contents(config, recipe, bucket)
+    published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", LAUNCH, recipe.name, "--run", run]
     return [*launch, "--workers", str(workers), *words[1:]], config
 

@@ -4,6 +4,8 @@ The folders have the shape of what people have: a repository with Ray in its tes
 that is started with ``-m``, a launcher inside a shell script, a script with optional imports.
 """
 
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,18 +173,150 @@ def test_scripts_that_name_themselves_or_each_other_are_read_once(made: Made, wo
     assert {each.name for each in found.entries} == {"train.py"}
 
 
+OPTIONAL = """\
+import os, json
+import numpy as np
+import sklearn.datasets
+import torch, PIL.Image, yaml
+from helpers import thing
+from . import sibling
+try:
+    import apex
+except ImportError:
+    apex = None
+def log():
+    import comet_ml
+if os.environ.get("X"):
+    import neptune
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "packages", "missing"),
+    [
+        # In a module of the folder that every start imports, and in one that it may not need.
+        ("import model\n", {"model.py": "import timm\n"}, ["timm"]),
+        ("def f():\n    import model\n", {"model.py": "import timm\n"}, []),
+        (OPTIONAL, {}, []),
+        (
+            "import torchvision\nfrom lightning.pytorch import Trainer\n",
+            {},
+            ["torchvision", "light"],
+        ),
+        ("from training import x\nimport contract.job\n", {}, ["training", "contract"]),
+        ("import torchvision\nimport cv2\n", {"requirements.txt": "torchvision==0.28\n"}, ["cv2"]),
+        ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, []),
+        ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[extra]>2\n"}, []),
+        ("import einops\n", {"requirements.txt": "-r base.txt\n", "base.txt": "einops\n"}, []),
+        ("import einops\n", {"requirements.txt": "git+https://host/einops\n"}, []),
+        (
+            "import einops, timm\n",
+            {"pyproject.toml": "[project]\nname='x'\ndependencies=['timm']\n"},
+            ["einops"],
+        ),
+    ],
+)
+def test_a_package_that_no_node_will_have_is_named_before_hosts_start(
+    made: Made, cli: Cli, account: Account, text: str, packages: dict[str, str], missing: list[str]
+) -> None:
+    del account
+    folder = made({"train.py": text, "sub/helpers.py": "", **packages})
+    said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
+    (line, *more) = [each for each in said.splitlines() if each.startswith("warning: ")] or [""]
+    assert more == []
+    lists = [name for name in packages if not name.endswith(".py")]
+    file = next(iter(lists), "requirements.txt")
+    assert (f"neither in the images nor in {file}" in line) == bool(missing)
+    assert all(name in line for name in missing)
+    installs = ["sh", "-c", "pip install einops && python train.py"]
+    assert Program(CodeFolder.of(folder), installs).warnings([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "option"),
+    [
+        (DIST, "torchrun train.py --epochs 90 --follow", "--follow"),
+        (DIST, "python -u train.py --max-hours=3", "--max-hours"),
+        (DIST, "accelerate launch --env x train.py a --spot", "--spot"),
+        (DIST, "torchrun -m train --nodes 2", "--nodes"),
+        # The program's own, by argparse or by the field of a dataclass.
+        (DIST + "parser.add_argument('--follow')\n", "torchrun train.py --follow", ""),
+        ("class A:\n    max_hours: int\n", "torchrun train.py --max-hours 3", ""),
+        (DIST + "from settings import A\n", "torchrun train.py --max-hours 3", ""),
+        (DIST, "torchrun --nodes 1 train.py --epochs 90", ""),
+        (DIST, "some-program --follow", ""),
+    ],
+)
+def test_an_option_of_submit_behind_the_dashes_is_a_warning(
+    made: Made, cli: Cli, account: Account, text: str, words: str, option: str
+) -> None:
+    folder = made({"train.py": text, "settings.py": "class A:\n    max_hours: int\n"})
+    said = cli("submit", "--code", str(folder), "--nodes", "2", "--yes", "--", *words.split()).err
+    warned = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert warned == [
+        f"warning: {option} is passed to the program, which does not mention it: an option of the "
+        "job comes before the --"
+    ] * bool(option)
+    assert [*account.orders[0].command] == words.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        # What git ignores, by itself, in a folder, as an option's value, in a shell's text.
+        ("python train.py --ckpt init.pt --data data/x.txt", ["init.pt", "data/x.txt"]),
+        ("python train.py --data=data", ["data"]),
+        ("sh -c 'python train.py --resume outputs/last.pt'", ["outputs/last.pt"]),
+        # Settings that are nowhere, whatever reads them.
+        ("axolotl train config.yml", ["config.yml"]),
+        ("torchrun train.py --config conf/base.yaml", ["conf/base.yaml"]),
+        # What is uploaded, what the program writes, and what is no path.
+        ("python train.py --config real.yaml --config-name base.toml --dir inner", []),
+        ("python train.py --output_dir outputs --log data --metrics-out m.json", []),
+        ("sh -c 'python train.py > log.json'", []),
+        ('python train.py https://host/x.json s3://bucket/y.yaml *.json key=1 {"a":1}', []),
+    ],
+)
+def test_a_path_in_the_command_that_no_node_will_have_is_a_warning(
+    made: Made, words: str, warned: list[str]
+) -> None:
+    ignored = {"init.pt": "", "data/x.txt": "", "outputs/last.pt": ""}
+    kept = {"real.yaml": "", "inner/base.toml": "", ".gitignore": "data\noutputs\n*.pt\n"}
+    folder = made({"train.py": DIST, **ignored, **kept})
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    found = Program(CodeFolder.of(folder), shlex.split(words)).warnings([])
+    assert [each.partition(", which the command names, is not ")[0] for each in found] == warned
+
+
+def test_a_path_of_the_laptop_in_the_command_is_a_warning(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    program = Program(
+        CodeFolder.of(made({"train.py": DIST})), ["python", "train.py", f"{tmp_path}/data", "/tmp"]
+    )
+    assert program.warnings([]) == [
+        f"{tmp_path}/data, which the command names, is a path of this machine"
+    ]
+
+
 @pytest.mark.parametrize(
     ("files", "names"),
     [
-        ({"environment.yml": "dependencies:\n- einops\n"}, "environment.yml is"),
-        ({"pyproject.toml": "[tool.poetry]\n"}, "[tool.poetry] of pyproject.toml is"),
-        ({"setup.py": "", "Pipfile": ""}, "Pipfile, setup.py are"),
-        ({"requirements-dev.txt": ""}, "requirements-dev.txt is"),
+        ({"environment.yml": "dependencies:\n- einops\n"}, "environment.yml"),
+        ({"pyproject.toml": "[tool.poetry.dependencies]\n"}, "[tool.poetry] of pyproject.toml"),
+        ({"setup.py": "", "Pipfile": ""}, "Pipfile, setup.py"),
+        ({"requirements-dev.txt": ""}, "requirements-dev.txt"),
         ({"setup.py": "", "requirements.txt": "einops"}, ""),
     ],
 )
 def test_a_list_of_packages_that_is_not_read_is_named(
-    made: Made, files: dict[str, str], names: str
+    made: Made, cli: Cli, account: Account, files: dict[str, str], names: str
 ) -> None:
-    said = CodeFolder.of(made({"train.py": DIST, **files})).words
-    assert said.endswith(f"no list of packages that is read: {names} not") == bool(names)
+    del account
+    folder = made({"train.py": DIST, **files})
+    said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
+    warned = [line for line in said.splitlines() if line.startswith("warning: ")]
+    expected = f"warning: {names}: not read; list the packages in requirements.txt"
+    assert warned == [expected] * bool(names)
