@@ -21,7 +21,7 @@ from typer.exceptions import TyperException
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
-from trainctl import follow, job_plan
+from trainctl import downloads, follow, job_plan, pricing
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.files import json_object
@@ -157,10 +157,15 @@ class Job:
         return self._found.outcome
 
     @_explains
+    def cost(self) -> float | None:
+        """Cost so far, in US dollars at list prices; None: not known."""
+        return pricing.cost_of(self._deployment, self._found).usd
+
+    @_explains
     def result(self) -> Result | None:
         """Result of a recipe's run: measures, loss, steps; None before it has written it.
 
-        Other programs have a result where they wrote one: ``trainctl download``.
+        Other programs have a result where they wrote one: ``download``.
         """
         values = json_object(self._deployment.bucket.read_of_run(self.run, RESULT_FILE))
         return Result.from_json(values) if values else None
@@ -169,6 +174,31 @@ class Job:
     def metrics(self) -> Metrics:
         """The record of a recipe's run so far, an event a line; empty before it has begun."""
         return parse_metrics(self._deployment.bucket.read_of_run(self.run, METRICS_FILE) or b"")
+
+    @_explains
+    def download(
+        self, to: Path | str = "", *, pattern: str = "*", node: int | None = None
+    ) -> list[Path]:
+        """Fetch the files that the run's program wrote: what has been copied so far.
+
+        Args:
+            to: folder for ``node-N/work``, ``node-N/output``, ``node-N/home`` and ``ray``; one with
+                the run's name by default. Files that lie there already are replaced.
+            pattern: of the name or path of a file or folder: ``*.pt``, ``work/logs``.
+            node: only what this node wrote.
+
+        Returns:
+            Where they lie now, below ``to``.
+
+        Raises:
+            UsageError: there is no such file, or a name of one leads out of ``to``.
+            CliError: a file changed while it was fetched: call it again.
+        """
+        folder = Path(to or self.run)
+        found = downloads.download(
+            self._deployment.bucket, self.run, folder, pattern=pattern, node=node
+        )
+        return [each.target for each in found]
 
 
 @_explains

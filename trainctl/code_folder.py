@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from contract import requirements
+from contract import images, requirements
 from contract.errors import InputError
 from contract.runs import check_relative
 from contract.text import counted, listed
 from trainctl import variables
 from trainctl.aws.errors import UsageError
 
+#: Python of the images (``containers/Dockerfile``), unless ``base_image`` is set.
+IMAGE_PYTHON: Final = "3.12"
+_CHECKOUT: Final = Path(__file__).parents[1]
 #: Largest code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
 #: Files of variables, which hold passwords; not the examples of them.
@@ -95,6 +98,15 @@ def _listed_by_git(folder: Path, *options: str) -> set[str] | None:
     raise UsageError(f"--code {folder}: git cannot list its files: {said}")
 
 
+def _image_versions() -> dict[str, str]:
+    """Versions of Python and Ray in the images; "" where they are not known: this is no checkout,
+    or its images have another base."""
+    lock, settings = _CHECKOUT / "requirements.lock", _CHECKOUT / "cdk.json"
+    found = re.search(r"(?m)^ray==([\d.]+)", lock.read_text()) if lock.exists() else None
+    base = settings.exists() and images.setting(_CHECKOUT, "base_image")
+    return {"python": "" if base else IMAGE_PYTHON, "ray": found[1] if found else ""}
+
+
 @dataclass(frozen=True, slots=True)
 class CodeFolder:
     """A folder of the user's own code, read once: what is checked is what is uploaded."""
@@ -136,7 +148,7 @@ class CodeFolder:
             )
         variables.refuse_secret_files(folder, files, not_secret)
         try:
-            packages = requirements.file_of(folder)
+            packages = requirements.check(folder, **_image_versions())
         except InputError as error:
             raise UsageError(f"--code {folder}: {error}") from None
         if packages and folder / packages not in files:

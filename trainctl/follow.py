@@ -1,6 +1,7 @@
 """Watch a job: its state, its log, its end."""
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
 from trainctl.job_log import JobLog, Printer
 from trainctl.polling import Polling
-from trainctl.pricing import cost_of
+from trainctl.pricing import cost_of, usd_so_far
 from training.record.progress import Progress
 
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
@@ -101,11 +102,13 @@ def watch(
     tasks: dict[str, Task] = {}
     num_heads = 0
     waits: Waits | None = None
+    reached: Progress | None = None
+    said = ""
     with output.Progress(clock=clock) as progress:
         while True:
             job = jobs.find(name)
             # Its nodes are asked for less often than its state.
-            if job.is_over or polling.nodes_are_due():
+            if has_new_nodes := job.is_over or polling.nodes_are_due():
                 found = [*jobs.heads(job), *jobs.workers(job)] if tasks else jobs.all_nodes(job)
                 # Tasks that ECS has forgotten since still have logs.
                 tasks |= {task.id: task for task in found}
@@ -118,17 +121,44 @@ def watch(
             if printer:
                 lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
                 printer.print(lines)
+                # A progress bar writes many states into one line of a log.
+                said = re.split("[\r\n]", lines[-1].text.strip())[-1] if lines else said
             tail = None
             if job.is_over:
                 break
+            # It is written about as often as the nodes are asked for.
+            if has_new_nodes:
+                reached = progress_of(deployment, job)
+            figures = reached.brief() if reached else said
             before, waits = waits, waiting(deployment, job, seen)
-            progress.update(waits.reason or "running", repeats=bool(waits.reason))
+            progress.update(waits.reason or "running", line=_line(job, waits, seen, figures))
             polling.wait(changed=bool(lines) or waits != before)
     assert job.ended is not None
     if printer and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
         printer.print(log.new(job, seen))
     return job
+
+
+def _line(
+    job: Job, waits: Waits, tasks: Sequence[Task], figures: str
+) -> Callable[[float], str] | None:
+    """The state of a job at any moment: ``running 3 min 12 s, $0.04, step 45/184``.
+
+    Returns:
+        None where the line is how long it has waited for what.
+    """
+    if waits.reason:
+        return waits.words if waits.until else None
+    heads = [task.since for task in tasks if task.since and task.node != nodes.WORKER]
+    began = min(heads, default=job.began).timestamp()
+
+    def running(now: float) -> str:
+        usd = usd_so_far(job, tasks, now=datetime.fromtimestamp(now, tz=UTC))
+        spent = dollars(usd) if usd else ""
+        return ", ".join(filter(None, (f"running {duration(int(now - began))}", spent, figures)))
+
+    return running
 
 
 def waiting(

@@ -151,6 +151,7 @@ class Progress:
         self._live = line if notes.is_terminal else None
         self._clock = clock
         self._text, self._since, self._said = "", 0.0, 0.0
+        self._line: Callable[[float], str] | None = None
 
     def __enter__(self) -> Self:
         if self._live:
@@ -167,19 +168,20 @@ class Progress:
         confirm(question, yes=yes, default=False)
         self.__enter__()
 
-    def update(self, text: str, *, repeats: bool = True) -> None:
-        """Show what happens, and for how long.
+    def update(self, text: str, *, line: Callable[[float], str] | None = None) -> None:
+        """Show what happens.
 
         Args:
-            repeats: print it each minute where there is no terminal.
+            line: what a terminal shows at a moment, in Unix time; by default the text, and for how
+                long it has been shown.
         """
         now, is_new = self._clock(), text != self._text
         if is_new:
             self._since = now
-        if not self._live and (is_new or (repeats and now - self._said >= 60)):
+        if not self._live and (is_new or (line is None and now - self._said >= 60)):
             say(f"{text} ..." if is_new else f"{text}, {duration(int(now - self._since))} ...")
             self._said = now
-        self._text = text
+        self._text, self._line = text, line
 
     def __rich__(self) -> "Text":
         """The line as it is now: rich draws it several times a second, so that its clock moves."""
@@ -187,5 +189,8 @@ class Progress:
 
         if not self._text:
             return Text()
-        shown = f"{self._text}, {duration(int(self._clock() - self._since))}"
+        now = self._clock()
+        shown = f"{self._text}, {duration(int(now - self._since))}"
+        if self._line:
+            shown = self._line(now)
         return Text(visible(shown), no_wrap=True, overflow="ellipsis")

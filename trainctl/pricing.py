@@ -92,6 +92,13 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     return Cost(usd=usd, paid=paid, why_unknown=why)
 
 
+def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
+    """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
+    known. Asks AWS for nothing."""
+    paid = paid_of(tasks, now=now)
+    return None if job.prices is None or paid is None else _usd(job.prices, _seconds(paid))
+
+
 def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
     """US dollars of hosts whose nodes ran for so long, by kind; None where a price is missing."""
     usd = 0.0

@@ -25,13 +25,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from containers.host.machine import say
 from containers.program import cache
 from containers.program.process import Program
 from contract.errors import InputError
-from contract.requirements import PYPROJECT, UV_LOCK, file_of, requires_python
+from contract.requirements import UV_LOCK, check
 
 _POLL_S: Final = 0.1
 #: Variables of a user that say where packages come from: those of pip, which uv does not read, have
@@ -76,8 +74,7 @@ def install(
         InputError: it cannot be installed; the message has the end of uv's output.
         Stopped: ``should_stop`` returned true.
     """
-    _check_python(code)
-    name = file_of(code)
+    name = check(code, python=platform.python_version(), ray="")
     venv.create(folder, with_pip=False, symlinks=True, clear=True)
     (site_packages(folder) / "image.pth").write_text("\n".join(_image_folders()))
     if not name:
@@ -125,20 +122,6 @@ def install(
     _take_programs(folder)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
-
-
-def _check_python(code: Path) -> None:
-    """
-    Raises:
-        InputError: the project wants another Python than this node has.
-    """
-    wanted, has = requires_python(code), platform.python_version()
-    with contextlib.suppress(InvalidSpecifier):  # uv names it
-        if has not in SpecifierSet(wanted):
-            raise InputError(
-                f"{PYPROJECT}: requires-python is {wanted!r}, and the nodes have Python {has}: "
-                "allow it, or deploy images with another base_image"
-            )
 
 
 def site_packages(folder: Path) -> Path:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import threading
 import zipfile
-from contextlib import nullcontext
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -240,18 +239,6 @@ def test_a_file_that_cannot_be_used_is_refused(
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=words):
         file_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "is_refused"), [(">=3.99", True), ("~=3.8", False), ("x", False)]
-)
-def test_a_project_for_another_python_is_refused(
-    tmp_path: Path, wanted: str, is_refused: bool
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(f"[project]\nrequires-python = '{wanted}'\n")
-    expected = f"requires-python is '{wanted}', and the nodes have Python 3"
-    with pytest.raises(InputError, match=expected) if is_refused else nullcontext():
-        requirements._check_python(tmp_path)
 
 
 LOCK = """\

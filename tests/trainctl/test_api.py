@@ -11,6 +11,7 @@ from contract.job import JobSpec, JobStatus
 from examples import sweep
 from tests.aws.calls import refused
 from tests.trainctl.account import Account
+from tests.trainctl.saved import save
 from trainctl import CliError, Job, UsageError, plan, submit
 from trainctl.__main__ import main
 
@@ -152,6 +153,43 @@ def test_a_job_is_stopped(account: Account) -> None:
     outcome = Job.find("j1").stop()
     assert (outcome.status, outcome.reason) == (JobStatus.STOPPED, "stopped by user")
     assert account.sent("stop_task")
+
+
+def test_what_the_program_wrote_is_fetched(
+    account: Account,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    account.add("j1", run="r1")
+    save(account, 0, {"work/last.pt": b"weights"})
+    save(account, 1, {"output/log.txt": b"one"})
+    job = Job.find("r1")
+    found = job.download(tmp_path / "all")
+    assert {path: path.read_bytes() for path in found} == {
+        tmp_path / "all/node-0/work/last.pt": b"weights",
+        tmp_path / "all/node-1/output/log.txt": b"one",
+    }
+    assert job.download(str(tmp_path / "some"), pattern="*.pt") == [
+        tmp_path / "some/node-0/work/last.pt"
+    ]
+    assert job.download(tmp_path / "one", node=1) == [tmp_path / "one/node-1/output/log.txt"]
+    monkeypatch.chdir(tmp_path)
+    assert job.download(node=1) == [Path("r1/node-1/output/log.txt")]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_download_that_fails_raises_the_command_lines_sentence(
+    account: Account, tmp_path: Path
+) -> None:
+    account.add("j1", run="r1")
+    job = Job.find("r1")
+    with pytest.raises(UsageError, match="run 'r1' has no files of a program"):
+        job.download(tmp_path / "new")
+    save(account, 0, {"../../out": b"xy"})
+    with pytest.raises(UsageError, match=r"\.\./\.\./out' is refused"):
+        job.download(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 # --- the example ----------------------------------------------------------------------------------

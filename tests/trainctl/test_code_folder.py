@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from containers.program.code import unpack
+from tests.conftest import ROOT
 from trainctl import code_folder
 from trainctl.aws.errors import UsageError
 from trainctl.code_folder import CodeFolder
@@ -131,6 +133,62 @@ def test_requirements_that_a_node_would_refuse_are_refused_before_the_upload(
     code = project(tmp_path / "code")
     (code / "uv.lock").write_text("")
     with pytest.raises(UsageError, match=r"uv\.lock belongs to a pyproject\.toml"):
+        CodeFolder.of(code)
+
+
+def test_the_python_of_the_images_is_the_one_that_is_checked() -> None:
+    dockerfile = (ROOT / "containers" / "Dockerfile").read_text()
+    assert f"FROM python:{code_folder.IMAGE_PYTHON}-slim" in dockerfile
+
+
+PROJECT = "[project]\nname = 'x'\nversion = '1'\n"
+LOCKED = '[[package]]\nname = "ray"\nversion = "2.40.0"\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [
+        # Another Python than the images have.
+        (
+            {"pyproject.toml": PROJECT + "requires-python = '>=3.13'\n"},
+            "-python is '>=3.13",
+        ),
+        (
+            {"pyproject.toml": PROJECT + "requires-python = '>=3.8,<3.12'\n"},
+            "have Python 3.12",
+        ),
+        ({"pyproject.toml": PROJECT + "requires-python = '==3.10.*'\n"}, "with another base_image"),
+        ({"pyproject.toml": PROJECT + "requires-python = '~=3.13.1'\n"}, "requires-python"),
+        *(
+            ({"pyproject.toml": PROJECT + f"requires-python = '{each}'\n"}, "")
+            for each in (">=3.10,<3.13", "~=3.11", ">=3.12.4", "<3.12.9", "==3.12.*", "!=3.12.1")
+        ),
+        # Another Ray, in each of the lists that are read.
+        (
+            {"requirements.txt": "einops\nray[train]==2.40.0  # pinned\n"},
+            "asks for ray==2.40.0",
+        ),
+        ({"requirements.txt": "Ray>=2.9,<2.50"}, "leave ray out of it, or allow"),
+        (
+            {"pyproject.toml": PROJECT + "dependencies = ['ray==2.9.*']\n"},
+            "toml asks for",
+        ),
+        ({"pyproject.toml": PROJECT, "uv.lock": LOCKED}, "uv.lock asks for ray==2.40.0"),
+        ({"requirements.txt": "ray[tune]>=2.9\nray-haystack==1.0\nxray==1\n"}, ""),
+        # The list that is read is another one.
+        ({"requirements.txt": "einops", "pyproject.toml": PROJECT, "uv.lock": LOCKED}, ""),
+    ],
+)
+def test_a_project_for_another_python_or_ray_is_refused_on_the_laptop(
+    tmp_path: Path, files: dict[str, str], refused: str
+) -> None:
+    code = project(tmp_path / "code")
+    for name, text in files.items():
+        (code / name).write_text(text)
+    if refused:
+        with pytest.raises(UsageError, match=re.escape(refused)):
+            CodeFolder.of(code)
+    else:
         CodeFolder.of(code)
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 
 from contract.nodes import JOB
 from tests.clock import FakeClock
-from tests.trainctl.account import Account
+from tests.trainctl.account import PRICES, Account
 from tests.trainctl.test_logs import SUCCEEDED, running, ticking
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
@@ -90,9 +90,11 @@ def shown(
 
 
 def states(lines: dict[int, str]) -> list[str]:
-    """The lines without times (T), each once."""
-    plain = (re.sub(r"(\d+ min )?\d+ s$", "T", each) for each in lines.values())
-    return [state for state, _ in groupby(plain)]
+    """The lines without times (T) and dollars, each once."""
+    plain = (
+        re.sub(r"(\d+ min )?\d+ s$|(\d+ min )?\d+ s(?=,)", "T", each) for each in lines.values()
+    )
+    return [state for state, _ in groupby(re.sub(r"\$[\d.]+", "$", each) for each in plain)]
 
 
 def of_recipe(account: Account) -> None:
@@ -112,6 +114,8 @@ def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_seco
     account.now = account.now.replace(microsecond=0)  # no fraction, which no float has exactly
     account.add("first", startDate=account.now - timedelta(hours=1))
     of_recipe(account)
+    step = {"time": 1, "job": "job", "step": 45, "total_steps": 184, "loss": 1.0}
+    step |= {"epoch": 2, "epochs": 8, "images_per_s": 560.2}
 
     def at(seconds: float) -> Any:
         return account.now + timedelta(seconds=seconds)
@@ -141,6 +145,9 @@ def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_seco
             150: becomes("h0", "RUNNING", startedAt=at(150)),
             200: lambda: account.add_worker("w0", "PENDING", pullStartedAt=at(210)),
             250: becomes("w0", "RUNNING"),
+            310: lambda: account.objects.update(
+                {"runs/r1/progress.json": json.dumps(step).encode()}
+            ),
             370: pauses,
             440: head("h1", "PROVISIONING"),
         },
@@ -152,12 +159,44 @@ def test_a_followed_job_shows_its_states_in_order_and_its_clock_moves_every_seco
         "waiting for the head to pull its image and start, T",
         "waiting for 1 x g5.xlarge, T",
         "waiting for 1 of 1 worker to pull the image and start, T",
-        "running, T",
-        "its host was lost; trying again, T",
+        "running T, $",
+        "running T, $, epoch 2/8, step 45/184, 560 images/s",
+        "its host was lost; trying again in T",
+        "its host was lost; trying again now",
         "waiting for 1 x m5.large, for the head, T",
     ]
-    same = [after for after, line in lines.items() if line == lines.get(after - 1)]
+    same = [
+        after
+        for after, line in lines.items()
+        if line == lines.get(after - 1) and not line.endswith("now")
+    ]
     assert same == [], "its clock moves every second"
+    assert re.fullmatch(
+        r"running 3 min 20 s, \$0\.0\d+, epoch 2/8, step 45/184, 560 images/s", lines[350]
+    )
+    assert lines[420] == "its host was lost; trying again in 10 s"
+
+
+def test_the_line_shows_the_cost_of_this_moment_and_the_last_line_of_a_program(
+    account: Account, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
+) -> None:
+    clock = ticking(monkeypatch)
+    running(account, num_workers=1)
+    account.tasks["w0"]["pullStartedAt"] = account.now
+    account.logs["worker/ray/w0"] = [(600, "a\n10%\r20% of \x1b[31mepoch 1")]
+    hourly = PRICES.worker.usd_per_hour
+    assert hourly is not None
+    long = (690, "x" * 200)
+    events = {90: lambda: account.logs["worker/ray/w0"].append(long)}
+    lines = shown(terminal, account, clock, events)
+    costs = [float(line.split("$")[1].split(",")[0]) for line in [*lines.values()][20:]]
+    expected = [hourly * second / 3600 for second in [*lines][20:]]
+    for cost, usd in zip(costs, expected, strict=True):
+        assert cost == pytest.approx(usd, abs=0.0006 if usd < 0.1 else 0.0055)
+    assert lines[80].startswith("running 11 min 20 s, $0.0")
+    assert lines[80].endswith(", 20% of ^[[31mepoch 1")
+    assert len(lines[499]) <= 98
+    assert lines[499].endswith("xx…"), "a long line stays one line"
 
 
 @pytest.mark.parametrize("to_file", [False, True])
@@ -214,9 +253,10 @@ def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
         for second in range(0, 190, 10):
             clock.now = second
             progress.update("waiting for 1 x g5.xlarge")
+        # The line of a job that runs is moved by its own log.
         for second in range(190, 400, 10):
             clock.now = second
-            progress.update("running", repeats=False)
+            progress.update("running", line=lambda _now: "running")
     assert capsys.readouterr().err.splitlines() == [
         "waiting for 1 x g5.xlarge ...",
         "waiting for 1 x g5.xlarge, 1 min 0 s ...",

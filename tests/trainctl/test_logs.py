@@ -247,11 +247,11 @@ def per_minute(account: Account, minutes: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("words", "state", "most"),
     [
-        (["logs", "job", "--follow"], "prints", 36),
-        (["logs", "job", "--follow"], "silent", 21),
-        (["logs", "job", "--follow"], "silent recipe", 21),
-        (["wait", "job"], "silent", 16),
-        (["wait", "job"], "without hosts", 16),
+        (["logs", "job", "--follow"], "prints", 38),
+        (["logs", "job", "--follow"], "silent", 24),
+        (["logs", "job", "--follow"], "silent recipe", 24),
+        (["wait", "job"], "silent", 18),
+        (["wait", "job"], "without hosts", 18),
     ],
     ids=[
         *("follow a job that prints", "follow a silent job", "follow a silent recipe"),
