@@ -40,6 +40,7 @@ FIRST: Final[Mapping[str, str]] = {
     "trainctl show first": "",
     LOGS: "",
     STOP: "--yes",
+    "trainctl cost first": "",
     "trainctl report first": "--no-browser",
     "trainctl data ls": "",
     "trainctl runs": "",

@@ -20,6 +20,7 @@ from trainctl.aws.errors import explained
 from trainctl.commands import (
     checkpoints,
     cluster,
+    cost,
     data,
     doctor,
     download,
@@ -67,7 +68,7 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(flattened(submit.submit))
 _takes_recipe(flattened(plan.plan))
-of_jobs = (settings.settings, ls.ls, show.show, logs.logs, wait.wait, stop.stop)
+of_jobs = (settings.settings, ls.ls, show.show, logs.logs, wait.wait, stop.stop, cost.cost)
 of_runs = (checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
     (_JOBS, (*of_jobs, *of_runs, export.export, generate.generate)),

@@ -54,6 +54,10 @@ class Cost:
 
     usd: float | None
     """Cost of its hosts while its nodes ran, disks included; None: not known."""
+    nat_usd: float | None
+    """Cost of the NAT gateway in the meantime."""
+    shared_usd: float | None
+    """Cost of the shared file system in the meantime."""
     paid: list[Paid] | None
     """Run time of each of its nodes; None: not known."""
     why_unknown: str = ""
@@ -75,6 +79,9 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     """
     now = datetime.now(tz=UTC)
     prices = job.prices
+    ran_s = ((job.ended or now) - job.began).total_seconds()
+    hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
+    nat_usd, shared_usd = (None if usd is None else usd * ran_s / 3600 for usd in hourly)
     kept = timedelta(days=deployment.shape.log_retention_days)
     paid, why = None, ""
     if now - job.began >= kept:
@@ -89,7 +96,7 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     usd = None if prices is None or paid is None else _usd(prices, _seconds(paid))
     if usd is None and not why:
         why = prices.why_unknown if prices else "its order has no prices"
-    return Cost(usd=usd, paid=paid, why_unknown=why)
+    return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, paid=paid, why_unknown=why)
 
 
 def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:

@@ -262,6 +262,7 @@ def test_the_first_hour_as_it_stands_on_the_page(
     assert "first" in shown["trainctl ls"]
     assert "running" in shown["trainctl show first"]
     assert "stopped by user" in shown[STOP]
+    assert "$" in shown["trainctl cost first"]
     assert "fashion-mnist" in shown["trainctl data ls"]
     assert "first" in shown["trainctl runs"]
     page = tmp_path / "first-report.html"

@@ -105,6 +105,9 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
     assert spec.prices is not None
     assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
     assert JobSpec.from_json(spec.to_json()).prices == spec.prices
+    account.add("job", status="SUCCEEDED", output="{}", input=spec.to_json())
+    account.task_events = [event("head", 360)]
+    assert cli.json("cost", "job")["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])  # the most that it may have is what it can cost
@@ -250,13 +253,14 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
         event("other", 999, group="job:other"),
         event("never", 0, pullStartedAt=None, startedBy="job"),
     ]
-    found = cli.json("show", "job")
+    found = cli.json("cost", "job")
     assert found["node_seconds"] == {"head": 360, "worker": 360}
     head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
     assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
+    assert found["nat_usd"] == pytest.approx(0.05 / 6)
     # Another deployment and another region change nothing: the order has them.
     account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
-    assert cli.json("show", "job")["usd"] == found["usd"]
+    assert cli.json("cost", "job")["usd"] == found["usd"]
 
 
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:
@@ -271,9 +275,9 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli
     )
     # It waits for a host: there is nothing to pay.
     account.add_worker("w1", "PROVISIONING", createdAt=account.now - timedelta(seconds=300))
-    assert cli.json("show", "job")["node_seconds"] == {"head": 360, "worker": 0}
+    assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
     account.task_events = [event("head", 360)]  # it has come, and ECS still knows the task
-    assert cli.json("show", "job")["node_seconds"] == {"head": 360, "worker": 0}
+    assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
 
 
 def unknown(account: Account, name: str) -> None:
@@ -311,18 +315,19 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     unknown(account, why)
-    assert cli.json("show", "job")["usd"] is None
-    shown = cli("show", "job").out
-    assert why in shown
-    for said in (shown, cli("wait", "job").out):
+    found = cli.json("cost", "job")
+    assert found["usd"] is None
+    assert why in found["why_unknown"]
+    for command in ("cost", "show", "wait"):
+        said = cli(command, "job").out
         assert "unknown" in said
         assert "$0.000" not in said
 
 
 def test_a_job_that_never_had_a_node_has_cost_nothing(account: Account, cli: Cli) -> None:
     account.add("job", status="FAILED", cause='{"status": "no_capacity", "exit_code": 75}')
-    assert cli.json("show", "job")["usd"] == 0
-    assert "cost      $0\n" in cli("show", "job").out
+    assert cli.json("cost", "job")["usd"] == 0
+    assert "$0 at us-east-1's list prices" in cli("cost", "job").out
 
 
 # --- the parts ------------------------------------------------------------------------------------

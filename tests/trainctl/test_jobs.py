@@ -1,4 +1,4 @@
-"""``trainctl ls | show | wait | logs | stop | open``: jobs that were submitted."""
+"""``trainctl ls | show | wait | logs | stop | cost | open``: jobs that were submitted."""
 
 import json
 import time
@@ -441,7 +441,8 @@ def test_a_job_whose_order_cannot_be_read_is_listed(account: Account, cli: Cli) 
     account.add("by-hand", input="not an order")
     (found,) = cli.json("ls")
     assert (found["id"], found["run"], found["spec"]) == ("by-hand", "", None)
-    assert main(["show", "by-hand"]) == exits.OK
+    for command in ("show", "cost"):
+        assert main([command, "by-hand"]) == exits.OK
 
 
 def test_what_the_console_stopped_does_not_count_as_a_users_stop(account: Account) -> None:

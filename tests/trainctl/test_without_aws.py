@@ -30,7 +30,7 @@ NO_ACCOUNT = (
     "an account: make local"
 )
 COMMANDS = (
-    *("ls", "show mine", "runs", "data ls", "cluster status", "open", "doctor"),
+    *("ls", "cost mine", "show mine", "runs", "data ls", "cluster status", "open", "doctor"),
     *("plan ddp", "submit ddp --yes", "logs mine --follow", "stop mine --yes", "download mine"),
 )
 #: Of two seconds; the rest is the start of Python.

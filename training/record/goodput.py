@@ -2,7 +2,7 @@
 
 The head keeps an ``Activity`` in the bucket: the starts of the job's program, and when each made
 its steps. ``goodput`` lays it over the run times of the job's nodes, as ECS reports them. The sum
-of its table is the time that ``trainctl show`` counts.
+of its table is the time that ``trainctl cost`` counts.
 
 Standard library only. The recorder and ``goodput`` are pure: times are handed in.
 """

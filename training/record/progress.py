@@ -146,7 +146,7 @@ class Pace:
 class Spending:
     """About what a job costs while it trains: the hosts that are there, since this process began.
 
-    Hosts that come before training begins, and their start, are not in it: ``trainctl show`` knows
+    Hosts that come before training begins, and their start, are not in it: ``trainctl cost`` knows
     better, once ECS has told of the nodes' ends.
     """
 
