@@ -14,7 +14,6 @@ ARGS ?=
 #: 1: `make deploy` and `make destroy` do not ask
 YES ?=
 #: 1: `make deploy` does not check the account before it makes the stacks
-SKIP_DOCTOR ?=
 
 # On Linux the default index has torch with CUDA, several GB of it. PyTorch's own page "Start
 # Locally" shows, for the compute platform CPU, an address after --index-url: give that as
@@ -65,7 +64,6 @@ local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, w
 	@$(PYTHON) -m trainctl local up
 
 deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
-	@$(if $(SKIP_DOCTOR),,$(PYTHON) -m trainctl.commands.first_deploy $(ARGS))
 	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
 
 images: venv-laptop ## build both images, try them out, push them to the deployed repositories

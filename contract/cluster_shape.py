@@ -10,6 +10,7 @@ from contract.errors import InputError
 from contract.instance_types import FileSystem, InstanceType, Prices, instance_type
 from contract.job import ORDER_VERSION
 from contract.nodes import ClusterSize, Gpus
+from contract.typed_json import from_json, loads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,23 +51,19 @@ class ClusterShape:
     def from_json(cls, text: str) -> Self:
         """
         Raises:
-            InputError: these stacks take other job orders than this trainctl writes.
-            KeyError, ValueError, TypeError, OverflowError, RecursionError: it is no shape.
+            InputError: it is no shape, or these stacks take other job orders than this trainctl
+                writes.
         """
-        values = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
+        values = loads(text, what="it")
         if (order := values.get("order")) != ORDER_VERSION:
             raise InputError(
                 f"these stacks take job orders of version {order}, and this trainctl writes "
                 f"version {ORDER_VERSION}"
             )
-        names = [each.name for each in dataclasses.fields(cls) if each.name != "shared"]
-        given = {name: values[name] for name in names}
-        for name in ("head_instance_type", "worker_instance_type"):
-            given[name] = instance_type(str(values[name])).name
-        shared = FileSystem(**values["shared"]) if "shared" in values else None
-        return cls(**given, shared=shared)
+        found = from_json(cls, values, what="it", ignores_unknown=True)
+        for name in (found.head_instance_type, found.worker_instance_type):
+            instance_type(name)
+        return found
 
     @property
     def head(self) -> InstanceType:

@@ -25,6 +25,7 @@ from typing import Any, Final, Self, TypeVar
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from contract.typed_json import from_json, loads
 
 T = TypeVar("T")
 
@@ -191,13 +192,8 @@ class Claim:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Raises InputError if it is not what ``to_json`` writes."""
-        return _read(
-            text,
-            "the claim to a start",
-            lambda values: cls(
-                writer=str(values["writer"]), nodes=tuple(map(int, values["nodes"]))
-            ),
-        )
+        what = "the claim to a start"
+        return from_json(cls, loads(text, what=what), what=what)
 
 
 def base_to_json(base: Mapping[int, str]) -> bytes:

@@ -29,13 +29,12 @@ Sources, looked up in 2026-11:
 - Bandwidth of GPU memory: the same sheets.
 """
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from contract.errors import InputError
 
@@ -431,18 +430,6 @@ class HostPrice:
             usd = round(usd + disk_usd_per_hour(machine, size), 6)
         return cls(type=machine.name, disk_gib=size, usd_per_hour=usd)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """
-        Raises:
-            KeyError, TypeError, ValueError, OverflowError: it is no price of a host.
-        """
-        return cls(
-            type=str(values["type"]),
-            disk_gib=int(values["disk_gib"]),
-            usd_per_hour=_usd(values["usd_per_hour"]),
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
@@ -516,30 +503,6 @@ class Prices:
                 return f"{host.type} has no list price"
         return ""
 
-    def to_json(self) -> dict[str, object]:
-        """As ``from_json`` reads it."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """
-        Raises:
-            InputError: it is not what ``to_json`` wrote.
-        """
-        try:
-            return cls(
-                region=str(values["region"]),
-                spot=bool(values["spot"]),
-                head=HostPrice.from_json(values["head"]),
-                worker=HostPrice.from_json(values["worker"]),
-                nat_usd_per_hour=_usd(values["nat_usd_per_hour"]),
-                shared_usd_per_hour=_usd(values["shared_usd_per_hour"]),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(
-                f"prices of a job's order are not understood ({error!r}): trainctl submit sets them"
-            ) from None
-
 
 def disk_usd_per_hour(machine: InstanceType, gib: int) -> float:
     """Price of a root volume of ``gib`` GiB with the throughput that hosts of this type have."""
@@ -547,7 +510,3 @@ def disk_usd_per_hour(machine: InstanceType, gib: int) -> float:
     operations = max(0, machine.root_volume_iops - _GP3_FREE_IOPS)
     month = gib * _GP3_GIB + throughput * _GP3_MIBPS + operations * _GP3_IOPS
     return month / _HOURS_PER_MONTH
-
-
-def _usd(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -12,9 +12,9 @@ into the run's folder, and the command line reads it.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from contract.errors import InputError
 from contract.files import check_pattern
@@ -22,6 +22,7 @@ from contract.instance_types import Prices
 from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
 from contract.runs import check_run_name
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
+from contract.typed_json import from_json, loads
 
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
@@ -39,14 +40,7 @@ RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
 _TEXTS: Final = {
     "code": (r"(s3://[^/]+/.+)?", "the s3:// address of an archive, or empty"),
     "code_sha256": (r"([0-9a-f]{64})?", "64 hexadecimal digits, or empty"),
-    "on": ("head|nodes", "one of head, nodes"),
-    "recipe": ("(?s).*", "the name of a recipe, or empty"),
-    "run": ("(?s).*", "text"),
-    "submitter": ("(?s).*", "the name of a user or role session of AWS, or empty"),
 }
-
-#: Fields of an order that are lists of words.
-_LISTS: Final = ("command", "keep_files", "skip_files")
 #: Module that starts a recipe, and its option to read and check the data only.
 LAUNCH: Final = "training.launch"
 LOOK: Final = "--look"
@@ -129,15 +123,17 @@ class JobSpec:
     """User or role session of AWS that has submitted it."""
 
     def __post_init__(self) -> None:
-        self._check_types()
         check_run_name(self.run)
         if not self.command or not self.command[0]:
             raise _wrong("command", [*self.command], "a list whose first word is a program")
         for name, (low, high) in _NUMBERS.items():
             value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:  # a bool is an int too
+            if not low <= value <= high:
                 raise _wrong(name, value, f"a whole number from {low} to {high}")
-        object.__setattr__(self, "on", Placement(self.on))
+        for name, (pattern, allowed) in _TEXTS.items():
+            text = getattr(self, name)
+            if not re.fullmatch(pattern, text):
+                raise _wrong(name, text, allowed)
         if self.code_sha256 and not self.code:
             raise InputError("code_sha256 is given without code: give the archive's address too")
         if self.recipe and self.code:
@@ -147,13 +143,11 @@ class JobSpec:
             )
         for pattern in (*self.keep_files, *self.skip_files):
             check_pattern(pattern, option="a pattern of files")
-        for name, value in self.variables.items():
+        for name in self.variables:
             check_variable(name)
-            if not isinstance(value, str):
-                raise _wrong(f"variable {name}", value, "text")
         for name, secret in self.secrets.items():
             check_variable(name)
-            if not str(secret).startswith(SECRETS_PREFIX):
+            if not secret.startswith(SECRETS_PREFIX):
                 raise _wrong(
                     f"secret of {name}",
                     secret,
@@ -165,38 +159,16 @@ class JobSpec:
                 f"{', '.join(sorted(both))}: given both as a variable and as a secret; give one"
             )
 
-    def _check_types(self) -> None:
-        """An order may be any JSON: an execution can be started without trainctl."""
-        for name, (pattern, allowed) in _TEXTS.items():
-            value = getattr(self, name)
-            if not isinstance(value, str) or not re.fullmatch(pattern, value):
-                raise _wrong(name, value, allowed)
-        for name in _LISTS:
-            words: object = getattr(self, name)
-            if not isinstance(words, list | tuple) or not all(isinstance(w, str) for w in words):
-                raise _wrong(name, words, "a list of words")
-            object.__setattr__(self, name, tuple(words))
-        for name in ("variables", "secrets"):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping):
-                raise _wrong(name, value, "an object of strings")
-
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""
         return json.dumps(self._values(), ensure_ascii=False, separators=(",", ":"))
 
     def _values(self) -> dict[str, object]:
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return own | {
-            "nodes": str(self.nodes),
-            "prices": self.prices and self.prices.to_json(),
-            "variables": dict(self.variables),
-            "secrets": dict(self.secrets),
-        }
+        return asdict(self) | {"nodes": str(self.nodes)}
 
     @classmethod
     def from_json(cls, text: str, *, ignores_unknown: bool = False) -> Self:
-        """Read an order; fields that are missing have their defaults.
+        """Read an order, which may be any JSON: an execution can be started without trainctl.
 
         Args:
             ignores_unknown: as its job began before a deploy that knows fewer fields.
@@ -204,22 +176,11 @@ class JobSpec:
         Raises:
             InputError: it is no order, or a field is wrong, missing or unknown.
         """
-        values = _object(text, what="a job's order")
-        if missing := [name for name in ("run", "command", "nodes") if name not in values]:
-            raise InputError(f"a job's order has no {', '.join(missing)}: trainctl submit sets it")
-        known = {each.name for each in fields(cls)}
-        unknown = sorted(values.keys() - known)
-        if unknown and not ignores_unknown:
-            raise InputError(
-                f"a job's order has {', '.join(unknown)}, which this version does not know "
-                f"({', '.join(sorted(known))}): the images are older than trainctl; push new ones "
-                "and deploy"
-            )
-        nodes = Range.parse(str(values["nodes"]), option="nodes")
-        prices = values.get("prices")
-        prices = None if prices is None else Prices.from_json(prices)
-        values = {name: value for name, value in values.items() if name in known}
-        return cls(**(values | {"nodes": nodes, "prices": prices}))
+        what = "a job's order"
+        values = loads(text, what=what)
+        if "nodes" in values:
+            values["nodes"] = asdict(Range.parse(str(values["nodes"]), option="nodes"))
+        return from_json(cls, values, what=what, ignores_unknown=ignores_unknown)
 
     def check_size(self, job: str) -> None:
         """Fail if ECS would not start the head of ``job`` with this order.
@@ -337,7 +298,7 @@ class Outcome:
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""
-        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -348,16 +309,10 @@ class Outcome:
         Raises:
             InputError: it is not an outcome.
         """
-        values = _object(text, what="a job's outcome")
-        status = values.get("status")
-        if not isinstance(status, str) or status not in {*JobStatus}:
-            raise _wrong("status", status, f"one of {', '.join(JobStatus)}")
-        known = {each.name for each in fields(cls)} - {"status", "reason"}
-        return cls(
-            status=JobStatus(status),
-            reason=str(values.get("reason", status)),
-            **{name: values[name] for name in known if name in values},
-        )
+        what = "a job's outcome"
+        values = loads(text, what=what)
+        values.setdefault("reason", values.get("status"))
+        return from_json(cls, values, what=what, ignores_unknown=True)
 
     @classmethod
     def of_abort(cls, *, error: str | None, cause: str | None) -> Self:
@@ -385,7 +340,7 @@ def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
         "recipe": spec.recipe,
         "command": [*spec.command],
         "nodes": str(spec.nodes),
-        "prices": spec.prices and spec.prices.to_json(),
+        "prices": spec.prices and asdict(spec.prices),
     }
     return json.dumps(record, indent=1)
 
@@ -402,19 +357,12 @@ class Hold:
     """Unix time."""
 
     def to_json(self) -> str:
-        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """
-        Raises:
-            InputError: it is not what ``to_json`` writes.
-        """
-        values = _object(text, what="a hold")
-        code, since, until = (values.get(each.name) for each in fields(cls))
-        if type(code) is not int or not all(type(at) in (int, float) for at in (since, until)):
-            raise _wrong("a hold", values, "a code and two times")
-        return cls(code=code, since=float(since or 0), until=float(until or 0))
+        """Raises InputError if it is not what ``to_json`` writes."""
+        return from_json(cls, loads(text, what="a hold"), what="a hold", ignores_unknown=True)
 
 
 # --- why a task was stopped -----------------------------------------------------------------------
@@ -432,13 +380,3 @@ def status_of_stop(reason: str) -> JobStatus | None:
 # --- plumbing -------------------------------------------------------------------------------------
 def _wrong(name: str, value: object, allowed: str) -> InputError:
     return InputError(f"{name} is {value!r}: it must be {allowed}")
-
-
-def _object(text: str, *, what: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
-    return found

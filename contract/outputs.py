@@ -14,9 +14,12 @@ def stacks(deployment: str) -> tuple[str, str]:
     return f"{prefix}{CORE_STACK}", f"{prefix}{TRAINING_STACK}"
 
 
-# For those who call `aws` themselves: trainctl reads neither.
+# For people and their own programs: trainctl reads none of these.
 VPC: Final = "VpcId"
 NAMESPACE: Final = "NamespaceName"  # in Cloud Map
+PUSH_ROLE: Final = "ImagePushRoleArn"
+PUSH_FROM: Final = "GitHubRepository"  # whose workflow may assume that role
+SHARED: Final = "SharedFileSystemId"  # where hosts mount one
 # The command line reads these; renaming one breaks it.
 BUCKET: Final = "BucketName"
 CLUSTER: Final = "ClusterName"
@@ -33,7 +36,4 @@ KEEPER: Final = "JobKeeperName"
 TASK_EVENTS: Final = "TaskEventsLogGroupName"
 DASHBOARD: Final = "DashboardName"
 RAY_TOKEN: Final = "RayTokenSecretArn"  # what Ray's dashboard and its clients must show
-PUSH_ROLE: Final = "ImagePushRoleArn"
-PUSH_FROM: Final = "GitHubRepository"  # whose workflow may assume that role
-SHARED: Final = "SharedFileSystemId"  # where hosts mount one
 SHAPE: Final = "ClusterShape"  # JSON: preset, hosts, counts, limits, image tag, order

@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 
 from trainctl import CliError, Job, UsageError, plan, submit
-from trainctl.api import Options
 from training.record.events import Metrics, RankTimes, Step
 
 # Network -> variables that make NCCL use it. Hosts that have EFA use it by themselves.
@@ -208,7 +207,7 @@ def study(arguments: Sequence[str] | None) -> int:
     if unknown := set(networks) - NETWORKS.keys():
         parser.error(f"--networks has {', '.join(unknown)}: give efa, tcp or efa,tcp")
 
-    def options(network: str, nodes: int) -> Options:
+    def options(network: str, nodes: int) -> dict[str, object]:
         run = "-".join(filter(None, (name, network, str(nodes))))
         env = NETWORKS[network]
         return {"run": run, "nodes": nodes, "max_hours": given.max_hours, "env": env}
@@ -240,7 +239,7 @@ def study(arguments: Sequence[str] | None) -> int:
         except UsageError as error:
             if not is_there(error):
                 raise
-            job = Job.find(own["run"])
+            job = Job.find(str(own["run"]))
         print(f"{job.run}: job {job.id}", file=sys.stderr, flush=True)
         outcome = job.wait()
         try:

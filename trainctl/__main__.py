@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
 import typer
+from typer.exceptions import TyperException
 
 from contract import exits, faults
 from trainctl import output
@@ -40,7 +41,7 @@ from trainctl.commands import (
 )
 from trainctl.commands import open as open_
 from trainctl.help import WIDTH, Command, Group, RecipeCommand, ShellCommand
-from trainctl.options import flattened
+from trainctl.options import flattened, refusal
 
 _EPILOG = (
     "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 79 AWS does not "
@@ -56,7 +57,6 @@ _OTHER: Final = "Clusters and deployment"
 app = typer.Typer(
     name="trainctl",
     cls=Group,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
@@ -81,7 +81,7 @@ for panel, commands in (
 
 
 def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:
-    group = typer.Typer(cls=Group, no_args_is_help=True, help=about)
+    group = typer.Typer(cls=Group, help=about)
     for each in commands:
         group.command(cls=Command)(flattened(each))
     app.add_typer(group, name=name, rich_help_panel=panel)
@@ -96,7 +96,7 @@ _add_group(
 _add_group(
     "data",
     "Data sets in the bucket, which jobs train on by name: --data NAME.",
-    *(data.put, data.ls, data.rm, data.prepare),
+    *(data.put, data.ls, data.rm),
     panel=_JOBS,
 )
 _add_group(
@@ -140,19 +140,21 @@ def trainctl(
     """
 
 
-@faults.command(say=output.say, explain=explained)
+@faults.command(say=lambda line: faults.say(output.visible(line)), explain=explained)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    words = list(argv) if argv is not None else None
     try:
         with exits.on_closed_pipe():
-            app(list(argv) if argv is not None else None, prog_name="trainctl")
-    except SystemExit as end:  # typer's way to return a code, after it has shown a usage error
-        if isinstance(end.__context__, typer.Abort):  # Ctrl-C, for which click exits with 1
-            return exits.INTERRUPTED
+            return app(words, prog_name="trainctl", standalone_mode=False) or exits.OK
+    except TyperException as error:
+        raise refusal(error) from None
+    except typer.Abort:  # Ctrl-C
+        return exits.INTERRUPTED
+    except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # of typer and rich, which exit with 1
             return exits.CLOSED_PIPE
         return end.code if isinstance(end.code, int) else exits.OK
-    return exits.OK
 
 
 if __name__ == "__main__":

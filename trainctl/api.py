@@ -12,19 +12,24 @@ faults of this program.
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar
+
+import typer
+from typer.exceptions import TyperException
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
-from trainctl import downloads, follow, job_log, job_plan, pricing
+from trainctl import downloads, follow, job_plan, pricing
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job as FoundJob
-from trainctl.job_log import JobLog, Wanted
 from trainctl.job_options import JobOptions
 from trainctl.job_plan import JobPlan
+from trainctl.job_request import JobRequest
+from trainctl.options import Where, by_name, flattened, refusal, text, words_of
 from trainctl.polling import Polling
 from training.record.events import Metrics, parse_metrics
 from training.record.result import Result
@@ -141,19 +146,6 @@ class Job:
         return self._found.outcome
 
     @_explains
-    def logs(self, *, node: int | None = None) -> list[str]:
-        """The lines of all its nodes so far, those of workers with a label, in order of time.
-
-        Args:
-            node: only what its command printed on this node, of a command that runs on all nodes.
-        """
-        found = self._look()
-        log = JobLog(self._deployment.logs, Wanted(node=node, routine=True))
-        return [
-            job_log.text(line) for line in log.new(found, self._deployment.jobs.all_nodes(found))
-        ]
-
-    @_explains
     def stop(self) -> Outcome:
         """Stop it and wait until all of its nodes have ended; its run can be resumed.
 
@@ -209,125 +201,62 @@ class Job:
         return [each.target for each in found]
 
 
-#: Options that may be given several times, each with a text.
-_REPEATED: Final = ("keep_files", "skip_files", "not_secret")
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of ``submit`` and ``plan``, with the command line's defaults."""
-
-    run: str
-    """Name of the run; the same again resumes it. A new name by default."""
-    nodes: int | str
-    """Worker nodes: a number, or a range such as ``"1:4"``; as many as were deployed by default."""
-    on: Literal["head", "nodes", "auto"]
-    """Nodes on which the command of ``code`` runs: once on the head, or on every node."""
-    max_hours: float
-    """Deadline, in hours after the admission, waiting for hosts included."""
-    max_cost: float
-    """US dollars that the maximum cost may reach; without ``max_hours`` the deadline follows."""
-    wait_minutes: float
-    """Minutes to wait for hosts."""
-    grace: int
-    """Seconds that the command of ``code`` has to save at a stop, and before the deadline."""
-    hang_minutes: float
-    """Minutes after which a command of ``code`` that does nothing is ended; 0: it is not."""
-    keep_files: Sequence[str]
-    """Patterns of files of ``code``'s command that must be saved."""
-    skip_files: Sequence[str]
-    """Patterns of those that are not saved."""
-    hold: float
-    """Minutes for which the hosts of a job that has failed stay, until its deadline at most."""
-    spot: bool
-    """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
-    env: Mapping[str, str | float | Path]
-    """Variables for the code, by name."""
-    secret: Mapping[str, str]
-    """Variables with the value of a secret: name of the variable -> name of the secret."""
-    not_secret: Sequence[str]
-    """Files, variables and options of the command that look like secrets and are none."""
-    code: Path | str
-    """Folder of your own code, in place of a recipe."""
-    profile: str | None
-    """Profile of the AWS configuration."""
-    region: str | None
-    """Region of the deployment."""
-    deployment: str | None
-    """Name of the deployment, where there are several."""
-
-
 @_explains
-def plan(*command: str | float | Path, **options: Unpack[Options]) -> JobPlan:
+def plan(*command: str | float | Path, **options: object) -> JobPlan:
     """Plan what ``submit`` would start with the same arguments, with its price; start nothing.
 
     Raises:
         UsageError: a value is wrong, or the job could not be started now.
         CliError: there is no deployment, or AWS refuses.
     """
-    given = _job_options(command, options)
-    return job_plan.plan_of(_deployment(options), given)
+    request, where = _request(command, options)
+    return job_plan.plan_of(where.find(to_start=True), request)
 
 
 @_explains
-def submit(*command: str | float | Path, **options: Unpack[Options]) -> Job:
+def submit(*command: str | float | Path, **options: object) -> Job:
     """Start a job; it keeps running when this program has ended.
 
     Args:
         command: a recipe and its settings, ``"ddp", "--epochs", 3``; with ``code`` the words of
             a command, ``"torchrun", "train.py"``.
-        options: see ``Options``.
+        options: those of ``trainctl submit`` by their long names, with ``_`` for ``-``:
+            ``nodes="1:4"``, ``max_hours=3``. ``env`` and ``secret`` are dictionaries, options
+            that may be repeated are lists, ``spot`` is True, or False for ``--on-demand``;
+            ``profile``, ``region`` and ``deployment`` may be None.
 
     Raises:
         UsageError: a value is wrong, or the run is being trained by another job.
         CliError: there is no deployment, or AWS refuses.
     """
-    given = _job_options(command, options)
-    deployment = _deployment(options)
-    job = job_plan.start(deployment, job_plan.plan_of(deployment, given), given.code)
+    request, where = _request(command, options)
+    deployment = where.find(to_start=True)
+    job = job_plan.start(deployment, job_plan.plan_of(deployment, request))
     return Job(deployment, deployment.jobs.find(job))
 
 
-def _deployment(options: Options) -> Deployment:
-    return Deployment.find(
-        profile=options.get("profile"),
-        region=options.get("region"),
-        name=options.get("deployment"),
-        to_start=True,
-    )
-
-
-def _job_options(command: Sequence[str | float | Path], options: Options) -> JobOptions:
-    """The options, by the command line's own parser.
+def _request(command: Sequence[object], options: Mapping[str, object]) -> tuple[JobRequest, Where]:
+    """A job and its deployment, by the command line's own parser.
 
     Raises:
-        TypeError: there is no such option.
         UsageError: the command line would refuse a value.
     """
-    if unknown := sorted(options.keys() - Options.__annotations__.keys()):
-        raise TypeError(f"{', '.join(unknown)}: submit and plan have no such option")
-    words: list[str] = []
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if name in ("profile", "region", "deployment"):  # of the deployment, not of the job
-            continue
-        if name == "spot" and isinstance(value, bool):
-            words.append("--spot" if value else "--on-demand")
-        elif isinstance(value, Mapping):
-            words += [f"{option}={each}={_word(value[each], f'{name} {each!r}')}" for each in value]
-        elif name in _REPEATED and isinstance(value, list | tuple):
-            words += [f"{option}={_word(each, name)}" for each in value]
-        else:
-            words.append(f"{option}={_word(value, name)}")
-    given = JobOptions.parse([*words, "--", *(_word(each, "a word") for each in command)])
-    job_plan.check_given(given)
-    return given
+    of_where = {each.name for each in fields(Where)}
+    given = {
+        key: value for key, value in options.items() if value is not None or key not in of_where
+    }
+    parser = typer.Typer(add_completion=False)
+    parser.command()(flattened(_parsed))
+    read: Any = typer.main.get_command(parser)
+    words = words_of(given, by_name(read.params))
+    try:
+        options_of_job, where = read.main(
+            [*words, "--", *(text("a word", each) for each in command)], standalone_mode=False
+        )
+    except TyperException as error:
+        raise refusal(error) from None
+    return JobRequest.of(options_of_job), where
 
 
-def _word(value: object, name: str) -> str:
-    """
-    Raises:
-        UsageError: it is None, which would become a text.
-    """
-    if value is None:
-        raise UsageError(f"{name} is None: leave it out for the default")
-    return str(value)
+def _parsed(*, given: JobOptions, where: Where) -> tuple[JobOptions, Where]:
+    return given, where

@@ -35,11 +35,6 @@ class Planned:
         """The shape that ``trainctl`` would read from the outputs."""
         return self.settings.shape
 
-    @property
-    def makes_github_provider(self) -> bool:
-        found = self.settings
-        return bool(found.github_repository) and not found.github_oidc_provider_arn
-
 
 def project() -> Path:
     """Folder of the CDK app: this one, or the one that this module is part of.

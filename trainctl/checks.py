@@ -5,11 +5,10 @@ The same for a deployment that is there and for one that is only planned: ``of_h
 needs to go on: that is checked where it is needed, and refused there.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
@@ -19,14 +18,6 @@ from trainctl.aws.errors import CliError, explained
 from trainctl.checkout_settings import Planned
 from trainctl.images import check_image, repositories
 
-if TYPE_CHECKING:
-    from stacks.settings import Settings
-
-ROLES: Final = {
-    "AWSServiceRoleForECS": "ecs.amazonaws.com",
-    "AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com",
-}
-SPOT_ROLE: Final = {"AWSServiceRoleForEC2Spot": "spot.amazonaws.com"}
 #: Quotas of EC2 count vCPUs, by family and whether on spot. P5 is with the other P on demand only.
 QUOTAS: Final = {
     ("g", False): "L-DB2E81BA",
@@ -43,12 +34,6 @@ ADDRESSES: Final = ("ec2", "L-0263D0A3")
 #: Version of the CDK's bootstrap stack that the templates need, and its default name.
 MIN_BOOTSTRAP: Final = 6
 QUALIFIER: Final = "hnb659fds"
-_AWS_DISK_KEY: Final = "alias/aws/ebs"
-#: KMS actions of EC2 Auto Scaling on a disk's key.
-_KEY_OPERATIONS: Final = (
-    "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
-    "DescribeKey CreateGrant"
-)
 
 
 class Finding(NamedTuple):
@@ -56,7 +41,7 @@ class Finding(NamedTuple):
 
     state: str
     """``ok``; ``bad``; ``next`` for a step that has not been taken yet; ``unknown`` where it could
-    not be checked; ``skipped`` where there is nothing to check."""
+    not be checked."""
     found: str
     fix: str = ""
     """The command that fixes it, or several, a line each; empty where nothing needs one."""
@@ -143,7 +128,6 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
         is_deployed: whether there is a network, which fixes the zone.
     """
     machines = {machine.name: machine for machine in (shape.head, shape.worker)}
-    roles = {**ROLES, **(SPOT_ROLE if shape.spot else {})}
     checks: Checks = {
         f"{name} offered": partial(
             offered,
@@ -160,9 +144,6 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
         checks[f"quota {title}, {'spot' if spot else 'on demand'}"] = partial(
             vcpu_quota, place, QUOTAS[family, spot], vcpus, with_surplus=shape.surplus_heads > 0
         )
-    for role, service in roles.items():
-        checks[f"role {role}"] = partial(linked_role, place, role, service)
-    checks["key of disks"] = partial(disk_key, place)
     return checks
 
 
@@ -173,101 +154,27 @@ def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Che
         missing: stacks that are not there yet.
     """
     checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
-    if stack_outputs.stacks(plan.settings.deployment)[0] in missing:
-        if plan.settings.vpc_id:
-            checks["network"] = partial(network, place, plan.settings)
-        else:
-            checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
-            checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
-        if plan.makes_github_provider:
-            checks["GitHub provider"] = partial(github_provider, place)
+    is_new = stack_outputs.stacks(plan.settings.deployment)[0] in missing
+    if is_new and not plan.settings.vpc_id:
+        checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
+        checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
     return checks
 
 
 def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
     """Checks of existing stacks for a job."""
-    checks: Checks = {
+    return {
         f"image of the {node}": partial(image, place, deployment, repository)
         for node, repository in repositories(deployment).items()
     }
-    checks["launches of hosts"] = partial(launches, place, deployment)
-    if deployment.shape.shared is not None:
-        checks["shared file system"] = partial(file_system, place, deployment)
-    return checks
 
 
 # --- checks ---------------------------------------------------------------------------------------
-def launches(place: Place, deployment: Deployment) -> Finding:
-    """Check that Auto Scaling's launches are not suspended, by a person or by AWS, which may do so
-    after a day of failures."""
-    for group, reason in deployment.cluster.suspended().items():
-        return bad(
-            f"{group} starts no hosts, its launches are suspended: {reason}",
-            place.aws(
-                f"autoscaling resume-processes --auto-scaling-group-name {group} "
-                "--scaling-processes Launch"
-            ),
-        )
-    return ok("not suspended")
-
-
-def network(place: Place, settings: "Settings") -> Finding:
-    """Check an existing VPC and subnet that hosts are to start in."""
-    vpc, name = settings.vpc_id, settings.subnet_id
-    subnet = place.account.subnet(name)
-    if subnet["VpcId"] != vpc:
-        return bad(f"{name} is in {subnet['VpcId']}", place.deploy(vpc_id=subnet["VpcId"]))
-    zone = subnet["AvailabilityZone"]
-    if zone != settings.availability_zone:
-        return bad(f"{name} is in {zone}", place.deploy(availability_zone=zone))
-    if not place.account.dns_names(vpc):
-        attribute = place.aws(f"ec2 modify-vpc-attribute --vpc-id {vpc}")
-        return bad(
-            f"{vpc} has no DNS names, by which nodes find the head",
-            f"{attribute} --enable-dns-support\n{attribute} --enable-dns-hostnames",
-        )
-    routes = place.account.routes(name, vpc)
-    outside = [each for each in routes if each.get("DestinationCidrBlock") == "0.0.0.0/0"]
-    if not outside:
-        return bad(f"{name} has no working route to 0.0.0.0/0: hosts could not reach ECS")
-    if outside[0].get("GatewayId", "").startswith("igw-"):
-        return bad(f"{name} is public, and hosts get no public address: take a private subnet")
-    # An endpoint's route goes to a list of prefixes.
-    has_endpoint = any(each.get("GatewayId", "").startswith("vpce-") for each in routes)
-    cost = "" if has_endpoint else "; it has no gateway endpoint for S3: data may be billed per GB"
-    return ok(f"{name} in {zone}{cost}")
-
-
 def image(place: Place, deployment: Deployment, repository: str) -> Finding:
     try:
         return ok(check_image(deployment, repository))
     except CliError as error:
         return bad(str(error), place.make("images"))
-
-
-def pipeline(place: Place, deployment: Deployment) -> Finding:
-    """The commands that let the workflow of the repository on GitHub push images."""
-    found = deployment.outputs.get(stack_outputs.PUSH_FROM)
-    if not found:
-        said = "pushes no images; to change that, set github_repository in cdk.json and make deploy"
-        return Finding("skipped", said)
-    repository = re.sub(r"@\d+", "", found)  # gh takes names, and not GitHub's ids
-    variables = {
-        "AWS_REGION": place.region,
-        "AWS_PUSH_ROLE": deployment.output(stack_outputs.PUSH_ROLE),
-        **{
-            f"{node.upper()}_REPOSITORY": deployment.output(output)
-            for node, output in stack_outputs.REPOSITORIES.items()
-        },
-    }
-    return Finding(
-        "next",
-        f"{repository} may push images; its workflow does once it has these variables",
-        "\n".join(
-            f"gh variable set {name} --repo {repository} --body {value}"
-            for name, value in variables.items()
-        ),
-    )
 
 
 def offered(
@@ -343,17 +250,6 @@ def one_more(place: Place, quota: tuple[str, str], count: Callable[[Account], in
     return within(place, quota, used + 1, f"{used} of {{quota}} in use, the deployment takes one")
 
 
-def github_provider(place: Place) -> Finding:
-    """An account can have one provider for GitHub; CoreStack makes it where none is given."""
-    arn = place.account.github_provider()
-    if arn is None:
-        return ok("none yet, the deploy makes it")
-    return bad(
-        "the account has one already, and the deploy cannot make another",
-        place.deploy(github_oidc_provider_arn=arn),
-    )
-
-
 def bootstrap(place: Place, qualifier: str) -> Finding:
     found = place.account.parameter(f"/cdk-bootstrap/{qualifier or QUALIFIER}/version")
     own = f" --qualifier {qualifier}" if qualifier else ""
@@ -363,49 +259,3 @@ def bootstrap(place: Place, qualifier: str) -> Finding:
     if int(found) < MIN_BOOTSTRAP:
         return bad(f"version {found}, and the stacks need {MIN_BOOTSTRAP}", fix)
     return ok(f"version {found}")
-
-
-def linked_role(place: Place, role: str, service: str) -> Finding:
-    if place.account.has_role(role):
-        return ok("exists")
-    return bad(
-        "missing; the first use in an account may fail without it",
-        place.aws(f"iam create-service-linked-role --aws-service-name {service}"),
-    )
-
-
-def disk_key(place: Place) -> Finding:
-    """Check the default key: with a customer's key, hosts end at their launch without a grant."""
-    key = place.account.default_disk_key()
-    if key == _AWS_DISK_KEY:
-        return ok("AWS's own")
-    role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
-    return Finding(
-        "unknown",
-        f"the account's default is {key}: if it is a customer key, hosts terminate at their "
-        "launch unless EC2 Auto Scaling may use it",
-        place.aws(
-            f"kms create-grant --key-id {key} --grantee-principal "
-            f"arn:aws:iam::{place.account.id}:{role} --operations {_KEY_OPERATIONS}"
-        ),
-    )
-
-
-def file_system(place: Place, deployment: Deployment) -> Finding:
-    """Check that hosts can mount the shared file system."""
-    name = deployment.output(stack_outputs.SHARED)
-    found = place.account.file_system(name)
-    if found is None:
-        return bad(
-            f"{name} is not there any more: no host can start. Deploy without it, and then with it",
-            place.deploy(shared_storage="none"),
-        )
-    state = found["Lifecycle"]
-    said = f"{name} is {state}"
-    if state in ("AVAILABLE", "UPDATING"):  # updating, it works
-        return ok(said)
-    why = found.get("FailureDetails", {}).get("Message")
-    return bad(
-        f"{said}: {why}" if why else said,
-        place.aws(f"fsx describe-file-systems --file-system-ids {name}"),
-    )

@@ -9,8 +9,9 @@ import stat
 import subprocess
 import zipfile
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from contract import images, requirements
 from contract.errors import InputError
@@ -106,64 +107,127 @@ def _image_versions() -> dict[str, str]:
     return {"python": "" if base else IMAGE_PYTHON, "ray": found[1] if found else ""}
 
 
-def look_at(folder: Path, not_secret: Collection[str] = ()) -> str:
-    """Describe what would be uploaded. Raises UsageError where that cannot be.
+@dataclass(frozen=True, slots=True)
+class CodeFolder:
+    """A folder of the user's own code, read once: what is checked is what is uploaded."""
 
-    Args:
-        not_secret: paths in the folder of files that look like secrets and are none.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"--code {folder}: there is no such folder")
-    files = files_of(folder)
-    if not files:
-        raise UsageError(f"--code {folder}: there is no file in it")
-    for path in files:
+    path: Path
+    files: Sequence[Path]
+    """As ``files_of`` lists them."""
+    packages: str
+    """Name of its list of packages; "": it has none."""
+
+    @classmethod
+    def of(cls, folder: Path, not_secret: Collection[str] = ()) -> Self:
+        """Read a folder.
+
+        Args:
+            not_secret: paths in the folder of files that look like secrets and are none.
+
+        Raises:
+            UsageError: it cannot be uploaded.
+        """
+        if not folder.is_dir():
+            raise UsageError(f"--code {folder}: there is no such folder")
+        files = files_of(folder)
+        if not files:
+            raise UsageError(f"--code {folder}: there is no file in it")
+        for path in files:
+            try:
+                check_relative(
+                    str(path.relative_to(folder)), what=f"--code {folder}: the file name"
+                )
+            except InputError as error:
+                raise UsageError(f"{error}; rename the file, or let git ignore it") from None
+        _check_links(files, folder)
+        if held := [path for path in files if _VARIABLES.fullmatch(path.name)]:
+            raise UsageError(
+                f"--code {folder}: {held[0].relative_to(folder)} would be uploaded into the "
+                "bucket, which all jobs can read. Let git ignore it, and pass its secrets with "
+                "--secret, all else with --env"
+            )
+        variables.refuse_secret_files(folder, files, not_secret)
         try:
-            check_relative(str(path.relative_to(folder)), what=f"--code {folder}: the file name")
+            packages = requirements.check(folder, **_image_versions())
         except InputError as error:
-            raise UsageError(f"{error}; rename the file, or let git ignore it") from None
-    _check_links(files, folder)
-    if held := [path for path in files if _VARIABLES.fullmatch(path.name)]:
-        raise UsageError(
-            f"--code {folder}: {held[0].relative_to(folder)} would be uploaded into the bucket, "
-            "which all jobs can read. Let git ignore it, and pass its secrets with --secret, all "
-            "else with --env"
-        )
-    variables.refuse_secret_files(folder, files, not_secret)
-    size = sum(path.lstat().st_size for path in files) / 2**20
-    if size > CODE_MIB:
-        largest = max(files, key=lambda path: path.lstat().st_size)
-        raise UsageError(
-            f"--code {folder}: {size:.0f} MiB, and at most {CODE_MIB} are uploaded; the largest is "
-            f"{largest.relative_to(folder)}. Put data into the bucket (trainctl data put), or let "
-            "git ignore it"
-        )
-    try:
-        packages = requirements.check(folder, **_image_versions())
-    except InputError as error:
-        raise UsageError(f"--code {folder}: {error}") from None
-    if packages and folder / packages not in files:
-        raise UsageError(
-            f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
-        )
-    return described(folder, files, packages)
+            raise UsageError(f"--code {folder}: {error}") from None
+        if packages and folder / packages not in files:
+            raise UsageError(
+                f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
+            )
+        found = cls(folder, files, packages)
+        if found.mib > CODE_MIB:
+            largest = max(files, key=lambda path: path.lstat().st_size)
+            raise UsageError(
+                f"--code {folder}: {found.mib:.0f} MiB, and at most {CODE_MIB} are uploaded; the "
+                f"largest is {largest.relative_to(folder)}. Put data into the bucket (trainctl "
+                "data put), or let git ignore it"
+            )
+        return found
 
+    @property
+    def mib(self) -> float:
+        """Size of all files."""
+        return sum(path.lstat().st_size for path in self.files) / 2**20
 
-def described(folder: Path, files: Sequence[Path], packages: str) -> str:
-    """What would be uploaded, in words.
+    @property
+    def words(self) -> str:
+        """What would be uploaded, in words."""
+        installed = f"packages of {self.packages}" if self.packages else "no list of packages"
+        if not self.packages and (unread := requirements.unread(self.path)):
+            verb = "is" if len(unread) == 1 else "are"
+            installed += f" that is read: {listed(unread)} {verb} not"
+        left = ignored_of(self.path)
+        without = f" (git ignores {listed(left)})" if left else ""
+        num_files = f"{counted(len(self.files), 'file')} of {self.path}{without}"
+        return f"{num_files}, {max(self.mib, 0.1):.1f} MiB, {installed}"
 
-    Args:
-        files: of the folder, as ``files_of`` lists them.
-        packages: name of its list of packages; "": it has none.
-    """
-    size = sum(path.lstat().st_size for path in files) / 2**20
-    installed = f"packages of {packages}" if packages else "no list of packages"
-    if not packages and (unread := requirements.unread(folder)):
-        installed += f" that is read: {listed(unread)} {'is' if len(unread) == 1 else 'are'} not"
-    left = ignored_of(folder)
-    without = f" (git ignores {listed(left)})" if left else ""
-    num_files = f"{counted(len(files), 'file')} of {folder}{without}"
-    return f"{num_files}, {max(size, 0.1):.1f} MiB, {installed}"
+    def check_command(self, words: Sequence[str]) -> None:
+        """Refuse a command whose file is not uploaded, before hosts start and find it missing.
+
+        Only what is certain is refused: ``python -m``, a shell's ``-c``, absolute paths and
+        programs that are not known here pass.
+
+        Raises:
+            UsageError: the file is not in the folder, or is given as a command and is none.
+        """
+        first, program = words[0], program_of(words)
+        if not program or program.startswith("-m ") or os.path.isabs(program):
+            return
+        path = self.path / os.path.normpath(program)
+        if path.resolve() not in {each.resolve() for each in self.files}:
+            why = "is not among the files that are uploaded"
+            if not path.exists():
+                names = [str(each.relative_to(self.path)) for each in self.files]
+                close = difflib.get_close_matches(program, names, n=1)
+                why = "does not exist" + (f": did you mean {close[0]}?" if close else "")
+            raise UsageError(f"--code {self.path}: {program}, which the command runs, {why}")
+        if program == first and not ("/" in first and os.access(path, os.X_OK)):
+            shell = "python" if first.endswith(".py") else "bash"
+            raise UsageError(f"{first} is not a command: give {shell} {shlex.join(words)}")
+
+    def pack(self, archive: Path) -> str:
+        """Write the files into an archive; return its SHA-256 in hexadecimal.
+
+        It keeps which files are executable, and links. The same files make the same archive.
+        """
+        with zipfile.ZipFile(archive, "w") as file:
+            for path in self.files:
+                name = path.relative_to(self.path).as_posix()
+                entry = zipfile.ZipInfo(name, date_time=_DATE)
+                entry.create_system = 3  # Unix: what the attributes mean
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                if path.is_symlink():
+                    # To where it leads in the end, and never by an absolute path.
+                    target = os.path.relpath(path.resolve(), path.parent.resolve())
+                    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+                    file.writestr(entry, target)
+                else:
+                    is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
+                    entry.external_attr = (stat.S_IFREG | (0o755 if is_executable else 0o644)) << 16
+                    file.writestr(entry, path.read_bytes())
+        with archive.open("rb") as packed:
+            return hashlib.file_digest(packed, "sha256").hexdigest()
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -186,31 +250,6 @@ def program_of(words: Sequence[str]) -> str:
     return ""
 
 
-def check_command(folder: Path, words: Sequence[str]) -> None:
-    """Refuse a command whose file is not uploaded, before hosts start and find it missing.
-
-    Only what is certain is refused: ``python -m``, a shell's ``-c``, absolute paths and programs
-    that are not known here pass.
-
-    Raises:
-        UsageError: the file is not in the code folder, or is given as a command and is none.
-    """
-    first, program = words[0], program_of(words)
-    if not program or program.startswith("-m ") or os.path.isabs(program):
-        return
-    files, path = files_of(folder), folder / os.path.normpath(program)
-    if path.resolve() not in {each.resolve() for each in files}:
-        why = "is not among the files that are uploaded"
-        if not path.exists():
-            names = [str(each.relative_to(folder)) for each in files]
-            close = difflib.get_close_matches(program, names, n=1)
-            why = "does not exist" + (f": did you mean {close[0]}?" if close else "")
-        raise UsageError(f"--code {folder}: {program}, which the command runs, {why}")
-    if program == first and not ("/" in first and os.access(path, os.X_OK)):
-        shell = "python" if first.endswith(".py") else "bash"
-        raise UsageError(f"{first} is not a command: give {shell} {shlex.join(words)}")
-
-
 def _check_links(files: list[Path], folder: Path) -> None:
     """Refuse links that would lead nowhere on a node."""
     there = {path.resolve() for path in files if not path.is_symlink()}
@@ -224,26 +263,3 @@ def _check_links(files: list[Path], folder: Path) -> None:
                 "which is not among the files that are uploaded. Put data into the bucket "
                 "(aws s3 cp); copy code into the folder, or let git ignore the link"
             )
-
-
-def pack(folder: Path, archive: Path) -> str:
-    """Write the files of a code folder into an archive; return its SHA-256 in hexadecimal.
-
-    It keeps which files are executable, and links. The same files make the same archive.
-    """
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in files_of(folder):
-            entry = zipfile.ZipInfo(path.relative_to(folder).as_posix(), date_time=_DATE)
-            entry.create_system = 3  # Unix: what the attributes mean
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            if path.is_symlink():
-                # To where it leads in the end, and never by an absolute path.
-                target = os.path.relpath(path.resolve(), path.parent.resolve())
-                entry.external_attr = (stat.S_IFLNK | 0o777) << 16
-                file.writestr(entry, target)
-            else:
-                is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
-                entry.external_attr = (stat.S_IFREG | (0o755 if is_executable else 0o644)) << 16
-                file.writestr(entry, path.read_bytes())
-    with archive.open("rb") as packed:
-        return hashlib.file_digest(packed, "sha256").hexdigest()

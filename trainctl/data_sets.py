@@ -11,14 +11,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from contract.errors import InputError
 from contract.nodes import is_shared
 from contract.text import byte_size, counted
+from contract.typed_json import from_json, loads
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from training import recipes
@@ -62,18 +64,10 @@ class StoredSet:
     @classmethod
     def from_json(cls, text: bytes) -> Self | None:
         """Parse what ``to_json`` wrote; None for anything else."""
-        try:
-            values = json.loads(text)
-            files = {name: StoredFile(**each) for name, each in values["files"].items()}
-            known: dict[str, Any] = {
-                each: str(values[each]) for each in ("uploaded", "by") if each in values
-            }
-            if found := values.get("contents"):
-                columns = tuple(map(str, found["columns"]))
-                known["contents"] = Contents(**{**found, "columns": columns})
-            return cls(name=values["name"], files=files, **known)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return None
+        what = "a data set"
+        with suppress(InputError):
+            return from_json(cls, loads(text, what=what), what=what, ignores_unknown=True)
+        return None
 
 
 def check_name(name: str) -> str:

@@ -22,7 +22,7 @@ from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job, Place
 from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
-from trainctl.job_log import ALL, JobLog, Printer, Wanted
+from trainctl.job_log import JobLog, Printer
 from trainctl.polling import Polling
 from trainctl.pricing import cost_of, usd_so_far
 from training.record.progress import Progress
@@ -55,7 +55,7 @@ def follow(
     deployment: Deployment,
     name: str,
     *,
-    wanted: Wanted = ALL,
+    node: int | None = None,
     tail: int | None = None,
     printer: Printer | None = None,
 ) -> int:
@@ -66,12 +66,12 @@ def follow(
     Args:
         deployment: where it runs.
         name: its id.
-        wanted: which lines.
+        node: only what its command printed on this node.
         tail: how many of those that are there already; all by default.
         printer: how they are shown; as text by default.
     """
     try:
-        job = watch(deployment, name, wanted=wanted, tail=tail, printer=printer or Printer())
+        job = watch(deployment, name, node=node, tail=tail, printer=printer or Printer())
     except KeyboardInterrupt:
         output.say(
             f"\nDetached; the job keeps running.\n  follow it   trainctl logs {name} --follow\n"
@@ -86,7 +86,7 @@ def watch(
     deployment: Deployment,
     name: str,
     *,
-    wanted: Wanted = ALL,
+    node: int | None = None,
     tail: int | None = None,
     printer: Printer | None = None,
     clock: Callable[[], float] = time.time,
@@ -97,7 +97,7 @@ def watch(
         printer: shows its log; None: its log is not read.
         clock: Unix time in seconds.
     """
-    jobs, log = deployment.jobs, JobLog(deployment.logs, wanted)
+    jobs, log = deployment.jobs, JobLog(deployment.logs, node=node)
     polling = Polling(is_local=deployment.is_local)
     tasks: dict[str, Task] = {}
     num_heads = 0

@@ -5,50 +5,29 @@ Markdown and the syntax highlighter behind it.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainctl import job_file
-from trainctl.aws.errors import UsageError
-from training import recipes
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
 #: No wider than this on any terminal: longer lines are hard to read.
 WIDTH = 100
 
 
-#: Names from other tools -> the command here.
-MEANT: Final = {
-    **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
-    **dict.fromkeys(("status", "describe", "job"), "show JOB"),
-    **dict.fromkeys(("cancel", "kill", "abort"), "stop JOB"),
-    **dict.fromkeys(("rm", "delete"), "stop JOB, trainctl runs rm RUN, trainctl data rm NAME"),
-    **dict.fromkeys(("run", "launch", "start", "train"), "submit"),
-    **dict.fromkeys(("up", "down"), "cluster up, trainctl cluster down"),
-    **dict.fromkeys(("exec", "ssh"), "shell"),
-    "help": "--help",
-}
-
-
 class Group(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """``trainctl runs``, without a command of the group, lists them."""
+        """``trainctl runs``, without a command of the group, lists them; others show their help."""
         known = {*self.commands, *ctx.help_option_names}
         if ctx.info_name == "runs" and not ctx.resilient_parsing and known.isdisjoint(args[:1]):
             args = ["ls", *args]
+        elif not args and not ctx.resilient_parsing:
+            args = ["--help"]
         return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant by the first word. Raises UsageError with another name of it
-        where people know it by this one from elsewhere."""
-        word = args[0]
-        if ctx.parent is None and word in MEANT and self.get_command(ctx, word) is None:
-            raise UsageError(f"there is no command {word!r}: see trainctl {MEANT[word]}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their order, each with the first paragraph of its help."""
@@ -91,11 +70,6 @@ class ShellCommand(Command):
 class RecipeCommand(Command):
     """A command that takes a recipe and its settings."""
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The command's own options, and those of the recipe."""
-        (words,) = (each for each in self.params if each.name == "words")
-        return [*super().shell_complete(ctx, incomplete), *words.shell_complete(ctx, incomplete)]
-
     def invoke(self, ctx: Any) -> Any:
         """Run it; what is no option of a recipe may be meant for one of the command."""
         try:
@@ -107,19 +81,8 @@ class RecipeCommand(Command):
             raise UnknownOptionError(error.option, known, otherwise=see) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse to show the help of this command to someone who asks for that of a recipe, and
-        read a job file."""
-        own = args[: args.index("--")] if "--" in args else args
-        places = [place for place, word in enumerate(own) if word in recipes.NAMES]
-        asked = {*own[places[0] :]} & {*ctx.help_option_names} if places else set()
-        if asked:
-            raise UsageError(
-                f"{asked.pop()} after a recipe: trainctl settings {own[places[0]]} shows the "
-                f"settings, and {ctx.command_path} --help the other options"
-            )
+        """Read a job file, if one is given, before the options of the command line."""
         given = self.make_parser(ctx).parse_args([*args])[0]
         if (file := given.get("file")) and not ctx.resilient_parsing:
-            not_in_files = ("words", "file", "context")
-            options = [each for each in self.params if each.name not in not_in_files]
-            args = job_file.expanded(Path(file), args, given.get("words") or [], options)
+            args = job_file.expanded(Path(file), args, given.get("words") or [], self.params)
         return super().parse_args(ctx, args)

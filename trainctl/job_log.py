@@ -1,11 +1,9 @@
 """The log of a job: the lines of all its nodes, merged, searched and printed."""
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from contract import nodes
 from trainctl import output
@@ -13,54 +11,12 @@ from trainctl.aws.jobs import Job
 from trainctl.aws.logs import LogLine, NodeLogs
 from trainctl.aws.tasks import Task
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 #: Lines may come to CloudWatch later than newer ones of other nodes, by as much as this. Lines
 #: that were read before are known by their ids.
 _LATE_MS: Final = 30_000
 #: Clocks of this machine and of AWS may differ by as much as this. The end of a log is looked for
 #: in this time before now, and then in ten times as much.
 _SKEW_MS: Final = 600_000
-#: What every node of every job writes in the ordinary course of things.
-_ROUTINE: Final = re.compile(
-    r"node: (the head has ended: this node ends too|stopped on request|code: [\d,]+ files?"
-    r"|cluster: .*|job \S+: head on .*|(head|worker) on \S+ \(.*|[\d,]+ workers? stopped)"
-)
-#: Patterns that mean the same to CloudWatch, between %, as to Python.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_#=@/;,:-]+")
-_STYLES: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_red", "bright_green")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """Selection of a job's log lines."""
-
-    node: int | None = None
-    """Only what its command printed on this node, of a job whose command runs on all nodes."""
-    pattern: re.Pattern[str] | None = None
-    """Only lines in which it is found."""
-    since: datetime | None = None
-    """Only what was written from then on."""
-    routine: bool = False
-    """Also what every node writes about itself."""
-
-    def has(self, line: LogLine) -> bool:
-        if not (self.routine or self.pattern) and _ROUTINE.fullmatch(line.text):
-            return False
-        if self.node is not None and nodes.labelled_node(line.text) != self.node:
-            return False
-        return self.pattern is None or self.pattern.search(line.text) is not None
-
-    @property
-    def filter(self) -> str:
-        """Filter pattern for CloudWatch, which may let more lines pass."""
-        if self.pattern is None or self.pattern.flags & re.IGNORECASE:
-            return ""
-        return f"%{self.pattern.pattern}%" if _PLAIN.fullmatch(self.pattern.pattern) else ""
-
-
-ALL: Final = Wanted()
 
 
 class JobLog:
@@ -69,8 +25,9 @@ class JobLog:
     Lines are in the order of their times, as far as they were there at the same call.
     """
 
-    def __init__(self, logs: NodeLogs, wanted: Wanted = ALL) -> None:
-        self._logs, self._wanted = logs, wanted
+    def __init__(self, logs: NodeLogs, *, node: int | None = None) -> None:
+        """``node``: only what the job's command printed on this node, where it runs on all."""
+        self._logs, self._node = logs, node
         self._known: set[str] = set()
         self._newest = 0
         self._seen: dict[str, int] = {}
@@ -86,34 +43,31 @@ class JobLog:
             (again - _LATE_MS, [task for task in read if task.id in self._known]),
         ):
             if some:
-                lines += self._lines(some, since=max(first, since))
+                lines += self._logs.lines(some, since=max(first, since))
         return self._fresh(read, lines)
 
     def last(self, job: Job, tasks: Sequence[Task], number: int) -> list[LogLine]:
         """The last ``number`` of the lines that are wanted; ``new`` continues after them."""
         first, end = self._first(job), _ms(job.ended or datetime.now(tz=UTC))
         read, since = self._started(tasks), end - _SKEW_MS
-        lines = self._lines(read, since=max(first, since))
-        while sum(map(self._wanted.has, lines)) < number and since > first:
+        lines = self._logs.lines(read, since=max(first, since))
+        while sum(map(self._is_wanted, lines)) < number and since > first:
             since = end - 10 * (end - since)
-            lines = self._lines(read, since=max(first, since))
+            lines = self._logs.lines(read, since=max(first, since))
         self._newest = since + _LATE_MS  # nothing before that is read again
         fresh = self._fresh(read, lines)
         return fresh[max(0, len(fresh) - number) :]
 
+    def _is_wanted(self, line: LogLine) -> bool:
+        return self._node in (None, nodes.labelled_node(line.text))
+
     def _first(self, job: Job) -> int:
-        """Time of the first line that may be shown."""
-        if self._wanted.since:
-            return _ms(max(job.began, self._wanted.since))
-        # A node's clock may differ, and only what a user has excluded must not be shown.
+        """Time of the first line that may be shown; a node's clock may differ."""
         return _ms(job.began) - _SKEW_MS
 
     def _started(self, tasks: Sequence[Task]) -> list[Task]:
         """The nodes that can have written something."""
         return [task for task in tasks if not task.is_starting]
-
-    def _lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
-        return self._logs.lines(tasks, since=since, pattern=self._wanted.filter)
 
     def _fresh(self, read: Sequence[Task], lines: Sequence[LogLine]) -> list[LogLine]:
         """The wanted ones of the lines that were not read before, in the order of their times."""
@@ -123,7 +77,7 @@ class JobLog:
         self._seen |= {line.id: line.at for line in fresh}
         oldest = self._newest - _LATE_MS
         self._seen = {name: at for name, at in self._seen.items() if at >= oldest}
-        return [line for line in sorted(fresh, key=lambda line: line.at) if self._wanted.has(line)]
+        return [line for line in sorted(fresh, key=lambda line: line.at) if self._is_wanted(line)]
 
 
 def _ms(moment: datetime) -> int:
@@ -144,30 +98,17 @@ def text(line: LogLine) -> str:
 
 
 class Printer:
-    """Prints lines, on a terminal with a color for each node."""
+    """Prints lines."""
 
     def __init__(self, *, as_json: bool = False, on_stderr: bool = False) -> None:
         self._as_json, self._on_stderr = as_json, on_stderr
-        self._styles: dict[str, str] = {}
 
     def print(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
             if self._as_json:
                 print(json.dumps(values(line)), flush=True)
             else:
-                output.print_line(self._styled(line), on_stderr=self._on_stderr)
-
-    def _styled(self, line: LogLine) -> "Text":
-        from rich.text import Text
-
-        number = nodes.labelled_node(line.text)
-        if number is None and line.task.node != nodes.WORKER:
-            return Text(output.visible(line.text))
-        whole = output.visible(text(line))
-        name = line.task.id if number is None else nodes.node_label(number)
-        style = self._styles.setdefault(name, _STYLES[len(self._styles) % len(_STYLES)])
-        size = len(label(line)) or len(nodes.node_label(number or 0))
-        return Text.assemble((whole[:size], style), whole[size:])
+                output.print_text(text(line), on_stderr=self._on_stderr)
 
 
 def values(line: LogLine) -> dict[str, object]:

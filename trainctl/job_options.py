@@ -1,17 +1,14 @@
 """Options that ``submit`` and ``plan`` share."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from typer.exceptions import TyperException
 
 from contract.cluster_shape import ClusterShape
-from contract.files import check_pattern
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
@@ -22,9 +19,7 @@ from contract.job import (
 )
 from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
-from trainctl import completion
 from trainctl.aws.errors import UsageError
-from trainctl.options import flattened
 from training import recipes
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
@@ -50,7 +45,6 @@ class JobOptions:
             metavar="RECIPE [SETTINGS]",
             help=f"One of {', '.join(recipes.NAMES)}, and its settings, such as --epochs 3 "
             "(trainctl settings lists them). With --code: the command, after -- .",
-            autocompletion=completion.words,
         ),
     ] = None
     run: Annotated[
@@ -58,7 +52,6 @@ class JobOptions:
         typer.Option(
             metavar="NAME",
             help="Name of the run; the same again resumes it.",
-            autocompletion=completion.runs,
         ),
     ] = None
     nodes: Annotated[
@@ -204,53 +197,6 @@ class JobOptions:
     ] = None
     """Its values are those of the other fields already (``help.RecipeCommand``)."""
 
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> "JobOptions":
-        """Read options as the commands do, for ``trainctl.api``.
-
-        Raises:
-            UsageError: an option has a value of another type.
-        """
-        parser = typer.Typer(add_completion=False)
-
-        def read(*, given: JobOptions) -> JobOptions:
-            return given
-
-        parser.command()(flattened(read))
-        try:
-            found: JobOptions = parser(words, standalone_mode=False)
-        except TyperException as error:
-            raise UsageError(error.format_message()) from None
-        return found
-
-    def check(self) -> None:
-        """
-        Raises:
-            InputError, UsageError: an option has a value that no job can have.
-        """
-        if self.nodes is not None:
-            Range.parse(self.nodes, option="--nodes")
-        of_code = {
-            "--grace": (self.grace != DEFAULT_GRACE_S, "saves a checkpoint when it is told to end"),
-            "--hang-minutes": (
-                self.hang_minutes != DEFAULT_HANG_S / 60,
-                "starts workers that hang again",
-            ),
-            "--keep-files": (self.keep_files, "saves checkpoints and its record"),
-            "--skip-files": (self.skip_files, "saves checkpoints and its record"),
-        }
-        for option, (is_given, instead) in of_code.items():
-            if is_given and not self.code:
-                raise UsageError(
-                    f"{option} is for programs of your own (--code): a recipe {instead}"
-                )
-        for option, patterns in (
-            ("--keep-files", self.keep_files),
-            ("--skip-files", self.skip_files),
-        ):
-            for pattern in patterns or ():
-                check_pattern(pattern, option=option)
-
     def check_fit(self, shape: ClusterShape) -> None:
         """
         Raises:
@@ -281,12 +227,6 @@ class JobOptions:
         if training_s is not None:
             enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
         return min(enough, shape.max_job_hours * 3600)
-
-    def num_nodes(self, shape: ClusterShape, *, default: int | None = None) -> Range:
-        """Number of worker nodes of the job; all by default. Raises InputError where that cannot
-        be."""
-        nodes = self.nodes or str(shape.max_workers if default is None else default)
-        return check_nodes(shape, Range.parse(nodes, option="--nodes"))
 
 
 def check_nodes(shape: ClusterShape, wanted: Range) -> Range:

@@ -25,7 +25,6 @@ from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Place
 from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration
 from trainctl import (
-    code_folder,
     data_sets,
     launchers,
     output,
@@ -36,21 +35,19 @@ from trainctl import (
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
+from trainctl.code_folder import CodeFolder
 from trainctl.images import check_images
 from trainctl.job_file import OF_SUBMIT
-from trainctl.job_options import JobOptions, On
+from trainctl.job_options import JobOptions, On, check_nodes
+from trainctl.job_request import JobRequest
 from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
 from training import recipes
 from training.command import (
-    Command,
     Recorded,
-    UnknownOptionError,
-    parse_job,
     read_command,
 )
 from training.plan import Expected
 from training.plan import expected as expected_of
-from training.record import trackers
 from training.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
@@ -74,8 +71,8 @@ class JobPlan:
     workers: Range | None
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
-    code: str = ""
-    """Files that would be uploaded, in words."""
+    code: CodeFolder | None = None
+    """What would be uploaded; None for a recipe."""
     why_on: str = ""
     """Reason for the choice of nodes, in words; empty for recipes."""
     why_deadline: str = ""
@@ -134,7 +131,7 @@ class JobPlan:
             "run": spec.run,
             "command": shlex.join(spec.command),
             "runs on": self.why_on,
-            "code": self.code,
+            "code": self.code.words if self.code else "",
             "machines": machines(shape, spec.nodes),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
@@ -197,8 +194,8 @@ class JobPlan:
             "usd_at_most": self.usd_at_most,
             "usd_hold": self.usd_hold,
             "usd_expected": self.usd_expected,
-            "prices": self.prices.to_json(),
-            "code": self.code,
+            "prices": dataclasses.asdict(self.prices),
+            "code": self.code.words if self.code else "",
             "variables": dict(spec.variables),
             "secrets": dict(spec.secrets),
         }
@@ -213,77 +210,31 @@ _fill: Final = partial(
 )
 
 
-def check_given(given: JobOptions) -> None:
-    """Check what needs no deployment, before AWS is asked for anything.
-
-    Raises:
-        InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
-    """
-    words = given.words or []
-    given.check()
-    if words and words[0].startswith("-"):  # else it would be taken for the command
-        option = words[0].partition("=")[0]
-        if option in ("--workers", "-w"):
-            raise UsageError(f"there is no option {option} here: see --nodes")
-        raise UnknownOptionError(option, ())
-    env = variables.variables(given.env or [])
-    # The recipe is checked before the name that begins with it: its error is the better one.
-    if given.code is None:
-        names = {*env, *(each.partition("=")[0] for each in given.secret or [])}
-        trackers.check_key(
-            _check_recipe(words).report_to, env, has_key=lambda: "WANDB_API_KEY" in names
-        )
-        if given.on == On.NODES:
-            raise UsageError(
-                "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
-                "brings its workers to all nodes; leave --on out"
-            )
-    elif not words:
-        raise UsageError("give the command after -- : --code DIR -- python ...")
-    elif words[0] in recipes.NAMES:
-        raise UsageError(
-            f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
-        )
-    else:
-        code_folder.look_at(given.code, given.not_secret or ())
-        code_folder.check_command(given.code, words)
-    if given.run is not None:
-        runs.check_run_name(given.run)
-    variables.refuse_secrets(env, words, given.not_secret or ())
-    names = {*env, *(name.lstrip("-") for name, _ in variables.named(words))}
-    for each in given.not_secret or ():
-        is_file = given.code is not None and (given.code / each).is_file()
-        if each.lstrip("-") not in names and not is_file:
-            raise UsageError(
-                f"--not-secret is {each!r}: no file, variable or option of the command is called so"
-            )
-
-
-def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
-    """Plan a job, after ``check_given``, which could be started now.
+def plan_of(deployment: Deployment, request: JobRequest) -> JobPlan:
+    """Plan a job that could be started now.
 
     Raises:
         InputError, UsageError: it does not suit the deployment, or could not be started now.
         CliError: there is no image to run.
     """
-    plan = priced(deployment, given)
+    plan = priced(deployment, request)
     check(deployment, plan)
     place = deployment.jobs.queue(plan.shape.limits, new=plan.spec.nodes).get("")
     return dataclasses.replace(plan, place=place)
 
 
-def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
+def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     """Plan a job, of a deployment too that has not been made.
 
     Raises:
         InputError, UsageError: it does not suit the deployment.
     """
-    shape, words = deployment.shape, given.words or []
+    shape, given, words = deployment.shape, request.options, request.words
     given.check_fit(shape)
-    program = programs.Program(given.code, words) if given.code else None
+    program = request.program
     is_alone = program is not None and program.is_alone
-    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else None
-    nodes = given.num_nodes(shape, default=by_default)
+    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else shape.max_workers
+    nodes = check_nodes(shape, request.nodes or Range(by_default, by_default))
     workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
     what = "code" if given.code else words[0]
     run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
@@ -299,11 +250,9 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
             efa=shape.efa,
         )
         training_s = _training_s(config, expected)
-        recipe, code, on, why = words[0], "", Placement.HEAD, ""
+        recipe, on, why = words[0], Placement.HEAD, ""
     else:
-        assert given.code is not None
         command, recipe = [*words], ""
-        code = code_folder.described(given.code, program.uploaded, program.packages)
         on, why = placement(given, program, nodes, shape)
         own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
         warnings = program.warnings([name.replace("_", "-") for name in own])
@@ -316,10 +265,6 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
                 )
             elif is_alone:
                 why += f"; {program.entries[0].name} is one process, so one node by default"
-    from_here = variables.variables(given.env or [])
-    from_secrets = variables.secrets(given.secret or [])
-    if both := from_here.keys() & from_secrets.keys():
-        raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
     prices = shape.prices(deployment.region)
     max_seconds, why_deadline = _deadline(given, prices, shape, nodes, training_s)
     spec = JobSpec(
@@ -335,8 +280,8 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         keep_files=tuple(given.keep_files or ()),
         skip_files=tuple(given.skip_files or ()),
         hold_s=round(given.hold * 60),
-        variables=from_here,
-        secrets=from_secrets,
+        variables=request.variables,
+        secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
     )
@@ -344,7 +289,7 @@ def priced(deployment: Deployment, given: JobOptions) -> JobPlan:
         spec=spec,
         shape=shape,
         workers=workers,
-        code=code,
+        code=program.code if program else None,
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
@@ -457,19 +402,6 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
             )
 
 
-def _check_recipe(words: Sequence[str]) -> Command:
-    if not words:
-        raise UsageError(
-            f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
-        )
-    if code_folder.is_command(words):
-        raise UsageError(
-            f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
-            + shlex.join(words)
-        )
-    return parse_job(words)
-
-
 def _recipe_command(
     words: Sequence[str], *, run: str, workers: Range, deployment: Deployment, is_new: bool
 ) -> tuple[list[str], RunConfig]:
@@ -503,7 +435,7 @@ def ask(plan: JobPlan, *, yes: bool) -> None:
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
 
 
-def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> str:
+def start(deployment: Deployment, plan: JobPlan) -> str:
     """Upload the code and start the job, which ``check`` has passed; return its id.
 
     Raises:
@@ -512,10 +444,10 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
     run, spec = plan.spec.run, plan.spec
     _check_not_running(deployment, spec)  # again: the question may have waited for long
     job = new_id(run)
-    if code is not None:
+    if plan.code:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
-            sha256 = code_folder.pack(code, archive)
+            sha256 = plan.code.pack(archive)
             address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
     deployment.jobs.start(job, spec)

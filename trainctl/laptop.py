@@ -1,20 +1,14 @@
-"""Doctor's checks of the local machine: Node.js for a deploy, the plug-in for shells."""
+"""Doctor's check of the local machine: Node.js, for a deploy."""
 
-import shutil
 import subprocess
 from typing import Final
 
 from trainctl.checks import Finding, bad, ok
-from trainctl.plugin import PLUGIN
 
 #: The oldest Node.js that works, and the oldest that is still supported.
 OLDEST_NODE: Final = 20
 SUPPORTED_NODE: Final = 22
 _NODE_FROM: Final = "install Node.js 22 or 24 with npm (https://nodejs.org/en/download)"
-_PLUGIN_PAGE: Final = (
-    "https://docs.aws.amazon.com/systems-manager/latest/userguide/"
-    "session-manager-working-with-install-plugin.html"
-)
 _TIMEOUT_S: Final = 20
 
 
@@ -27,13 +21,6 @@ def node() -> Finding:
         return bad(f"{version} is too old: {_NODE_FROM}")
     past = "" if int(major) >= SUPPORTED_NODE else "; past its support, and it still works"
     return ok(f"{version}{past}")
-
-
-def plugin() -> Finding:
-    if found := shutil.which(PLUGIN):
-        return ok(found)
-    said = f"{PLUGIN} is not installed; trainctl shell and open need it"
-    return Finding("next", said, _PLUGIN_PAGE)
 
 
 def _printed(*command: str) -> str:

@@ -2,14 +2,17 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
+from typer.exceptions import TyperException
 
-from trainctl import completion
+from contract.text import did_you_mean
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import UsageError
 
 T = TypeVar("T")
 
@@ -23,12 +26,9 @@ JobName = Annotated[
     typer.Argument(
         metavar="JOB",
         help="ID of a job, or name of a run: its newest job.",
-        autocompletion=completion.jobs,
     ),
 ]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
 Best = Annotated[
     bool, typer.Option("--best", help="The checkpoint that --keep-best has kept, not the newest.")
 ]
@@ -111,3 +111,90 @@ Context = Annotated[
         "repeated.",
     ),
 ]
+
+
+# --- values by name, of a job file or of Python ---------------------------------------------------
+#: What no value by name stands for: a recipe or command, and where options come from.
+_NOT_BY_NAME: Final = ("words", "file", "context")
+#: Options that are tables: name of a variable -> its value.
+_TABLES: Final = ("env", "secret")
+
+
+def by_name(params: Any) -> Mapping[str, Any]:
+    """A command's options, as Typer has them, by their long names in Python's spelling."""
+    options = [each for each in params if each.name not in _NOT_BY_NAME]
+    return {max(each.opts, key=len)[2:].replace("-", "_"): each for each in options}
+
+
+def words_of(
+    values: Mapping[str, object], options: Mapping[str, Any], *, also: Sequence[str] = ()
+) -> list[str]:
+    """The words of a command line that mean the same as these values.
+
+    Args:
+        options: of the command, by name.
+        also: other names that the user may give, for the error.
+
+    Raises:
+        UsageError: there is no such option, or a value is of another type.
+    """
+    found = []
+    for key, value in values.items():
+        if key not in options:
+            allowed = [*also, *options]
+            hint = did_you_mean(key, allowed, otherwise=f"use {', '.join(allowed)}")
+            raise UsageError(f"there is no option {key!r}: {hint}")
+        option, name = options[key], f"--{key.replace('_', '-')}"
+        if key in _TABLES:
+            found += [
+                f"{name}={each}={text(f'{key}.{each}', item)}"
+                for each, item in table(key, value).items()
+            ]
+        elif option.multiple and isinstance(value, list | tuple):
+            found += [f"{name}={text(f'an item of {key}', each)}" for each in value]
+        elif not option.is_flag:
+            found.append(f"{name}={text(key, value)}")
+        elif isinstance(value, bool):
+            found += [*(option.opts if value else option.secondary_opts)[:1]]
+        else:
+            raise wrong(key, value, "true or false")
+    return found
+
+
+def table(key: str, value: object) -> Mapping[str, object]:
+    """``value``, if it is a table. Raises UsageError."""
+    if not isinstance(value, Mapping):
+        raise wrong(key, value, f"a table, [{key}]")
+    return value
+
+
+def text(key: str, value: object) -> str:
+    """``value`` as a word of a command line. Raises UsageError where it cannot be one."""
+    if not isinstance(value, str | int | float | os.PathLike) or isinstance(value, bool):
+        raise wrong(key, value, "text or a number")
+    return str(value)
+
+
+def wrong(key: str, value: object, wanted: str) -> UsageError:
+    return UsageError(f"{key} is {value!r}: it must be {wanted}")
+
+
+# --- errors ---------------------------------------------------------------------------------------
+def refusal(error: TyperException) -> UsageError:
+    """Typer's error of an option, as this project words its own."""
+    from pydantic import ValidationError
+
+    param, cause = getattr(error, "param", None), error.__cause__
+    if param is None or not isinstance(cause, ValidationError):
+        ctx, said = getattr(error, "ctx", None), error.format_message().rstrip(".")
+        return UsageError(f"{said}; see {ctx.command_path} --help" if ctx else said)
+    descriptor = param.type_descriptor
+    if descriptor.choices:
+        wanted = f"one of {', '.join(descriptor.choices)}"
+    else:
+        limits = [f"{each:,.10g}" for each in (param.min, param.max) if each is not None]
+        wanted = "a whole number" if "int" in str(descriptor.annotation) else "a number"
+        wanted += f" of at least {limits[0]}" * (len(limits) == 1)
+        wanted += f" from {' to '.join(limits)}" * (len(limits) == 2)
+    name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
+    return UsageError(f"{name} is {cause.errors()[0]['input']}: it must be {wanted}")

@@ -60,14 +60,9 @@ def print_json(values: object) -> None:
     print(json.dumps(values, indent=1, default=str))
 
 
-def print_text(text: str) -> None:
+def print_text(text: str, *, on_stderr: bool = False) -> None:
     """Data for people."""
-    _console(stderr=False).print(visible(text), markup=False)
-
-
-def print_line(line: "Text", *, on_stderr: bool = False) -> None:
-    """A line for people, whose parts may have colors."""
-    _console(stderr=on_stderr).print(line)
+    _console(stderr=on_stderr).print(visible(text), markup=False)
 
 
 def print_table(

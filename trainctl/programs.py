@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from contract import requirements
 from contract.text import listed
 from trainctl import code_folder, launchers
+from trainctl.code_folder import CodeFolder
 
 #: Import name and name of the package, where they differ.
 _PACKAGES: Final = {
@@ -68,13 +69,11 @@ class Import(NamedTuple):
 class Program:
     """A command and the files of a code folder that it starts."""
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        self._folder, self._words = folder, words
-        self.uploaded = code_folder.files_of(folder)
-        """Files of the folder."""
-        self.packages = requirements.file_of(folder)
-        """Name of its list of packages; "": it has none."""
-        files = [path for path in self.uploaded if path.is_file()]
+    def __init__(self, code: CodeFolder, words: Sequence[str]) -> None:
+        self.code, self._words = code, words
+        self._folder = folder = code.path
+        self._packages = code.packages
+        files = [path for path in code.files if path.is_file()]
         self._files = {path.relative_to(folder).as_posix(): path for path in files}
         self.text = " ".join(words)
         """The command, and the shell scripts that it starts."""
@@ -168,9 +167,9 @@ class Program:
         if missing := self._missing():
             found.append(
                 f"{self.entries[0].name} imports {listed(missing)}: neither in the images nor "
-                f"in {self.packages or requirements.REQUIREMENTS_TXT}"
+                f"in {self._packages or requirements.REQUIREMENTS_TXT}"
             )
-        if not self.packages and (unread := requirements.unread(self._folder)):
+        if not self._packages and (unread := requirements.unread(self._folder)):
             found.append(
                 f"{listed(unread)}: not read; list the packages in {requirements.REQUIREMENTS_TXT}"
             )
@@ -209,7 +208,7 @@ class Program:
         packages; the command installs some itself; the folder's list refers to other places.
         """
         lock = Path(__file__).parents[1] / "requirements.lock"
-        name = self.packages
+        name = self._packages
         text = (self._folder / name).read_text(errors="replace") if name else ""
         is_txt = name == requirements.REQUIREMENTS_TXT
         if not lock.exists() or "install" in self.text or (is_txt and _NO_NAME.search(text)):

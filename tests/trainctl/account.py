@@ -7,6 +7,7 @@ all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,6 @@ PRICES = Prices.of(
 MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
 #: Of a task that ECS shows.
 AT_ONCE = {"_known": 0, "_shows": 0}
-#: The network of others that a deploy is told to use.
-VPC, OTHERS = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
 
 OUTPUTS = {
     stack_outputs.CORE_STACK: {
@@ -126,19 +125,10 @@ class Account(base.Account):
         self.zones: dict[str, list[str]] = {}
         """Where an instance type is offered, if not in all zones."""
         self.subnet_zone = "us-east-1a"
-        self.routes: list[dict[str, str]] = []
-        """Of the VPC's main table."""
-        self.dns_off: tuple[str, ...] = ()
-        """Attributes of the VPC that are off."""
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
-        self.disk_key = "alias/aws/ebs"
-        self.identity_providers: list[str] = []
-        self.groups: list[dict[str, Any]] = []
-        """Of EC2 Auto Scaling."""
         self.activities: list[dict[str, Any]] = []
         """Of all groups, the newest first."""
-        self.file_systems: list[dict[str, Any]] = []
 
     @property
     def orders(self) -> list[JobSpec]:
@@ -170,9 +160,6 @@ class Account(base.Account):
             outputs[stack_outputs.SHAPE] = json.dumps(self.shape)
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
-
-    def on_describe_auto_scaling_groups(self, **_: Any) -> Any:
-        return {"AutoScalingGroups": self.groups}
 
     def on_describe_scaling_activities(self, **_: Any) -> Any:
         return {"Activities": self.activities}
@@ -262,7 +249,7 @@ class Account(base.Account):
     # --- jobs
     def add(self, job: str, *, run: str = "r1", status: str = "RUNNING", **more: Any) -> None:
         spec = {"run": run, "nodes": "1:2", "max_seconds": 3600, "command": ["true"]}
-        spec["prices"] = PRICES.to_json()
+        spec["prices"] = asdict(PRICES)
         self.executions[job] = {
             "name": job,
             "executionArn": f"{MACHINE.replace(':stateMachine:', ':execution:')}:{job}",
@@ -379,18 +366,7 @@ class Account(base.Account):
         return {"imageDetails": [{}]}
 
     def on_describe_subnets(self, **_: Any) -> Any:
-        return {"Subnets": [{"AvailabilityZone": self.subnet_zone, "VpcId": VPC}]}
-
-    def on_describe_route_tables(self, *, Filters: Any) -> Any:  # noqa: N803
-        # The subnet has no table of its own.
-        if Filters[0]["Name"] == "association.subnet-id":
-            return {"RouteTables": []}
-        assert {"Name": "vpc-id", "Values": [VPC]} in Filters
-        return {"RouteTables": [{"Routes": self.routes}]}
-
-    def on_describe_vpc_attribute(self, *, VpcId: str, Attribute: str) -> Any:  # noqa: N803
-        assert VpcId == VPC
-        return {Attribute[0].upper() + Attribute[1:]: {"Value": Attribute not in self.dns_off}}
+        return {"Subnets": [{"AvailabilityZone": self.subnet_zone}]}
 
     def on_describe_availability_zones(self, **_: Any) -> Any:
         return {"AvailabilityZones": [{"ZoneName": f"us-east-1{letter}"} for letter in "bac"]}
@@ -399,12 +375,6 @@ class Account(base.Account):
         (machine,) = Filters[0]["Values"]
         zones = self.zones.get(machine, ["us-east-1a", "us-east-1b", "us-east-1c"])
         return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
-
-    def on_describe_file_systems(self, *, FileSystemIds: Any) -> Any:  # noqa: N803
-        found = [each for each in self.file_systems if each["FileSystemId"] in FileSystemIds]
-        if not found:
-            raise refused("FileSystemNotFound")
-        return {"FileSystems": found}
 
     def on_get_parameter(self, *, Name: str) -> Any:  # noqa: N803
         if Name.startswith("/cdk-bootstrap/"):
@@ -426,12 +396,3 @@ class Account(base.Account):
 
     def on_describe_addresses(self) -> Any:
         return {"Addresses": [{}]}
-
-    def on_get_ebs_default_kms_key_id(self) -> Any:
-        return {"KmsKeyId": self.disk_key}
-
-    def on_list_open_id_connect_providers(self) -> Any:
-        return {"OpenIDConnectProviderList": [{"Arn": arn} for arn in self.identity_providers]}
-
-    def on_get_role(self, **_: Any) -> Any:
-        return {}

@@ -13,6 +13,7 @@ from containers.program.code import unpack
 from tests.conftest import ROOT
 from trainctl import code_folder
 from trainctl.aws.errors import UsageError
+from trainctl.code_folder import CodeFolder
 from trainctl.programs import Program
 
 
@@ -27,7 +28,7 @@ def project(folder: Path) -> Path:
 
 
 def test_a_node_gets_the_files_with_their_rights_and_links(tmp_path: Path) -> None:
-    code_folder.pack(project(tmp_path / "code"), tmp_path / "sent.zip")
+    CodeFolder.of(project(tmp_path / "code")).pack(tmp_path / "sent.zip")
     (tmp_path / "node").mkdir()
     unpack(tmp_path / "sent.zip", tmp_path / "node")
     node = tmp_path / "node"
@@ -39,14 +40,14 @@ def test_a_node_gets_the_files_with_their_rights_and_links(tmp_path: Path) -> No
 
 
 def test_the_same_files_have_the_same_hash_wherever_and_whenever(tmp_path: Path) -> None:
-    first = code_folder.pack(project(tmp_path / "a"), tmp_path / "a.zip")
+    first = CodeFolder.of(project(tmp_path / "a")).pack(tmp_path / "a.zip")
     other = project(tmp_path / "b")
     later = time.time() + 1000
     os.utime(other / "train.py", (later, later))
-    assert code_folder.pack(other, tmp_path / "b.zip") == first
+    assert CodeFolder.of(other).pack(tmp_path / "b.zip") == first
     assert hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest() == first
     (other / "train.py").chmod(0o755)
-    assert code_folder.pack(other, tmp_path / "b.zip") != first
+    assert CodeFolder.of(other).pack(tmp_path / "b.zip") != first
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "nowhere", "venv/lib", "data"])
@@ -56,7 +57,7 @@ def test_a_link_to_what_is_not_uploaded_is_refused(tmp_path: Path, target: str) 
     (code / "venv" / "lib").mkdir(parents=True)
     (code / "data").symlink_to(target)
     with pytest.raises(UsageError, match=f"data is a link to {target}, which is not among"):
-        code_folder.look_at(code)
+        CodeFolder.of(code)
 
 
 @pytest.mark.parametrize("name", [".env", ".env.local", "inner/.env.production"])
@@ -64,13 +65,13 @@ def test_a_file_of_variables_is_refused(tmp_path: Path, name: str) -> None:
     code = project(tmp_path / "code")
     for other in (".env.example", "a.env", ".envrc.txt"):
         (code / other).touch()
-    assert "files of" in code_folder.look_at(code)
+    assert "files of" in CodeFolder.of(code).words
     (code / name).parent.mkdir(exist_ok=True)
     (code / name).write_text("PASSWORD=1\n")
     with pytest.raises(
         UsageError, match=f"{name} would be uploaded .* pass its secrets with --sec"
     ):
-        code_folder.look_at(code)
+        CodeFolder.of(code)
 
 
 def test_files_of_a_submodule_are_uploaded(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_work_tree_that_git_cannot_list_is_refused(
     # What git does in a folder of another user; the variable is of its own tests.
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     with pytest.raises(UsageError, match=r"git cannot list its files: .*dubious ownership"):
-        code_folder.look_at(code)
+        CodeFolder.of(code)
 
 
 def test_without_git_all_files_are_uploaded(
@@ -111,19 +112,19 @@ def test_a_link_to_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
     (code / "pkg").mkdir()
     (code / "pkg" / "loop.py").write_text("import ray\n")
     (code / "pkg.py").symlink_to("pkg")
-    assert Program(code, ["python", "-m", "pkg.loop"]).of_ray == "pkg/loop.py"
-    assert "files of" in code_folder.look_at(code)
+    assert Program(CodeFolder.of(code), ["python", "-m", "pkg.loop"]).of_ray == "pkg/loop.py"
+    assert "files of" in CodeFolder.of(code).words
 
 
 def test_the_packages_that_will_be_installed_are_named_before_the_upload(tmp_path: Path) -> None:
     code = project(tmp_path / "code")
-    assert code_folder.look_at(code).endswith(", no list of packages")
+    assert CodeFolder.of(code).words.endswith(", no list of packages")
     (code / "requirements.txt").write_text("einops\n")
-    assert code_folder.look_at(code).endswith(", packages of requirements.txt")
+    assert CodeFolder.of(code).words.endswith(", packages of requirements.txt")
     subprocess.run(["git", "init", "-q", code], check=True)
     (code / ".gitignore").write_text("requirements.txt\n")
     with pytest.raises(UsageError, match=r"requirements\.txt is ignored by git"):
-        code_folder.look_at(code)
+        CodeFolder.of(code)
 
 
 def test_requirements_that_a_node_would_refuse_are_refused_before_the_upload(
@@ -132,7 +133,7 @@ def test_requirements_that_a_node_would_refuse_are_refused_before_the_upload(
     code = project(tmp_path / "code")
     (code / "uv.lock").write_text("")
     with pytest.raises(UsageError, match=r"uv\.lock belongs to a pyproject\.toml"):
-        code_folder.look_at(code)
+        CodeFolder.of(code)
 
 
 def test_the_python_of_the_images_is_the_one_that_is_checked() -> None:
@@ -186,9 +187,9 @@ def test_a_project_for_another_python_or_ray_is_refused_on_the_laptop(
         (code / name).write_text(text)
     if refused:
         with pytest.raises(UsageError, match=re.escape(refused)):
-            code_folder.look_at(code)
+            CodeFolder.of(code)
     else:
-        code_folder.look_at(code)
+        CodeFolder.of(code)
 
 
 def test_what_git_ignores_is_named_beside_what_is_uploaded(tmp_path: Path) -> None:
@@ -196,8 +197,8 @@ def test_what_git_ignores_is_named_beside_what_is_uploaded(tmp_path: Path) -> No
     (code / "data").mkdir()
     for name in ("init.pt", "data/x.txt", "data/y.txt"):
         (code / name).touch()
-    assert "git ignores" not in code_folder.look_at(code)
+    assert "git ignores" not in CodeFolder.of(code).words
     subprocess.run(["git", "init", "-q", code], check=True)
     (code / ".gitignore").write_text("data/\n*.pt\n__pycache__\n")
     (code / "__pycache__").mkdir()
-    assert f"5 files of {code} (git ignores data/, init.pt), " in code_folder.look_at(code)
+    assert f"5 files of {code} (git ignores data/, init.pt), " in CodeFolder.of(code).words

@@ -13,7 +13,8 @@ import typer
 
 from contract import exits, times
 from contract.cluster_shape import ClusterShape
-from contract.instance_types import HostPrice, Prices, instance_type
+from contract.instance_types import HostPrice, instance_type
+from contract.job import JobSpec
 from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
@@ -103,7 +104,7 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
     assert "with disks and the NAT gateway and the shared file system" in said
     assert spec.prices is not None
     assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
-    assert Prices.from_json(json.loads(json.dumps(spec.prices.to_json()))) == spec.prices
+    assert JobSpec.from_json(spec.to_json()).prices == spec.prices
     account.add("job", status="SUCCEEDED", output="{}", input=spec.to_json())
     account.task_events = [event("head", 360)]
     assert cli.json("cost", "job")["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
@@ -295,7 +296,7 @@ def unknown(account: Account, name: str) -> None:
     else:
         account.task_events = [event("head", 360), event("w1", 180, startedBy="job")]
         reserved = HostPrice.of(instance_type("p5e.48xlarge"), region="us-east-1")
-        prices = {**PRICES.to_json(), "worker": dataclasses.asdict(reserved)}
+        prices = {**dataclasses.asdict(PRICES), "worker": dataclasses.asdict(reserved)}
         account.change_order("job", prices=prices)
 
 

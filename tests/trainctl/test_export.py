@@ -26,7 +26,7 @@ def test_the_types_are_those_of_the_program_that_exports() -> None:
         (["export", "r1", "--to", "CODE"], "exists already: give a new folder"),
         (
             ["export", "r1", "--to", "s3://b/x", "--dtype", "int8"],
-            "'int8' is not one of 'auto', 'fp32', 'bf16', 'fp16'",
+            "--dtype is int8: it must be one of auto, fp32, bf16, fp16",
         ),
         (["export", "../r1", "--to", "DIR"], "run name '../r1' is not usable"),
         (["export", "new", "--to", "DIR"], "run 'new' has no complete checkpoint of a recipe yet"),

@@ -1,4 +1,4 @@
-"""``trainctl logs``: all nodes of a job in one log, searched, and with few calls."""
+"""``trainctl logs``: all nodes of a job in one log, and with few calls."""
 
 import json
 from datetime import datetime, timedelta
@@ -11,10 +11,9 @@ from contract.job import JobSpec, Placement
 from contract.nodes import Range
 from tests.aws.calls import refused
 from tests.clock import FakeClock
-from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl import follow, output, polling
+from trainctl import follow, polling
 from trainctl.__main__ import main
 
 SUCCEEDED = {"status": "SUCCEEDED", "output": '{"status": "succeeded", "reason": "succeeded"}'}
@@ -90,14 +89,10 @@ def lines(cli: Cli, *words: str) -> list[str]:
         ([], WHOLE),
         (["--tail", "2"], WHOLE[-2:]),
         (["--tail", "0"], []),
-        (["--grep", "loss"], [WHOLE[0], *WHOLE[3:5]]),
-        (["--grep", r"loss \d\.\d\d$"], [WHOLE[3]]),
-        (["--grep", "loss", "--tail", "1"], [WHOLE[4]]),
-        (["--since", "90m"], WHOLE[4:]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
-def test_the_log_of_all_nodes_is_merged_and_searched_when_ecs_has_forgotten_them(
+def test_the_log_of_all_nodes_is_merged_when_ecs_has_forgotten_them(
     account: Account,
     cli: Cli,
     words: list[str],
@@ -148,9 +143,6 @@ def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
     [
         (["logs", "job", "--node", "3"], "--node is 3: job has nodes 0 to 2"),
         (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
-        (["logs", "job", "--grep", "x("], "--grep 'x(' is not a regular expression: missing ),"),
-        (["logs", "job", "--since", "yesterday"], "--since is 'yesterday': it must be a number"),
-        (["logs", "job", "--since", "999999d"], "--since is '999999d': it must be at most 3653d"),
     ],
 )
 def test_what_no_log_can_be_asked_for_is_refused(
@@ -159,26 +151,6 @@ def test_what_no_log_can_be_asked_for_is_refused(
     on_nodes(account)
     account.add("other")
     assert error in cli.refuses(*words)
-
-
-def test_on_a_terminal_each_node_has_a_color_and_nothing_else_is_colored(
-    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_nodes(account)
-    account.logs["job/ray/head"] = ["a :warning: of [red]Ray[/red] on 10.0.0.7"]
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    output._console.cache_clear()
-    try:
-        head, worker, zero, one, again = lines(cli)
-    finally:
-        output._console.cache_clear()
-    assert head == "a :warning: of [red]Ray[/red] on 10.0.0.7"
-    colors = [each.partition("m")[0] for each in (worker, zero, one, again)]
-    assert all(color.startswith("\x1b[") for color in colors)
-    assert len({*colors[:3]}) == 3
-    assert colors[1] == colors[3]
-    assert again.endswith("\x1b[0m again")
 
 
 def test_follow_shows_each_line_once_and_how_it_ended(account: Account, cli: Cli) -> None:
@@ -209,18 +181,6 @@ def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(account: Account, c
     of_recipe(account)
     account.fails["filter_log_events"] = refused("ThrottlingException", "FilterLogEvents")
     assert "ThrottlingException" in cli.refuses("logs", "job", code=exits.STORAGE)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "sent"), [("loss", "%loss%"), ("lo+ss", ""), ("(?i)LOSS", ""), ("epoch 1", "")]
-)
-def test_cloudwatch_searches_for_what_means_the_same_to_it(
-    account: Account, cli: Cli, pattern: str, sent: str
-) -> None:
-    of_recipe(account)
-    assert WHOLE[0] in lines(cli, "--grep", pattern)
-    (_events, log) = account.sent("filter_log_events")
-    assert log.get("filterPattern", "") == sent
 
 
 def ticking(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
@@ -336,47 +296,6 @@ def test_a_local_aws_is_asked_every_second(monkeypatch: pytest.MonkeyPatch) -> N
     assert clock.now == 10
     local.wait(changed=True, at_most=0.25)
     assert clock.now == 10.25
-
-
-#: Lines that containers/ writes on nodes, and whether they are what every node writes.
-OF_NODES = {
-    "node: job j: head on 10.0.0.5, worker nodes: 2": True,
-    "node: code: 1 file": True,
-    "node: cluster: 3 nodes, 8 CPUs, 2 GPUs": True,
-    "node: worker on 10.0.0.7 (eth0), 4 CPUs, 1 GPUs for training": True,
-    "node: 2 workers stopped": True,
-    "node: the head has ended: this node ends too": True,
-    "node: stopped on request": True,
-    "node: running torchrun train.py on 2 nodes": False,
-    "node: installing requirements.txt": False,
-    "node: warning: not saved: a.pt": False,
-    "node: this host can no longer train: GPU 0 has fallen off the bus": False,
-    "node: code: the archive is damaged": False,
-}
-
-
-def test_what_every_node_writes_is_shown_with_all_only(account: Account, cli: Cli) -> None:
-    on_nodes(account, **SUCCEEDED)
-    account.logs = {"job/ray/head": [*OF_NODES], "worker/ray/w1": [], "worker/ray/w2": []}
-    others = [line for line, is_routine in OF_NODES.items() if not is_routine]
-    assert lines(cli) == lines(cli, "--follow") == others
-    assert lines(cli, "--all") == [*OF_NODES]
-    assert [json.loads(line)["line"] for line in lines(cli, "--json")] == [*OF_NODES]
-    assert lines(cli, "--grep", "stopped on") == ["node: stopped on request"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *('"the head has ended: this node ends too"', '"stopped on request"'),
-        *('f"code: {counted(', 'f"job {config.job}: head on {address}', "'worker')} stopped\""),
-        'f"{config.kind} on {address} ({interface})',
-    ],
-)
-def test_a_routine_line_is_one_that_a_node_writes(words: str) -> None:
-    """They are known by their words: one that containers/ writes differently is shown again."""
-    sources = "".join(path.read_text() for path in (ROOT / "containers").rglob("*.py"))
-    assert words in sources
 
 
 def test_a_log_without_lines_is_not_silent(account: Account, cli: Cli) -> None:

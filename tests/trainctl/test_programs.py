@@ -15,6 +15,7 @@ from contract.job import Placement
 from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
+from trainctl.code_folder import CodeFolder
 from trainctl.programs import Program
 
 DIST = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -110,7 +111,7 @@ def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
 ) -> None:
     first, _, rest = words.partition(" -c ")
     given = [first, "-c", rest] if rest else words.split()
-    assert Program(made(FILES), given).of_ray == what
+    assert Program(CodeFolder.of(made(FILES)), given).of_ray == what
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_el
 def test_scripts_that_name_themselves_or_each_other_are_read_once(made: Made, words: str) -> None:
     run = "echo 'usage: run.sh N'\nbash setup.sh\npython train.py\n"
     folder = made({"run.sh": run, "setup.sh": "# of run.sh\n. ./run.sh\n", "train.py": DIST})
-    found = Program(folder, words.split(maxsplit=2))
+    found = Program(CodeFolder.of(folder), words.split(maxsplit=2))
     assert found.text.count("usage") == 1
     assert {each.name for each in found.entries} == {"train.py"}
 
@@ -228,7 +229,7 @@ def test_a_package_that_no_node_will_have_is_named_before_hosts_start(
     assert (f"neither in the images nor in {file}" in line) == bool(missing)
     assert all(name in line for name in missing)
     installs = ["sh", "-c", "pip install einops && python train.py"]
-    assert Program(folder, installs).warnings([]) == []
+    assert Program(CodeFolder.of(folder), installs).warnings([]) == []
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_a_path_in_the_command_that_no_node_will_have_is_a_warning(
     kept = {"real.yaml": "", "inner/base.toml": "", ".gitignore": "data\noutputs\n*.pt\n"}
     folder = made({"train.py": DIST, **ignored, **kept})
     subprocess.run(["git", "init", "-q", folder], check=True)
-    found = Program(folder, shlex.split(words)).warnings([])
+    found = Program(CodeFolder.of(folder), shlex.split(words)).warnings([])
     assert [each.partition(", which the command names, is not ")[0] for each in found] == warned
 
 
@@ -292,7 +293,9 @@ def test_a_path_of_the_laptop_in_the_command_is_a_warning(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "data").mkdir()
-    program = Program(made({"train.py": DIST}), ["python", "train.py", f"{tmp_path}/data", "/tmp"])
+    program = Program(
+        CodeFolder.of(made({"train.py": DIST})), ["python", "train.py", f"{tmp_path}/data", "/tmp"]
+    )
     assert program.warnings([]) == [
         f"{tmp_path}/data, which the command names, is a path of this machine"
     ]

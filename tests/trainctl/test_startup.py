@@ -44,11 +44,6 @@ def test_help_and_mistakes_load_neither_aws_clients_nor_rich(arguments: str) -> 
     assert imported_by(*arguments.split()) == set()
 
 
-def test_a_completion_loads_no_more_than_they_do() -> None:
-    asked = {"_TRAINCTL_COMPLETE": "complete_bash", "COMP_WORDS": "trainctl submit ddp --ep"}
-    assert imported_by(prints="--epochs", **asked, COMP_CWORD="3") == set()
-
-
 def test_a_table_is_drawn_by_rich_and_what_a_command_imports_is_noticed() -> None:
     assert imported_by("settings", "ddp") == {"rich"}
 

@@ -59,9 +59,6 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--run", "other"], "run 'other' was trained with recipe 'fsdp'"),
     ([*SUBMIT, "--run", "half", "--epochs", "9"], "--epochs: the run has 8, now 9"),
     # Help of a recipe is that of training.launch, whose other options a job does not have.
-    ([*SUBMIT, "--help"], "trainctl settings ddp shows the settings, and trainctl submit --help"),
-    (["submit", "fsdp", "--lr", "1", "-h"], "-h after a recipe: trainctl settings fsdp shows"),
-    (["plan", "ddp", "-h"], "and trainctl plan --help the other options"),
     ([*SUBMIT, "--", "--help"], "trainctl settings ddp shows the settings"),
     # The job.
     ([*SUBMIT, "--on", "nodes"], "--on nodes is for the command of --code"),
@@ -277,8 +274,10 @@ def test_the_deadline_is_shorter_where_few_steps_are_asked_for(
     assert cli.json("plan", *words)["max_hours"] == pytest.approx(hours, abs=0.01)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "ddp"]])
-def test_help_before_a_recipe_is_that_of_the_command(
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["--help", "ddp"], ["ddp", "--epochs", "3", "--help"]]
+)
+def test_help_is_that_of_the_command_before_and_after_a_recipe(
     account: Account, cli: Cli, arguments: list[str]
 ) -> None:
     assert "RECIPE [SETTINGS]" in cli("submit", *arguments).out

@@ -14,16 +14,13 @@ import pytest
 from botocore.exceptions import (
     ConnectionClosedError,
     ConnectTimeoutError,
-    NoCredentialsError,
     ReadTimeoutError,
 )
 from urllib3.util import connection
 
 from contract import exits
 from tests.trainctl.conftest import Cli
-from trainctl.aws import errors
 from trainctl.aws.clients import Clients
-from trainctl.aws.errors import explained
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 REGION = {"AWS_REGION": "us-east-1"}
@@ -35,7 +32,6 @@ NO_ACCOUNT = (
 COMMANDS = (
     *("ls", "cost mine", "show mine", "runs", "data ls", "cluster status", "open", "doctor"),
     *("plan ddp", "submit ddp --yes", "logs mine --follow", "stop mine --yes", "download mine"),
-    "data prepare imagenet . --to s3://bucket/pictures",
 )
 #: Of two seconds; the rest is the start of Python.
 MOST_S = 1.5
@@ -131,19 +127,3 @@ def test_a_slow_network_that_is_reached_gets_the_time_of_all_other_requests(
     with nullcontext() if is_repeated else pytest.raises(ConnectTimeoutError):
         assert Clients(session).caller is patient.get_caller_identity.return_value
     assert patient.get_caller_identity.call_count == is_repeated
-
-
-@pytest.mark.parametrize("is_checkout", [False, True])
-def test_a_target_of_make_is_named_with_its_place_where_there_is_no_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checkout: bool
-) -> None:
-    """As after ``pipx install``, which has no Makefile."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(errors, "__file__", str(tmp_path / "site" / "trainctl" / "aws" / "x.py"))
-    if is_checkout:
-        (tmp_path / "stacks").mkdir()
-    place = " (make: in a checkout of the project)"
-    said = str(explained(NoCredentialsError()))
-    assert said == NO_ACCOUNT + ("" if is_checkout else place)
-    for other in ("it cannot make another", "run make local in a checkout"):
-        assert str(errors.CliError(other)) == other

@@ -1,13 +1,8 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
 
 from trainctl.aws.clients import Clients, unless
-
-#: GitHub's provider of identities, of which an account can have only one.
-_GITHUB: Final = "token.actions.githubusercontent.com"
 
 
 class Account:
@@ -32,31 +27,8 @@ class Account:
 
     def zone(self, subnet: str) -> str:
         """Availability zone of a subnet."""
-        return str(self.subnet(subnet)["AvailabilityZone"])
-
-    def subnet(self, name: str) -> Mapping[str, Any]:
-        """A subnet, as EC2 describes it."""
-        return dict(self._clients.ec2.describe_subnets(SubnetIds=[name])["Subnets"][0])
-
-    def routes(self, subnet: str, vpc: str) -> list[Mapping[str, Any]]:
-        """Working routes of a subnet: of its own table or, without one, of the VPC's main table."""
-        ask = self._clients.ec2.describe_route_tables
-        tables = ask(Filters=[{"Name": "association.subnet-id", "Values": [subnet]}])["RouteTables"]
-        if not tables:
-            tables = ask(
-                Filters=[
-                    {"Name": "association.main", "Values": ["true"]},
-                    {"Name": "vpc-id", "Values": [vpc]},
-                ]
-            )["RouteTables"]
-        return [dict(each) for each in tables[0]["Routes"] if each.get("State") == "active"]
-
-    def dns_names(self, vpc: str) -> bool:
-        """True if a VPC answers for the names of a private zone, such as Cloud Map's."""
-        ask = self._clients.ec2.describe_vpc_attribute
-        support = ask(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
-        names = ask(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
-        return support["Value"] and names["Value"]
+        (found,) = self._clients.ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
+        return found["AvailabilityZone"]
 
     def zones(self) -> set[str]:
         """All zones of the region."""
@@ -72,13 +44,6 @@ class Account:
             Filters=[{"Name": "instance-type", "Values": [instance_type]}],
         )
         return {*pages.search("InstanceTypeOfferings[].Location")}
-
-    def file_system(self, name: str) -> Mapping[str, Any] | None:
-        """A file system, as FSx describes it; None when there is none with this id."""
-        with unless("FileSystemNotFound"):
-            found = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
-            return dict(found[0])
-        return None
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
@@ -102,21 +67,6 @@ class Account:
     def num_addresses(self) -> int:
         """Elastic IP addresses of the region."""
         return len(self._clients.ec2.describe_addresses()["Addresses"])
-
-    def default_disk_key(self) -> str:
-        """The key of disks for which none is named; ``alias/aws/ebs`` is AWS's own."""
-        return self._clients.ec2.get_ebs_default_kms_key_id()["KmsKeyId"]
-
-    def github_provider(self) -> str | None:
-        """ARN of the account's provider of GitHub's identities, if it has one."""
-        found = self._clients.iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]
-        return next((each["Arn"] for each in found if each["Arn"].endswith(_GITHUB)), None)
-
-    def has_role(self, name: str) -> bool:
-        with unless("NoSuchEntity"):
-            self._clients.iam.get_role(RoleName=name)
-            return True
-        return False
 
     def has_secret(self, name: str) -> bool:
         with unless("ResourceNotFoundException"):

@@ -130,18 +130,6 @@ class StandingCluster:
             cluster=self._cluster, service=self._services[node], desiredCount=count
         )
 
-    def suspended(self) -> dict[str, str]:
-        """Groups of hosts that start none -> the reason."""
-        found = self._clients.autoscaling.get_paginator("describe_auto_scaling_groups").paginate()
-        return {
-            group["AutoScalingGroupName"]: each.get("SuspensionReason", "")
-            for page in found
-            for group in page["AutoScalingGroups"]
-            if group["AutoScalingGroupName"].startswith(f"{self._stack}-Cluster")
-            for each in group.get("SuspendedProcesses", [])
-            if each["ProcessName"] == "Launch"
-        }
-
     def refusal(self, node: str, *, since: datetime) -> str:
         """AWS's sentence why no host comes for a kind of node; "" if there is none, or the user may
         not ask."""

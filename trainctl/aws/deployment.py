@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
+from contract.errors import InputError
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.cluster import StandingCluster
@@ -187,7 +188,7 @@ class Deployment:
     def shape(self) -> ClusterShape:
         try:
             return ClusterShape.from_json(self.output(stack_outputs.SHAPE))
-        except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        except InputError as error:
             raise CliError(
                 f"the output {stack_outputs.SHAPE} is not understood ({error}): another version of "
                 "this project has deployed the stacks; make deploy brings them up to date"

@@ -1,7 +1,5 @@
 """Errors that end a command: what a user can act on, and AWS's errors in a user's words."""
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contract import faults
@@ -14,19 +12,11 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
 
-def place_of_make(message: str) -> str:
-    """Where the target of make that a message names is given, unless it can be given here."""
-    is_checkout = Path("stacks").is_dir() or Path(__file__).parents[2].joinpath("stacks").is_dir()
-    is_named = re.search(r"\bmake (deploy|images|local|venv)\b", message)
-    is_known = is_checkout or "checkout" in message
-    return " (make: in a checkout of the project)" if is_named and not is_known else ""
-
-
 class CliError(ReportedError):
     """Error with what happened, why, and what to do next; printed without a traceback."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
-        super().__init__(message + place_of_make(message))
+        super().__init__(message)
         self.exit_code = exit_code
 
 

@@ -38,7 +38,7 @@ class NodeLogs:
         self._exist: set[str] = set()
         self._never: set[str] = set()
 
-    def lines(self, tasks: Sequence[Task], *, since: int, pattern: str = "") -> list[LogLine]:
+    def lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
         """Read the lines of several nodes, in the order of their times.
 
         One call for up to 100 nodes, and one more for each further megabyte.
@@ -46,7 +46,6 @@ class NodeLogs:
         Args:
             tasks: the nodes; those that have not written yet are left out.
             since: Unix time in milliseconds.
-            pattern: a filter of CloudWatch's; empty: all lines.
         """
         of_stream = {self.stream(task): task for task in tasks}
         names = [name for name in of_stream if name not in self._never]
@@ -54,16 +53,16 @@ class NodeLogs:
         for first in range(0, len(names), _STREAMS_MOST):
             some = names[first : first + _STREAMS_MOST]
             with unless("ResourceNotFoundException"):
-                found += self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
+                found += self._filtered(some, since=since, of_stream=of_stream)
                 continue
             # One stream that is not there yet fails the call for all of them.
             some = [name for name in some if self._exists(name, of_stream[name])]
-            found += self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
+            found += self._filtered(some, since=since, of_stream=of_stream)
         # Sorting keeps the lines of a node that have the same time in their order.
         return sorted(found, key=lambda line: line.at)
 
     def _filtered(
-        self, names: Sequence[str], *, since: int, pattern: str, of_stream: dict[str, Task]
+        self, names: Sequence[str], *, since: int, of_stream: dict[str, Task]
     ) -> list[LogLine]:
         if not names:
             return []
@@ -72,8 +71,6 @@ class NodeLogs:
             "logStreamNames": [*names],
             "startTime": max(since, 0),
         }
-        if pattern:
-            request["filterPattern"] = pattern
         pages = self._clients.logs.get_paginator("filter_log_events").paginate(**request)
         return [
             LogLine(

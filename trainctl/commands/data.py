@@ -1,24 +1,17 @@
-"""``trainctl data``: data sets in the bucket, and sets of pictures prepared for training."""
+"""``trainctl data``: data sets in the bucket."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
-from contract import exits
 from contract.text import byte_size, counted
 from trainctl import data_sets, output, removal
-from trainctl.aws.clients import Clients
-from trainctl.aws.deployment import open_session
 from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, Where, Yes
 from training import recipes
 from training.data import catalog, contents, download
-from training.data.pictures import prepare as preparation
-from training.data.pictures.destination import Destination
-from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED
 
 
 def put(
@@ -159,81 +152,3 @@ def rm(
         yes=yes,
         as_json=as_json,
     )
-
-
-_SHOWN_DAMAGED = 20
-
-
-def prepare(
-    *,
-    layout: Annotated[
-        Literal["imagenet"],
-        typer.Argument(metavar="LAYOUT", help="How the source is arranged: imagenet."),
-    ],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC",
-            help="Folder or .tar here: train/ and val/, or the archives as they are downloaded.",
-        ),
-    ],
-    to: Annotated[
-        str,
-        typer.Option(metavar="DIR|s3://...", help="Where the set is written."),
-    ],
-    form: Annotated[str, typer.Option(metavar="FORM", help=f"{', '.join(FORMS)}.")] = PACKED,
-    size: Annotated[
-        int,
-        typer.Option(
-            metavar="PIXELS", help="Of packed pictures: pixels that the shorter side is shrunk to."
-        ),
-    ] = preparation.DEFAULT_SIZE,
-    encoding: Annotated[
-        str, typer.Option(metavar="ENCODING", help=f"Of packed pictures: {', '.join(ENCODINGS)}.")
-    ] = JPEG,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="To work at a time.", show_default="one for each core"
-        ),
-    ] = None,
-    where: Where,
-) -> None:
-    """Make a set of pictures that trains fast; jobs read it with --data DIR or --data s3://...
-
-    Damaged pictures are listed and left out. An interrupted preparation continues.
-    """
-    del layout  # the only one
-    if source.startswith("s3://"):
-        raise UsageError(
-            f"{source} is in S3: fetch it first (aws s3 sync {source} DIR), or have a job prepare "
-            "it there: trainctl submit --code . --run prepare --nodes 1 -- python -m "
-            f"training.data.pictures {source} --to {to}"
-        )
-    wish = preparation.Wish(form=form, size=size, encoding=encoding)
-    target = Destination(uri=to.rstrip("/"), profile=where.profile, region=where.region)
-    # Before the pictures are read. Other servers than AWS's speak S3 only, and know no caller.
-    if target.in_s3 and not os.environ.get("AWS_ENDPOINT_URL_S3"):
-        _ = Clients(open_session(profile=where.profile, region=where.region)).caller
-    with output.Progress() as progress:
-
-        def show(what: str, done: int, total: int) -> None:
-            share = f"{_tenths(done, total)} of {total:,} pictures" if total else f"{done:,}"
-            progress.update(f"{what}: {share}")
-
-        try:
-            index = preparation.prepare(
-                Path(source).expanduser(), target, wish, processes=processes or 0, report=show
-            )
-        except KeyboardInterrupt:
-            output.say("interrupted; the same command continues")
-            raise typer.Exit(exits.INTERRUPTED) from None
-    for each in index.damaged[:_SHOWN_DAMAGED]:
-        output.say(f"left out: {each}")
-    if (more := len(index.damaged) - _SHOWN_DAMAGED) > 0:
-        output.say(f"and {more:,} more, listed in {target.uri}/index.json")
-    counts = " + ".join(f"{index.counts[split]:,} {split}" for split in index.counts)
-    output.say(
-        f"{counts} pictures of {len(index.classes):,} classes, {len(index.damaged):,} damaged"
-    )
-    output.print_text(target.uri)

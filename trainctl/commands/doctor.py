@@ -30,7 +30,7 @@ def doctor(
     """Check what a deploy or a job needs, and print the command that fixes each problem.
 
     Without stacks: whether they can be deployed with the settings of cdk.json (credentials,
-    bootstrap, quotas, zone, roles, Node.js). With stacks: whether a job can run on them (the same,
+    bootstrap, quotas, zone, Node.js). With stacks: whether a job can run on them (the same,
     images). With -c it checks a deploy in any case.
 
     Exits with 1 if a check fails.
@@ -54,14 +54,11 @@ def doctor(
     raise typer.Exit(exits.FAILED if bad else exits.OK)
 
 
-def look(
-    given: dict[str, str], where: Where, *, only_first_deploy: bool = False
-) -> Iterator[Check]:
+def look(given: dict[str, str], where: Where) -> Iterator[Check]:
     """All checks, in the order in which their problems are fixed.
 
     Args:
         given: settings, by ``-c``.
-        only_first_deploy: check nothing where TrainingStack is there.
     """
     variables = {"AWS_PROFILE": where.profile, "AWS_REGION": where.region}
     prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
@@ -97,35 +94,23 @@ def look(
         helps = isinstance(error, CliError) and state != "changing"  # AWS itself may refuse
         fix = place.deploy() if helps else ""
         yield Check("stacks", "next" if state == "missing" else "bad", str(explained(error)), fix)
-        if not only_first_deploy or any(map(_is_training, missing)):
-            yield from _before(place, missing=missing, network=deployment)
+        yield from _before(place, missing=missing, network=deployment)
         return
 
     yield Check("stacks", "ok", _described(shape))
-    if only_first_deploy:
-        return
     if given:
         yield from _before(place, missing=(), network=deployment)
         return
 
     place = replace(place, context={"preset": shape.preset})
-    own = checks.of_a_deployment(place, deployment)
-    if deployment.is_local:
-        yield from checks.run(own)
-        yield Check("account and hosts", "skipped", "a local AWS has no quotas, zones and roles")
+    yield from checks.run(checks.of_a_deployment(place, deployment))
+    if deployment.is_local:  # it has no quotas and zones
         return
 
     def zone() -> str:
         return account.zone(deployment.output(stack_outputs.SUBNET))
 
-    yield from checks.run(
-        {
-            "plug-in": laptop.plugin,
-            **own,
-            "CI": partial(checks.pipeline, place, deployment),
-            **checks.of_hosts(place, shape, zone, is_deployed=True),
-        }
-    )
+    yield from checks.run(checks.of_hosts(place, shape, zone, is_deployed=True))
 
 
 def _before(
@@ -165,10 +150,6 @@ def _before(
             **checks.of_hosts(place, shape, zone, is_deployed=bool(subnet)),
         }
     )
-
-
-def _is_training(stack: str) -> bool:
-    return stack.endswith(stack_outputs.TRAINING_STACK)
 
 
 def _described(shape: ClusterShape) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from contract import nodes
-from trainctl import completion, output
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
@@ -20,7 +20,6 @@ def open_(
         str | None,
         typer.Argument(
             metavar="[JOB]",
-            autocompletion=completion.jobs,
             help="ID of a job, or name of a run. Without: the standing cluster.",
         ),
     ] = None,

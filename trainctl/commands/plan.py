@@ -5,6 +5,7 @@ What fits on which hosts, and how fast it trains, is another question: ``python 
 
 from trainctl import checkout_settings, job_plan, output
 from trainctl.job_options import JobOptions
+from trainctl.job_request import JobRequest
 from trainctl.options import AsJson, Context, Where
 
 
@@ -19,12 +20,12 @@ def plan(
 
     With -c it needs neither a deployment nor an account: trainctl plan ddp -c preset=ddp
     """
-    job_plan.check_given(given)
+    request = JobRequest.of(given)
     if context:
         deployment = checkout_settings.undeployed(context, region=where.region)
-        found = job_plan.priced(deployment, given)
+        found = job_plan.priced(deployment, request)
     else:
-        found = job_plan.plan_of(where.find(to_start=True), given)
+        found = job_plan.plan_of(where.find(to_start=True), request)
     for each in found.warnings:
         output.say(f"warning: {each}")
     if as_json:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from contract.errors import InputError
-from trainctl import completion, output
+from trainctl import output
 from trainctl.options import AsJson
 from training import command, recipes
 
@@ -17,7 +17,6 @@ def settings(
         typer.Argument(
             metavar="RECIPE",
             help=f"One of {', '.join(recipes.NAMES)}.",
-            autocompletion=completion.recipe,
         ),
     ],
     preset: Annotated[

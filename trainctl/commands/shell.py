@@ -15,7 +15,7 @@ import typer
 from contract import faults
 from contract.nodes import HEAD, WORKER
 from contract.text import listed
-from trainctl import completion, output
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
@@ -35,7 +35,6 @@ def shell(
             metavar="JOB",
             help="ID of a job, or name of a run: its newest job.",
             show_default="the standing cluster",
-            autocompletion=completion.jobs,
         ),
     ] = "",
     command: Annotated[

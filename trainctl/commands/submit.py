@@ -6,6 +6,7 @@ import typer
 
 from trainctl import follow, job_plan, output
 from trainctl.job_options import JobOptions
+from trainctl.job_request import JobRequest
 from trainctl.options import AsJson, Where, Yes
 
 
@@ -29,13 +30,13 @@ def submit(
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
     trainctl submit -f job.toml --epochs 20
     """
-    job_plan.check_given(given)
+    request = JobRequest.of(given)
     deployment = where.find(to_start=True)
-    plan = job_plan.plan_of(deployment, given)
+    plan = job_plan.plan_of(deployment, request)
     job_plan.ask(plan, yes=yes)
     with output.Progress() as progress:
         progress.update("starting the job")
-        job = job_plan.start(deployment, plan, given.code)
+        job = job_plan.start(deployment, plan)
     if as_json:
         place = plan.place and plan.place.to_json()
         output.print_json({"job": job, "run": plan.spec.run, "queue": place})

@@ -17,7 +17,7 @@ RECIPE: Final = Recipe(
     built_in_data=SYNTHETIC,
     built_in_preset="small",
     data_help="folder or s3:// address of pictures: <class>/ (a tenth is held out), train/<class>/ "
-    "and val/<class>/, or what trainctl data prepare imagenet has made of them (default: pictures "
+    "and val/<class>/, or what training.data.pictures has made of them (default: pictures "
     "made on the device)",
     data_kind="pictures",
     inputs="training.imagenet.inputs",

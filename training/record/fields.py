@@ -10,11 +10,12 @@ Numbers that have names of their own (``named``) stand beside the fields, as ``a
 import dataclasses
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import MISSING, dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, Final, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from contract import typed_json
+from contract.typed_json import fields_of, is_number
 
 _T = TypeVar("_T")
 
@@ -67,14 +68,14 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     """
     found: dict[str, object] = {}
     others = {**values}  # without the keys of numbers with names, whatever other field is called so
-    fields = _fields(cast("Any", kind))
+    fields = fields_of(cast("Any", kind))
     for field, _ in fields:
         if "suffix" in field.metadata:
             names = values.get(field.name)
             given: dict[str, object] = {}
             for name in names if isinstance(names, list) else []:
                 value = others.pop(f"{name}{field.metadata['suffix']}", None)
-                if _is_number(value):
+                if is_number(value):
                     given[f"{name}"] = value
             found[field.name] = given
     for field, hint in fields:
@@ -92,38 +93,13 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     return kind(**found)
 
 
-def read(hint: Any, value: Any) -> Any:
-    """A value from JSON as the type ``hint`` has it.
-
-    Raises:
-        ValueError: it is of another kind.
-    """
-    if isinstance(hint, UnionType):
-        for each in get_args(hint):
-            with suppress(ValueError):
-                return read(each, value)
-    elif get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(read(get_args(hint)[0], each) for each in value)
-    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return from_json(cast("Any", hint), value)
-    elif hint in (int, float):
-        if _is_number(value) and (hint is float or isinstance(value, int)):
-            return value
-    elif type(value) is hint:
-        return value
-    raise ValueError(f"is {value!r}")
+read: Final = partial(typed_json.read, build=from_json)
+"""A value from JSON as a type has it. Raises ValueError if it is of another kind."""
 
 
 def number(value: object) -> float | None:
     """``value`` as a float, or None when it is not a finite number."""
-    return float(value) if _is_number(value) and math.isfinite(value) else None
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    if isinstance(value, int):
-        # Larger ones have no floating-point number, which what draws them needs.
-        return not isinstance(value, bool) and abs(value) < 2**1000
-    return isinstance(value, float)
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def _rate(values: Mapping[str, object]) -> Rate | None:
@@ -131,7 +107,7 @@ def _rate(values: Mapping[str, object]) -> Rate | None:
     for name, value in values.items():
         items = name.removesuffix(_RATE)
         if items not in (name, "", "flops"):
-            return Rate(items=items, per_s=value if _is_number(value) else None)
+            return Rate(items=items, per_s=value if is_number(value) else None)
     return None
 
 
@@ -139,9 +115,3 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_json(value)
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
-
-
-@cache
-def _fields(kind: type[Any]) -> list[tuple["dataclasses.Field[Any]", object]]:
-    hints = get_type_hints(kind)
-    return [(field, hints[field.name]) for field in dataclasses.fields(kind)]

@@ -24,6 +24,7 @@ from containers.program import files as files_of_program
 from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
 from containers.program.starts import Start as StartOfAll
+from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile

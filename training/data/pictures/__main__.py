@@ -1,7 +1,6 @@
-"""Prepare a set of pictures on a node: ``python -m training.data.pictures SRC --to DST``.
+"""Prepare a set of pictures: ``python -m training.data.pictures SRC --to DST``.
 
-A job can run it (docs/imagenet.md). On a laptop, ``trainctl data prepare`` does the same; there, a
-source in S3 has to be fetched first.
+On a laptop, or in a job (docs/imagenet.md).
 """
 
 import argparse

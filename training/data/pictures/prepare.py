@@ -1,6 +1,6 @@
 """Preparation of a picture set from ImageNet as downloaded: a tree, tar shards or packed shards.
 
-``trainctl data prepare`` runs it on a laptop, ``python -m training.data.pictures`` on a node. Each
+``python -m training.data.pictures`` runs it, on a laptop or a node. Each
 shard is one piece of work; a preparation that was interrupted continues with the shards that are
 missing, and ends with the same bytes. ``index.json`` comes last: without it there is no set.
 Standard library only at load; the work itself needs Pillow.
