@@ -182,10 +182,9 @@ def wrong(key: str, value: object, wanted: str) -> UsageError:
 # --- errors ---------------------------------------------------------------------------------------
 def refusal(error: TyperException) -> UsageError:
     """Typer's error of an option, as this project words its own."""
-    from pydantic import ValidationError
-
-    param, cause = getattr(error, "param", None), error.__cause__
-    if param is None or not isinstance(cause, ValidationError):
+    # Typer has values checked by pydantic.
+    param, errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if param is None or errors is None:
         ctx, said = getattr(error, "ctx", None), error.format_message().rstrip(".")
         return UsageError(f"{said}; see {ctx.command_path} --help" if ctx else said)
     descriptor = param.type_descriptor
@@ -197,4 +196,4 @@ def refusal(error: TyperException) -> UsageError:
         wanted += f" of at least {limits[0]}" * (len(limits) == 1)
         wanted += f" from {' to '.join(limits)}" * (len(limits) == 2)
     name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
-    return UsageError(f"{name} is {cause.errors()[0]['input']}: it must be {wanted}")
+    return UsageError(f"{name} is {errors()[0]['input']}: it must be {wanted}")
