@@ -162,7 +162,7 @@ def test_the_wheel_has_the_command_line_and_the_files_beside_it(installed: Insta
         str(path.relative_to(ROOT))
         for package in packages
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in (".pyc", ".md")
     }
     assert len(there) > 100
     assert there - names == set()
