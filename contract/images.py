@@ -23,8 +23,10 @@ _LEFT_OUT: Final = ("containers/Dockerfile.dockerignore", "containers/publish.py
 
 
 def _is_ignored(part: str) -> bool:
-    """True if editors, desktops or Python itself leave files or folders of this name."""
-    return part == "__pycache__" or part.startswith(".") or part.endswith(".egg-info")
+    """True for what editors, desktops or Python itself leave, and for what only people read."""
+    return (
+        part in ("__pycache__", "README.md") or part.startswith(".") or part.endswith(".egg-info")
+    )
 
 
 def setting(root: Path, name: str) -> str:

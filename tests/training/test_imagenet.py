@@ -236,7 +236,7 @@ def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_i
 
 @pytest.mark.slow
 @killed([])
-def test_killed_at_any_moment_a_run_ends_as_if_nothing_had_happened(
+def test_a_killed_run_ends_as_if_nothing_had_happened(
     kills: list[tuple[str, str]],
     tmp_path: Path,
     record_property: Callable[[str, object], None],
