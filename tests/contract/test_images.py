@@ -48,7 +48,12 @@ def test_a_renamed_file_and_a_moved_line_change_it_too(project: Path) -> None:
     [
         *("training/__pycache__/a.pyc", "docs/a.md", "containers/publish.py", "app.py"),
         "requirements/laptop.txt",
-        *("training/.DS_Store", "contract/.idea/x.xml", "training/x.egg-info/PKG-INFO"),
+        *(
+            "training/.DS_Store",
+            "contract/.idea/x.xml",
+            "training/x.egg-info/PKG-INFO",
+            "training/README.md",
+        ),
     ],
 )
 def test_what_is_not_in_the_images_does_not(project: Path, name: str) -> None:
@@ -78,6 +83,7 @@ def test_the_build_gets_the_files_that_are_hashed() -> None:
         "**/__pycache__",
         "**/.*",
         "**/*.egg-info",
+        "**/README.md",
         "containers/Dockerfile.dockerignore",
         "containers/publish.py",
     ]
