@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import processes
@@ -96,6 +95,7 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
         publish(outcome.name, folder / "base")
     dist.barrier()
     reference = _Reference(from_pretrained(base, has_more=True))
+    plain = torch.optim.AdamW(reference.parameters(), lr=_LR)
     values = pretrained.model_config(base, runs="").to_dict()
 
     def build(shape: tuple[int, ...]) -> tuple[WithLoss, torch.optim.Optimizer]:
@@ -111,12 +111,12 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     assert {each.dtype for each in trained.parameters()} == {torch.float32}
     agreement.check(trained, device=_CPU, isolates=False, is_exact=True)
     outcome.packs = _packs(trained)
-    outcome.compare(_loss(trained), reference.loss())
+    outcome.compare(_loss(trained), _loss(reference))
     for step in range(_STEPS):
         _step(trained, optimizer, _tokens(step)[rank::2])
-        reference.step(step)
+        _step(reference, plain, _tokens(step))
     after = _loss(trained)
-    outcome.compare(after, reference.loss())
+    outcome.compare(after, _loss(reference))
 
     state = {"position": asdict(checkpoints.Position(step=_STEPS)), "config": {"recipe": "fsdp"}}
     uri = sharded_checkpoints.write_checkpoint(
@@ -139,29 +139,20 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     outcome.compare(_loss(whole), _loss(trained))
     if rank == 0:
         place = export.export(found, str(folder / "exported"), dtype=torch.float32)
-        outcome.compare(_Reference(from_pretrained(place)).loss(), after)
+        outcome.compare(_loss(_Reference(from_pretrained(place))), after)
     assert RunPaths(str(folder)).checkpoint(_STEPS) == uri
 
 
-class _Reference:
-    """A model of transformers, and plain training of it."""
+class _Reference(nn.Module):
+    """A model of transformers, which returns the loss of tokens as ``WithLoss`` does."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model.eval()
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
+        super().__init__()
+        self.model = model
 
-    def step(self, number: int) -> None:
-        self._cross_entropy(_tokens(number)).backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def loss(self) -> float:
-        with torch.no_grad():
-            return self._cross_entropy(_tokens(0)).item()
-
-    def _cross_entropy(self, tokens: Tensor) -> Tensor:
-        logits = self.model(input_ids=tokens[:, :-1]).logits.float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    def forward(self, tokens: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=tokens, labels=tokens).loss
+        return loss
 
 
 def _packs(trained: WithLoss) -> bool:
@@ -172,7 +163,7 @@ def _packs(trained: WithLoss) -> bool:
     return True
 
 
-def _loss(trained: WithLoss) -> float:
+def _loss(trained: nn.Module) -> float:
     trained.eval()
     with torch.no_grad():
         loss = float(trained(_tokens(0)))
@@ -182,7 +173,7 @@ def _loss(trained: WithLoss) -> float:
     return loss
 
 
-def _step(trained: WithLoss, optimizer: torch.optim.Optimizer, tokens: Tensor) -> None:
+def _step(trained: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor) -> None:
     trained.eval()  # no dropout: the steps are to be the same
     trained(tokens).backward()
     optimizer.step()

@@ -28,7 +28,7 @@ from training.data.conversations import (
     columns_of,
     content_of,
 )
-from training.data.feed import NOTHING, Feed, Packs, best_fit, feed_of
+from training.data.feed import Feed, Packs, best_fit, feed_of
 from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -461,9 +461,6 @@ ASKED = '"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant",
 PLANTS = {
     "column": (ASKED + '}], "planted": 1', "planted"),
     "key": (ASKED + ', "planted": "x"}]', "planted"),
-    "role": (ASKED.replace("user", "planted") + "}]", "planted"),
-    "part": (ASKED.replace('"Why?"', '[{"type": "planted"}]') + "}]", "planted"),
-    "picture": (ASKED + '}], "image": "a.jpg"', '"image"'),
     "history": (ASKED + '}], "history": [["a", "b"]]', '"history"'),
     "tools": (ASKED + '}], "tools": [{"name": "weather"}]', "tools"),
     "calls": (ASKED + ', "tool_calls": [{"name": "weather"}]}]', "tool_calls"),
@@ -585,19 +582,23 @@ def test_a_table_and_lines_give_the_same_store_of_whole_conversations(tmp_path: 
     assert end.decode(first, skip_special_tokens=False).startswith("<|im_start|>user\nWhat is 0?")
 
 
-def test_packed_conversations_are_learned_by_token_and_see_only_themselves(
-    tmp_path: Path,
-) -> None:
+def test_packed_conversations_come_once_an_epoch_and_see_only_themselves(tmp_path: Path) -> None:
+    """They are learned token by token, however the workers change."""
     store = opened(tmp_path)
     part = store.conversations(held_out=False)
     fed = feed(store)
-    for step in range(fed.steps_per_epoch):
-        batch = fed.step(step, rank=0, world_size=1)
-        assert batch.positions is not None
-        assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(step)
-        for row, sequence in enumerate(fed.sequences(step)):
+    seen: Counter[int] = Counter()
+    for step in range(2 * fed.steps_per_epoch):
+        world_size = (2, 1, 4)[step % 3]
+        batches = [fed.step(step, rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert sum(batch.num_labels for batch in batches) == fed.num_labels(step)
+        for number, sequence in enumerate(fed.sequences(step)):
+            batch, row = batches[number % world_size], number // world_size
+            assert batch.positions is not None
+            assert batch.num_labels == (batch.labels != IGNORE).sum()
             at = 0
             for member in members_of(fed, int(sequence)):
+                seen[member] += 1
                 own = slice(part.starts[member], part.starts[member + 1])
                 size = own.stop - own.start
                 assert (batch.tokens[row, at : at + size] == part.tokens[own]).all()
@@ -610,32 +611,14 @@ def test_packed_conversations_are_learned_by_token_and_see_only_themselves(
                 # The last token of one is never asked for the first of the next.
                 assert (batch.labels[row, at - 1 : at] == IGNORE).all()
             assert (batch.labels[row, max(0, at - 1) :] == IGNORE).all()
-            assert at >= 100 or sequence == NOTHING or step == fed.steps_per_epoch - 1
+    assert seen == Counter([*range(54)] * 2)
+    assert fed.sequences(0).tolist() != fed.sequences(fed.steps_per_epoch).tolist()
     # Also where its first token is to be learned.
     whole = replace(part, learned=np.ones_like(part.learned))
     packs = Packs(whole, seq_len=160, padding=0, isolates=True)
     sequences = np.arange(packs.num_sequences)
     assert packs.batch(sequences).num_labels == packs.num_labels(sequences)
     assert packs.num_labels(sequences) == len(part.tokens) - len(part.starts) + 1
-
-
-def test_every_conversation_comes_once_an_epoch_however_the_workers_change(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    fed = feed(store)
-    for epoch in range(2):
-        seen: Counter[int] = Counter()
-        labels = 0
-        for step in range(fed.steps_per_epoch):
-            world_size = (2, 1, 4)[step * 3 // fed.steps_per_epoch]
-            number = epoch * fed.steps_per_epoch + step
-            for rank in range(world_size):
-                for sequence in fed.sequences(number)[rank::world_size].tolist():
-                    seen.update(members_of(fed, sequence))
-                labels += fed.step(number, rank=rank, world_size=world_size).num_labels
-        assert seen == Counter(range(54))
-        assert labels == store.conversations(held_out=False).learned.sum()
-    orders = [fed.sequences(step).tolist() for step in (0, fed.steps_per_epoch)]
-    assert orders[0] != orders[1]
 
 
 def test_what_is_too_long_loses_its_end_and_what_has_no_answer_left_is_out(tmp_path: Path) -> None:
@@ -712,20 +695,16 @@ def test_the_end_of_text_is_what_the_models_files_say(tokenizer: Path) -> None:
     assert vocabulary.read(pretrained.tokenizer_file("bytes", "", runs="")).end_of_text == 256
 
 
-def test_what_serves_a_model_names_the_end_of_its_answers_first(tokenizer: Path) -> None:
-    words = vocabulary.read(tokenizer)
-    end, stop = words.end_of_text, words.tokenizer.token_to_id("<|im_end|>")
-    given = {"eos_token_id": end, "temperature": 0.6, "_from_model_config": True}
+def test_what_serves_a_model_keeps_its_settings_and_makes_no_template_up(tokenizer: Path) -> None:
+    """``test_chat_runs`` has transformers serve one."""
+    given = {"eos_token_id": 5, "temperature": 0.6, "_from_model_config": True}
     (tokenizer / "generation_config.json").write_text(json.dumps(given))
-    files = serving.files(tokenizer / "tokenizer.json", template="", stops=[stop])
+    files = serving.files(tokenizer / "tokenizer.json", template="", stops=[258])
+    assert serving.stops_of(files["generation_config.json"]) == [258, 5]
     generation = json.loads(files["generation_config.json"])
-    assert generation["eos_token_id"] == [stop, end]
-    assert serving.stops_of(files["generation_config.json"]) == [stop, end]
     assert generation["temperature"] == 0.6
     assert "_from_model_config" not in generation
     config = json.loads(files["tokenizer_config.json"])
-    assert config["chat_template"] == CHATML == files["chat_template.jinja"].decode()
-    assert config["bos_token"] == "<bos>"
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     # A run on text with a tokenizer that has no template makes none up.
     plain = pretrained.tokenizer_file("bytes", "", runs="")

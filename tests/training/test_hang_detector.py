@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -139,31 +140,20 @@ def test_the_steps_of_one_report_share_its_time(silence: Silence) -> None:
 def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
-    clock = FakeClock()
-
-    def write(uri: str, content: bytes, *, quick: bool = False) -> None:
-        assert (content, quick) == (b"where it hangs\n", True)
-        done.append(f"written to {uri}")
-        if fails:
-            raise OSError("no answer")
-
+    clock, done = FakeClock(), Mock()
+    done.write.side_effect = OSError("no answer") if fails else None
+    monkeypatch.setattr(storage, "write_bytes", done.write)
     seen = Seen(rank=0, state="D (disk sleep)", details="where it hangs")
-    monkeypatch.setattr(storage, "write_bytes", write)
-    watch = Watch(
-        "s3://b/runs/r", look=lambda _: [seen], end=lambda _: done.append("ended"), clock=clock.time
-    )
+    watch = Watch("s3://b/runs/r", look=lambda _: [seen], end=done.end, clock=clock.time)
     process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
-    watch.hear(Joined(processes=(process,)))
-    watch.hear(start(4))
-    clock.now += 9
-    assert watch.restart_if_silent() is None
+    watch.hear(Joined(processes=(process,)), start(4))
     while (found := watch.restart_if_silent()) is None:
         clock.now += 9
-    assert done[0] == "ended"
-    (written,) = done[1:]
+    uri, _ = done.write.call_args.args
+    written = call.write(uri, b"where it hangs\n", quick=True)
+    assert done.mock_calls == [call.end([process]), written]
     assert found.states == ("rank 0: D (disk sleep)",)
-    assert found.stacks == "" if fails else written == f"written to s3://b/runs/r/{found.stacks}"
+    assert found.stacks == ("" if fails else uri.removeprefix("s3://b/runs/r/"))
 
 
 def test_a_command_that_stood_still_itself_blames_nobody(silence: Silence) -> None:

@@ -40,8 +40,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
-LOCAL = ["ddp", "--local"]
-MINE = [*LOCAL, "--run", "mine"]
+MINE = ["ddp", "--local", "--run", "mine"]
 #: A command line, and its error.
 MISTAKES = {
     "dpp": "unknown recipe 'dpp'.*did you mean ddp\\?",
@@ -111,25 +110,24 @@ def lay(folder: Path, *names: str) -> None:
         (folder / name).write_text("a year of work")
 
 
-@pytest.mark.parametrize("option", [[], ["--overwrite"]])
+@pytest.mark.parametrize("option", ["", "--overwrite"])
 @pytest.mark.parametrize(
     "names",
     [
-        ["train.py", "model/net.py", ".git/HEAD", ".venv/pyvenv.cfg"],
-        ["model/model.safetensors", "model/config.json"],
-        ["config.json", "model.safetensors"],
-        ["checkpoints/step-00000100/mine.pt"],
-        ["leases/flat.pdf", "houses.csv"],
-        ["jobs/letter.tex", "thesis.tex"],
+        "train.py model/net.py .git/HEAD .venv/pyvenv.cfg",
+        "model/model.safetensors model/config.json",
+        "config.json model.safetensors",
+        "checkpoints/step-00000100/mine.pt",
+        "leases/flat.pdf houses.csv",
+        "jobs/letter.tex thesis.tex",
     ],
-    ids=lambda names: names[0],
 )
 def test_a_folder_that_is_no_run_is_refused_and_left_as_it_is(
-    names: list[str], option: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    names: str, option: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lay(elsewhere / "project", *names)
+    lay(elsewhere / "project", *names.split())
     before = tree(elsewhere)
-    err = refused([*LOCAL, "--storage", ".", "--run", "project", *option], capsys)
+    err = refused(f"ddp --local --storage . --run project {option}".split(), capsys)
     assert f"{elsewhere}/project holds other things (" in err
     assert "give --run another name" in err
     assert tree(elsewhere) == before

@@ -51,24 +51,19 @@ def test_mfu_is_work_over_peak_and_unknown_without_a_peak(monkeypatch: pytest.Mo
     assert scored().mfu == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        ("NVIDIA A10G", 70),
-        ("Tesla T4", 8.1),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA L4", 121),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA H200", 989),
-        ("Quadro P1000", None),
-    ],
-)
-def test_the_peak_is_that_of_the_gpu_by_its_name(
-    name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
-    peak = metrics.peak_flops(torch.device("cuda", 0))
-    assert peak == (tflops * 1e12 if tflops else None)
+def test_the_peak_is_that_of_the_gpu_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, tflops in {
+        "NVIDIA A10G": 70,
+        "Tesla T4": 8.1,
+        "NVIDIA L40S": 362,
+        "NVIDIA L4": 121,
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA H200": 989,
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", Mock(return_value=name))
+        assert metrics.peak_flops(torch.device("cuda", 0)) == tflops * 1e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", Mock(return_value="Quadro P1000"))
+    assert metrics.peak_flops(torch.device("cuda", 0)) is None
 
 
 def gathered(own: object) -> list[Any]:
@@ -157,14 +152,11 @@ def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTim
     ]
 
 
-@pytest.mark.parametrize(
-    "waits",
-    [(0.0,), (None, None, None), (0.5, 0.4, 0.3, 0.4), (0.9, None, 0.1)],
-    ids=["alone", "not-measured", "even", "partly-measured"],
-)
-def test_no_worker_is_blamed_without_evidence(waits: Sequence[float | None]) -> None:
-    stragglers = metrics.Stragglers()
-    assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
+def test_no_worker_is_blamed_without_evidence() -> None:
+    alone, not_measured, even, partly = (0.0,), (None,) * 3, (0.5, 0.4, 0.3, 0.4), (0.9, None, 0.1)
+    for waits in (alone, not_measured, even, partly):
+        stragglers = metrics.Stragglers()
+        assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
 
 
 def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:

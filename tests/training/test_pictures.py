@@ -344,5 +344,3 @@ def test_an_index_that_does_not_fit_its_tables_is_refused(sets: Sets, tmp_path: 
     (root / "index.json").write_text('{"format": 99}')
     with pytest.raises(InputError, match="format 99"):
         library.open_set(str(root))
-    with pytest.raises(InputError, match="no line of it"):
-        Entry.from_line("0\t../../etc/passwd")
