@@ -172,23 +172,17 @@ def test_a_mirror_that_is_no_address_is_refused(
 
 
 # --- real content ---------------------------------------------------------------------------------
-def test_fashion_mnist_by_name_is_the_real_one(mirror: type[Mirror], data_dir: Path) -> None:
-    folder = data_dir / "fashion-mnist"
-    mirror.files = {
-        f"/fashion-mnist/{name}": (folder / name).read_bytes() for name in catalog.IDX_FILES
-    }
+def test_data_sets_by_name_are_the_real_ones(mirror: type[Mirror], data_dir: Path) -> None:
+    names = [f"fashion-mnist/{name}" for name in catalog.IDX_FILES]
+    text = "tiny-shakespeare/input.txt"
+    mirror.files = {f"/{name}": (data_dir / name).read_bytes() for name in (*names, text)}
     found = images.load("fashion-mnist")
     assert (len(found.train_images), len(found.test_images)) == (60_000, 10_000)
     assert found.class_names[9] == "Ankle boot"
-    assert images.load(str(folder)).fingerprint == found.fingerprint
-    assert len(mirror.asked) == 4
-
-
-def test_tiny_shakespeare_by_name_is_the_real_one(mirror: type[Mirror], data_dir: Path) -> None:
-    text = (data_dir / "tiny-shakespeare" / "input.txt").read_bytes()
-    mirror.files = {"/tiny-shakespeare/input.txt": text}
+    assert images.load(str(data_dir / "fashion-mnist")).fingerprint == found.fingerprint
     (file,) = documents.text_files("tiny-shakespeare")
-    assert file.read_bytes() == text
+    assert file.read_bytes() == mirror.files[f"/{text}"]
+    assert len(mirror.asked) == 5
 
 
 # --- names ---------------------------------------------------------------------------------------
