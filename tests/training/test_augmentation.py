@@ -33,13 +33,16 @@ def levels(views: torch.Tensor) -> torch.Tensor:
 
 
 def assert_shown(
-    view: torch.Tensor, canvas: torch.Tensor, extent: list[int], box: tuple[float, ...]
+    view: torch.Tensor,
+    canvas: torch.Tensor,
+    extent: list[int],
+    box: tuple[float, float, float, float],
 ) -> None:
     """A part of a picture is resized as Pillow does it, but for the whole levels to which that
     rounds twice."""
-    height, width = extent
+    (height, width), side = extent, view.shape[-1]
     picture = Image.fromarray(canvas[:height, :width].numpy())
-    resized = picture.resize(view.shape[-2:], Image.Resampling.BILINEAR, box=box)
+    resized = picture.resize((side, side), Image.Resampling.BILINEAR, box=box)
     expected = torch.from_numpy(np.asarray(resized).astype(np.float32))
     assert (levels(view) - expected).abs().max() < 2
 

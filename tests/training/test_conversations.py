@@ -266,7 +266,7 @@ def test_calls_and_thoughts_are_learned_in_the_form_that_the_template_takes(
 
 
 #: Two turns with a call, its result and an answer, each with thoughts.
-AGENT = [
+AGENT: list[dict[str, Any]] = [
     message
     for turn in ("1", "2")
     for message in (
@@ -334,7 +334,7 @@ def repeated(answer: str) -> list[dict[str, str]]:
 
 
 #: A template, a conversation, and what of it is learned.
-LEARNED = {
+LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     "chatml": (CHATML, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
     "annotated": (ANNOTATED, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
     "thinking": (THINKING, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),

@@ -26,12 +26,12 @@ def idx_gz(array: np.ndarray) -> bytes:
     return gzip.compress(header + array.astype(np.uint8).tobytes())
 
 
-def write_images(folder: Path, num_train: int = 40, num_test: int = 10) -> Path:
+def write_images(folder: Path, num_train: int = 40, num_test: int = 10, size: int = 28) -> Path:
     """A small data set in FashionMNIST's format."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     for name, num in (("train", num_train), ("t10k", num_test)):
-        pixels = random.integers(0, 256, (num, 28, 28))
+        pixels = random.integers(0, 256, (num, size, size))
         (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(idx_gz(pixels))
         (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(idx_gz(np.arange(num) % 10))
     return folder

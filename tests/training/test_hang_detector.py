@@ -39,6 +39,8 @@ from training.runtime.processes import Seen
 from training.runtime.torchrun import TorchrunWorker
 
 LEAST_S = 300.0
+#: Seconds, and the event after them; None: the workers start again.
+Told = tuple[float, Event | None]
 
 
 class Silence(HangDetector):
@@ -56,9 +58,8 @@ class Silence(HangDetector):
             found = self.is_too_long() or found
         return found
 
-    def tell(self, *told: tuple[float, Event | None]) -> None:
-        """Events, each so many seconds after the one before, which is never too long; None: the
-        workers start again, which may be because it was too long."""
+    def tell(self, *told: Told) -> None:
+        """Take events, each after a silence that is not too long, unless workers start again."""
         for after_s, event in told:
             is_long = self.wait(after_s)
             if event is None:
@@ -79,19 +80,19 @@ def start(step: int = 0) -> Start:
 
 HALF_AN_HOUR, TWO_HOURS, NEVER = 1800.0, 7200.0, 1e9
 JOINED = Joined(processes=())
-BEGUN = [(0, start()), (1, step(1)), (1, step(2))]
-EVALUATING = [*BEGUN, (0, Evaluating()), *[(1700, Evaluating())] * 5]
+BEGUN: list[Told] = [(0, start()), (1, step(1)), (1, step(2))]
+EVALUATING: list[Told] = [*BEGUN, (0, Evaluating()), *[(1700, Evaluating())] * 5]
 SAVES = Saving(step=2)
-SAVING = [(0, SAVES), *[(30, SAVES)] * 59]
-LAST_STEP = [(0, start(998)), (1, step(999)), (1, step(1000))]
+SAVING: list[Told] = [(0, SAVES), *[(30, SAVES)] * 59]
+LAST_STEP: list[Told] = [(0, start(998)), (1, step(999)), (1, step(1000))]
 
 
-def stepped(step_s: float) -> list[tuple[float, Event]]:
+def stepped(step_s: float) -> list[Told]:
     return [(0, start()), *((step_s, step(number)) for number in range(1, 9))]
 
 
 #: Seconds and the event after them, and the seconds of silence after which they are too long.
-LIMITS: dict[str, tuple[Sequence[tuple[float, Event | None]], float]] = {
+LIMITS: dict[str, tuple[list[Told], float]] = {
     "no process is known yet": ([], NEVER),
     "reading": ([(0, JOINED), (7100, Reading(done=1, total=2))], TWO_HOURS),
     "started again": ([*BEGUN, (0, None), (7100, JOINED)], TWO_HOURS),

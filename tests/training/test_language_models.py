@@ -153,19 +153,18 @@ def sharded(name: str, *, sends_less: bool = False) -> WithLoss:
 def _train(name: str, folder: Path) -> int:
     """Save the gradients, more than a pipe holds; return the number of weights of this process."""
     dist.init_process_group("gloo")
-    found = []
-    for sends_less in (False, True):
-        model = sharded(name, sends_less=sends_less)
-        model_weights.load(model.model, folder)
+    model, less = sharded(name), sharded(name, sends_less=True)
+    for each in (model, less):
+        model_weights.load(each.model, folder)
         with torch.no_grad():
-            model(tokens(0))
-        language_models.reshard(model)
-        found.append(_gradients(model))
+            each(tokens(0))
+        language_models.reshard(each)
+    found = _gradients(model)
     # Sent in bf16, a gradient is rounded, and is the same beside that.
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(found, _gradients(less), strict=True):
         assert 0 < (one - other).norm() < 0.02 * one.norm()
-    torch.save(found[0], folder / f"gradients-{dist.get_rank()}.pt")
-    return sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
+    torch.save(found, folder / f"gradients-{dist.get_rank()}.pt")
+    return sum(p.to_local().numel() for p in less.parameters())  # type: ignore[attr-defined]
 
 
 def _gradients(model: Any) -> list[Tensor]:
