@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import processes
@@ -64,11 +63,11 @@ def measure(names: Iterable[str], folder: Path) -> list[Outcome]:
     Args:
         folder: for models, checkpoints and exports; it stays as small as one of them.
     """
-    first, _ = processes.run(2, _pair, tuple(names), str(folder))
-    return [Outcome(**values) for values in json.loads(first)]
+    found: list[Outcome] = processes.run(2, _pair, tuple(names), folder)[0]
+    return found
 
 
-def _pair(names: tuple[str, ...], folder: str) -> str:
+def _pair(names: tuple[str, ...], folder: Path) -> list[Outcome]:
     import transformers
 
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -77,24 +76,26 @@ def _pair(names: tuple[str, ...], folder: str) -> str:
     group = dist.new_group(backend="gloo")
     found = []
     for number, name in enumerate(names):
-        outcome, place = Outcome(name=name), Path(folder) / str(number)
+        outcome, place = Outcome(name=name), folder / str(number)
         try:
             _try(outcome, place, group)
         except InputError as error:
             outcome.refused = str(error)
-        found.append(asdict(outcome))
+        found.append(outcome)
         dist.barrier()
         if dist.get_rank() == 0:
             storage.remove_folder(str(place))
-    return json.dumps(found)
+    return found
 
 
 def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
-    # The same steps in transformers; only the first process needs it.
-    reference = _Reference(publish(outcome.name, folder / "base")) if rank == 0 else None
-    dist.barrier()
     base = str(folder / "base")
+    if rank == 0:
+        publish(outcome.name, folder / "base")
+    dist.barrier()
+    reference = _Reference(from_pretrained(base, has_more=True))
+    plain = torch.optim.AdamW(reference.parameters(), lr=_LR)
     values = pretrained.model_config(base, runs="").to_dict()
 
     def build(shape: tuple[int, ...]) -> tuple[WithLoss, torch.optim.Optimizer]:
@@ -110,13 +111,12 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     assert {each.dtype for each in trained.parameters()} == {torch.float32}
     agreement.check(trained, device=_CPU, isolates=False, is_exact=True)
     outcome.packs = _packs(trained)
-    outcome.compare(_loss(trained), _loss_of(reference))
+    outcome.compare(_loss(trained), _loss(reference))
     for step in range(_STEPS):
         _step(trained, optimizer, _tokens(step)[rank::2])
-        if reference is not None:
-            reference.step(step)
+        _step(reference, plain, _tokens(step))
     after = _loss(trained)
-    outcome.compare(after, _loss_of(reference, after))
+    outcome.compare(after, _loss(reference))
 
     state = {"position": asdict(checkpoints.Position(step=_STEPS)), "config": {"recipe": "fsdp"}}
     uri = sharded_checkpoints.write_checkpoint(
@@ -139,38 +139,20 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     outcome.compare(_loss(whole), _loss(trained))
     if rank == 0:
         place = export.export(found, str(folder / "exported"), dtype=torch.float32)
-        outcome.compare(_Reference(from_pretrained(place)).loss(), after)
+        outcome.compare(_loss(_Reference(from_pretrained(place))), after)
     assert RunPaths(str(folder)).checkpoint(_STEPS) == uri
 
 
-class _Reference:
-    """A model of transformers, and plain training of it."""
+class _Reference(nn.Module):
+    """A model of transformers, which returns the loss of tokens as ``WithLoss`` does."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model.eval()
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
+        super().__init__()
+        self.model = model
 
-    def step(self, number: int) -> None:
-        self._cross_entropy(_tokens(number)).backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def loss(self) -> float:
-        with torch.no_grad():
-            return self._cross_entropy(_tokens(0)).item()
-
-    def _cross_entropy(self, tokens: Tensor) -> Tensor:
-        logits = self.model(input_ids=tokens[:, :-1]).logits.float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def _loss_of(reference: _Reference | None, otherwise: float | None = None) -> float:
-    """The reference's loss; the other process takes its own, since it has none to compare with."""
-    box = [reference.loss() if reference is not None else otherwise]
-    dist.broadcast_object_list(box, src=0)
-    (loss,) = box
-    assert loss is not None
-    return loss
+    def forward(self, tokens: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=tokens, labels=tokens).loss
+        return loss
 
 
 def _packs(trained: WithLoss) -> bool:
@@ -181,7 +163,7 @@ def _packs(trained: WithLoss) -> bool:
     return True
 
 
-def _loss(trained: WithLoss) -> float:
+def _loss(trained: nn.Module) -> float:
     trained.eval()
     with torch.no_grad():
         loss = float(trained(_tokens(0)))
@@ -191,7 +173,7 @@ def _loss(trained: WithLoss) -> float:
     return loss
 
 
-def _step(trained: WithLoss, optimizer: torch.optim.Optimizer, tokens: Tensor) -> None:
+def _step(trained: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor) -> None:
     trained.eval()  # no dropout: the steps are to be the same
     trained(tokens).backward()
     optimizer.step()

@@ -27,23 +27,24 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def levels(views: torch.Tensor) -> torch.Tensor:
-    """Normalized pictures as levels from 0 to 255, ``[n, height, width, 3]``."""
+    """Normalized pictures as levels from 0 to 255, ``[..., height, width, 3]``."""
     mean, std = torch.tensor(augmentation.MEAN), torch.tensor(augmentation.STD)
-    return (views.permute(0, 2, 3, 1) * std + mean) * 255
+    return (views.movedim(-3, -1) * std + mean) * 255
 
 
-def as_pillow_shows(
-    canvas: torch.Tensor, extent: list[int], box: tuple[float, float, float, float], *, size: int
-) -> Image.Image:
-    """A part of a picture, resized."""
-    height, width = extent
+def assert_shown(
+    view: torch.Tensor,
+    canvas: torch.Tensor,
+    extent: list[int],
+    box: tuple[float, float, float, float],
+) -> None:
+    """A part of a picture is resized as Pillow does it, but for the whole levels to which that
+    rounds twice."""
+    (height, width), side = extent, view.shape[-1]
     picture = Image.fromarray(canvas[:height, :width].numpy())
-    return picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
-
-
-def assert_near(found: torch.Tensor, expected: Image.Image) -> None:
-    """But for the whole levels to which Pillow rounds twice."""
-    assert (found - torch.from_numpy(np.asarray(expected).astype(np.float32))).abs().max() < 2
+    resized = picture.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    expected = torch.from_numpy(np.asarray(resized).astype(np.float32))
+    assert (levels(view) - expected).abs().max() < 2
 
 
 def test_a_picture_is_shown_alike_whatever_it_is_batched_with() -> None:
@@ -109,17 +110,14 @@ def test_a_part_is_resized_as_pillow_does_it(size: int, mirrored: bool) -> None:
     views = augmentation.random_views(canvases, extents, boxes, size=size)
     assert views.shape == (num, 3, size, size)
     assert views.is_contiguous()
-    for canvas, extent, found in zip(canvases, extents.tolist(), levels(views), strict=True):
+    for canvas, extent, found in zip(canvases, extents.tolist(), views, strict=True):
         height, width = extent
         part_height = round((0.4 * height * width / 1.2) ** 0.5)
         part_width = round((0.4 * height * width * 1.2) ** 0.5)
         top = int(0.5 * (height - part_height + 1))
         left = int(0.25 * (width - part_width + 1))
         box = (left, top, left + part_width, top + part_height)
-        expected = as_pillow_shows(canvas, extent, box, size=size)
-        if mirrored:
-            expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        assert_near(found, expected)
+        assert_shown(found.flip(-1) if mirrored else found, canvas, extent, box)
 
 
 def test_nothing_outside_of_a_picture_is_ever_shown() -> None:
@@ -130,16 +128,15 @@ def test_nothing_outside_of_a_picture_is_ever_shown() -> None:
     boxes = augmentation.random_boxes(torch.arange(64), seed=0, step=0, least_area=0.08)
     random = augmentation.random_views(canvases, extents, boxes, size=48)
     middle = augmentation.middle_views(canvases, extents, size=48, share=0.875)
-    for views in (random, middle):
-        assert levels(views).min() == pytest.approx(200, abs=0.01)
-        assert levels(views).max() == pytest.approx(200, abs=0.01)
+    found = levels(torch.cat([random, middle]))
+    torch.testing.assert_close(found, torch.full_like(found, 200), atol=0.01, rtol=0)
 
 
 def test_evaluation_sees_the_middle_of_each_picture() -> None:
     canvases, extents = pictures()
-    found = levels(augmentation.middle_views(canvases, extents, size=28, share=0.875))
+    found = augmentation.middle_views(canvases, extents, size=28, share=0.875)
     for canvas, extent, view in zip(canvases, extents.tolist(), found, strict=True):
         height, width = extent
         side = 0.875 * min(height, width)
         box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
-        assert_near(view, as_pillow_shows(canvas, extent, box, size=28))
+        assert_shown(view, canvas, extent, box)

@@ -49,10 +49,8 @@ class Run:
     loses_a_node_at: int = 0
     bad: tuple[int, ...] = ()
     """Steps whose loss is not finite."""
-    evaluation_loss: float = 0.5
-    """Of each evaluation; all have it unless ``losses`` has another."""
     losses: Mapping[int, float] = field(default_factory=dict)
-    """Of evaluations, by step."""
+    """Of evaluations, by step; those of others are 0.5."""
     saves_every: int = 4
     done: list[str] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
@@ -82,7 +80,7 @@ class Run:
 
     def _evaluate(self) -> Score:
         self.done.append("evaluated")
-        return Score(loss=self.losses.get(self.step, self.evaluation_loss), measures={})
+        return Score(loss=self.losses.get(self.step, 0.5), measures={})
 
     def train(
         self,
@@ -122,20 +120,26 @@ class Run:
         return self.done
 
 
-def test_an_epoch_is_saved_before_it_is_evaluated_and_the_model_published_at_the_end() -> None:
-    run = Run()
+def test_an_epoch_is_saved_before_its_evaluation_and_the_model_published_last() -> None:
     epoch = ["Step", "Step", "Step", "Step", "settled", "saved 4", "evaluated"]
     epoch += ["RankTimes", "Evaluation"]
     end = ["finished, or raised", "published", "Finished"]
-    assert run.train() == [*epoch, *(each.replace("4", "8") for each in epoch), *end]
-    assert [each.epoch_items for each in run.saved] == [0, 0], "the evaluation reports them"
+    assert Run().train() == [*epoch, *(each.replace("4", "8") for each in epoch), *end]
 
 
-def test_what_is_due_is_saved_between_reports_and_the_last_step_always() -> None:
-    run = Run(saves_every=5)
-    run.train()
-    assert [each.step for each in run.saved] == [5, 8]
+def saved(run: Run, config: DdpConfig = CONFIG) -> list[tuple[int, int]]:
+    """Step of each checkpoint, and the items of the epoch whose losses it has."""
+    run.train(config)
+    return [(each.step, each.epoch_items) for each in run.saved]
+
+
+def test_what_is_due_is_saved_with_the_losses_so_far_and_the_last_step_always() -> None:
+    assert saved(Run()) == [(4, 0), (8, 0)], "the evaluation reports them"
+    assert saved(run := Run(saves_every=5)) == [(5, 8), (8, 0)]
     assert run.done.index("settled") < run.done.index("evaluated"), "without a save too"
+    assert saved(Run(loses_a_node_at=2)) == [(2, 16), (4, 0), (8, 0)]
+    by_time = replace(CONFIG, checkpoint_minutes=1e-9)
+    assert saved(Run(), by_time) == [(2, 16), (4, 0), (6, 16), (8, 0)]
 
 
 def evaluation(step: int, loss: float) -> str:
@@ -176,18 +180,6 @@ def test_a_run_ends_after_evaluations_without_a_better_one(tmp_path: Path) -> No
     assert [each.step for each in resumed.saved] == [8]
 
 
-def test_with_a_node_about_to_go_a_report_is_saved_with_the_losses_so_far() -> None:
-    run = Run(loses_a_node_at=2)
-    run.train()
-    assert [(each.step, each.epoch_items) for each in run.saved] == [(2, 16), (4, 0), (8, 0)]
-
-
-def test_a_checkpoint_is_saved_at_any_report_at_which_its_time_has_come() -> None:
-    run = Run()
-    run.train(replace(CONFIG, checkpoint_minutes=1e-9))
-    assert [each.step for each in run.saved] == [2, 4, 6, 8]
-
-
 def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
     now = [100.0]
     timetable = Timetable(15, clock=lambda: now[0])
@@ -212,26 +204,24 @@ def test_a_run_that_is_asked_to_stop_saves_and_waits_for_the_save() -> None:
     assert Run(stops_at=8).train()[-1] == "Finished", "it has come to its end"
 
 
-def test_a_run_that_diverges_saves_nothing_more() -> None:
-    run = Run(bad=(4,))
-    with pytest.raises(InputError, match="diverged at step 4"):
-        run.train()
-    assert run.saved == []
-
-
 def test_a_model_that_the_last_steps_have_ruined_is_not_published() -> None:
-    run = Run(evaluation_loss=math.nan)
+    run = Run(losses={8: math.nan})
     with pytest.raises(InputError, match=r"last steps: the evaluation loss is nan.*the same --run"):
         run.train()
     assert "published" not in run.done
 
 
-def test_bad_steps_in_a_row_are_counted_over_reports() -> None:
+def test_bad_steps_in_a_row_are_counted_over_reports_and_nothing_more_is_saved() -> None:
     run = Run(bad=(2, 3))
     run.train(allowed=2)
     assert run.done.count("Skipped") == 2
+    run = Run(bad=(2, 3))
     with pytest.raises(InputError, match="diverged at step 3, the last of 2"):
-        Run(bad=(2, 3)).train(allowed=1)
+        run.train(allowed=1)
+    run = Run(bad=(4,))
+    with pytest.raises(InputError, match="diverged at step 4"):
+        run.train()
+    assert run.saved == []
 
 
 def test_a_run_that_resumes_after_its_last_step_is_evaluated_for_its_result() -> None:
@@ -239,7 +229,7 @@ def test_a_run_that_resumes_after_its_last_step_is_evaluated_for_its_result() ->
     assert Run().train(start=8) == end
 
 
-def test_after_the_first_report_other_ranks_are_waited_for_no_longer_than_steps_may_take() -> None:
+def test_after_the_first_report_other_ranks_are_waited_for_as_steps_are() -> None:
     def limit() -> timedelta:
         group: Any = dist.group.WORLD
         found: timedelta = group._get_backend(CPU).options._timeout

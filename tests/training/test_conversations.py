@@ -6,6 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,11 @@ from training.data import vocabulary
 from training.data.conversations import (
     ChatWriter,
     Conversation,
-    Message,
     columns_given,
     columns_of,
     content_of,
 )
-from training.data.feed import NOTHING, Feed, Packs, best_fit, feed_of
+from training.data.feed import Feed, Packs, best_fit, feed_of
 from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -75,20 +77,22 @@ WITHOUT_END = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor 
 )
 
 
+BOS = {"__type": "AddedToken", "content": "<bos>"}
+
+
 def members_of(feed: Feed, sequence: int) -> list[int]:
     """Numbers of the conversations of a sequence."""
     assert isinstance(feed.train, Packs)
     return [*map(int, feed.train.members(sequence))]
 
 
-def members(feed: Feed, step: int, *, rank: int, world_size: int) -> list[int]:
-    """The same of a worker's part of a step."""
-    mine = feed.sequences(step)[rank::world_size]
-    return [member for each in mine.tolist() for member in members_of(feed, each)]
-
-
 def tokenizer_folder(
-    folder: Path, template: str = CHATML, *, words: Sequence[str] = (), trims: bool = True
+    folder: Path,
+    template: str = CHATML,
+    *,
+    words: Sequence[str] = (),
+    trims: bool = True,
+    bos: object = BOS,
 ) -> Path:
     """A tokenizer of bytes with the tokens of ChatML, as a model publishes it.
 
@@ -114,114 +118,38 @@ def tokenizer_folder(
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "eos_token": "<eos>",
-        "bos_token": {"__type": "AddedToken", "content": "<bos>"},
+        "bos_token": bos,
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
-def turns(*texts: str) -> tuple[Message, ...]:
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    return tokenizer_folder(tmp_path / "t")
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
     """Messages of a user and an assistant, by turns."""
     roles = ("user", "assistant")
-    return tuple(Message(role=roles[i % 2], content=text) for i, text in enumerate(texts))
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def learned(folder: Path, *texts: str) -> tuple[str, list[str]]:
-    """What is written of a conversation, and the stretches of it that are learned."""
-    return learned_of(
-        folder,
-        {"messages": [{"role": each.role, "content": each.content} for each in turns(*texts)]},
-    )
-
-
-def conversation(row: dict[str, Any]) -> Conversation:
-    found = content_of(row, "text")
+def conversation(messages: object, **more: object) -> Conversation:
+    found = content_of({"messages": messages, **more}, "text")
     assert isinstance(found, Conversation)
     return found
 
 
-def learned_of(folder: Path, row: dict[str, Any]) -> tuple[str, list[str]]:
-    """The same of a row."""
+def learned(folder: Path, messages: object, **more: object) -> tuple[str, list[str]]:
+    """What is written of a conversation, and the stretches of it that are learned."""
     words = vocabulary.read(folder)
-    (encoded,) = ChatWriter(words).encode([conversation(row)])
-    found, stretch = [], []
-    for token, is_learned in zip([*encoded.ids, -1], [*encoded.learned, False], strict=True):
-        if is_learned:
-            stretch.append(token)
-        elif stretch:
-            found.append(words.tokenizer.decode(stretch, skip_special_tokens=False))
-            stretch = []
-    return words.tokenizer.decode(encoded.ids, skip_special_tokens=False), found
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        pytest.param(CHATML, ["assistant, ü!<|im_end|>", "user<|im_end|>"], id="chatml"),
-        pytest.param(ANNOTATED, ["assistant, ü!<|im_end|>", "user<|im_end|>"], id="annotated"),
-        pytest.param(THINKING, ["assistant, ü!<|im_end|>", "user<|im_end|>"], id="thinking"),
-        pytest.param(
-            LAST_DIFFERS,
-            ["assistant, ü!<|im_end|>", "<think></think>user<|im_end|>"],
-            id="last-differs",
-        ),
-        # Nothing ends an answer: the last one gets the end of text.
-        pytest.param(WITHOUT_END, ["assistant, ü!", "user<eos>"], id="without-end"),
-        pytest.param("", ["assistant, ü!<eos>", "user<eos>"], id="plain"),
-    ],
-)
-def test_only_answers_and_what_ends_them_are_learned(
-    template: str, expected: list[str], tmp_path: Path
-) -> None:
-    # The words of the roles are what is said, too.
-    folder = tokenizer_folder(tmp_path / "t", template)
-    text, found = learned(folder, "user", "assistant, ü!", "user again?", "user")
-    assert found == expected
-    assert "user again?" in text
-
-
-def test_thoughts_that_a_template_takes_out_are_no_mistake(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t", THINKING)
-    _, found = learned(folder, "What?", "<think>Hm.</think>That.", "And?", "<b>Bold.")
-    assert found == ["That.<|im_end|>", "<b>Bold.<|im_end|>"]
-
-
-@pytest.mark.parametrize(
-    ("template", "answer", "expected"),
-    [
-        pytest.param(CHANNELS, "a", "<|channel|>final<|message|>a<|im_end|>", id="words-before-it"),
-        pytest.param(
-            LAID_OUT,
-            "think",
-            "<think>\n\n</think>\nthink<|im_end|>",
-            id="place-for-thoughts",
-        ),
-        pytest.param(
-            LAID_OUT,
-            "<think>So.</think>So.",
-            "<think>\nSo.\n</think>\nSo.<|im_end|>",
-            id="thoughts",
-        ),
-        pytest.param(
-            THINKING, "<think>\nSo.", "<think>\nSo.<|im_end|>", id="begins-with-the-request"
-        ),
-        # Of a request that is written in another way, nothing can be left out.
-        pytest.param(
-            ASKS_FROM_THE_FIRST,
-            "So.",
-            "<|im_start|>assistant\nSo.<|im_end|>",
-            id="asks-from-the-first",
-        ),
-    ],
-)
-def test_an_answer_is_found_where_its_words_stand_elsewhere_too(
-    template: str, answer: str, expected: str, tmp_path: Path
-) -> None:
-    folder = tokenizer_folder(tmp_path / "t", template)
-    text, found = learned(folder, f"Is it {answer}?", answer, f"Again: {answer}", answer)
-    assert found == [expected, expected]
-    assert text.count(expected) == 2
+    decode = partial(words.tokenizer.decode, skip_special_tokens=False)
+    (encoded,) = ChatWriter(words).encode([conversation(messages, **more)])
+    stretches = groupby(zip(encoded.ids, encoded.learned, strict=True), key=itemgetter(1))
+    found = [[token for token, _ in each] for is_learned, each in stretches if is_learned]
+    return decode(encoded.ids), [*map(decode, found)]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +180,7 @@ def test_a_template_that_cannot_be_learned_from_is_refused(
     template: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=message):
-        learned(tokenizer_folder(tmp_path / "t", template), "Hi", "there")
+        learned(tokenizer_folder(tmp_path / "t", template), turns("Hi", "there"))
 
 
 @pytest.mark.parametrize("each", chats.FORMATS.values(), ids=chats.FORMATS)
@@ -274,7 +202,6 @@ def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Form
         ({"prompt": "half \ud83d", "completion": "y"}, "surrogates not allowed"),
         ({"prompt": 1, "completion": "y"}, r"message 1 \(user\): has a part that is no text \(int"),
         ({"messages": "Hi"}, "under messages is text, and no JSON"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"no text \(image\)"),
         ({"text": 5}, "what is under text is no list"),
     ],
 )
@@ -321,27 +248,25 @@ CALLS = (
 )
 
 
-def unmarked(template: str) -> str:
-    return template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+UNMARKED = CALLS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
 
-@pytest.mark.parametrize("template", [CALLS, unmarked(CALLS)], ids=["annotated", "plain"])
+@pytest.mark.parametrize("template", [CALLS, UNMARKED], ids=["annotated", "plain"])
 def test_calls_and_thoughts_are_learned_in_the_form_that_the_template_takes(
     template: str, tmp_path: Path
 ) -> None:
-    text, found = learned_of(tokenizer_folder(tmp_path / "t", template), CALLED)
+    text, found = learned(tokenizer_folder(tmp_path / "t", template), **CALLED)
     assert found == [
         '<think>Hm.</think>weather {"city": "Oslo"}<|im_end|>',
         "<think>Done.</think>7 it is.<|im_end|>",
     ]
     assert '"parameters"' in text.partition("<|im_end|>")[0]
-    row = json.loads(json.dumps(CALLED))
-    row["messages"][1]["weight"] = 0
-    assert learned_of(tmp_path / "t", row)[1] == found[1:]
+    messages = [{**each, "weight": number // 2} for number, each in enumerate(CALLED["messages"])]
+    assert learned(tmp_path / "t", messages, tools=CALLED["tools"])[1] == found[1:]
 
 
 #: Two turns with a call, its result and an answer, each with thoughts.
-AGENT = [
+AGENT: list[dict[str, Any]] = [
     message
     for turn in ("1", "2")
     for message in (
@@ -380,20 +305,102 @@ NONE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "begin"), [(EMPTY, "<think></think>"), (NONE, "")], ids=["empty", "none"]
+#: As huggingface/trl#5988: the block ends before the token that ends the turn.
+BLOCK_WITHOUT_END = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
 )
-def test_turns_whose_thoughts_a_template_takes_out_between_calls_are_learned_as_written(
-    template: str, begin: str, tmp_path: Path
-) -> None:
-    _, found = learned_of(tokenizer_folder(tmp_path / "t", template), {"messages": AGENT})
-    asked = "" if begin else "<think>"
-    assert found == [
-        f"{begin}<tool_call>f1</tool_call><|im_end|>",
-        f"{begin}A1<|im_end|>",
-        "<think>T2</think><tool_call>f2</tool_call><|im_end|>".removeprefix(asked),
-        "<think>U2</think>A2<|im_end|>".removeprefix(asked),
-    ]
+#: As GLM's: a turn ends where the next begins.
+NEXT_TURN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+END_IN_WORDS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} END\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+#: The words of the roles are what is said, too.
+SAID = turns("user", "assistant, ü!", "user again?", "user")
+THOUGHTS = turns("What?", "<think>Hm.</think>That.", "And?", "<b>Bold.")
+WHY = turns("Why?", "So.", "Sure?", "Yes.")
+
+
+def repeated(answer: str) -> list[dict[str, str]]:
+    """An answer whose words are in the questions too."""
+    return turns(f"Is it {answer}?", answer, f"Again: {answer}", answer)
+
+
+#: A template, a conversation, and what of it is learned.
+LEARNED: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
+    "chatml": (CHATML, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
+    "annotated": (ANNOTATED, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
+    "thinking": (THINKING, SAID, ["assistant, ü!<|im_end|>", "user<|im_end|>"]),
+    "last-differs": (
+        LAST_DIFFERS,
+        SAID,
+        ["assistant, ü!<|im_end|>", "<think></think>user<|im_end|>"],
+    ),
+    # Nothing ends an answer: the last one gets the end of text.
+    "without-end": (WITHOUT_END, SAID, ["assistant, ü!", "user<eos>"]),
+    "plain": ("", SAID, ["assistant, ü!<eos>", "user<eos>"]),
+    "thoughts-taken-out": (THINKING, THOUGHTS, ["That.<|im_end|>", "<b>Bold.<|im_end|>"]),
+    "words-before-it": (CHANNELS, repeated("a"), ["<|channel|>final<|message|>a<|im_end|>"] * 2),
+    "place-for-thoughts": (
+        LAID_OUT,
+        repeated("think"),
+        ["<think>\n\n</think>\nthink<|im_end|>"] * 2,
+    ),
+    "thoughts": (
+        LAID_OUT,
+        repeated("<think>So.</think>So."),
+        ["<think>\nSo.\n</think>\nSo.<|im_end|>"] * 2,
+    ),
+    "begins-with-the-request": (
+        THINKING,
+        repeated("<think>\nSo."),
+        ["<think>\nSo.<|im_end|>"] * 2,
+    ),
+    # Of a request that is written in another way, nothing can be left out.
+    "asks-from-the-first": (
+        ASKS_FROM_THE_FIRST,
+        repeated("So."),
+        ["<|im_start|>assistant\nSo.<|im_end|>"] * 2,
+    ),
+    "block-without-end": (BLOCK_WITHOUT_END, WHY, ["So.<|im_end|>", "Yes.<|im_end|>"]),
+    "next-turn": (NEXT_TURN, WHY, ["So.<|im_start|>", "Yes.<eos>"]),
+    "end-in-words": (END_IN_WORDS, WHY, ["So. END", "Yes. END<eos>"]),
+    "thoughts-between-calls": (
+        EMPTY,
+        AGENT,
+        [
+            "<think></think><tool_call>f1</tool_call><|im_end|>",
+            "<think></think>A1<|im_end|>",
+            "<think>T2</think><tool_call>f2</tool_call><|im_end|>",
+            "<think>U2</think>A2<|im_end|>",
+        ],
+    ),
+    "no-thoughts-between-calls": (
+        NONE,
+        AGENT,
+        [
+            "<tool_call>f1</tool_call><|im_end|>",
+            "A1<|im_end|>",
+            "T2</think><tool_call>f2</tool_call><|im_end|>",
+            "U2</think>A2<|im_end|>",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_only_answers_and_what_ends_them_are_learned(name: str, tmp_path: Path) -> None:
+    template, messages, expected = LEARNED[name]
+    text, found = learned(tokenizer_folder(tmp_path / "t", template), messages)
+    assert found == expected
+    assert messages[-2]["content"] in text
 
 
 #: Templates whose blocks hold the whole turn, in the shapes of Hugging Face's and TRL's own
@@ -421,48 +428,13 @@ def test_what_a_template_marks_is_learned_as_transformers_learns_it(
     folder = tokenizer_folder(tmp_path / "t", template, words=[" A", " So"], trims=trims)
     messages = chats.said("user: A?", "assistant: A, ü. So", "user: So?", "assistant: So")
     words = vocabulary.read(folder)
-    (encoded,) = ChatWriter(words).encode([conversation({"messages": messages})])
+    (encoded,) = ChatWriter(words).encode([conversation(messages)])
     theirs = PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template(
         messages, return_dict=True, return_assistant_tokens_mask=True
     )
     assert encoded.ids == theirs["input_ids"]
     assert [*map(int, encoded.learned)] == theirs["assistant_masks"]
     assert any(encoded.learned)
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        # As huggingface/trl#5988: the block ends before the token that ends the turn.
-        (
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}"
-            "{% endgeneration %}<|im_end|>\n{% endfor %}".replace(
-                "{% generation %}", "{% if m.role == 'assistant' %}{% generation %}"
-            ).replace(
-                "{% endgeneration %}", "{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
-            ),
-            ["So.<|im_end|>", "Yes.<|im_end|>"],
-        ),
-        # As GLM's: a turn ends where the next begins.
-        (
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-            ["So.<|im_start|>", "Yes.<eos>"],
-        ),
-        # A stop in words.
-        (
-            "{% for m in messages %}{{ m.role }}: {{ m.content }} END\n{% endfor %}"
-            "{% if add_generation_prompt %}assistant: {% endif %}",
-            ["So. END", "Yes. END<eos>"],
-        ),
-    ],
-    ids=["block-without-end", "next-turn", "words"],
-)
-def test_the_end_of_a_turn_is_learned_under_every_template(
-    template: str, expected: list[str], tmp_path: Path
-) -> None:
-    folder = tokenizer_folder(tmp_path / "t", template)
-    assert learned(folder, "Why?", "So.", "Sure?", "Yes.")[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -473,16 +445,14 @@ def test_the_end_of_a_turn_is_learned_under_every_template(
 def test_without_a_template_a_conversation_begins_as_a_text_does(
     bos: str | None, puts: bool, begins: bool, tmp_path: Path
 ) -> None:
-    folder = tokenizer_folder(tmp_path / "t", "")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": bos}))
+    folder = tokenizer_folder(tmp_path / "t", "", bos=bos)
     if puts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(str(bos), tokenizer.token_to_id(str(bos)))]
         )
         tokenizer.save(str(folder / "tokenizer.json"))
-    assert learned(folder, "Why?", "So.")[0].startswith(f"{bos}User:" if begins else "User:")
+    assert learned(folder, WHY)[0].startswith(f"{bos}User:" if begins else "User:")
 
 
 # --- nothing is dropped in silence ----------------------------------------------------------------
@@ -491,9 +461,6 @@ ASKED = '"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant",
 PLANTS = {
     "column": (ASKED + '}], "planted": 1', "planted"),
     "key": (ASKED + ', "planted": "x"}]', "planted"),
-    "role": (ASKED.replace("user", "planted") + "}]", "planted"),
-    "part": (ASKED.replace('"Why?"', '[{"type": "planted"}]') + "}]", "planted"),
-    "picture": (ASKED + '}], "image": "a.jpg"', '"image"'),
     "history": (ASKED + '}], "history": [["a", "b"]]', '"history"'),
     "tools": (ASKED + '}], "tools": [{"name": "weather"}]', "tools"),
     "calls": (ASKED + ', "tool_calls": [{"name": "weather"}]}]', "tool_calls"),
@@ -501,28 +468,26 @@ PLANTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_in_a_row_is_named(plant: str, kind: str, tmp_path: Path) -> None:
     """In one row of forty, a thing of which neither reader nor template knows."""
     text, name = PLANTS[plant]
     rows: list[dict[str, Any]] = [json.loads("{" + ASKED + "}]}") for _ in range(40)]
     rows[7] = json.loads("{" + text + "}")
+    columns = rows[7].keys()
+    cells = [{key: json.dumps(value) for key, value in row.items()} for row in rows]
     file = tmp_path / f"a.{kind}"
     if kind == "jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif kind == "json":
-        file.write_text(json.dumps(rows))
+        file.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "parquet":
+        schema = pa.schema(dict.fromkeys(columns, pa.string()))
+        pq.write_table(pa.Table.from_pylist(cells, schema), file)
     else:
-        names = dict.fromkeys(name for row in rows for name in row)
-        table = {
-            name: [json.dumps(row[name]) if name in row else None for row in rows] for name in names
-        }
-        if kind == "parquet":
-            pq.write_table(pa.table(table), file)
-        else:
-            with file.open("w", newline="") as out:
-                csv.writer(out).writerows([names, *zip(*table.values(), strict=True)])
+        with file.open("w", newline="") as out:
+            table = csv.DictWriter(out, columns)
+            table.writeheader()
+            table.writerows(cells)
     (tmp_path / "planted.md").write_text("about it")
     tokenizer = tokenizer_folder(tmp_path.with_name(f"{tmp_path.name}-t"))
     try:
@@ -535,7 +500,9 @@ def test_what_is_planted_in_a_row_is_named(plant: str, kind: str, tmp_path: Path
     assert "columns that" in found or "1 of 40 rows" in found
 
 
-def test_bad_rows_are_all_counted_shown_with_their_places_or_skipped(tmp_path: Path) -> None:
+def test_bad_rows_are_all_counted_shown_with_their_places_or_skipped(
+    tmp_path: Path, tokenizer: Path
+) -> None:
     row = json.dumps({"messages": chats.said("user: Why?", "assistant: So.")})
     lines = [row] * 120
     for number in (7, 20, 30, 40, 50, 60):
@@ -546,7 +513,6 @@ def test_bad_rows_are_all_counted_shown_with_their_places_or_skipped(tmp_path: P
     lines[80] = json.dumps({"messages": []})
     file = tmp_path / "chats.jsonl"
     file.write_text("\n".join(lines))
-    tokenizer = tokenizer_folder(tmp_path / "t")
     with pytest.raises(InputError) as caught:
         store_for(str(file), tokenizer)
     first, *shown = str(caught.value).splitlines()
@@ -569,11 +535,10 @@ def test_bad_rows_are_all_counted_shown_with_their_places_or_skipped(tmp_path: P
         store_for(str(file), tokenizer)
 
 
-def test_another_file_is_held_out_in_place_of_a_share(tmp_path: Path) -> None:
+def test_another_file_is_held_out_in_place_of_a_share(tmp_path: Path, tokenizer: Path) -> None:
     for name, num in (("train", 9), ("test", 3)):
         rows = [{"prompt": f"{name} {i}?", "completion": f"{i}."} for i in range(num)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = tokenizer_folder(tmp_path / "t")
     train, test = (str(tmp_path / f"{name}.jsonl") for name in ("train", "test"))
     info = store_for(train, tokenizer, validation=test).info
     assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 3)
@@ -584,66 +549,56 @@ def test_another_file_is_held_out_in_place_of_a_share(tmp_path: Path) -> None:
 
 
 # --- stores ---------------------------------------------------------------------------------------
-def written(folder: Path, name: str) -> Path:
+def opened(folder: Path, name: str = "chats.jsonl") -> TokenStore:
     """Sixty conversations of different lengths, each with its number in it."""
     rows = []
-    for number in range(60):
-        texts = (
-            f"What is {number}?",
-            "N" * (number % 23) + f"{number}.",
-            "Sure?",
-            f"Yes, {number}",
-        )
-        messages = [{"role": each.role, "content": each.content} for each in turns(*texts)]
-        rows.append({"messages": messages[: 2 + 2 * (number % 2)], "id": number})
+    for i in range(60):
+        messages = turns(f"What is {i}?", "N" * (i % 23) + f"{i}.", "Sure?", f"Yes, {i}")
+        rows.append({"messages": messages[: 2 + 2 * (i % 2)], "id": i})
     if name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), folder / name)
     else:
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / name
+        (folder / name).write_text("\n".join(map(json.dumps, rows)))
+    return store_for(str(folder / name), tokenizer_folder(folder / "t"), held_out_every=10)
 
 
-def opened(folder: Path, name: str = "chats.jsonl") -> TokenStore:
-    tokenizer = tokenizer_folder(folder / "t")
-    return store_for(str(written(folder, name)), tokenizer, held_out_every=10)
-
-
-def feed(store: TokenStore, *, seq_len: int = 160, global_batch: int = 4) -> Feed:
-    return feed_of(store, seq_len=seq_len, global_batch=global_batch, seed=1)
+def feed(
+    store: TokenStore, *, seq_len: int = 160, global_batch: int = 4, packs: bool = True
+) -> Feed:
+    return feed_of(store, seq_len=seq_len, global_batch=global_batch, seed=1, packs=packs)
 
 
 def test_a_table_and_lines_give_the_same_store_of_whole_conversations(tmp_path: Path) -> None:
-    stores = []
-    for name in ("chats.jsonl", "chats.parquet"):
-        folder = tmp_path / name
-        folder.mkdir()
-        stores.append(opened(folder, name=name))
-    one, other = stores
-    part = one.conversations(held_out=False)
-    assert (part.tokens == other.conversations(held_out=False).tokens).all()
-    assert (part.learned == other.conversations(held_out=False).learned).all()
+    one, other = (opened(tmp_path, name) for name in ("chats.jsonl", "chats.parquet"))
+    part, same = (each.conversations(held_out=False) for each in (one, other))
+    assert (part.tokens == same.tokens).all()
+    assert (part.learned == same.learned).all()
     assert one.info.num_train_conversations == 54
     assert one.info.num_held_out_conversations == 6
-    end = Tokenizer.from_file(str(tmp_path / "chats.jsonl" / "t" / "tokenizer.json"))
+    end = vocabulary.read(tmp_path / "t").tokenizer
     assert one.info.stops == (end.token_to_id("<|im_end|>"),)
     assert one.info.end_of_text == end.token_to_id("<eos>")  # by the model's own configuration
     first = part.tokens[: part.starts[1]].tolist()
     assert end.decode(first, skip_special_tokens=False).startswith("<|im_start|>user\nWhat is 0?")
 
 
-def test_packed_conversations_are_learned_token_by_token_and_see_only_themselves(
-    tmp_path: Path,
-) -> None:
+def test_packed_conversations_come_once_an_epoch_and_see_only_themselves(tmp_path: Path) -> None:
+    """They are learned token by token, however the workers change."""
     store = opened(tmp_path)
     part = store.conversations(held_out=False)
     fed = feed(store)
-    for step in range(fed.steps_per_epoch):
-        batch = fed.step(step, rank=0, world_size=1)
-        assert batch.positions is not None
-        assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(step)
-        for row, sequence in enumerate(fed.sequences(step)):
+    seen: Counter[int] = Counter()
+    for step in range(2 * fed.steps_per_epoch):
+        world_size = (2, 1, 4)[step % 3]
+        batches = [fed.step(step, rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert sum(batch.num_labels for batch in batches) == fed.num_labels(step)
+        for number, sequence in enumerate(fed.sequences(step)):
+            batch, row = batches[number % world_size], number // world_size
+            assert batch.positions is not None
+            assert batch.num_labels == (batch.labels != IGNORE).sum()
             at = 0
             for member in members_of(fed, int(sequence)):
+                seen[member] += 1
                 own = slice(part.starts[member], part.starts[member + 1])
                 size = own.stop - own.start
                 assert (batch.tokens[row, at : at + size] == part.tokens[own]).all()
@@ -656,34 +611,14 @@ def test_packed_conversations_are_learned_token_by_token_and_see_only_themselves
                 # The last token of one is never asked for the first of the next.
                 assert (batch.labels[row, at - 1 : at] == IGNORE).all()
             assert (batch.labels[row, max(0, at - 1) :] == IGNORE).all()
-            assert at >= 100 or sequence == NOTHING or step == fed.steps_per_epoch - 1
+    assert seen == Counter([*range(54)] * 2)
+    assert fed.sequences(0).tolist() != fed.sequences(fed.steps_per_epoch).tolist()
     # Also where its first token is to be learned.
     whole = replace(part, learned=np.ones_like(part.learned))
     packs = Packs(whole, seq_len=160, padding=0, isolates=True)
     sequences = np.arange(packs.num_sequences)
     assert packs.batch(sequences).num_labels == packs.num_labels(sequences)
     assert packs.num_labels(sequences) == len(part.tokens) - len(part.starts) + 1
-
-
-@pytest.mark.parametrize("changes", [(2, 1, 4), (1, 4, 2)])
-def test_every_conversation_comes_once_an_epoch_however_the_workers_change(
-    changes: tuple[int, ...], tmp_path: Path
-) -> None:
-    store = opened(tmp_path)
-    fed = feed(store)
-    for epoch in range(2):
-        seen: Counter[int] = Counter()
-        labels = 0
-        for step in range(fed.steps_per_epoch):
-            world_size = changes[step * len(changes) // fed.steps_per_epoch]
-            number = epoch * fed.steps_per_epoch + step
-            for rank in range(world_size):
-                seen.update(members(fed, number, rank=rank, world_size=world_size))
-                labels += fed.step(number, rank=rank, world_size=world_size).num_labels
-        assert seen == Counter(range(54))
-        assert labels == store.conversations(held_out=False).learned.sum()
-    orders = [fed.sequences(step).tolist() for step in (0, fed.steps_per_epoch)]
-    assert orders[0] != orders[1]
 
 
 def test_what_is_too_long_loses_its_end_and_what_has_no_answer_left_is_out(tmp_path: Path) -> None:
@@ -702,11 +637,10 @@ def test_what_is_too_long_loses_its_end_and_what_has_no_answer_left_is_out(tmp_p
         feed(store, global_batch=64)
 
 
-def test_without_packing_each_conversation_has_a_sequence_and_needs_no_positions(
+def test_without_packing_each_conversation_has_a_sequence_without_positions(
     tmp_path: Path,
 ) -> None:
-    store = opened(tmp_path)
-    fed = feed_of(store, seq_len=160, global_batch=4, seed=1, packs=False)
+    fed = feed(opened(tmp_path), packs=False)
     assert not fed.isolates
     assert fed.steps_per_epoch == -(-54 // 4)
     batch = fed.step(0, rank=0, world_size=1)
@@ -724,8 +658,7 @@ def test_packing_is_tight_and_within_its_limit() -> None:
     assert best_fit([1024, 1024, 1], 1024).tolist() == [0, 1, 2]
 
 
-def test_mixed_rows_and_sets_without_answers_are_refused(tmp_path: Path) -> None:
-    tokenizer = tokenizer_folder(tmp_path / "t")
+def test_mixed_rows_and_sets_without_answers_are_refused(tmp_path: Path, tokenizer: Path) -> None:
     mixed = tmp_path / "mixed.jsonl"
     mixed.write_text('{"prompt": "Why?", "completion": "So."}\n{"text": "Once."}\n')
     with pytest.raises(InputError, match="some lines or rows hold text, and others conversations"):
@@ -749,33 +682,29 @@ def test_another_template_is_another_store_and_is_read_from_a_file(tmp_path: Pat
         vocabulary.read(tmp_path / "t", template=str(tmp_path / "none.jinja"))
 
 
-def test_the_end_of_text_is_what_the_models_files_say(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
-    words = vocabulary.read(folder)
+def test_the_end_of_text_is_what_the_models_files_say(tokenizer: Path) -> None:
+    words = vocabulary.read(tokenizer)
     assert words.tokenizer.id_to_token(words.end_of_text) == "<eos>"
     assert words.named["bos_token"] == "<bos>"
-    (folder / "tokenizer_config.json").unlink()
-    assert vocabulary.read(folder).end_of_text == words.tokenizer.token_to_id("</s>")  # by its name
-    (folder / "config.json").write_text('{"eos_token_id": [5, 259]}')
-    assert vocabulary.read(folder).end_of_text == 259
+    (tokenizer / "tokenizer_config.json").unlink()
+    assert vocabulary.read(tokenizer).end_of_text == words.tokenizer.token_to_id(
+        "</s>"
+    )  # by its name
+    (tokenizer / "config.json").write_text('{"eos_token_id": [5, 259]}')
+    assert vocabulary.read(tokenizer).end_of_text == 259
     assert vocabulary.read(pretrained.tokenizer_file("bytes", "", runs="")).end_of_text == 256
 
 
-def test_what_serves_a_model_names_the_end_of_its_answers_first(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path / "t")
-    words = vocabulary.read(folder)
-    end, stop = words.end_of_text, words.tokenizer.token_to_id("<|im_end|>")
-    given = {"eos_token_id": end, "temperature": 0.6, "_from_model_config": True}
-    (folder / "generation_config.json").write_text(json.dumps(given))
-    files = serving.files(folder / "tokenizer.json", template="", stops=[stop])
+def test_what_serves_a_model_keeps_its_settings_and_makes_no_template_up(tokenizer: Path) -> None:
+    """``test_chat_runs`` has transformers serve one."""
+    given = {"eos_token_id": 5, "temperature": 0.6, "_from_model_config": True}
+    (tokenizer / "generation_config.json").write_text(json.dumps(given))
+    files = serving.files(tokenizer / "tokenizer.json", template="", stops=[258])
+    assert serving.stops_of(files["generation_config.json"]) == [258, 5]
     generation = json.loads(files["generation_config.json"])
-    assert generation["eos_token_id"] == [stop, end]
-    assert serving.stops_of(files["generation_config.json"]) == [stop, end]
     assert generation["temperature"] == 0.6
     assert "_from_model_config" not in generation
     config = json.loads(files["tokenizer_config.json"])
-    assert config["chat_template"] == CHATML == files["chat_template.jinja"].decode()
-    assert config["bos_token"] == "<bos>"
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     # A run on text with a tokenizer that has no template makes none up.
     plain = pretrained.tokenizer_file("bytes", "", runs="")

@@ -3,7 +3,7 @@ on the step and the seed alone."""
 
 import gzip
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,36 +65,29 @@ def test_digits_are_there_without_network_and_every_fifth_is_held_out() -> None:
     assert likeness.argmax(axis=1).tolist() == list(range(200))
 
 
-def spoil(folder: Path, number: int, content: bytes) -> None:
-    (folder / IDX_FILES[number]).write_bytes(content)
+#: A number in ``IDX_FILES``, what it holds instead, and a part of the reason.
+DAMAGES = {
+    "truncated": (0, gzip.compress(b"")[:-1], "truncated or not a gzip file"),
+    "other type": (
+        1,
+        gzip.compress(b"\x00\x00\x0d\x01" + bytes(8)),
+        "not an IDX file of unsigned bytes",
+    ),
+    "size": (0, idx_gz(np.zeros((40, 32, 32))), "32 x 32 pixels.*28 x 28"),
+    "label": (1, idx_gz(np.arange(40) % 12), "the label 11"),
+    "fewer labels": (1, idx_gz(np.arange(39) % 10), "39 labels for the 40 images"),
+    "missing": (3, None, f"has no {IDX_FILES[3]}"),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda folder: spoil(folder, 0, gzip.compress(b"")[:-1]), "truncated or not a gzip file"),
-        (
-            lambda folder: spoil(folder, 1, gzip.compress(b"\x00\x00\x0d\x01" + bytes(8))),
-            "not an IDX file of unsigned bytes",
-        ),
-        (lambda folder: write_images(folder, size=32), "32 x 32 pixels.*28 x 28"),
-        (lambda folder: spoil(folder, 1, idx_gz(np.arange(40) % 12)), "the label 11"),
-        (
-            lambda folder: spoil(folder, 1, idx_gz(np.arange(39) % 10)),
-            "39 labels for the 40 images",
-        ),
-        (lambda folder: (folder / IDX_FILES[3]).unlink(), f"has no {IDX_FILES[3]}"),
-        (lambda folder: [each.unlink() for each in folder.iterdir()], "is empty"),
-    ],
-)
-def test_damaged_data_is_refused_with_the_file_and_the_reason(
-    tmp_path: Path, damage: Callable[[Path], object], words: str
-) -> None:
-    folder = write_images(tmp_path / "data")
-    damage(folder)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_data_is_refused_with_the_file_and_the_reason(tmp_path: Path, damage: str) -> None:
+    number, content, words = DAMAGES[damage]
+    file = write_images(tmp_path) / IDX_FILES[number]
+    file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(InputError, match=words) as found:
-        images.load(str(folder))
-    assert str(folder) in str(found.value)
+        images.load(str(tmp_path))
+    assert str(tmp_path) in str(found.value)
 
 
 # ---- fetching ------------------------------------------------------------------------------
@@ -121,18 +114,24 @@ def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
     assert sorted(left_over) == sorted([".lock", *IDX_FILES])
 
 
-def test_a_download_that_breaks_off_leaves_nothing_and_the_next_try_works(
+def test_a_download_that_fails_or_is_damaged_is_forgotten_and_tried_anew(
     mirror: tuple[str, type[Mirror]], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_PAUSES_S", (0.0, 0.0))
     url, handler = mirror
+    name = f"/{IDX_FILES[0]}"
     handler.break_off_after = [1000] * 3
     with pytest.raises(UnreachableError, match=r"broke off|could not be fetched"):
         images.load(url)
-    assert [path.name for path in cache.rglob("*") if path.is_file()] == [".lock"]
-    # Always from the beginning: the file may have changed, and nothing tells.
-    assert handler.asked == [(f"/{IDX_FILES[0]}", "")] * 3
+    good, handler.files[name] = handler.files[name], handler.files[name][:-100]
+    with pytest.raises(InputError, match="truncated"):
+        images.load(url)
+    assert not list(cache.rglob(IDX_FILES[0]))
+    assert not list(cache.rglob("*.part"))
+    handler.files[name] = good
     assert len(images.load(url).train_images) == 40
+    # Always from the beginning: the file may have changed, and nothing tells.
+    assert [each for each in handler.asked if each[0] == name] == [(name, "")] * 5
 
 
 def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
@@ -145,19 +144,6 @@ def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
         images.load(str(tmp_path))
 
 
-def test_a_damaged_download_is_forgotten(mirror: tuple[str, type[Mirror]], cache: Path) -> None:
-    url, handler = mirror
-    name = f"/{IDX_FILES[0]}"
-    good = handler.files[name]
-    handler.files[name] = good[:-100]
-    with pytest.raises(InputError, match="truncated"):
-        images.load(url)
-    assert not list(cache.rglob(IDX_FILES[0]))
-    handler.files[name] = good
-    assert len(images.load(url).train_images) == 40
-    assert handler.asked.count((name, "")) == 2
-
-
 def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
     # A folder in the way of the lock: root, as whom containers run, may write everywhere.
     (cache / "mnist" / ".lock").mkdir(parents=True)
@@ -167,60 +153,57 @@ def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
 
 # ---- batches -------------------------------------------------------------------------------
 
-# The last but one ends in 6 images, which join the batch before them.
-ORDERS = [(60_000, 256, 235, 96), (1438, 64, 23, 30), (1030, 64, 16, 64), (1000, 999, 1, 999)]
+
+def test_every_image_appears_once_per_epoch_and_none_is_dropped() -> None:
+    # The last but one ends in 6 images, which join the batch before them.
+    for num, batch, steps, smallest in (
+        (60_000, 256, 235, 96),
+        (1438, 64, 23, 30),
+        (1030, 64, 16, 64),
+        (1000, 999, 1, 999),
+    ):
+        order = BatchOrder(num_images=num, global_batch=batch, seed=3)
+        assert (order.steps_per_epoch, order.smallest_batch) == (steps, smallest)
+        for epoch in range(2):
+            seen = [order.indices(epoch * steps + i) for i in range(steps)]
+            assert torch.equal(torch.cat(seen).sort().values, torch.arange(num))
+            assert min(map(len, seen)) >= smallest
 
 
-@pytest.mark.parametrize(("num", "batch", "steps", "smallest"), ORDERS)
-def test_every_image_appears_once_per_epoch_and_none_is_dropped(
-    num: int, batch: int, steps: int, smallest: int
-) -> None:
-    order = BatchOrder(num_images=num, global_batch=batch, seed=3)
-    assert (order.steps_per_epoch, order.smallest_batch) == (steps, smallest)
-    for epoch in range(2):
-        seen = [order.indices(epoch * steps + i) for i in range(steps)]
-        assert torch.equal(torch.cat(seen).sort().values, torch.arange(num))
-        assert min(map(len, seen)) >= smallest
+def test_the_batch_of_a_step_depends_on_the_step_and_the_seed_only() -> None:
+    def first(seed: int, epoch: int) -> tuple[int, ...]:
+        order = BatchOrder(num_images=500, global_batch=32, seed=seed)
+        return tuple(order.indices(epoch * order.steps_per_epoch).tolist())
 
-
-def test_the_batch_of_a_step_does_not_depend_on_the_steps_before() -> None:
-    whole = BatchOrder(num_images=500, global_batch=32, seed=1)
-    in_order = [whole.indices(step) for step in range(40)]
-    resumed = BatchOrder(num_images=500, global_batch=32, seed=1)
+    places = [(seed, epoch) for seed in range(3) for epoch in range(3)]
+    assert len({first(*place) for place in places}) == 9
+    order = BatchOrder(num_images=500, global_batch=32, seed=1)
+    in_order = [order.indices(step) for step in range(40)]
     for step in (39, 17, 0, 16):
-        assert torch.equal(resumed.indices(step), in_order[step])
+        assert torch.equal(order.indices(step), in_order[step])
+    assert first(1, 2) == tuple(in_order[2 * order.steps_per_epoch].tolist())
 
 
-def test_epochs_and_seeds_have_different_orders() -> None:
-    def first(seed: int, epoch: int) -> list[int]:
-        order = BatchOrder(num_images=500, global_batch=500, seed=seed)
-        return order.indices(epoch).tolist()
-
-    orders = [first(seed, epoch) for seed in range(3) for epoch in range(3)]
-    assert len({tuple(order) for order in orders}) == 9
-
-
-def test_batches_are_normalised_like_one_image_at_a_time(tmp_path: Path) -> None:
+def test_batches_are_normalised_and_mirrored_as_drawn(tmp_path: Path) -> None:
     image_set = images.load(str(write_images(tmp_path)))
-    chosen = torch.tensor([3, 1, 17])
-    pixels, labels = DeviceImages(image_set, CPU).batch(chosen)
+    chosen, is_mirrored = torch.tensor([3, 1, 17]), torch.tensor([True, False, True])
+    split = DeviceImages(image_set, CPU)
+    plain, labels = split.batch(chosen)
     expected = [
         (torch.tensor(image_set.train_images[i]).float() / 255 - image_set.mean) / image_set.std
         for i in chosen
     ]
-    torch.testing.assert_close(pixels, torch.stack(expected).unsqueeze(1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(plain, torch.stack(expected).unsqueeze(1), atol=1e-5, rtol=1e-5)
     assert labels.tolist() == [3, 1, 7]
-
-
-def test_images_are_mirrored_as_drawn_for_each_seed_and_step(tmp_path: Path) -> None:
-    split = DeviceImages(images.load(str(write_images(tmp_path))), CPU)
-    chosen, is_mirrored = torch.tensor([5, 6, 7]), torch.tensor([True, False, True])
-    plain, _ = split.batch(chosen)
     found, _ = split.batch(chosen, mirrored=is_mirrored)
     assert torch.equal(found, torch.stack([plain[0].flip(-1), plain[1], plain[2].flip(-1)]))
+
+
+def test_images_are_mirrored_by_seed_and_step() -> None:
     draws = [
-        images.mirrored(seed=seed, step=step, num=64) for seed, step in [(0, 5), (1, 5), (0, 6)]
+        images.mirrored(seed=seed, step=step, num=64)
+        for seed, step in [(0, 5), (0, 5), (1, 5), (0, 6)]
     ]
-    assert torch.equal(draws[0], images.mirrored(seed=0, step=5, num=64))
+    assert torch.equal(draws[0], draws[1])
     assert len({tuple(draw.tolist()) for draw in draws}) == 3
     assert all(16 < draw.sum() < 48 for draw in draws)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from training.loop.saving import Saves
 from training.record import reader
 from training.record.events import (
     Evaluating,
-    Evaluation,
     Event,
     Finished,
     Joined,
@@ -39,6 +39,8 @@ from training.runtime.processes import Seen
 from training.runtime.torchrun import TorchrunWorker
 
 LEAST_S = 300.0
+#: Seconds, and the event after them; None: the workers start again.
+Told = tuple[float, Event | None]
 
 
 class Silence(HangDetector):
@@ -56,11 +58,15 @@ class Silence(HangDetector):
             found = self.is_too_long() or found
         return found
 
-    def tell(self, *told: tuple[float, Event]) -> None:
-        """Events, each so many seconds after the one before, which is never too long."""
+    def tell(self, *told: Told) -> None:
+        """Take events, each after a silence that is not too long, unless workers start again."""
         for after_s, event in told:
-            assert not self.wait(after_s)
-            self.hear(event)
+            is_long = self.wait(after_s)
+            if event is None:
+                self.forget()
+            else:
+                assert not is_long
+                self.hear(event)
 
 
 @pytest.fixture
@@ -72,32 +78,53 @@ def start(step: int = 0) -> Start:
     return Start(step=step, resumed=step > 0, world_size=2, total_steps=1000, device="CPU")
 
 
-@pytest.fixture
-def stepping(silence: Silence) -> Silence:
-    """After two steps of a second each."""
-    silence.tell((0, start()), (1, step(1)), (1, step(2)))
-    return silence
+HALF_AN_HOUR, TWO_HOURS, NEVER = 1800.0, 7200.0, 1e9
+JOINED = Joined(processes=())
+BEGUN: list[Told] = [(0, start()), (1, step(1)), (1, step(2))]
+EVALUATING: list[Told] = [*BEGUN, (0, Evaluating()), *[(1700, Evaluating())] * 5]
+SAVES = Saving(step=2)
+SAVING: list[Told] = [(0, SAVES), *[(30, SAVES)] * 59]
+LAST_STEP: list[Told] = [(0, start(998)), (1, step(999)), (1, step(1000))]
 
 
-def test_data_and_models_may_take_two_hours_between_two_signs_of_life(silence: Silence) -> None:
-    assert not silence.wait(1e4), "no process is known yet"
-    silence.tell((0, Joined(processes=())), (7100, Reading(done=1, total=2)))
-    assert not silence.wait(7100)
-    silence.tell((0, Joined(processes=())))  # those that train
-    assert not silence.wait(7100)
-    assert silence.wait(200)
+def stepped(step_s: float) -> list[Told]:
+    return [(0, start()), *((step_s, step(number)) for number in range(1, 9))]
 
 
-@pytest.mark.parametrize(
-    ("step_s", "limit_s"), [(0.1, LEAST_S), (10.0, LEAST_S), (60.0, 1200.0), (600.0, 12000.0)]
-)
-def test_twenty_steps_are_too_long_and_never_less_than_five_minutes(
-    step_s: float, limit_s: float, silence: Silence
-) -> None:
-    silence.tell((0, start()), *((step_s, step(number)) for number in range(1, 9)))
-    assert not silence.wait(limit_s - 1)
-    assert silence.wait(2)
-    assert (silence.step, silence.seconds) == (8, limit_s + 1)
+#: Seconds and the event after them, and the seconds of silence after which they are too long.
+LIMITS: dict[str, tuple[list[Told], float]] = {
+    "no process is known yet": ([], NEVER),
+    "reading": ([(0, JOINED), (7100, Reading(done=1, total=2))], TWO_HOURS),
+    "started again": ([*BEGUN, (0, None), (7100, JOINED)], TWO_HOURS),
+    "first step": ([(0, start())], HALF_AN_HOUR),
+    # Twenty steps, and never less than five minutes.
+    "0.1 s a step": (stepped(0.1), LEAST_S),
+    "10 s a step": (stepped(10.0), LEAST_S),
+    "60 s a step": (stepped(60.0), 1200.0),
+    "600 s a step": (stepped(600.0), 12000.0),
+    "evaluating": (EVALUATING, HALF_AN_HOUR),
+    # How long an evaluation or a save takes says nothing of the steps.
+    "evaluated": ([*EVALUATING, (1700, step(3))], LEAST_S),
+    "saved": ([*BEGUN, *SAVING, (0, step(3))], LEAST_S),
+    # As long as S3 is asked again and again, and some more.
+    "a save that writes nothing": ([*BEGUN, *SAVING], 30.0),
+    "the last save": ([*LAST_STEP, *[(600, Saving(step=1000))] * 3], 600.0),
+    "uploading": ([*LAST_STEP, (1700, Saving(step=1000)), (1700, Evaluating())], HALF_AN_HOUR),
+    "finished": ([*LAST_STEP, (1700, Finished(step=1000, seconds=1.0))], HALF_AN_HOUR),
+    # The workers start again, and compile again.
+    "restarted": ([*stepped(1), (LEAST_S + 10, None), (0, JOINED), (60, start())], HALF_AN_HOUR),
+    "ended": ([*BEGUN, (0, None)], NEVER),
+    "saving the same again": ([*BEGUN, (0, SAVES), (0, None), *BEGUN, (0, SAVES)], LEAST_S),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_workers_are_too_long_silent_for_what_they_do(name: str, silence: Silence) -> None:
+    told, limit_s = LIMITS[name]
+    silence.tell(*told)
+    assert not silence.wait(min(limit_s, 2e4) - 1)
+    if limit_s < NEVER:
+        assert silence.wait(2)
 
 
 def test_the_steps_of_one_report_share_its_time(silence: Silence) -> None:
@@ -110,104 +137,33 @@ def test_the_steps_of_one_report_share_its_time(silence: Silence) -> None:
     assert silence.limit_s() == 600
 
 
-def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(silence: Silence) -> None:
-    seconds = 1700.0
-    silence.tell((0, start()))
-    assert not silence.wait(seconds)
-    assert silence.wait(200)
-    silence.tell((0, step(1)), (1, step(2)), (0, Evaluating()))
-    for _ in range(5):
-        assert not silence.wait(seconds)
-        silence.tell((0, Evaluating()))
-    assert silence.wait(seconds + 200)
-    silence.tell((0, Evaluation(step=2, epoch=1.0)))
-    assert silence.limit_s() == LEAST_S, "how long an evaluation takes says nothing of the steps"
-
-
-def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_start(
-    silence: Silence,
-) -> None:
-    silence.tell((0, start()), *((1, step(number)) for number in range(1, 9)))
-    assert silence.wait(LEAST_S + 10)
-    silence.forget()
-    silence.tell((0, Joined(processes=())), (60, start()))
-    assert not silence.wait(1700)  # it compiles again
-    silence.tell((0, step(1)))
-    assert silence.wait(LEAST_S + 10)
-
-
-@pytest.mark.parametrize("last", [2, 1000], ids=["in between", "after the last step"])
-def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
-    last: int, silence: Silence
-) -> None:
-    silence.tell((0, start()), (1, step(1)), (1, step(last)), (0, Saving(step=last)))
-    # As long as S3 is asked again and again, and some more.
-    silence.tell(*((30, Saving(step=last)) for _ in range(59)))
-    assert silence.wait(35)
-    assert silence.step == last
-
-
-def test_how_long_a_save_was_waited_for_says_nothing_of_the_steps(stepping: Silence) -> None:
-    stepping.tell((0, Saving(step=2)))
-    stepping.tell(*((30, Saving(step=2)) for _ in range(30)), (0, step(3)))
-    assert stepping.limit_s() == LEAST_S
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["storage answers", "storage fails"])
 def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
-    clock = FakeClock()
-
-    def write(uri: str, content: bytes, *, quick: bool = False) -> None:
-        assert (content, quick) == (b"where it hangs\n", True)
-        done.append(f"written to {uri}")
-        if fails:
-            raise OSError("no answer")
-
+    clock, done = FakeClock(), Mock()
+    done.write.side_effect = OSError("no answer") if fails else None
+    monkeypatch.setattr(storage, "write_bytes", done.write)
     seen = Seen(rank=0, state="D (disk sleep)", details="where it hangs")
-    monkeypatch.setattr(storage, "write_bytes", write)
-    watch = Watch(
-        "s3://b/runs/r", look=lambda _: [seen], end=lambda _: done.append("ended"), clock=clock.time
-    )
+    watch = Watch("s3://b/runs/r", look=lambda _: [seen], end=done.end, clock=clock.time)
     process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
-    watch.hear(Joined(processes=(process,)))
-    watch.hear(start(4))
-    clock.now += 9
-    assert watch.restart_if_silent() is None
+    watch.hear(Joined(processes=(process,)), start(4))
     while (found := watch.restart_if_silent()) is None:
         clock.now += 9
-    assert done[0] == "ended"
-    (written,) = done[1:]
+    uri, _ = done.write.call_args.args
+    written = call.write(uri, b"where it hangs\n", quick=True)
+    assert done.mock_calls == [call.end([process]), written]
     assert found.states == ("rank 0: D (disk sleep)",)
-    assert found.stacks == "" if fails else written == f"written to s3://b/runs/r/{found.stacks}"
+    assert found.stacks == ("" if fails else uri.removeprefix("s3://b/runs/r/"))
 
 
-def test_what_follows_the_last_step_may_take_half_an_hour_between_two_signs_of_life(
-    silence: Silence,
-) -> None:
-    """The evaluation, the last save, the upload of the model, and the end of the processes."""
-    silence.tell((0, start(998)), (1, step(999)), (1, step(1000)), (1700, Saving(step=1000)))
-    silence.tell((1700, Evaluating()), (1700, Finished(step=1000, seconds=1.0)))
-    assert not silence.wait(1700)
-    assert silence.wait(200)
-
-
-def test_after_a_restart_nothing_is_expected(silence: Silence) -> None:
-    silence.tell((0, start()), (1, step(1)), (1, Saving(step=1)))
-    silence.forget()
-    assert not silence.wait(1e4)
-    silence.tell((0, Saving(step=1)))  # the last word of one that is being ended
-    silence.tell((5, start()), (1, step(1)))
-    assert silence.wait(1e4)
-
-
-def test_a_command_that_stood_still_itself_blames_nobody(stepping: Silence) -> None:
+def test_a_command_that_stood_still_itself_blames_nobody(silence: Silence) -> None:
     """Ctrl-Z, a container that was paused, a laptop that slept."""
-    stepping.time.now += 3600
-    assert not stepping.wait(LEAST_S - 1)
-    assert stepping.wait(10)
+    silence.tell(*BEGUN)
+    silence.time.now += 3600
+    assert not silence.wait(LEAST_S - 1)
+    assert silence.wait(10)
+    assert silence.step == 2
 
 
 # --- ranks that hang ------------------------------------------------------------------------------
@@ -271,7 +227,7 @@ def train(
     ],
     ids=len,
 )
-def test_a_rank_that_hangs_is_noticed_in_time_and_named_and_all_resume_where_they_were_saved(
+def test_a_rank_that_hangs_is_noticed_in_time_and_named_and_all_resume(
     hangs: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -5,8 +5,8 @@ Two architectures stand for all: GPT-NeoX, whose output embedding has a name of 
 Llama with tied embeddings. Sharded ones run in real processes over gloo.
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig
 
 from benchmarks import processes
@@ -70,10 +69,6 @@ def built(name: str, fill: Callable[[nn.Module], object]) -> WithLoss:
     return WithLoss(model)
 
 
-def randomly(seed: int) -> Callable[[nn.Module], None]:
-    return functools.partial(model_weights.initialise, seed=seed)
-
-
 @pytest.fixture
 def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A Hugging Face folder of the model that the test is about, in several files."""
@@ -87,8 +82,10 @@ def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 # --- one process ----------------------------------------------------------------------------------
 @every_model
 def test_random_weights_depend_on_the_seed_and_the_names_alone(name: str) -> None:
-    models = [built(name, randomly(seed)) for seed in (0, 0, 1)]
-    first, again, other = (dict(model.named_parameters()) for model in models)
+    first, again, other = (
+        dict(built(name, partial(model_weights.initialise, seed=seed)).named_parameters())
+        for seed in (0, 0, 1)
+    )
     assert all(torch.equal(first[key], again[key]) for key in first)
     matrices = [key for key in first if first[key].dim() > 1]
     assert not any(torch.equal(first[key], other[key]) for key in matrices)
@@ -153,40 +150,28 @@ def sharded(name: str, *, sends_less: bool = False) -> WithLoss:
     return model
 
 
-def _loss_and_bytes(name: str, folder: str) -> tuple[float, int]:
+def _train(name: str, folder: Path) -> int:
+    """Save the gradients, more than a pipe holds; return the number of weights of this process."""
     dist.init_process_group("gloo")
-    model = sharded(name)
-    model_weights.load(model.model, Path(folder))
-    own = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
-    with torch.no_grad():
-        loaded = model(tokens(0)).item()
-    language_models.reshard(model)
-    reduced = _gradients(model)
+    model, less = sharded(name), sharded(name, sends_less=True)
+    for each in (model, less):
+        model_weights.load(each.model, folder)
+        with torch.no_grad():
+            each(tokens(0))
+        language_models.reshard(each)
+    found = _gradients(model)
     # Sent in bf16, a gradient is rounded, and is the same beside that.
-    less = sharded(name, sends_less=True)
-    model_weights.load(less.model, Path(folder))
-    rounded = _gradients(less)
-    for one, other in zip(reduced, rounded, strict=True):
+    for one, other in zip(found, _gradients(less), strict=True):
         assert 0 < (one - other).norm() < 0.02 * one.norm()
-    torch.save(reduced, Path(folder) / f"gradients-{dist.get_rank()}.pt")  # more than a pipe holds
-    return loaded, own
+    torch.save(found, folder / f"gradients-{dist.get_rank()}.pt")
+    return sum(p.to_local().numel() for p in less.parameters())  # type: ignore[attr-defined]
 
 
 def _gradients(model: Any) -> list[Tensor]:
-    """The gradients after two passes; between them none stays whole."""
+    """The gradients after two passes; each pass leaves all of them to their ranks."""
     for number in range(2):
         model(tokens(number + dist.get_rank(), num=2)).backward()
-        if number == 0:
-            groups = [
-                group
-                for each in model.modules()
-                if isinstance(each, FSDPModule)
-                for group in each._get_fsdp_state()._fsdp_param_groups
-            ]
-            parts = [each for group in groups for each in group.fsdp_params]
-            # In another type than the weights' they have a place of their own.
-            assert all(each.unsharded_accumulated_grad is None for each in parts)
-            assert all(each._unsharded_param.grad is None for each in parts)
+        assert all(each.grad is not None for each in model.parameters())
     return [parameter.grad.full_tensor() for parameter in model.parameters()]
 
 
@@ -218,21 +203,15 @@ def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32()
     ("name", "world_size"), [("llama", 2), ("neox", 3)], ids=["two share", "three share unevenly"]
 )
 def test_a_sharded_model_is_the_whole_one(name: str, world_size: int, saved: Path) -> None:
-    found = processes.run(world_size, _loss_and_bytes, name, str(saved), method=forks.METHOD)
+    held = processes.run(world_size, _train, name, saved, method=forks.METHOD)
     whole = built(name, lambda model: model_weights.load(model, saved))
-    with torch.no_grad():
-        loaded = whole(tokens(0)).item()
     for number in [*range(world_size), *range(1, world_size + 1)]:
         whole(tokens(number, num=2)).backward()
-    for rank, (rank_loaded, _own) in enumerate(found):
-        assert rank_loaded == pytest.approx(loaded, rel=1e-6)
+    expected = [each.grad / world_size for each in whole.parameters()]  # type: ignore[operator]
+    for rank in range(world_size):
         gradients = torch.load(saved / f"gradients-{rank}.pt")
-        for gradient, parameter in zip(gradients, whole.parameters(), strict=True):
-            assert parameter.grad is not None
-            expected = parameter.grad / world_size
-            torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
-    held = sum(own for _loaded, own in found)
-    assert held == language_models.num_parameters(whole.model), "no rank holds it twice"
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+    assert sum(held) == language_models.num_parameters(whole.model), "no rank holds it twice"
 
 
 def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from torch import nn, optim
@@ -67,23 +68,23 @@ def elsewhere(run: str, number: int, *, age_s: float = 0.0, job: str = "") -> No
     uri = f"{run}/leases/{number:08d}.json"
     assert storage.create_bytes(uri, holder.as_json())
     if age_s:
-        os.utime(uri, (time.time() - age_s, time.time() - age_s))
+        touch(uri, age_s)
 
 
-def test_a_second_process_is_refused_while_the_first_one_lives(run: str) -> None:
+def touch(uri: str, age_s: float) -> None:
+    os.utime(uri, (time.time() - age_s,) * 2)
+
+
+def test_a_second_process_is_refused_until_the_first_one_has_ended(run: str) -> None:
     with another(run) as process:
         with pytest.raises(InputError, match=r"'mine' is being trained by process \d+ on .*: wait"):
             Lease.take(run)
+        assert process.communicate("\n")[0] == "released\n"
+    with another(run) as process:
         process.kill()
         process.wait()
         # Its number may be another's by now, but when that one began tells them apart.
-        assert Lease.take(run).number == 2
-
-
-def test_one_that_has_ended_does_not_count(run: str) -> None:
-    with another(run) as process:
-        assert process.communicate("\n")[0] == "released\n"
-    assert Lease.take(run).number == 2
+        assert Lease.take(run).number == 3
 
 
 def test_the_command_refuses_a_run_that_is_being_trained(
@@ -114,7 +115,7 @@ def test_the_command_refuses_a_run_that_is_being_trained(
         (-3600, False, ""),
     ],
 )
-def test_what_cannot_be_seen_expires_unless_it_is_confirmed_whatever_clocks_show(
+def test_what_cannot_be_seen_expires_unless_confirmed_whatever_clocks_show(
     run: str, age_s: float, confirms: bool, said: str
 ) -> None:
     elsewhere(run, 3, age_s=age_s)
@@ -124,7 +125,7 @@ def test_what_cannot_be_seen_expires_unless_it_is_confirmed_whatever_clocks_show
         assert seconds >= 2 * LEASE_RENEW_S
         if confirms:
             storage.write_bytes(uri, Path(uri).read_bytes())
-            os.utime(uri, (time.time() - age_s, time.time() - age_s))
+            touch(uri, age_s)
 
     if said:
         with pytest.raises(InputError, match=f"process 7 on far, which said so {said}"):
@@ -141,7 +142,7 @@ def test_a_damaged_lease_holds_nothing_up_for_long(run: str, content: bytes) -> 
     Path(uri).write_bytes(content)
     with pytest.raises(InputError, match=r"the run is free in 2 min"):
         Lease.take(run)
-    os.utime(uri, (time.time() - LEASE_S,) * 2)
+    touch(uri, LEASE_S)
     storage.write_bytes(f"{run}/leases/notes.txt", b"")
     assert Lease.take(run, wait=lambda _: None).number == 2
 
@@ -185,17 +186,13 @@ def contest(run: str) -> None:
     assert storage.list_folders(f"{run}/leases") == []
 
 
-def test_of_many_at_once_one_has_it(run: str) -> None:
-    contest(run)
-
-
-def test_on_a_disk_without_links_too(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A memory stick, and some network file systems."""
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.link", refuse)
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_many_at_once_one_has_it(
+    has_links: bool, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk without links too: a memory stick, and some network file systems."""
+    if not has_links:
+        monkeypatch.setattr("os.link", Mock(side_effect=PermissionError))
     contest(run)
 
 
@@ -235,7 +232,7 @@ def save_shards(run: str, number: int) -> None:
     worker.close()
 
 
-def test_under_torchrun_all_ranks_of_a_run_that_resumes_write_the_same_checkpoint(run: str) -> None:
+def test_under_torchrun_all_ranks_of_a_resumed_run_write_the_same_checkpoint(run: str) -> None:
     Lease.take(run)
     number = Lease.take(run).number
     processes.run(2, save_shards, run, number, method=forks.METHOD)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -51,24 +51,19 @@ def test_mfu_is_work_over_peak_and_unknown_without_a_peak(monkeypatch: pytest.Mo
     assert scored().mfu == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        ("NVIDIA A10G", 70),
-        ("Tesla T4", 8.1),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA L4", 121),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA H200", 989),
-        ("Quadro P1000", None),
-    ],
-)
-def test_the_peak_is_that_of_the_gpu_by_its_name(
-    name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
-    peak = metrics.peak_flops(torch.device("cuda", 0))
-    assert peak == (tflops * 1e12 if tflops else None)
+def test_the_peak_is_that_of_the_gpu_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, tflops in {
+        "NVIDIA A10G": 70,
+        "Tesla T4": 8.1,
+        "NVIDIA L40S": 362,
+        "NVIDIA L4": 121,
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA H200": 989,
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", Mock(return_value=name))
+        assert metrics.peak_flops(torch.device("cuda", 0)) == tflops * 1e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", Mock(return_value="Quadro P1000"))
+    assert metrics.peak_flops(torch.device("cuda", 0)) is None
 
 
 def gathered(own: object) -> list[Any]:
@@ -157,14 +152,11 @@ def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTim
     ]
 
 
-@pytest.mark.parametrize(
-    "waits",
-    [(0.0,), (None, None, None), (0.5, 0.4, 0.3, 0.4), (0.9, None, 0.1)],
-    ids=["alone", "not-measured", "even", "partly-measured"],
-)
-def test_no_worker_is_blamed_without_evidence(waits: Sequence[float | None]) -> None:
-    stragglers = metrics.Stragglers()
-    assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
+def test_no_worker_is_blamed_without_evidence() -> None:
+    alone, not_measured, even, partly = (0.0,), (None,) * 3, (0.5, 0.4, 0.3, 0.4), (0.9, None, 0.1)
+    for waits in (alone, not_measured, even, partly):
+        stragglers = metrics.Stragglers()
+        assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
 
 
 def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:
@@ -187,54 +179,41 @@ def watch_of_two(**options: float) -> metrics.Watch:
     return metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, **options)
 
 
+def reports(
+    watch: metrics.Watch, steps: Iterable[int], waits: Sequence[float] = (0.0, 0.0)
+) -> tuple[list[int], list[list[str]]]:
+    """The steps that are watched, and the warnings of each evaluation."""
+    watched, warned = list[int](), []
+    for step in steps:
+        with watch.step(step):
+            watched += [step] * watch.is_watching
+        if step % 2 == 0:
+            assert (watch.seconds() is None) is (not watched)
+            warned.append([each.message for each in watch.warnings(times(waits, step_s=0.3))])
+    return watched, warned
+
+
 def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
-    for began_at, rest_s, expected in [(0, 0.0, [3, 5, 7, 9]), (2, 0.0, [5, 7, 9]), (0, 3, [3, 7])]:
-        watch = watch_of_two(rest_s=rest_s)
-        watched = []
-        for step in range(began_at + 1, 11):
-            with watch.step(step):
-                watched += [step] if watch.is_watching else []
-            if step % 2 == 0:
-                seconds = watch.seconds()
-                assert (seconds is None) is (not watched)
-                assert watch.warnings(times((seconds, seconds), step_s=1.0)) == []
+    for began_at, rest_s, expected in [(0, 0.0, [3, 5, 7, 9]), (2, 0.0, [5, 7, 9]), (0, 1, [3, 9])]:
+        watched, warned = reports(watch_of_two(rest_s=rest_s), range(began_at + 1, 11))
         assert watched == expected
+        assert not any(warned)
 
 
 @pytest.mark.parametrize(
-    ("on_host", "named"), [("1", [0, 0, 1, 0, 0]), ("2", [0] * 5)], ids=["apart", "on one CPU"]
+    ("on_host", "rest_s", "named"),
+    [("1", 0.0, [0, 0, 1, 0, 0]), ("2", 0.0, [0] * 5), ("1", 20.0, [0] * 5)],
+    ids=["apart", "on one CPU", "not measured again"],
 )
 def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once(
-    on_host: str, named: list[int], monkeypatch: pytest.MonkeyPatch
+    on_host: str, rest_s: float, named: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", on_host)
-    watch = watch_of_two(rest_s=0.0)
-    said = []
-    for step in range(1, 11):
-        with watch.step(step):
-            pass
-        if step % 2 == 0:
-            watch.seconds()
-            said.append([each.message for each in watch.warnings(times((0.2, 0.0), step_s=0.3))])
+    _, warned = reports(watch_of_two(rest_s=rest_s), range(1, 11), (0.2, 0.0))
     # Nothing is measured before the first evaluation, and one slow stretch may be chance.
-    assert [len(each) for each in said] == named
+    assert [len(each) for each in warned] == named
     words = "rank 1 is slow: the others wait 0.2 s of each 0.3 s step. Look for other work"
-    assert all(each[0].startswith(words) for each in said if each)
-
-
-def test_what_was_not_measured_again_is_no_second_witness() -> None:
-    watch = watch_of_two()
-    slow = times((0.5, 0.1), step_s=1.0)
-    for step in range(1, 5):
-        with watch.step(step):
-            pass
-    watch.seconds()
-    assert watch.warnings(slow) == []
-    for step in (5, 6):
-        with watch.step(step):
-            pass
-    watch.seconds()
-    assert watch.warnings(slow) == []
+    assert all(each[0].startswith(words) for each in warned if each)
 
 
 def test_an_evaluation_that_takes_long_says_now_and_then_that_it_goes_on(

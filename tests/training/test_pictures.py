@@ -162,14 +162,6 @@ def test_each_step_has_the_same_batch_on_any_number_of_ranks_in_each_form(
     assert_alike(steps, two_epochs)
 
 
-def test_a_bare_tree_with_sorted_val_is_the_same_set(sets: Sets, tree: Path) -> None:
-    found = library.open_set(str(tree))
-    assert found.fingerprint == sets.prepared["packed"].fingerprint
-    labels = [[each.label for each in one.train] for one in (found, sets.prepared["packed"])]
-    assert labels[0] == labels[1]
-    assert_same(read(found, [4]), read(sets.prepared["shards"], [4]))
-
-
 def test_validation_reads_each_picture_once_over_all_ranks(sets: Sets) -> None:
     found = sets.prepared["packed"]
     seen: list[int] = []
@@ -183,7 +175,11 @@ def test_validation_reads_each_picture_once_over_all_ranks(sets: Sets) -> None:
     assert seen == list(range(13))
 
 
-def test_damaged_pictures_are_left_out_and_listed(tree: Path, two_epochs: list[Kept]) -> None:
+def test_damaged_pictures_are_left_out_and_listed(
+    sets: Sets, tree: Path, two_epochs: list[Kept]
+) -> None:
+    whole_set = library.open_set(str(tree))
+    assert whole_set.fingerprint == sets.prepared["packed"].fingerprint
     damaged = sample_pictures.damage(tree / "train", num=10)
     found = library.open_set(str(tree))
     num_found = 0
@@ -278,35 +274,26 @@ def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize(
-    ("shape", "shown"),
-    [
-        ((96, 64), (96, 64)),
-        ((64, 96), (64, 96)),
-        ((30, 20), (30, 20)),
-        ((640, 64), (96, 64)),
-        ((6, 600), (6, 96)),
-        ((128, 2560), (64, 96)),
-    ],
-    ids=["landscape", "portrait", "small", "panorama", "line", "tower"],
-)
-def test_a_picture_or_its_middle_fills_the_corner_of_its_canvas_and_the_rest_is_black(
-    mode: str, shape: tuple[int, int], shown: tuple[int, int]
-) -> None:
-    image = Image.radial_gradient("L").resize(shape).convert(mode)
-    content = sample_pictures.as_jpeg(image, quality=95)
-    canvas = np.full((96, 96, 3), 7, np.uint8)
-    width, height = shown
+def test_the_middle_of_a_picture_fills_the_corner_of_a_black_canvas(mode: str) -> None:
     entry = Entry(label=0, name="a/b", file="train-00000.tar")
-    assert draw(content, entry, canvas, size=64, encoding=JPEG) == (height, width)
-    whole = decode(content, size=64)
-    top, left = (whole.shape[0] - height) // 2, (whole.shape[1] - width) // 2
-    expected = whole[top : top + height, left : left + width]
-    assert np.array_equal(canvas[:height, :width], expected)
-    assert not canvas[height:].any()
-    assert not canvas[:, width:].any()
-    with pytest.raises(DamagedError):
-        draw(content[:300], entry, canvas, size=64, encoding=JPEG)
+    for shape, (width, height) in {
+        (96, 64): (96, 64),
+        (30, 20): (30, 20),
+        (640, 64): (96, 64),  # a panorama
+        (6, 600): (6, 96),
+        (128, 2560): (64, 96),
+    }.items():
+        image = Image.radial_gradient("L").resize(shape).convert(mode)
+        content = sample_pictures.as_jpeg(image, quality=95)
+        canvas = np.full((96, 96, 3), 7, np.uint8)
+        assert draw(content, entry, canvas, size=64, encoding=JPEG) == (height, width)
+        whole = decode(content, size=64)
+        top, left = (whole.shape[0] - height) // 2, (whole.shape[1] - width) // 2
+        expected = np.zeros_like(canvas)
+        expected[:height, :width] = whole[top : top + height, left : left + width]
+        assert np.array_equal(canvas, expected)
+        with pytest.raises(DamagedError):
+            draw(content[:300], entry, canvas, size=64, encoding=JPEG)
 
 
 def test_shards_on_this_disk_are_not_asked_for_and_others_need_room(
@@ -331,16 +318,15 @@ def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:
 @pytest.mark.parametrize(
     ("folders", "words"),
     [
-        ([], "holds no training pictures of two classes or more"),
-        (["train/a"], "holds no training pictures of two classes or more"),
-        (["train/a", "train/b"], "has one picture of each class, and none to evaluate on"),
-        (["train/a", "train/b", "val/c"], "a folder that is named like one in train/"),
-        (["train/a\tb", "train/b", "val/a\tb"], "is refused: it is not a relative path"),
+        ("train/a", "holds no training pictures of two classes or more"),
+        ("train/a train/b", "has one picture of each class, and none to evaluate on"),
+        ("train/a train/b val/c", "a folder that is named like one in train/"),
+        ("train/a\tb train/b val/a\tb", "is refused: it is not a relative path"),
     ],
-    ids=["empty", "one class", "no val", "other classes", "odd name"],
+    ids=["one class", "no val", "other classes", "odd name"],
 )
-def test_a_folder_that_is_no_set_is_refused(tmp_path: Path, folders: list[str], words: str) -> None:
-    for name in folders:
+def test_a_folder_that_is_no_set_is_refused(tmp_path: Path, folders: str, words: str) -> None:
+    for name in folders.split(" "):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.jpg").write_bytes(b"")
     with pytest.raises(InputError, match=words):
@@ -358,5 +344,3 @@ def test_an_index_that_does_not_fit_its_tables_is_refused(sets: Sets, tmp_path: 
     (root / "index.json").write_text('{"format": 99}')
     with pytest.raises(InputError, match="format 99"):
         library.open_set(str(root))
-    with pytest.raises(InputError, match="no line of it"):
-        Entry.from_line("0\t../../etc/passwd")
