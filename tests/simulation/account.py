@@ -359,7 +359,7 @@ class Account(base.Account):
         waited = host_at - task["createdAt"].timestamp() + self.slack_s
         is_starved = job and waited > job.patience_s
         is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
-        is_well &= not (job and self.is_held_too_long(job))
+        is_well &= not (job and self.is_held_too_long(job, -self.slack_s))
         if who == "keeper" and job and job.is_healthy and is_well and not job.is_redriven:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
@@ -455,7 +455,7 @@ class Account(base.Account):
             shown_s = self.world.now - process.began + self.model.times.shows
             is_over = is_over or idle < shown_s
         is_early = idle + self.slack_s < times.IDLE_HOST_S
-        is_over = is_over or (job is not None and self.is_held_too_long(job))
+        is_over = is_over or (job is not None and self.is_held_too_long(job, -self.slack_s))
         if job and job.status == "RUNNING" and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 

@@ -68,6 +68,8 @@ SHORT: Final = (
 TICKS_S: Final = (5.0, 20.0, 40.0)
 #: The same in a life of days, unless something happens.
 LONG_TICK_S: Final = 1800.0
+#: The same for a head whose hosts are held.
+HELD_TICK_S: Final = 20.0
 #: Of lives that have one more fault, of the rare ones.
 RARE_SHARE: Final = 0.3
 
@@ -713,7 +715,10 @@ class Head:
         world.happened["hosts held by a head that does not end that"] += is_deaf
         until = float("inf") if is_deaf else hold.until
         while world.now < until and not self.is_stopped:
-            world.wait(self._register, min(LONG_TICK_S, until - world.now))
+            world.wait(self._register, min(HELD_TICK_S, until - world.now))
+            # Ray's autoscaler still looks at its nodes; it asks for no others.
+            with contextlib.suppress(ClientError, BotoCoreError):
+                self._nodes()
 
     def _register(self, wake: Callable[[], None]) -> None:
         self.wake = wake
