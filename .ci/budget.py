@@ -1,6 +1,7 @@
 """Write the table of budgets into CONTRIBUTING.md: ``python .ci/budget.py [--grow]``.
 
-A capability above its budget may shrink and not grow: with ``--grow`` it may, for a reviewer to see.
+A capability above its budget may shrink. It may grow only with ``--grow``, for a reviewer to see.
+
 Counts tokens of Python without comments, docstrings and layout: explaining code costs nothing, and
 writing it denser gains nothing.
 """
