@@ -8,7 +8,7 @@ needs to go on: that is checked where it is needed, and refused there.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
@@ -18,6 +18,14 @@ from trainctl.aws.errors import CliError, explained
 from trainctl.checkout_settings import Planned
 from trainctl.images import check_image, repositories
 
+if TYPE_CHECKING:
+    from stacks.settings import Settings
+
+ROLES: Final = {
+    "AWSServiceRoleForECS": "ecs.amazonaws.com",
+    "AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com",
+}
+SPOT_ROLE: Final = {"AWSServiceRoleForEC2Spot": "spot.amazonaws.com"}
 #: Quotas of EC2 count vCPUs, by family and whether on spot. P5 is with the other P on demand only.
 QUOTAS: Final = {
     ("g", False): "L-DB2E81BA",
@@ -128,6 +136,7 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
         is_deployed: whether there is a network, which fixes the zone.
     """
     machines = {machine.name: machine for machine in (shape.head, shape.worker)}
+    roles = {**ROLES, **(SPOT_ROLE if shape.spot else {})}
     checks: Checks = {
         f"{name} offered": partial(
             offered,
@@ -144,6 +153,8 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
         checks[f"quota {title}, {'spot' if spot else 'on demand'}"] = partial(
             vcpu_quota, place, QUOTAS[family, spot], vcpus, with_surplus=shape.surplus_heads > 0
         )
+    for role, service in roles.items():
+        checks[f"role {role}"] = partial(linked_role, place, role, service)
     return checks
 
 
@@ -155,7 +166,9 @@ def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Che
     """
     checks: Checks = {"CDK bootstrap": partial(bootstrap, place, plan.qualifier)}
     is_new = stack_outputs.stacks(plan.settings.deployment)[0] in missing
-    if is_new and not plan.settings.vpc_id:
+    if is_new and plan.settings.vpc_id:
+        checks["network"] = partial(network, place, plan.settings)
+    elif is_new:
         checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
         checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
     return checks
@@ -170,6 +183,33 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
 
 
 # --- checks ---------------------------------------------------------------------------------------
+def network(place: Place, settings: "Settings") -> Finding:
+    """Check an existing VPC and subnet that hosts are to start in."""
+    vpc, name = settings.vpc_id, settings.subnet_id
+    subnet = place.account.subnet(name)
+    if subnet["VpcId"] != vpc:
+        return bad(f"{name} is in {subnet['VpcId']}", place.deploy(vpc_id=subnet["VpcId"]))
+    zone = subnet["AvailabilityZone"]
+    if zone != settings.availability_zone:
+        return bad(f"{name} is in {zone}", place.deploy(availability_zone=zone))
+    if not place.account.dns_names(vpc):
+        attribute = place.aws(f"ec2 modify-vpc-attribute --vpc-id {vpc}")
+        return bad(
+            f"{vpc} has no DNS names, by which nodes find the head",
+            f"{attribute} --enable-dns-support\n{attribute} --enable-dns-hostnames",
+        )
+    routes = place.account.routes(name, vpc)
+    outside = [each for each in routes if each.get("DestinationCidrBlock") == "0.0.0.0/0"]
+    if not outside:
+        return bad(f"{name} has no working route to 0.0.0.0/0: hosts could not reach ECS")
+    if outside[0].get("GatewayId", "").startswith("igw-"):
+        return bad(f"{name} is public, and hosts get no public address: take a private subnet")
+    # An endpoint's route goes to a list of prefixes.
+    has_endpoint = any(each.get("GatewayId", "").startswith("vpce-") for each in routes)
+    cost = "" if has_endpoint else "; it has no gateway endpoint for S3: data may be billed per GB"
+    return ok(f"{name} in {zone}{cost}")
+
+
 def image(place: Place, deployment: Deployment, repository: str) -> Finding:
     try:
         return ok(check_image(deployment, repository))
@@ -259,3 +299,12 @@ def bootstrap(place: Place, qualifier: str) -> Finding:
     if int(found) < MIN_BOOTSTRAP:
         return bad(f"version {found}, and the stacks need {MIN_BOOTSTRAP}", fix)
     return ok(f"version {found}")
+
+
+def linked_role(place: Place, role: str, service: str) -> Finding:
+    if place.account.has_role(role):
+        return ok("exists")
+    return bad(
+        "missing; the first use in an account may fail without it",
+        place.aws(f"iam create-service-linked-role --aws-service-name {service}"),
+    )

@@ -46,6 +46,8 @@ PRICES = Prices.of(
 MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
 #: Of a task that ECS shows.
 AT_ONCE = {"_known": 0, "_shows": 0}
+#: The network of others that a deploy is told to use.
+VPC, OTHERS = "vpc-0123456789abcdef0", "subnet-0123456789abcdef0"
 
 OUTPUTS = {
     stack_outputs.CORE_STACK: {
@@ -125,6 +127,10 @@ class Account(base.Account):
         self.zones: dict[str, list[str]] = {}
         """Where an instance type is offered, if not in all zones."""
         self.subnet_zone = "us-east-1a"
+        self.routes: list[dict[str, str]] = []
+        """Of the VPC's main table."""
+        self.dns_off: tuple[str, ...] = ()
+        """Attributes of the VPC that are off."""
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
         self.activities: list[dict[str, Any]] = []
@@ -366,7 +372,18 @@ class Account(base.Account):
         return {"imageDetails": [{}]}
 
     def on_describe_subnets(self, **_: Any) -> Any:
-        return {"Subnets": [{"AvailabilityZone": self.subnet_zone}]}
+        return {"Subnets": [{"AvailabilityZone": self.subnet_zone, "VpcId": VPC}]}
+
+    def on_describe_route_tables(self, *, Filters: Any) -> Any:  # noqa: N803
+        # The subnet has no table of its own.
+        if Filters[0]["Name"] == "association.subnet-id":
+            return {"RouteTables": []}
+        assert {"Name": "vpc-id", "Values": [VPC]} in Filters
+        return {"RouteTables": [{"Routes": self.routes}]}
+
+    def on_describe_vpc_attribute(self, *, VpcId: str, Attribute: str) -> Any:  # noqa: N803
+        assert VpcId == VPC
+        return {Attribute[0].upper() + Attribute[1:]: {"Value": Attribute not in self.dns_off}}
 
     def on_describe_availability_zones(self, **_: Any) -> Any:
         return {"AvailabilityZones": [{"ZoneName": f"us-east-1{letter}"} for letter in "bac"]}
@@ -396,3 +413,6 @@ class Account(base.Account):
 
     def on_describe_addresses(self) -> Any:
         return {"Addresses": [{}]}
+
+    def on_get_role(self, **_: Any) -> Any:
+        return {}

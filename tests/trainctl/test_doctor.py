@@ -9,7 +9,7 @@ from botocore.exceptions import NoCredentialsError
 from contract import exits
 from contract.outputs import CORE_STACK, SUBNET, TRAINING_STACK
 from tests.aws.calls import refused
-from tests.trainctl.account import Account
+from tests.trainctl.account import OTHERS, VPC, Account
 from tests.trainctl.conftest import Cli, Found, Looked
 from trainctl import checks, laptop
 from trainctl.aws.deployment import LOCAL_ACCOUNT
@@ -159,6 +159,47 @@ def test_settings_are_read_as_the_app_reads_them(
     assert "-c preset: give a setting as name=value" in cli.refuses("doctor", "-c", "preset")
 
 
+NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}
+S3 = {"DestinationPrefixListId": "pl-1", "GatewayId": "vpce-1", "State": "active"}
+PUBLIC = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize(
+    ("given", "routes", "off", "state", "said", "fix"),
+    [
+        ({}, [NAT, S3], (), "ok", f"{OTHERS} in us-east-1a", ""),
+        ({}, [NAT], (), "ok", "no gateway endpoint for S3: data may be billed per GB", ""),
+        ({"vpc_id": "vpc-00000001"}, [NAT], (), "bad", f"{OTHERS} is in {VPC}", f"vpc_id={VPC}"),
+        ({"availability_zone": "us-east-1b"}, [NAT], (), "bad", "is in us-east-1a", "us-east-1a"),
+        ({}, [S3], (), "bad", "no working route to 0.0.0.0/0", ""),
+        ({}, [NAT | {"State": "blackhole"}], (), "bad", "no working route to 0.0.0.0/0", ""),
+        ({}, [PUBLIC], (), "bad", "hosts get no public address", ""),
+        ({}, [NAT], ("enableDnsSupport",), "bad", "no DNS names", "--enable-dns-support"),
+        ({}, [NAT], ("enableDnsHostnames",), "bad", "no DNS names", "--enable-dns-hostnames"),
+    ],
+)
+def test_an_existing_network_is_looked_at_before_hosts_start_in_it(
+    account: Account,
+    looked: Looked,
+    given: dict[str, str],
+    routes: list[dict[str, str]],
+    off: tuple[str, ...],
+    state: str,
+    said: str,
+    fix: str,
+) -> None:
+    account.outputs, account.routes, account.dns_off = {}, routes, off
+    settings = {"vpc_id": VPC, "subnet_id": OTHERS, "availability_zone": "us-east-1a", **given}
+    words = [word for each in settings.items() for word in ("-c", "=".join(each))]
+    _, found = looked(*words)
+    network = found["network"]
+    assert network["state"] == state
+    assert said in network["found"]
+    assert fix in network["fix"]
+    assert not {"quota VPCs", "quota addresses"} & found.keys()
+
+
 @pytest.mark.usefixtures("laptop_is_ready")
 def test_a_deploy_is_checked_beside_the_stacks_that_are_there(
     account: Account, looked: Looked
@@ -220,8 +261,13 @@ def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
     account.outputs = {}
     account.bootstrap, account.num_vpcs = None, 5
     account.default_quotas = {checks.VPCS[1]: 5.0}
+    account.fails["get_role"] = refused("NoSuchEntity")
     code, found = looked()
-    assert (code, bad(found)) == (exits.FAILED, {"CDK bootstrap", "quota VPCs"})
+    roles = {f"role {each}" for each in checks.ROLES}
+    assert (code, bad(found)) == (exits.FAILED, {"CDK bootstrap", "quota VPCs", *roles})
+    assert found["role AWSServiceRoleForECS"]["fix"].startswith(
+        "aws iam create-service-linked-role --aws-service-name ecs.amazonaws.com"
+    )
     assert found["CDK bootstrap"]["fix"] == "npx cdk bootstrap aws://123456789012/us-east-1"
     assert found["quota VPCs"]["fix"].startswith(
         "aws service-quotas request-service-quota-increase --service-code vpc"

@@ -1,6 +1,8 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from trainctl.aws.clients import Clients, unless
 
@@ -27,8 +29,31 @@ class Account:
 
     def zone(self, subnet: str) -> str:
         """Availability zone of a subnet."""
-        (found,) = self._clients.ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
-        return found["AvailabilityZone"]
+        return str(self.subnet(subnet)["AvailabilityZone"])
+
+    def subnet(self, name: str) -> Mapping[str, Any]:
+        """A subnet, as EC2 describes it."""
+        return dict(self._clients.ec2.describe_subnets(SubnetIds=[name])["Subnets"][0])
+
+    def routes(self, subnet: str, vpc: str) -> list[Mapping[str, Any]]:
+        """Working routes of a subnet: of its own table or, without one, of the VPC's main table."""
+        ask = self._clients.ec2.describe_route_tables
+        tables = ask(Filters=[{"Name": "association.subnet-id", "Values": [subnet]}])["RouteTables"]
+        if not tables:
+            tables = ask(
+                Filters=[
+                    {"Name": "association.main", "Values": ["true"]},
+                    {"Name": "vpc-id", "Values": [vpc]},
+                ]
+            )["RouteTables"]
+        return [dict(each) for each in tables[0]["Routes"] if each.get("State") == "active"]
+
+    def dns_names(self, vpc: str) -> bool:
+        """True if a VPC answers for the names of a private zone, such as Cloud Map's."""
+        ask = self._clients.ec2.describe_vpc_attribute
+        support = ask(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
+        names = ask(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
+        return support["Value"] and names["Value"]
 
     def zones(self) -> set[str]:
         """All zones of the region."""
@@ -67,6 +92,12 @@ class Account:
     def num_addresses(self) -> int:
         """Elastic IP addresses of the region."""
         return len(self._clients.ec2.describe_addresses()["Addresses"])
+
+    def has_role(self, name: str) -> bool:
+        with unless("NoSuchEntity"):
+            self._clients.iam.get_role(RoleName=name)
+            return True
+        return False
 
     def has_secret(self, name: str) -> bool:
         with unless("ResourceNotFoundException"):

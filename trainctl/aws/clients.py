@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ecr import ECRClient
     from mypy_boto3_ecs import ECSClient
+    from mypy_boto3_iam import IAMClient
     from mypy_boto3_lambda import LambdaClient
     from mypy_boto3_logs import CloudWatchLogsClient
     from mypy_boto3_s3 import S3Client
@@ -40,6 +41,7 @@ class Clients:
     ec2: "EC2Client"
     ecr: "ECRClient"
     ecs: "ECSClient"
+    iam: "IAMClient"
     functions: "LambdaClient"
     logs: "CloudWatchLogsClient"
     s3: "S3Client"
