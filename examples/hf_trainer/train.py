@@ -35,8 +35,21 @@ def newest_checkpoint(folder: Path) -> str | None:
 
     ``get_last_checkpoint`` also returns one that a kill has left in part.
     """
-    there = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(map(str, there), key=lambda name: int(name.rpartition("-")[2]), default=None)
+    there = [
+        str(state.parent)
+        for state in folder.glob("checkpoint-*/trainer_state.json")
+        if holds(state)
+    ]
+    return max(there, key=lambda name: int(name.rpartition("-")[2]), default=None)
+
+
+def holds(state: Path) -> bool:
+    """Whether a file of JSON is whole: a kill may come while it is written."""
+    try:
+        json.loads(state.read_text())
+    except ValueError:
+        return False
+    return True
 
 
 def main() -> None:
