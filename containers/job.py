@@ -346,7 +346,7 @@ class Job:
             code = exits.FILES_LOST
         elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
             self._tell_why(errors_in(folder / NOTED_ERRORS), has_failed=code != exits.OK)
-        if not self._is_told:
+        if not (self._is_told or self._is_stopped):  # also while it saved its files
             self._hold(code)
         return code
 

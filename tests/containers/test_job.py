@@ -485,6 +485,22 @@ def test_hosts_are_not_held_where_the_keeper_could_not_know_it(
     assert life.clock.now < 60
 
 
+def test_a_head_that_is_told_to_end_while_it_saves_holds_no_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = Life(codes=(3,), hold_s=600)
+    life.job._storage = "s3://bucket"
+
+    def save_files() -> bool:
+        life.job.stop()
+        return True
+
+    monkeypatch.setattr(life.job, "_save_files", save_files)
+    assert life.run() == 3
+    assert life.clock.now < 60
+    assert not [key for key in life.s3.objects if key.endswith(".hold")]
+
+
 def test_a_job_whose_ray_does_not_start_ends_with_rays_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

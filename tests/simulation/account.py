@@ -604,7 +604,9 @@ class Account(base.Account):
                 if self.world.now - max(seen, self.failed_at) > 2 * times.SWEEP_EVERY_S + 60:
                     self.world.blame(f"launches of {group.name} stay suspended")
             said = group.activities[0].get("StatusMessage", "") if group.activities else ""
-            for task in self.model.waiting(group) if group.fails_since else ():
+            # Where launches are suspended, AWS's last answer may be about an earlier head.
+            asks = group.fails_since and not group.record.get("SuspendedProcesses")
+            for task in self.model.waiting(group) if asks else ():
                 since = max(
                     group.fails_since or 0,
                     task["createdAt"].timestamp(),

@@ -693,7 +693,7 @@ class Head:
         recorder.end(world.now)
         world.sleep(life.chance.uniform(1, 60))  # it saves
         recorder.close(world.now, is_last=True)
-        if not is_told:
+        if not (is_told or self.is_stopped):
             self._hold(decisions, code)
         self._release()
         life.model.end(self.task, code)
