@@ -229,3 +229,14 @@ def test_an_s3_that_does_not_answer_is_named_once_of_each_cause(
         failed = {"attempts": attempts, "caught_exception": error, "response": None}
         asyncio.run(emitter.emit("needs-retry.s3.GetObject", **failed))
     assert [each.partition(" (")[2][:14] for each in said] == ["Could not conn", "Read timeout o"]
+
+
+def test_a_disk_without_room_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "bytes_free", lambda _: 1000)
+    with storage.room(str(tmp_path), 500, num=2):
+        pass
+    sentence = r"checkpoints need 1.5 kB, 1.0 kB are free"
+    with pytest.raises(storage.FullError, match=sentence), storage.room(str(tmp_path), 500, num=3):
+        pytest.fail("it has begun")
