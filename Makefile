@@ -13,7 +13,6 @@ SECONDS ?= 5
 ARGS ?=
 #: 1: `make deploy` and `make destroy` do not ask
 YES ?=
-#: 1: `make deploy` does not check the account before it makes the stacks
 
 # On Linux the default index has torch with CUDA, several GB of it. PyTorch's own page "Start
 # Locally" shows, for the compute platform CPU, an address after --index-url: give that as

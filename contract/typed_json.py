@@ -1,7 +1,7 @@
 """Frozen dataclasses from JSON that others may have written: one rule for all of them.
 
-``dataclasses.asdict`` writes them. Here every value must have the type of its field. A run's record
-is read with more patience, because it outlives versions: ``training.record.fields``.
+``dataclasses.asdict`` writes them. Every value must have the type of its field. A run's record has
+numbers with names of their own: ``training.record.fields`` reads them, and its values by ``read``.
 """
 
 import dataclasses

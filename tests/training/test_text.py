@@ -233,9 +233,14 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
     (folder / text.TRAIN_FILE).write_bytes(b"123")
     with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
         TokenStore.open(folder)
-    (folder / text.STORE_FILE).write_text("{")
-    with pytest.raises(InputError, match="is no token store"):
-        TokenStore.open(folder)
+    described = json.loads((folder / text.STORE_FILE).read_text())
+    names = {name for name in described if type(described[name]) is int}
+    names -= {"num_documents", "num_left_out"}
+    wrong = [described | {"stops": [-1]}, *(described | {name: -1} for name in names)]
+    for content in ("{", *map(json.dumps, wrong)):
+        (folder / text.STORE_FILE).write_text(content)
+        with pytest.raises(InputError, match="is no token store"):
+            TokenStore.open(folder)
 
 
 # --- the order of sequences -----------------------------------------------------------------------

@@ -30,7 +30,7 @@ def doctor(
     """Check what a deploy or a job needs, and print the command that fixes each problem.
 
     Without stacks: whether they can be deployed with the settings of cdk.json (credentials,
-    bootstrap, quotas, zone, Node.js). With stacks: whether a job can run on them (the same,
+    bootstrap, quotas, zone, roles, Node.js). With stacks: whether a job can run on them (the same,
     images). With -c it checks a deploy in any case.
 
     Exits with 1 if a check fails.
@@ -104,7 +104,7 @@ def look(given: dict[str, str], where: Where) -> Iterator[Check]:
 
     place = replace(place, context={"preset": shape.preset})
     yield from checks.run(checks.of_a_deployment(place, deployment))
-    if deployment.is_local:  # it has no quotas and zones
+    if deployment.is_local:  # it has no quotas, zones and roles
         return
 
     def zone() -> str:

@@ -82,8 +82,11 @@ class StoreInfo:
             info = fields.from_json(cls, dict(json.loads((folder / STORE_FILE).read_bytes())))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{folder} is no token store ({error}): build it again") from None
+        numbers = [info.vocab_size, info.end_of_text, *info.stops]
+        numbers += [info.num_train_tokens, info.num_held_out_tokens]
+        numbers += [info.num_train_conversations, info.num_held_out_conversations]
         # numpy would take the bytes of a file for addresses in memory, if dtype asked for objects.
-        if info.dtype not in _DTYPES or min(info.num_train_tokens, info.num_held_out_tokens) < 0:
+        if info.dtype not in _DTYPES or min(numbers) < 0:
             raise InputError(f"{folder} is no token store ({STORE_FILE}): build it again")
         return info
 
