@@ -62,9 +62,15 @@ def test_images_are_pushed_from_main_only_after_the_checks() -> None:
 
 # --- the images -----------------------------------------------------------------------------------
 #: What may run beside the right to assume the role: actions of GitHub, AWS and this repository,
-ACTIONS = {"actions/checkout", "aws-actions/configure-aws-credentials", "$/.github/actions/cache"}
+ACTIONS = {
+    "actions/attest",
+    "actions/checkout",
+    "actions/download-artifact",
+    "aws-actions/configure-aws-credentials",
+    "$/.github/actions/cache",
+}
 #: programs of the runner,
-PROGRAMS = {"aws", "docker", "echo", "exit", "printf", "python3", "sha256sum", "sudo", "tee"}
+PROGRAMS = {"aws", "docker", "echo", "exit", "jq", "printf", "python3", "sha256sum", "sudo", "tee"}
 #: of them, those that run nothing of what is in an image,
 DOCKER = ("buildx create", "image inspect", "login", "logout")
 #: and the script that builds and pushes, as long as it is told to run nothing either.
@@ -72,7 +78,7 @@ HARMLESS = ("--print-tag", "--no-try-out", "--no-build")
 
 
 #: Where the next command of a script starts, and words that are none.
-SEPARATORS = r"[|;&()\n]|\b(?:do|then|else|in)\b"
+SEPARATORS = r"[|;&()\n]|\b(?:do|then|else)\b"
 KEYWORDS = {"case", "done", "esac", "fi", "for", "if"}
 
 
@@ -84,6 +90,7 @@ def risks(job: dict[str, Any]) -> list[str]:
         if action and action not in ACTIONS:
             found.append(action)
         script = step.get("run", "").replace("\\\n", " ")
+        script = re.sub("'[^']*'", "TEXT", script)  # a program of jq, say
         for command in re.split(SEPARATORS, script):
             program, _, rest = command.strip().partition(" ")
             if program in KEYWORDS or not re.match(r"[a-z./]+[\w.-]*$", program):
@@ -104,6 +111,9 @@ def test_what_has_the_right_to_push_runs_no_package_and_nobody_elses_action() ->
             may_push = job["permissions"].get("id-token") == "write"
             if "steps" not in job:
                 continue
+            if name == "attest":  # signs as this workflow, and has no business in AWS
+                assert risks(job) == []
+                may_push = False
             used = [step.get("uses", "") for step in job["steps"]]
             assert any("configure-aws-credentials@" in each for each in used) == may_push
             if may_push:
@@ -117,6 +127,7 @@ def test_what_has_the_right_to_push_runs_no_package_and_nobody_elses_action() ->
     assert seen == ["look", "push", "scan"]
 
 
+JOBS = ("look", "build", "push", "attest")
 #: What the action of AWS leaves for the commands after it.
 CREDENTIALS = {"AWS_SESSION_TOKEN": "of-the-role", "AWS_REGION": "us-east-1"}
 
@@ -127,6 +138,7 @@ class Outcome:
 
     jobs: dict[str, str] = field(default_factory=dict)
     """``success``, ``failure`` or ``skipped``."""
+    outputs: dict[str, str] = field(default_factory=dict)
     said: str = ""
     summary: str = ""
 
@@ -155,7 +167,7 @@ def run_workflow(
     workflow = yaml.safe_load(WORKFLOWS[1].read_text())
     assert workflow["defaults"] == {"run": {"shell": "bash"}}
     known = {f"vars.{kind.upper()}_REPOSITORY": f"ecr.test/a/{kind}" for kind in ("head", "worker")}
-    known["vars.TORCH_CPU_INDEX"] = ""
+    known |= {"vars.TORCH_CPU_INDEX": "", "github.event.repository.visibility": "private"}
     outcome = Outcome()
     for name, job in workflow["jobs"].items():
         needed = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
@@ -189,6 +201,7 @@ def run_workflow(
                 known[f"steps.{step['id']}.outputs.{key}"] = value
         for key, value in job.get("outputs", {}).items():
             known[f"needs.{name}.outputs.{key}"] = filled(value, known, missing="")
+            outcome.outputs[f"needs.{name}.outputs.{key}"] = known[f"needs.{name}.outputs.{key}"]
         after_job(name)
     outcome.summary = summary.read_text() if summary.exists() else ""
     return outcome
@@ -297,14 +310,14 @@ def runner(tmp_path: Path) -> Runner:
 
 def test_nothing_is_built_where_both_images_are_there(runner: Runner) -> None:
     outcome = runner(THERE, THERE)
-    assert outcome.jobs == {"look": "success", "build": "skipped", "push": "skipped"}, outcome.said
+    assert outcome.jobs == dict.fromkeys(JOBS, "skipped") | {"look": "success"}, outcome.said
     assert f"Both images have the tag {content_tag(ROOT)} already" in outcome.summary
 
 
 @pytest.mark.parametrize("head", [THERE, MISSING])
 def test_what_is_missing_is_built_tried_out_and_pushed(runner: Runner, head: Any) -> None:
     outcome = runner(head, MISSING)
-    assert set(outcome.jobs.values()) == {"success"}, outcome.said
+    assert outcome.jobs == dict.fromkeys(JOBS, "success") | {"attest": "skipped"}, outcome.said
     tag = content_tag(ROOT)
     kinds = ["head", "worker"]
     builds = runner.calls("buildx build")
@@ -326,6 +339,31 @@ def test_what_is_missing_is_built_tried_out_and_pushed(runner: Runner, head: Any
     missing = [kind for kind in kinds if kind == "worker" or head is MISSING]
     assert runner.calls("push") == [f"push ecr.test/a/{kind}:{tag}" for kind in missing]
     assert [kind for kind in kinds if "digest" in json.loads(outcome.summary)[kind]] == missing
+    # What was there already was not listed here: nothing is said of it.
+    assert [kind for kind in kinds if outcome.outputs[f"needs.push.outputs.{kind}"]] == missing
+
+
+def test_lists_of_packages_are_attested_without_the_files(tmp_path: Path) -> None:
+    """In the form of Syft's ``spdx-json``: GitHub takes 16 MB, and all files of CUDA are more."""
+    package = {"SPDXID": "SPDXRef-Package-python-torch", "name": "torch", "versionInfo": "2.13.0"}
+    relations = [
+        {"spdxElementId": a, "relationshipType": kind, "relatedSpdxElement": b}
+        for a, kind, b in (
+            ("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-DocumentRoot-Image"),
+            (package["SPDXID"], "CONTAINS", "SPDXRef-File-libtorch.so"),
+        )
+    ]
+    rest = {"spdxVersion": "SPDX-2.3", "SPDXID": "SPDXRef-DOCUMENT", "packages": [package]}
+    found = {**rest, "files": [{"SPDXID": "SPDXRef-File-libtorch.so"}], "relationships": relations}
+    for node in ("head", "worker"):
+        (tmp_path / f"{node}.spdx.json").write_text(json.dumps(found))
+    job = yaml.safe_load(WORKFLOWS[1].read_text())["jobs"]["attest"]
+    (script,) = [step["run"] for step in job["steps"] if "run" in step]
+    subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=tmp_path, check=True)
+    for step, node in zip(job["steps"][-2:], ("head", "worker"), strict=True):
+        kept = json.loads((tmp_path / step["with"]["sbom-path"]).read_text())
+        assert kept == rest | {"relationships": relations[:1]}
+        assert step["with"]["subject-digest"] == f"${{{{ needs.push.outputs.{node} }}}}"
 
 
 def test_what_is_not_what_was_tried_out_is_not_pushed(runner: Runner) -> None:
@@ -334,7 +372,8 @@ def test_what_is_not_what_was_tried_out_is_not_pushed(runner: Runner) -> None:
             (runner.folder / "content").write_text("other layers\n")
 
     outcome = runner(MISSING, MISSING, after_job=change)
-    assert outcome.jobs == {"look": "success", "build": "success", "push": "failure"}
+    states = {"push": "failure", "attest": "skipped"}
+    assert outcome.jobs == dict.fromkeys(JOBS, "success") | states
     assert "::error::The cache has not kept what was tried out" in outcome.said
     assert runner.calls("push", "login") == []
 
@@ -343,6 +382,6 @@ def test_what_is_not_what_was_tried_out_is_not_pushed(runner: Runner) -> None:
 @pytest.mark.parametrize("other", [THERE, MISSING])
 def test_where_ecr_refuses_the_workflow_fails(runner: Runner, answer: Any, other: Any) -> None:
     outcome = runner(other, answer)
-    assert outcome.jobs == {"look": "failure", "build": "skipped", "push": "skipped"}
+    assert outcome.jobs == dict.fromkeys(JOBS, "skipped") | {"look": "failure"}
     assert "AccessDeniedException" in outcome.said or "ECR answers KmsError" in outcome.said
     assert outcome.summary == ""
