@@ -50,12 +50,21 @@ def build(app: cdk.App) -> cdk.App:
     env = cdk.Environment(region=settings.region or None)
     # The ids, by which `cdk deploy` knows them, are the same in each deployment.
     names = stacks(settings.deployment)
-    core = CoreStack(app, CORE_STACK, stack_name=names[0], settings=settings, env=env)
-    TrainingStack(app, TRAINING_STACK, stack_name=names[1], settings=settings, core=core, env=env)
+    given = [tag.partition("=") for tag in settings.tags.split(",") if tag]
+    tags = {"project": "ecs-train", **{name: value for name, _, value in given}}
+    # CloudFormation puts those of a stack on what CDK tags nothing of, such as roles that it adds.
+    core = CoreStack(app, CORE_STACK, stack_name=names[0], settings=settings, env=env, tags=tags)
+    TrainingStack(
+        app,
+        TRAINING_STACK,
+        stack_name=names[1],
+        settings=settings,
+        core=core,
+        env=env,
+        tags=tags,
+    )
     accept(app, AUDIT)
-    cdk.Tags.of(app).add("project", "ecs-train")
-    for tag in filter(None, settings.tags.split(",")):
-        name, _, value = tag.partition("=")
+    for name, value in tags.items():
         cdk.Tags.of(app).add(name, value)
     return app
 

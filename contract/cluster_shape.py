@@ -37,6 +37,8 @@ class ClusterShape:
     """Jobs whose maximum cost is above this start only if their user types y."""
     log_retention_days: int
     """Days that ECS's events are kept, from which costs are computed."""
+    capacity_reservation_id: str = ""
+    """Reserved capacity that worker hosts start in."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
 

@@ -26,8 +26,8 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
         "|[A-Za-z]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?",
         "up to 30 letters, digits and -, between letters, or empty",
     ),
-    "region": (r"|[a-z]{2}(-[a-z]+)+-\d", "a region such as eu-west-1, or empty"),
-    "availability_zone": (r"|[a-z]{2}(-[a-z]+)+-\d[a-z]", "a zone such as eu-west-1a, or empty"),
+    "region": (r"|[a-z]{2,4}(-[a-z]+)+-\d", "a region such as eu-west-1, or empty"),
+    "availability_zone": (r"|[a-z]{2,4}(-[a-z]+)+-\d[a-z]", "a zone such as eu-west-1a, or empty"),
     "capacity_reservation_id": (
         "|cr-[0-9a-f]{17}",
         "the id of a reservation (cr- and 17 hexadecimal digits), or empty",

@@ -113,6 +113,9 @@ class Settings:
     """Age at which those files are deleted; 0: never."""
     log_retention_days: int
     """Days that logs are kept."""
+    container_insights: bool
+    """Whether ECS reports its own metrics, at [a price](cost.md#what-costs-what): the dashboard's
+    network graph."""
 
     tags: str
     """Tags of everything that is deployed and of its hosts: ``CostCenter=42,Owner=ml``."""

@@ -57,6 +57,7 @@ class TrainingStack(cdk.Stack):
             # placement group at once (parallelcluster 6311), and none of another reservation in a
             # group that it was not made for.
             has_placement=not settings.capacity_reservation_id,
+            has_insights=settings.container_insights,
         )
         cluster, security_group = self.cluster.cluster, self.cluster.security_group
         self.files = (
@@ -134,6 +135,7 @@ class TrainingStack(cdk.Stack):
             name="-".join(filter(None, names)),
             namespace=settings.metrics_namespace,
             has_gpus=settings.worker.num_gpus > 0,
+            has_insights=settings.container_insights,
             cluster_name=cluster.cluster_name,
             groups={HEAD: self.heads.name, WORKER: self.workers.name},
             failed_tasks=events.failed_tasks,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
+from contract.text import counted, utc
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
@@ -148,6 +149,8 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
         )
         for name in machines
     }
+    if name := shape.capacity_reservation_id:
+        checks[name] = partial(reservation, place, shape, zone)
     for (family, spot), vcpus in needed_vcpus(shape).items():
         title = family if family == "standard" else family.upper()
         checks[f"quota {title}, {'spot' if spot else 'on demand'}"] = partial(
@@ -248,6 +251,25 @@ def offered(
             "-c availability_zone=..."
         )
     return bad(lacks, deploy)
+
+
+def reservation(place: Place, shape: ClusterShape, zone: Zone) -> Finding:
+    """Check the reserved capacity of the workers, which only a failed launch would tell of."""
+    found, here = place.account.reservation(shape.capacity_reservation_id), zone()
+    machine, where, state = (found[key] for key in ("InstanceType", "AvailabilityZone", "State"))
+    if machine != shape.worker.name:
+        return bad(f"of {machine}", place.deploy(worker_instance_type=machine))
+    if where != here:
+        fix = place.deploy(availability_zone=where)
+        return bad(f"in {where}, and hosts start in {here or 'any zone'}", fix)
+    if (total := found["TotalInstanceCount"]) < shape.max_workers:
+        fix = place.deploy(max_workers=str(total))
+        return bad(f"of {counted(total, 'host')}, and max_workers is {shape.max_workers}", fix)
+    until = f", until {utc(found['EndDate'])}" if "EndDate" in found else ""
+    said = f"{counted(total, 'host')} in {where}, {state}{until}"
+    if state == "scheduled":
+        return Finding("next", f"{said}, from {utc(found['StartDate'])}")
+    return ok(said) if state == "active" else bad(said)
 
 
 def needed_vcpus(shape: ClusterShape) -> dict[tuple[str, bool], int]:

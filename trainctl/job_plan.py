@@ -23,7 +23,7 @@ from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import HEAD, WORKER, Range
-from contract.text import dollars, duration
+from contract.text import dollars, duration, utc
 from trainctl import (
     data_sets,
     launchers,
@@ -32,6 +32,7 @@ from trainctl import (
     published_models,
     variables,
 )
+from trainctl.aws.clients import unless
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import Place
@@ -54,6 +55,9 @@ from training.settings import RunConfig
 RUNNING_LOOKED_AT: Final = 50
 #: A deadline that --max-cost may give a job: starting the hosts takes minutes.
 _LEAST_S: Final = 900
+#: Before its end EC2 begins to terminate the hosts of a capacity block (EC2's guide, "Monitor
+#: Capacity Blocks using EventBridge").
+_BLOCK_ENDS_S: Final = 1800
 #: A step of any recipe is faster, on few hosts and without a GPU too.
 _SLOWEST_STEP_S: Final = 120
 #: Ratio of a deadline to the computed time of a training.
@@ -366,6 +370,7 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
         CliError: there is no image to run.
     """
     check_images(deployment)
+    _check_reservation(deployment, plan.spec)
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
@@ -374,6 +379,22 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
     spec.check_size(longest)
     _check_not_running(deployment, spec)
     _check_standing_cluster(deployment, spec)
+
+
+def _check_reservation(deployment: Deployment, spec: JobSpec) -> None:
+    """Fail if the capacity block ends before the job may; who may not look at it, may start one."""
+    name = deployment.shape.capacity_reservation_id
+    with unless("UnauthorizedOperation"):
+        found = deployment.account.reservation(name) if name else None
+        if not found or found["ReservationType"] != "capacity-block":
+            return  # hosts of another one run on when it ends
+        left = found["EndDate"].timestamp() - _BLOCK_ENDS_S - time.time()
+        if left < spec.max_seconds:
+            raise UsageError(
+                f"the capacity block {name} ends at {utc(found['EndDate'])}, its hosts half an "
+                f"hour before, and this job may take {duration(spec.max_seconds)}: give --max-hours "
+                f"{max(0, math.floor(left / 36) / 100):.2f} or less"
+            )
 
 
 def _check_standing_cluster(deployment: Deployment, spec: JobSpec) -> None:

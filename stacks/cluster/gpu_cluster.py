@@ -43,6 +43,7 @@ class GpuCluster(Construct):
         repositories: Sequence[ecr.Repository],
         metrics: str,
         has_placement: bool,
+        has_insights: bool,
     ) -> None:
         """Make a cluster without hosts.
 
@@ -51,6 +52,7 @@ class GpuCluster(Construct):
             repositories: of the images that hosts pull.
             metrics: namespace of what hosts report.
             has_placement: whether hosts that train start close to each other.
+            has_insights: whether ECS reports metrics of its own.
         """
         super().__init__(scope, id_)
         self._vpc, self._subnets, self._metrics = vpc, subnets, metrics
@@ -59,7 +61,10 @@ class GpuCluster(Construct):
             self,
             "Cluster",
             vpc=vpc,
-            container_insights_v2=ecs.ContainerInsights.ENABLED,
+            # Not "enhanced", which is billed for each container too.
+            container_insights_v2=ecs.ContainerInsights.ENABLED
+            if has_insights
+            else ecs.ContainerInsights.DISABLED,
             execute_command_configuration=ecs.ExecuteCommandConfiguration(
                 logging=ecs.ExecuteCommandLogging.OVERRIDE,
                 log_configuration=ecs.ExecuteCommandLogConfiguration(

@@ -53,6 +53,7 @@ class Dashboard(Construct):
         name: str,
         namespace: str,
         has_gpus: bool,
+        has_insights: bool,
         cluster_name: str,
         groups: Mapping[str, str],
         failed_tasks: cloudwatch.IMetric,
@@ -112,7 +113,7 @@ class Dashboard(Construct):
         self.dashboard.add_widgets(
             *(_gpu_graphs(namespace) if has_gpus else ()),
             _graph("Host memory used", "%", memory, top=100),
-            _network_graph(cluster_name),
+            *([_network_graph(cluster_name)] if has_insights else ()),
             _hosts_graph(groups),
             cloudwatch.AlarmStatusWidget(
                 title="Alarms", alarms=self.alarms, width=WIDTH, height=HEIGHT

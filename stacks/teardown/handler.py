@@ -90,21 +90,24 @@ def forget(own: str) -> None:
 
 
 def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
-    hosts: list[str] = []
+    # By their tag too: a second try finds no group any more that would list them.
+    which = {"tag:aws:autoscaling:groupName": groups}
 
     def left() -> list[str]:
-        only = [{"Name": "instance-id", "Values": hosts}]
-        found = each(ec2, "describe_instances", "Reservations", Filters=only)
-        there = [host for one in found for host in one["Instances"]]
-        return [i["InstanceId"] for i in there if i["State"]["Name"] != "terminated"]
+        found: dict[str, str] = {}
+        for name, values in which.items():
+            only = [{"Name": name, "Values": values}]
+            for page in each(ec2, "describe_instances", "Reservations", Filters=only):
+                found |= {i["InstanceId"]: i["State"]["Name"] for i in page["Instances"]}
+        return [host for host, state in found.items() if state != "terminated"]
 
     named = {"AutoScalingGroupNames": groups}
     for group in each(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups", **named):
-        hosts += [host["InstanceId"] for host in group["Instances"]]
+        if hosts := [host["InstanceId"] for host in group["Instances"]]:
+            which["instance-id"] = [*which.get("instance-id", []), *hosts]
         name = group["AutoScalingGroupName"]
         autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
-    if hosts:
-        wait("hosts", left, context)
+    wait("hosts", left, context)
     for arn in each(ecs, "list_container_instances", "containerInstanceArns", cluster=cluster):
         ecs.deregister_container_instance(cluster=cluster, containerInstance=arn, force=True)
 

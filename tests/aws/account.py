@@ -253,12 +253,17 @@ class Account(Paged):
             self.model.end_at_once(each)
 
     def on_describe_instances(self, Filters: Any) -> Any:  # noqa: N803
-        """Those of these names or states, by the last filter."""
-        which, found = Filters[-1], []
+        """Those that all filters let pass."""
+        found = []
         for group in self.model.groups.values():
             for each in group.instances.values():
                 state = "shutting-down" if "_ends" in each else "running"
-                if {state, each["InstanceId"]} & {*which["Values"]}:
+                has = {
+                    "instance-id": each["InstanceId"],
+                    "instance-state-name": state,
+                    "tag:aws:autoscaling:groupName": group.name,
+                }
+                if all(has[one["Name"]] in one["Values"] for one in Filters):
                     found.append(each | {"State": {"Name": state}})
         return {"Reservations": [{"Instances": [each]} for each in found]}
 

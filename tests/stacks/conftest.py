@@ -97,6 +97,7 @@ OPTIONS = {
 #: Other values of some.
 OTHERS = {
     "archive_after_days": "0",
+    "container_insights": "false",
     "idle_gpu_alarm_minutes": "180",
     "github_repository": "acme@12/train@345",
     "github_oidc_provider_arn": "arn:aws:iam::123456789012:oidc-provider/"

@@ -1,5 +1,9 @@
 """CoreStack has the network, bucket, repositories and push role that it promises, and no more."""
 
+import json
+from pathlib import Path
+
+from contract import outputs as stack_outputs
 from tests.stacks.conftest import EXISTING, OPTIONS, Synth, statements, text
 from trainctl import checks
 
@@ -71,6 +75,11 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
         assert (data["ImageId"] == {"Ref": own}) == ("Worker" in name)
         for tags in data["TagSpecifications"]:
             assert {"Key": "Owner", "Value": "ml team"} in tags["Tags"]
+    # The stacks have them too: CDK tags no role that it adds itself, and CloudFormation does.
+    manifest = json.loads((Path(templates.folder) / "manifest.json").read_text())
+    tags = {"project": "ecs-train", "CostCenter": "42", "Owner": "ml team"}
+    for stack in stack_outputs.stacks(""):
+        assert manifest["artifacts"][stack]["properties"]["tags"] == tags
 
 
 def test_each_function_logs_into_a_group_of_its_stack(synth: Synth) -> None:

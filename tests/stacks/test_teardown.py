@@ -134,6 +134,7 @@ class Aws(Account):
         for name in ("i-1", "i-2"):
             group.instances[name] = {"InstanceId": name, "_leaves": False, "_fate": ""}
             model._join(group, name)
+        self.groups_gone = False
         self.stack = ""
         """Status of the stack."""
         self.answers: list[Answer] = []
@@ -145,6 +146,10 @@ class Aws(Account):
         task: Record = {"taskArn": name, "lastStatus": "RUNNING", "desiredStatus": "RUNNING"}
         task |= {"containerInstanceArn": "", "containers": [{}], "_known": 0, "_shows": 0}
         self.model.tasks[name] = task
+
+    def on_describe_auto_scaling_groups(self, **which: Any) -> Any:
+        found = super().on_describe_auto_scaling_groups(**which)
+        return {"AutoScalingGroups": []} if self.groups_gone else found
 
     def _end(self, task: Any) -> None:
         self.clock.at(self.clock.now + ENDS_S, self.model.end, task, 143)
@@ -290,6 +295,9 @@ def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, cal
     assert status == "FAILED"
     assert reason == "TimeoutError: hosts still there: i-1, i-2"
     assert 860 <= aws.slept <= 880, "15 minutes, less the time to answer"
+    # A second try, when the groups are gone, waits for them again.
+    aws.groups_gone = True
+    assert call("Delete", "TerminateHosts")[1] == reason
 
 
 def test_an_error_is_answered_or_cloudformation_would_wait_an_hour(aws: Aws, call: Call) -> None:

@@ -283,6 +283,16 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             },
         }
     },
+    "ECS's own metrics, which are billed, are a choice": {
+        "default": {
+            "ECS::Cluster": {"ClusterSettings": [{"Name": "containerInsights", "Value": "enabled"}]}
+        },
+        "others": {
+            "ECS::Cluster": {
+                "ClusterSettings": [{"Name": "containerInsights", "Value": "disabled"}]
+            }
+        },
+    },
     "everything carries the project's tag": {
         "default": {
             "ECS::Cluster": {"Tags": TAGS},

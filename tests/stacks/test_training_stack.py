@@ -304,6 +304,8 @@ def test_the_dashboard_has_a_name_of_its_own_and_shows_the_last_hour(synth: Synt
     # In all regions of an account there is one dashboard of a name.
     assert text(found["DashboardName"]) == "training-fsdp-<AWS::Region>"
     body = dashboard(templates)
+    assert "ContainerInsights" in json.dumps(body)
+    assert "ContainerInsights" not in json.dumps(dashboard(synth(**OTHERS))), "it has no metrics"
     assert body["start"] == "-PT1H"
     (variable,) = body["variables"]
     assert (variable["populateFrom"], variable["defaultValue"]) == ("InstanceId", "__FIRST")

@@ -133,6 +133,8 @@ class Account(base.Account):
         """Attributes of the VPC that are off."""
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
+        self.reservation: dict[str, Any] = {}
+        """Of capacity, as EC2 describes it; what is not here is as the deployment wants it."""
         self.activities: list[dict[str, Any]] = []
         """Of all groups, the newest first."""
 
@@ -373,6 +375,12 @@ class Account(base.Account):
 
     def on_describe_subnets(self, **_: Any) -> Any:
         return {"Subnets": [{"AvailabilityZone": self.subnet_zone, "VpcId": VPC}]}
+
+    def on_describe_capacity_reservations(self, *, CapacityReservationIds: list[str]) -> Any:  # noqa: N803
+        (name,) = CapacityReservationIds
+        found = {"CapacityReservationId": name, "InstanceType": "p5.48xlarge", "State": "active"}
+        found |= {"AvailabilityZone": "us-east-1a", "ReservationType": "capacity-block"}
+        return {"CapacityReservations": [{**found, "TotalInstanceCount": 4, **self.reservation}]}
 
     def on_describe_route_tables(self, *, Filters: Any) -> Any:  # noqa: N803
         # The subnet has no table of its own.

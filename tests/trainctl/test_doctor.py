@@ -2,6 +2,8 @@
 find."""
 
 import sys
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from botocore.exceptions import NoCredentialsError
@@ -198,6 +200,53 @@ def test_an_existing_network_is_looked_at_before_hosts_start_in_it(
     assert said in network["found"]
     assert fix in network["fix"]
     assert not {"quota VPCs", "quota addresses"} & found.keys()
+
+
+RESERVED = "cr-0123456789abcdef0"
+
+
+@pytest.mark.parametrize(
+    ("is_deployed", "of_aws", "state", "said", "fix"),
+    [
+        (True, {"EndDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC)}, "ok", "12-01 11:30 UTC", ""),
+        (True, {"EndDateType": "unlimited"}, "ok", "4 hosts in us-east-1a, active", ""),
+        (False, {}, "ok", "4 hosts in us-east-1a, active", ""),
+        (True, {"InstanceType": "p5e.48xlarge"}, "bad", "of p5e.48", "instance_type=p5e.48xlarge"),
+        (True, {"AvailabilityZone": "us-east-1b"}, "bad", "start in us-east-1a", "us-east-1b"),
+        (False, {"AvailabilityZone": "us-east-1b"}, "bad", "start in us-east-1a", "us-east-1b"),
+        (True, {"TotalInstanceCount": 2}, "bad", "max_workers is 4", "max_workers=2"),
+        (True, {"State": "expired"}, "bad", "expired", ""),
+        (True, {"State": "payment-pending"}, "bad", "payment-pending", ""),
+        (
+            *(
+                True,
+                {"State": "scheduled", "StartDate": datetime(2026, 11, 30, 11, 30, tzinfo=UTC)},
+            ),
+            *("next", "scheduled, from 2026-11-30 11:30 UTC", ""),
+        ),
+    ],
+)
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_reserved_capacity_is_looked_at_before_a_launch_fails(
+    account: Account,
+    looked: Looked,
+    is_deployed: bool,
+    of_aws: dict[str, Any],
+    state: str,
+    said: str,
+    fix: str,
+) -> None:
+    account.reservation = of_aws
+    account.shape |= {"worker_instance_type": "p5.48xlarge", "capacity_reservation_id": RESERVED}
+    given = {"worker_instance_type": "p5.48xlarge", "capacity_reservation_id": RESERVED}
+    given |= {"max_workers": "4", "availability_zone": "us-east-1a"}
+    if not is_deployed:
+        account.outputs = {}
+    words = [word for each in given.items() for word in ("-c", "=".join(each))]
+    check = looked(*([] if is_deployed else words))[1][RESERVED]
+    assert check["state"] == state
+    assert said in check["found"]
+    assert fix in check["fix"]
 
 
 @pytest.mark.usefixtures("laptop_is_ready")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from contract import exits
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
+from tests.aws.calls import refused
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import code_folder, job_plan, output
@@ -203,6 +205,32 @@ def test_nothing_is_started_without_the_image_that_is_deployed(
     assert "worker has no image with the tag 'abc123', which is deployed" in said
     assert "(make images)" in said
     assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    ("hours", "kind", "starts"),
+    [
+        ("5", "capacity-block", True),  # and half an hour in which EC2 ends its hosts
+        ("5.6", "capacity-block", False),
+        ("5.6", "default", True),  # whose hosts run on
+    ],
+)
+def test_no_job_starts_that_may_outlast_its_capacity_block(
+    account: Account, cli: Cli, hours: str, kind: str, starts: bool
+) -> None:
+    account.shape["capacity_reservation_id"] = "cr-0123456789abcdef0"
+    account.reservation = {"EndDate": account.now + timedelta(hours=6), "ReservationType": kind}
+    job = ["submit", "ddp", "--nodes", "1", "--yes", "--max-hours", hours]
+    if starts:
+        cli(*job)
+    else:
+        said = cli.refuses(*job)
+        assert "its hosts half an hour before, and this job may take 5 h 36 min" in said
+        assert "--max-hours 5.49 or less" in said
+        # Who may not look at it can start a job all the same.
+        account.fails["describe_capacity_reservations"] = refused("UnauthorizedOperation")
+        cli(*job)
+    assert account.changes == ["start_execution"]
 
 
 def test_a_head_that_trains_needs_the_workers_image_only(account: Account) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainctl.aws.clients import Clients, unless
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2.type_defs import CapacityReservationTypeDef
 
 
 class Account:
@@ -54,6 +57,12 @@ class Account:
         support = ask(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
         names = ask(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
         return support["Value"] and names["Value"]
+
+    def reservation(self, name: str) -> "CapacityReservationTypeDef":
+        """A capacity reservation, as EC2 describes it."""
+        found = self._clients.ec2.describe_capacity_reservations(CapacityReservationIds=[name])
+        (reservation,) = found["CapacityReservations"]
+        return reservation
 
     def zones(self) -> set[str]:
         """All zones of the region."""
