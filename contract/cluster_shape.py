@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from contract.admission import Limits
@@ -39,15 +40,19 @@ class ClusterShape:
     """Days that ECS's events are kept, from which costs are computed."""
     capacity_reservation_id: str = ""
     """Reserved capacity that worker hosts start in."""
+    instance_types: Mapping[str, InstanceType] = field(default_factory=dict)
+    """Those of its hosts that have a row of their own in its settings."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
 
     def to_json(self) -> str:
         """The output, which also names the version of job orders."""
         values = dataclasses.asdict(self)
-        shared = values.pop("shared")
         values["order"] = ORDER_VERSION
-        return json.dumps(values | {"shared": shared} if shared else values)
+        for name in ("shared", "instance_types"):
+            if not values[name]:
+                del values[name]
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -64,18 +69,18 @@ class ClusterShape:
             )
         found = from_json(cls, values, what="it", ignores_unknown=True)
         for name in (found.head_instance_type, found.worker_instance_type):
-            instance_type(name)
+            instance_type(name, found.instance_types)
         return found
 
     @property
     def head(self) -> InstanceType:
         """The head's machine."""
-        return instance_type(self.head_instance_type)
+        return instance_type(self.head_instance_type, self.instance_types)
 
     @property
     def worker(self) -> InstanceType:
         """A worker's machine."""
-        return instance_type(self.worker_instance_type)
+        return instance_type(self.worker_instance_type, self.instance_types)
 
     def prices(self, region: str) -> Prices:
         """List prices of its hosts today."""

@@ -1,10 +1,12 @@
 """Facts and prices of the EC2 instance types that this project runs on, and of shared storage.
 
 The stacks, the cost plan and the command line name an instance type and take every size of the
-host, its container and its disk from here; none is typed a second time. A type that is not
-listed is refused: add a row. Prices are list prices without discounts. They are frozen into a job's
-order at submission, so that a later deploy of other hosts, or a newer price list, does not change
-what a job has cost.
+host, its container and its disk from here; none is typed a second time. ``instance_types.json`` has
+the rows: ``.ci/instance_types.py`` writes them from what EC2 answers, and keeps prices and the
+figures of GPUs, which EC2 does not tell. A type that is not listed can be a row of the setting
+``instance_types``. Prices are list prices without discounts. They are frozen into a job's order at
+submission, so that a later deploy of other hosts, or a newer price list, does not change what a job
+has cost.
 
 Sources, looked up in 2026-11:
 - vCPUs, memory, GPUs, bandwidth, EFA: AWS's public instance type pages (what
@@ -29,17 +31,27 @@ Sources, looked up in 2026-11:
 - Bandwidth of GPU memory: the same sheets.
 """
 
+import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from contract.errors import InputError
+from contract.text import did_you_mean
+from contract.typed_json import from_json
 
 # Limit of one network card, and so of one interface and one task, as AWS documents it.
 CARD_GBPS: Final = 100.0
+#: EC2's classes of usage.
+ON_DEMAND: Final = "on-demand"
+SPOT: Final = "spot"
+BLOCK: Final = "capacity-block"
+SALES: Final = (ON_DEMAND, SPOT, BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,8 @@ class Gpu:
     """Bandwidth of its memory, in 10^9 bytes per second."""
     has_bf16: bool = True
     """Whether it has units for bf16; without them the recipes compute in fp32."""
+    has_nvlink: bool = False
+    """Whether the GPUs of a host exchange data directly, and EFA reads and writes their memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +82,33 @@ class InstanceType:
     vcpus: int
     memory_mib: int
     """Nominal; the operating system sees less, see ``container_memory_mib``."""
-    gpu: Gpu | None
-    num_gpus: int
     network_gbps: float
     """Sustained bandwidth, all network cards together; bursts ("up to") are not counted."""
-    efa_interfaces: int
+    gpu: Gpu | None = None
+    num_gpus: int = 0
+    efa_interfaces: int = 0
     """Most EFA interfaces over all network cards; 0: no EFA."""
-    purchase: str
-    """Either "on-demand", which is also sold as spot, or "capacity-block": only reserved."""
-    usd_per_hour: float | None
+    first_efa_card: int = 0
+    """Number of the first network card with EFA."""
+    sold: tuple[str, ...] = (ON_DEMAND, SPOT)
+    """How: "on-demand", "spot", "capacity-block"."""
+    usd_per_hour: float | None = None
     """On-demand list price in ``PRICED_REGIONS``; None where there is none."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            "name must be FAMILY.SIZE": re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", self.name),
+            "vcpus must be 1 or more": self.vcpus >= 1,
+            "memory_mib must be 2048 or more": self.memory_mib >= 2048,
+            "network_gbps must be above 0": self.network_gbps > 0,
+            "gpu and num_gpus go together": (self.gpu is None) == (self.num_gpus < 1),
+            "efa_interfaces must be 0 to 128": 0 <= self.efa_interfaces <= 128,
+            "first_efa_card must be 0 or 1": self.first_efa_card in (0, 1),
+            f"sold must be some of {', '.join(SALES)}": self.sold and {*self.sold} <= {*SALES},
+            "usd_per_hour must be above 0": self.usd_per_hour is None or self.usd_per_hour > 0,
+        }
+        if wrong := [what for what, holds in checks.items() if not holds]:
+            raise InputError(wrong[0])
 
     @property
     def container_cpu(self) -> int:
@@ -133,18 +164,17 @@ class InstanceType:
     @property
     def has_rdma(self) -> bool:
         """True if its EFA reads and writes the memory of GPUs on other hosts by itself."""
-        return self.name.startswith("p") and self.efa_interfaces > 0
+        return self.gpu is not None and self.gpu.has_nvlink and self.efa_interfaces > 0
 
     @property
     def efa_cards(self) -> range:
-        """Numbers of the network cards with EFA. P6-B300 has a card more, its first, without."""
-        first = 1 if self.name.startswith("p6-b300") else 0
-        return range(first, first + self.efa_interfaces)
+        """Numbers of the network cards with EFA."""
+        return range(self.first_efa_card, self.first_efa_card + self.efa_interfaces)
 
     @property
     def copies_through_host(self) -> bool:
         """True if its GPUs exchange data through the host's memory: there is no NVLink."""
-        return self.num_gpus > 1 and not self.name.startswith("p")
+        return self.gpu is not None and self.num_gpus > 1 and not self.gpu.has_nvlink
 
     @property
     def tcp_gbps(self) -> float:
@@ -163,196 +193,89 @@ def _down_to_64(mib: float) -> int:
     return int(mib) // 64 * 64
 
 
-def _vcpus(size: str) -> int:
-    """vCPUs by the name of a size: AWS gives each x four, and twice as many to the next size."""
-    return {"large": 2, "metal": 96}.get(size) or 4 * int(size.removesuffix("xlarge") or 1)
+_TABLE: Final[Mapping[str, Any]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+)
 
 
-# size, memory in GiB, GPUs, Gb/s, EFA interfaces, $/h
-_Row = tuple[str, int, int, float, int, float | None]
+def instance_types(rows: Mapping[str, Any]) -> Mapping[str, InstanceType]:
+    """The instance types of a table: name -> row, as in ``instance_types.json``.
 
-
-def _family(
-    family: str, gpu: Gpu | None, *rows: _Row, purchase: str = "on-demand"
-) -> dict[str, InstanceType]:
-    """The instance types of one family by name."""
-    return {
-        f"{family}.{size}": InstanceType(
-            name=f"{family}.{size}",
-            vcpus=_vcpus(size),
-            memory_mib=memory_gib * 1024,
-            gpu=gpu,
-            num_gpus=num_gpus,
-            network_gbps=gbps,
-            efa_interfaces=efa,
-            purchase=purchase,
-            usd_per_hour=usd,
-        )
-        for size, memory_gib, num_gpus, gbps, efa, usd in rows
-    }
-
-
-def _cpu_family(
-    family: str, *, gib: int, usd: float, efa: str = "", sizes: Mapping[str, float]
-) -> dict[str, InstanceType]:
-    """A family without GPUs, whose memory and price are in proportion to its vCPUs.
-
-    Args:
-        gib: memory of a vCPU.
-        usd: price of a vCPU and hour.
-        efa: the one size that has an EFA interface.
-        sizes: with their Gb/s.
+    Raises:
+        InputError: A row is wrong.
     """
-    return _family(
-        family,
-        None,
-        *(
-            (size, gib * _vcpus(size), 0, gbps, int(size == efa), round(usd * _vcpus(size), 6))
-            for size, gbps in sizes.items()
-        ),
-    )
+    known = [each.name for each in dataclasses.fields(InstanceType)][1:]
+    found = {}
+    for name, row in rows.items():
+        try:
+            if not isinstance(row, Mapping):
+                raise InputError(f"its row is {row!r}: it must be a table of {', '.join(known)}")
+            for field in row:
+                if field not in known:
+                    every = f"there are {', '.join(known)}"
+                    hint = did_you_mean(field, known, otherwise=every)
+                    raise InputError(f"there is no field {field}: {hint}")
+            values, gpu = dict(row), row.get("gpu")
+            if isinstance(gpu, str):
+                if gpu not in _TABLE["gpus"]:
+                    known_gpus = f"give its figures, or one of {', '.join(_TABLE['gpus'])}"
+                    raise InputError(f"gpu {gpu!r} is not known: {known_gpus}")
+                values["gpu"] = _TABLE["gpus"][gpu]
+            if why := _unusable(name):
+                raise InputError(f"it {why}")
+            found[name] = from_json(InstanceType, values | {"name": name}, what="its row")
+        except InputError as error:
+            raise InputError(f"instance type {name!r}: {error}") from None
+    return MappingProxyType(found)
 
 
-# fmt: off
-#              name                     GiB    TFLOPS GB/s
-_T4 =      Gpu("Tesla T4",               16.0,    8.1,  320.0, has_bf16=False)
-# Not an A10, whose sheet has 125 TFLOPS: the A10G, made for AWS, is given as 70 dense and
-# 140 sparse. Arithmetic agrees: 80 SMs x 512 operations x 1.71 GHz, accumulating in fp32.
-_A10G =    Gpu("NVIDIA A10G",            22.35,  70.0,  600.0)
-_L4 =      Gpu("NVIDIA L4",              22.35, 121.0,  300.0)
-_L40S =    Gpu("NVIDIA L40S",            44.7,  362.0,  864.0)
-_A100_40 = Gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 1555.0)
-_A100_80 = Gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 2039.0)
-_H100 =    Gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 3350.0)
-_H200 =    Gpu("NVIDIA H200",           141.0,  989.0, 4800.0)
-_B200 =    Gpu("NVIDIA B200",           179.0, 2250.0, 7700.0)
-_B300 =    Gpu("NVIDIA B300 SXM6 AC",   268.0, 2250.0, 7700.0)
-_PRO6000 = Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 500.0, 1597.0)
+def _unusable(name: str) -> str:
+    """Why no host of this name runs the images, in words; "" where nothing is known against it."""
+    family = name.strip().lower().partition(".")[0]
+    if family in ("p2", "p3", "p3dn"):
+        return (
+            "is too old: CUDA 13, which the images have, runs on no GPU before the T4 (g4dn); "
+            f"choose one of {', '.join(_GPU_FAMILIES)}"
+        )
+    # Trainium, Inferentia and others; AMD's GPUs; Graviton has its g after the generation.
+    if re.match(r"trn|inf|dl\d|p6e-|g4ad|[a-z]+\d+g", family):
+        return (
+            "cannot run the images, which are for x86 and NVIDIA's GPUs; "
+            f"choose one of {', '.join(_GPU_FAMILIES)}"
+        )
+    return ""
 
-# Gb/s by size, of m and of c.
-_GBPS_6I = {
-    "large": 0.781, "xlarge": 1.562, "2xlarge": 3.125, "4xlarge": 6.25, "8xlarge": 12.5,
-    "12xlarge": 18.75, "16xlarge": 25, "24xlarge": 37.5, "32xlarge": 50,
-}
-_GBPS_7I = {size.replace("32", "48"): gbps for size, gbps in _GBPS_6I.items()}
 
-INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
-    #   size           GiB GPU   Gb/s EFA  $/h
-    **_family("g4dn", _T4,
-        ("xlarge",      16, 1,      5,   0, 0.526),
-        ("2xlarge",     32, 1,     10,   0, 0.752),
-        ("4xlarge",     64, 1,     20,   0, 1.204),
-        ("8xlarge",    128, 1,     50,   1, 2.176),
-        ("12xlarge",   192, 4,     50,   1, 3.912),
-        ("16xlarge",   256, 1,     50,   1, 4.352),
-        ("metal",      384, 8,    100,   1, 7.824),
-    ),
-    **_family("g5", _A10G,
-        ("xlarge",      16, 1,    2.5,   0, 1.006),
-        ("2xlarge",     32, 1,      5,   0, 1.212),
-        ("4xlarge",     64, 1,     10,   0, 1.624),
-        ("8xlarge",    128, 1,     25,   1, 2.448),
-        ("12xlarge",   192, 4,     40,   1, 5.672),
-        ("16xlarge",   256, 1,     25,   1, 4.096),
-        ("24xlarge",   384, 4,     50,   1, 8.144),
-        ("48xlarge",   768, 8,    100,   1, 16.288),
-    ),
-    **_family("g6", _L4,
-        ("xlarge",      16, 1,    2.5,   0, 0.8048),
-        ("2xlarge",     32, 1,      5,   0, 0.9776),
-        ("4xlarge",     64, 1,     10,   0, 1.3232),
-        ("8xlarge",    128, 1,     25,   1, 2.0144),
-        ("12xlarge",   192, 4,     40,   1, 4.6016),
-        ("16xlarge",   256, 1,     25,   1, 3.3968),
-        ("24xlarge",   384, 4,     50,   1, 6.6752),
-        ("48xlarge",   768, 8,    100,   1, 13.3504),
-    ),
-    **_family("g6e", _L40S,
-        ("xlarge",      32, 1,    2.5,   0, 1.861),
-        ("2xlarge",     64, 1,      5,   0, 2.24208),
-        ("4xlarge",    128, 1,     20,   0, 3.00424),
-        ("8xlarge",    256, 1,     25,   1, 4.52856),
-        ("12xlarge",   384, 4,    100,   1, 10.49264),
-        ("16xlarge",   512, 1,     35,   1, 7.57719),
-        ("24xlarge",   768, 4,    200,   2, 15.06559),
-        ("48xlarge",  1536, 8,    400,   4, 30.13118),
-    ),
-    **_family("g7e", _PRO6000,
-        ("2xlarge",     64, 1,     50,   0, 3.3631),
-        ("4xlarge",    128, 1,     50,   0, 3.9982),
-        ("8xlarge",    256, 1,    100,   1, 5.2682),
-        ("12xlarge",   512, 2,    400,   1, 8.2861),
-        ("24xlarge",  1024, 4,    800,   2, 16.5722),
-        ("48xlarge",  2048, 8,   1600,   4, 33.1443),
-    ),
-    **_family("p4d", _A100_40,
-        ("24xlarge",  1152, 8,    400,   4, 21.957642),
-    ),
-    **_family("p4de", _A100_80,
-        ("24xlarge",  1152, 8,    400,   4, 27.44705),
-    ),
-    **_family("p5", _H100,
-        ("4xlarge",    256, 1,    100,   1, 6.88),
-        ("48xlarge",  2048, 8,   3200,  32, 55.04),
-    ),
-    **_family("p5e", _H200,
-        ("48xlarge",  2048, 8,   3200,  32, None),
-        purchase="capacity-block",  # AWS lists no on-demand price, and none at all in us-east-1
-    ),
-    **_family("p5en", _H200,
-        ("48xlarge",  2048, 8,   3200,  16, 63.296),
-    ),
-    **_family("p6-b200", _B200,
-        ("48xlarge",  2048, 8,   3200,   8, 113.9328),
-    ),
-    **_family("p6-b300", _B300,
-        ("48xlarge",  4096, 8,   6400,  16, 142.416),
-    ),
-    **_cpu_family("m5", gib=4, usd=0.048, sizes={
-        "large": 0.75, "xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "8xlarge": 10,
-        "12xlarge": 12, "16xlarge": 20, "24xlarge": 25,
-    }),
-    **_cpu_family("m6i", gib=4, usd=0.048, efa="32xlarge", sizes=_GBPS_6I),
-    **_cpu_family("m7i", gib=4, usd=0.0504, efa="48xlarge", sizes=_GBPS_7I),
-    **_cpu_family("c5", gib=2, usd=0.0425, sizes={
-        "large": 0.75, "xlarge": 1.25, "2xlarge": 2.5, "4xlarge": 5, "9xlarge": 12,
-        "12xlarge": 12, "18xlarge": 25, "24xlarge": 25,
-    }),
-    **_cpu_family("c6i", gib=2, usd=0.0425, efa="32xlarge", sizes=_GBPS_6I),
-    **_cpu_family("c7i", gib=2, usd=0.044625, efa="48xlarge", sizes=_GBPS_7I),
-})
-# fmt: on
+INSTANCE_TYPES: Final = instance_types(_TABLE["types"])
 _GPU_FAMILIES: Final = [
     *dict.fromkeys(name.partition(".")[0] for name, each in INSTANCE_TYPES.items() if each.gpu)
 ]
 
 
-def instance_type(name: str) -> InstanceType:
+def instance_type(
+    name: str, own: Mapping[str, InstanceType] = MappingProxyType({})
+) -> InstanceType:
     """The instance type called ``name``, such as "g5.xlarge".
 
+    Args:
+        own: rows of the deployment, which come first.
+
     Raises:
-        InputError: There is none of that name in the table.
+        InputError: There is none of that name.
     """
-    if name in INSTANCE_TYPES:
-        return INSTANCE_TYPES[name]
+    every = {**INSTANCE_TYPES, **own}
+    if name in every:
+        return every[name]
+    if why := _unusable(name):
+        raise InputError(f"instance type {name!r} {why}")
 
     sizes: dict[str, list[str]] = {}
-    for known in INSTANCE_TYPES:
+    for known in every:
         family, _, size = known.partition(".")
         sizes.setdefault(family, []).append(size)
 
-    near = difflib.get_close_matches(name.strip().lower(), INSTANCE_TYPES, n=3)
+    near = difflib.get_close_matches(name.strip().lower(), every, n=3)
     family = name.strip().lower().partition(".")[0]
-    if family in ("p2", "p3", "p3dn"):
-        raise InputError(
-            f"instance type {name!r} is too old: CUDA 13, which the images have, runs on no GPU "
-            f"before the T4 (g4dn); choose one of {', '.join(_GPU_FAMILIES)}"
-        )
-    if re.match("trn|inf|g5g|p6e-", family):
-        raise InputError(
-            f"instance type {name!r} cannot run the images, which are for x86 and NVIDIA's GPUs; "
-            f"choose one of {', '.join(_GPU_FAMILIES)}"
-        )
     raise InputError(
         f"instance type {name!r} is not known"
         + (f" (nearest: {', '.join(near)})" if near else "")
@@ -361,7 +284,7 @@ def instance_type(name: str) -> InstanceType:
             if family in sizes
             else f": the families are {', '.join(sizes)}"
         )
-        + "; choose one of these, or add a row to contract/instance_types.py"
+        + "; choose one of these, or give its row in the setting instance_types"
     )
 
 

@@ -75,8 +75,9 @@ def stage(function: Path, folder: Path) -> None:
     for package in (ROOT / "contract", function.parent):
         target = folder / package.relative_to(ROOT)
         target.mkdir(parents=True)
-        for module in sorted({*package.glob("*.py")} - {function}):
-            shutil.copy(module, target / module.name)
+        for suffix in (".py", ".json"):
+            for module in sorted({*package.glob(f"*{suffix}")} - {function}):
+                shutil.copy(module, target / module.name)
 
 
 @contextlib.contextmanager

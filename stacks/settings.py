@@ -5,6 +5,7 @@ command. Whatever is wrong is refused here, in one sentence, before anything is 
 """
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,9 +17,18 @@ from typing import Any, Final, NoReturn
 from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from contract.images import content_tag
-from contract.instance_types import FileSystem, InstanceType, instance_type
+from contract.instance_types import (
+    BLOCK,
+    ON_DEMAND,
+    SPOT,
+    FileSystem,
+    InstanceType,
+    instance_type,
+    instance_types,
+)
 from contract.nodes import METRICS_NAMESPACE
 from contract.text import did_you_mean
+from contract.typed_json import loads
 from stacks import setting_checks as checks
 
 ROOT: Final = Path(__file__).parents[1]
@@ -56,6 +66,9 @@ class Settings:
     worker_ami: str
     """Parameter of Systems Manager with the AMI of hosts that train, made from ECS's AMI for
     Amazon Linux 2023; empty: ECS's newest."""
+    instance_types: str
+    """Types that ``contract/instance_types.json`` lacks, or has otherwise: name -> a row like those
+    of that file, with the price."""
     capacity_reservation_id: str
     """Reserved capacity, in the deployment's zone, that worker hosts start in, without a placement
     group."""
@@ -170,10 +183,10 @@ class Settings:
                 head.name,
                 "a type without GPUs while head_trains is false: they would be billed and idle",
             )
-        if head.purchase != "on-demand":
+        if ON_DEMAND not in head.sold:
             checks.refuse("head_instance_type", head.name, "a type that is sold on demand")
-        reserved = worker.purchase == "capacity-block"
-        if self.spot and (reserved or self.capacity_reservation_id):
+        reserved = ON_DEMAND not in worker.sold
+        if self.spot and (SPOT not in worker.sold or self.capacity_reservation_id):
             checks.refuse(
                 "spot",
                 True,
@@ -186,11 +199,11 @@ class Settings:
                 f"the id of your capacity block: {worker.name} is only sold as reserved capacity",
             )
         is_block = self.capacity_reservation_id and self.capacity_reservation_type == "block"
-        if is_block and not worker.name.startswith("p"):
+        if is_block and BLOCK not in worker.sold:
             checks.refuse(
                 "capacity_reservation_type",
                 "block",
-                f"on-demand for {worker.name}: capacity blocks are only sold of P types",
+                f"on-demand for {worker.name}, of which no capacity blocks are sold",
             )
         # CDK gives the hosts half of the VPC: an address for each and for its task. The others are
         # for AWS, endpoints and the shared file system.
@@ -251,9 +264,12 @@ class Settings:
     @property
     def shape(self) -> ClusterShape:
         """Hosts and limits, for the command line."""
-        names = {each.name for each in dataclasses.fields(ClusterShape)} - {"efa", "shared"}
+        fields = {each.name for each in dataclasses.fields(ClusterShape)}
+        names = fields - {"efa", "shared", "instance_types"}
         same = {name: getattr(self, name) for name in names}
-        return ClusterShape(efa=self.uses_efa, shared=self.file_system, **same)
+        hosts = {self.head_instance_type, self.worker_instance_type}
+        own = {name: each for name, each in self.own_types.items() if name in hosts}
+        return ClusterShape(efa=self.uses_efa, shared=self.file_system, instance_types=own, **same)
 
     @property
     def uses_efa(self) -> bool:
@@ -274,14 +290,19 @@ class Settings:
         )
 
     @property
+    def own_types(self) -> Mapping[str, InstanceType]:
+        """Instance types of the setting ``instance_types``."""
+        return _own_types(self.instance_types)
+
+    @property
     def head(self) -> InstanceType:
         """The head's machine."""
-        return _machine("head_instance_type", self.head_instance_type)
+        return _machine("head_instance_type", self.head_instance_type, self.own_types)
 
     @property
     def worker(self) -> InstanceType:
         """A worker's machine."""
-        return _machine("worker_instance_type", self.worker_instance_type)
+        return _machine("worker_instance_type", self.worker_instance_type, self.own_types)
 
 
 def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
@@ -340,9 +361,10 @@ def _check_kind(
     own = presets[preset].get("worker_instance_type")
     if own is None:
         return
-    has_gpus = bool(_machine("worker_instance_type", own).num_gpus)
+    types = _own_types(values["instance_types"])
+    has_gpus = bool(_machine("worker_instance_type", own, types).num_gpus)
     for name in ("head_instance_type", "worker_instance_type"):
-        machine = _machine(name, values[name])
+        machine = _machine(name, values[name], types)
         if machine.num_gpus and not has_gpus:
             checks.refuse(
                 name, machine.name, f"a type without GPUs in preset {preset}, which has none"
@@ -368,14 +390,25 @@ def _parse(name: str, value: Any, kind: type) -> Any:
         if is_number and math.isfinite(value) and value == int(value):
             return int(value)  # CDK hands numbers of cdk.json on as floats
         checks.refuse(name, value, "a whole number")
+    if name == "instance_types" and isinstance(value, Mapping):
+        # With -c it is text already; CDK hands numbers of cdk.json on as floats.
+        return re.sub(r"(\d)\.0\b", r"\1", json.dumps(value))
     if not isinstance(value, str):
         checks.refuse(name, value, "text")
     return value
 
 
-def _machine(name: str, value: str) -> InstanceType:
+def _own_types(table: str) -> Mapping[str, InstanceType]:
+    """Instance types of a JSON table."""
     try:
-        return instance_type(value)
+        return instance_types(loads(table, what="it"))
+    except InputError as error:
+        raise InputError(f"setting instance_types: {error}") from None
+
+
+def _machine(name: str, value: str, own: Mapping[str, InstanceType]) -> InstanceType:
+    try:
+        return instance_type(value, own)
     except InputError as error:
         raise InputError(f"setting {name}: {error}") from None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
+from contract.instance_types import ON_DEMAND
 from contract.text import counted, utc
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
@@ -285,7 +286,7 @@ def needed_vcpus(shape: ClusterShape) -> dict[tuple[str, bool], int]:
         (shape.worker, shape.max_workers, shape.spot),
     ):
         # Reserved already; or of a family whose quota on spot is not in the table.
-        is_counted = machine.purchase != "capacity-block"
+        is_counted = ON_DEMAND in machine.sold
         if is_counted and not (spot and machine.name.startswith("p6")):
             family = machine.name[0] if machine.name[0] in ("g", "p") else "standard"
             key = ("p5" if spot and machine.name.startswith("p5") else family, spot)

@@ -392,8 +392,8 @@ def _check_reservation(deployment: Deployment, spec: JobSpec) -> None:
         if left < spec.max_seconds:
             raise UsageError(
                 f"the capacity block {name} ends at {utc(found['EndDate'])}, its hosts half an "
-                f"hour before, and this job may take {duration(spec.max_seconds)}: give --max-hours "
-                f"{max(0, math.floor(left / 36) / 100):.2f} or less"
+                f"hour before, and this job may take {duration(spec.max_seconds)}: give "
+                f"--max-hours {max(0, math.floor(left / 36) / 100):.2f} or less"
             )
 
 

@@ -4,8 +4,16 @@ Every row is held against what ECS, gp3 and plain arithmetic allow; some rows ar
 AWS's pages, typed here a second time; and a wrong name is answered with the right one.
 """
 
-import pytest
+import json
+import runpy
+from dataclasses import replace
+from typing import Any
 
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from contract import instance_types
 from contract.errors import InputError
 from contract.instance_types import (
     INSTANCE_TYPES,
@@ -14,6 +22,7 @@ from contract.instance_types import (
     disk_usd_per_hour,
     instance_type,
 )
+from tests.conftest import ROOT
 
 every_type = pytest.mark.parametrize("host", INSTANCE_TYPES.values(), ids=lambda host: host.name)
 every_gpu_type = pytest.mark.parametrize(
@@ -100,8 +109,7 @@ def test_each_row_is_plausible(host: InstanceType) -> None:
         assert host.tcp_gbps == 100
     else:
         assert host.tcp_gbps == host.network_gbps
-    assert host.purchase in {"on-demand", "capacity-block"}
-    assert (host.purchase == "on-demand") == (host.usd_per_hour is not None)
+    assert ("on-demand" in host.sold) == (host.usd_per_hour is not None)
 
 
 @every_type
@@ -188,7 +196,7 @@ def test_gpu_memory_that_is_sold_in_gigabytes_is_counted_in_gibibytes(
 def test_an_unknown_name_is_answered_with_known_ones(name: str, parts: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         instance_type(name)
-    for part in [*parts, "add a row to contract/instance_types.py"]:
+    for part in [*parts, "give its row in the setting instance_types"]:
         assert part in str(caught.value)
 
 
@@ -196,6 +204,73 @@ def test_a_type_whose_gpus_the_images_cannot_use_is_refused_with_the_reason() ->
     with pytest.raises(InputError, match=r"'p3\.8xlarge' is too old: CUDA 13.* g4dn") as caught:
         instance_type("p3.8xlarge")
     assert "nearest" not in str(caught.value)
-    for name in ("trn2.48xlarge", "inf2.xlarge", "g5g.xlarge", "p6e-gb200.36xlarge"):
+    others = ("g4ad.xlarge", "dl1.24xlarge", "m7g.large", "c7gn.xlarge")
+    for name in ("trn2.48xlarge", "inf2.xlarge", "g5g.xlarge", "p6e-gb200.36xlarge", *others):
         with pytest.raises(InputError, match=r"are for x86 and NVIDIA's GPUs; choose one of g4dn"):
             instance_type(name)
+
+
+# --- the script that writes the table -------------------------------------------------------------
+def ec2(name: str, *, cards: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """What EC2 answers of a type, as far as it is read."""
+    sold, efa = ["spot", "on-demand"], more.pop("efa", 0)
+    return {
+        "InstanceType": name,
+        "SupportedUsageClasses": more.pop("sold", sold),
+        "ProcessorInfo": {"SupportedArchitectures": [more.pop("cpu", "x86_64")]},
+        "VCpuInfo": {"DefaultVCpus": 192},
+        "MemoryInfo": {"SizeInMiB": 2097152},
+        "NetworkInfo": {
+            "NetworkCards": [{"NetworkCardIndex": i, **each} for i, each in enumerate(cards)],
+            "EfaSupported": efa > 0,
+            **({"EfaInfo": {"MaximumEfaInterfaces": efa}} if efa else {}),
+        },
+        **more,
+    }
+
+
+def gpus(name: str, mib: int, count: int = 8, **more: Any) -> dict[str, Any]:
+    gpu = {"Name": name, "Manufacturer": "NVIDIA", "Count": count, **more}
+    return {"Gpus": [gpu | {"MemoryInfo": {"SizeInMiB": mib}}]}
+
+
+CARD = {"BaselineBandwidthInGbps": 100.0, "InterfaceTypes": ["interface", "efa", "efa-only"]}
+#: Without EFA, as P6-B300's first.
+PLAIN = {"BaselineBandwidthInGbps": 300.0, "InterfaceTypes": ["interface"]}
+BLOCK = ["capacity-block", "on-demand"]
+ANSWER = [
+    ec2("p5.48xlarge", cards=[CARD] * 32, efa=32, GpuInfo=gpus("H100", 81920), sold=BLOCK),
+    ec2("p6-b300.48xlarge", cards=[PLAIN, *[CARD] * 16], efa=16, GpuInfo=gpus("B300", 274432)),
+    ec2("g9.xlarge", cards=[PLAIN], GpuInfo=gpus("L4", 22888, 1)),
+    ec2("g9.2xlarge", cards=[PLAIN], GpuInfo=gpus("L9", 22888, 1)),
+    ec2("g9f.large", cards=[PLAIN], GpuInfo=gpus("L4", 2861, 1, GpuPartitionSize=0.125)),
+    ec2("m5.large", cards=[{"BaselineBandwidthInGbps": 0.75}]),
+    ec2("m9i.large", cards=[PLAIN]),
+    ec2("g5g.xlarge", cards=[PLAIN], cpu="arm64", GpuInfo=gpus("T4g", 16384, 1)),
+    ec2("inf2.xlarge", cards=[PLAIN], NeuronInfo={"TotalNeuronDeviceMemoryInMiB": 32768}),
+]
+
+
+def test_the_table_is_written_from_what_ec2_answers() -> None:
+    script = runpy.run_path(str(ROOT / ".ci" / "instance_types.py"))
+    client = boto3.client(
+        "ec2", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y"
+    )
+    with Stubber(client) as stub:  # which holds the answers against botocore's model of EC2
+        for page in (
+            {"InstanceTypes": ANSWER[:4], "NextToken": "2"},
+            {"InstanceTypes": ANSWER[4:]},
+        ):
+            stub.add_response("describe_instance_types", page)
+        answer = script["ask"](client)
+    old = json.loads(script["TABLE"].read_text())
+    assert script["text_of"](old) == script["TABLE"].read_text(), "a line for each row"
+    table, left_out = script["updated"](old, answer, read="today")
+    types = instance_types.instance_types(table["types"])
+    assert (table["read"], types.keys() - INSTANCE_TYPES.keys()) == ("today", {"g9.xlarge"})
+    assert left_out == ["g9.2xlarge: give the figures of 'L9 22' in instance_types.json"]
+    p5, b300, new = types["p5.48xlarge"], types["p6-b300.48xlarge"], types["g9.xlarge"]
+    assert p5 == replace(INSTANCE_TYPES[p5.name], sold=("on-demand", "capacity-block"))
+    assert (b300.efa_cards, b300.network_gbps) == (range(1, 17), 1900)
+    assert (new.gpu, new.usd_per_hour) == (INSTANCE_TYPES["g6.xlarge"].gpu, None)
+    assert types["m5.large"].usd_per_hour == INSTANCE_TYPES["m5.large"].usd_per_hour

@@ -43,6 +43,30 @@ def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
     assert settings.max_workers == num_workers
 
 
+def own(*, name: str = "g7.2xlarge", **changed: Any) -> str:
+    """Setting ``instance_types`` with a row that the table lacks."""
+    row = {"vcpus": 8, "memory_mib": 65536, "network_gbps": 25, "gpu": "L4 22", "num_gpus": 1}
+    return json.dumps({name: {**row, "usd_per_hour": 1.25, **changed}})
+
+
+def test_a_type_that_the_table_lacks_is_a_row_of_the_settings() -> None:
+    # As CDK hands it on from cdk.json: every number is a float.
+    given = json.loads(own(), parse_int=float)
+    found = deployment.load(context(worker_instance_type="g7.2xlarge") | {"instance_types": given})
+    assert (found.worker.container_cpu, found.worker.usd_per_hour) == (8 * 1024 - 128, 1.25)
+    # It is the deployment's: the command line need not know the settings.
+    shape = ClusterShape.from_json(found.shape.to_json())
+    assert shape.worker == found.worker
+    assert shape.prices("us-east-1").worker.usd_per_hour is not None
+    # A row comes before the table's own.
+    faster = load(instance_types=own(name="g5.xlarge", gpu="A10G 22"))
+    assert faster.worker.vcpus == 8
+    with pytest.raises(
+        InputError, match=r"'g7\.2xlarge' is not known.*give its row in the setting"
+    ):
+        load(worker_instance_type="g7.2xlarge")
+
+
 #: Presets beside those of cdk.json: a name, what changes of which one, and where that is wrong, a
 #: setting on the command line and words of the sentence. None: the setting is missing.
 PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
@@ -169,7 +193,19 @@ BAD: list[tuple[Any, ...]] = [
     ({"worker_instance_type": "p5e.48xlarge", "spot": "true"}, "spot", "reserved"),
     ({"worker_instance_type": "p5e.48xlarge"}, "capacity_reservation_id", "reserved"),
     ({"capacity_reservation_id": "cr-1"}, "capacity_reservation_id", "cr-1"),
-    ({"capacity_reservation_id": "cr-0123456789abcdef0"}, "capacity_reservation_type", "P types"),
+    ({"capacity_reservation_id": "cr-0123456789abcdef0"}, "capacity_reservation_type", "no capac"),
+    ({"instance_types": "g7"}, "setting instance_types: it is not a JSON object"),
+    ({"instance_types": '{"g7.xlarge": 1}'}, "'g7.xlarge': its row is 1: it must be a table of vc"),
+    ({"instance_types": '{"g7.xlarge": {}}'}, "instance type 'g7.xlarge': its row has no vcpus"),
+    ({"instance_types": '{"g7.xlarge": {"vcpu": 4}}'}, "no field vcpu: did you mean vcpus?"),
+    ({"instance_types": '{"g7.xlarge": {"gpu": "L5"}}'}, "gpu 'L5' is not known: give its figures"),
+    ({"instance_types": '{"trn3.xlarge": {}}'}, "'trn3.xlarge': it cannot run the images"),
+    ({"instance_types": own(vcpus="4")}, "vcpus is '4': it must be a whole number"),
+    ({"instance_types": own(vcpus=0)}, "vcpus must be 1 or more"),
+    ({"instance_types": own(num_gpus=0)}, "gpu and num_gpus go together"),
+    ({"instance_types": own(sold=["cheap"])}, "sold must be some of on-demand, spot, capacity-bl"),
+    ({"instance_types": own(usd_per_hour=0)}, "usd_per_hour must be above 0"),
+    ({"instance_types": own(name="g7")}, "instance type 'g7': name must be FAMILY.SIZE"),
     ({"root_volume_gib": "8"}, "root_volume_gib", "30 to 16384"),
     ({"vpc_cidr": "10.0.0.0"}, "vpc_cidr", "/16 to /24"),
     ({"vpc_cidr": "10.0.0.1/16"}, "vpc_cidr", "host bits"),

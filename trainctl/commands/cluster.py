@@ -388,7 +388,7 @@ def _an_hour(deployment: Deployment, host: Host) -> str:
     """The list price of a host with its disk."""
     disk = deployment.shape.root_volume_gib
     try:
-        machine = instance_type(host.instance_type)
+        machine = instance_type(host.instance_type, deployment.shape.instance_types)
     except InputError:
         return dollars(None)
     return dollars(HostPrice.of(machine, region=deployment.region, disk_gib=disk).usd_per_hour)
