@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import subprocess
+import sys
 import tarfile
 from importlib import metadata
 from pathlib import Path
@@ -211,6 +212,22 @@ def test_an_image_that_cannot_have_efa_is_refused_in_one_line(
     assert line.endswith(
         "or build without EFA: make images ARGS='--tag NAME --build-arg EFA_INSTALLER='"
     )
+
+
+def test_a_base_image_without_apt_is_refused_in_one_line(tmp_path: Path) -> None:
+    lines = (ROOT / "containers" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    first = next(line.removeprefix("RUN ") for line in lines if line.startswith("RUN "))
+    (tmp_path / "python3").symlink_to(sys.executable)
+    done = subprocess.run(
+        ["/bin/sh", "-c", first],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: the base image has neither apt-get nor all of tini")
 
 
 def test_a_build_may_leave_efa_out(build: Build) -> None:

@@ -436,7 +436,7 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(aws: Aws) -> Non
         aws.add(name, host=name, stoppedAt=ago(seconds))
         aws.tasks[name] |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
     workers = aws.group("workers")
-    workers.desired += 2
+    workers.desired += 5
     assert aws.sweep() == {"stopped": [], "released": ["left", "surplus"]}
     assert sorted(aws.terminated) == ["i-left", "i-surplus"]
     assert workers.desired == len(workers.instances), "no host comes without a task for it"

@@ -21,7 +21,7 @@ import pytest
 
 from contract.outputs import CORE_STACK, TRAINING_STACK
 from tests.conftest import ROOT
-from tests.stacks.conftest import EXISTING, OPTIONS, PRESETS, Synth, context
+from tests.stacks.conftest import EXISTING, OPTIONS, PRESETS, Synth, context, synthesized
 
 Settings = dict[str, str]
 
@@ -184,6 +184,89 @@ def test_cloudformation_would_take_the_templates_of_every_deployment_and_no_othe
     assert lint.stdout.strip() == f"{finding}\n{place}", "nothing else is found"
     assert lint.stderr == ""
     assert lint.returncode != 0
+
+
+# --- accounts of all kinds ---------------------------------------------------------------------
+RESERVED: Settings = {"capacity_reservation_id": "cr-0123456789abcdef0"}
+IN_TWO = {"max_workers": "2"}
+BOUNDARY: dict[str, Any] = {"@aws-cdk/core:permissionsBoundary": {"name": "Boundary"}}
+ROW = {"vcpus": 4, "memory_mib": 32768, "network_gbps": 1.25, "usd_per_hour": 0.252}
+#: Name -> settings. Those of CI come first; the others are tried at night.
+ACCOUNTS: dict[str, dict[str, Any]] = {
+    "own type": {"head_instance_type": "r5.xlarge", "instance_types": {"r5.xlarge": ROW}},
+    "sovereign, taken": EXISTING
+    | {"region": "eusc-de-east-1", "availability_zone": "eusc-de-east-1a"},
+    "GovCloud, EFA": {"region": "us-gov-west-1", "worker_instance_type": "p4d.24xlarge"},
+    "China, endpoints": {"region": "cn-north-1", "interface_endpoints": "true"},
+    "named, shared files": {"deployment": "ml", "shared_storage": "fsx"},
+    "boundary": BOUNDARY,
+    **{
+        name: {"worker_instance_type": name, **IN_TWO}
+        for name in (
+            *("g4dn.12xlarge", "g4dn.metal", "g5.48xlarge", "g6.xlarge", "g6e.48xlarge"),
+            *("g7e.48xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5en.48xlarge"),
+            *("p6-b200.48xlarge", "p6-b300.48xlarge"),
+        )
+    },
+    "EFA off": {"worker_instance_type": "p5.48xlarge", "efa": "off"},
+    "EFA on": {"worker_instance_type": "g5.8xlarge", "efa": "on"},
+    "spot": {"spot": "true"},
+    "spot, EFA": {"worker_instance_type": "p5.48xlarge", "spot": "true"},
+    "block": RESERVED | {"worker_instance_type": "p5.48xlarge"},
+    "block only": RESERVED | {"worker_instance_type": "p5e.48xlarge"},
+    "block, taken": EXISTING | RESERVED | {"worker_instance_type": "p5.48xlarge"},
+    "reserved": RESERVED | {"capacity_reservation_type": "on-demand"},
+    "taken": EXISTING,
+    "taken, named": EXISTING | {"deployment": "ml"},
+    "taken, boundary": EXISTING | BOUNDARY,
+    "named": {"deployment": "ml"},
+    "GovCloud": {"region": "us-gov-west-1"},
+    "GovCloud, shared files": {"region": "us-gov-east-1", "shared_storage": "fsx"},
+    "China": {"region": "cn-northwest-1"},
+    "China, taken": EXISTING | {"region": "cn-north-1", "availability_zone": "cn-north-1a"},
+    "sovereign": {"region": "eusc-de-east-1"},
+    "shared files": {"shared_storage": "fsx", "preset": "fsdp"},
+    "shared files, kept": {"shared_storage": "fsx", "fsx_deployment": "persistent"},
+    "shared files, dropped": {"shared_storage": "fsx", "fsx_on_destroy": "delete"},
+    "tags": {"tags": "CostCenter=42,Owner=ml team"},
+    "own AMI": {"worker_ami": "/acme/ecs-gpu-ami"},
+    "many": {"max_heads": "16", "max_workers": "128", "vpc_cidr": "10.0.0.0/20"},
+    "cpu": {"preset": "cpu", "retain_bucket": "false"},
+}
+OF_CI = 6
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([*ACCOUNTS][:OF_CI], id="CI"),
+        pytest.param([*ACCOUNTS][OF_CI:], id="night", marks=pytest.mark.night),
+    ],
+)
+@pytest.mark.timeout(3600)
+def test_cloudformation_would_take_the_templates_in_accounts_of_all_kinds(names: list[str]) -> None:
+    different: dict[str, str] = {}
+    for name in names:
+        given = {"preset": "ddp", **ACCOUNTS[name]}
+        found = synthesized.__wrapped__(tuple(given.items()))
+        for stack in STACKS:
+            file = Path(found.folder, f"{stack}.template.json")
+            body = file.read_text()
+            different[body] = str(file)
+            resources = json.loads(body)["Resources"].values()
+            assert (len(resources) < 250, len(body) < 500_000) == (True, True), name
+            region = str(given.get("region", "us-east-1"))
+            partition = {"us-gov": "aws-us-gov", "cn": "aws-cn", "eusc": "aws-eusc"}
+            own = next((value for key, value in partition.items() if region.startswith(key)), "aws")
+            assert {*re.findall(r"arn:(aws[a-z-]*):", body)} <= {own}, name
+            roles = [each["Properties"] for each in resources if each["Type"] == "AWS::IAM::Role"]
+            bound = [each for each in roles if "PermissionsBoundary" in each]
+            assert bound == (roles if BOUNDARY.keys() <= given.keys() else []), name
+    lint = cfn_lint([*different.values()])
+    # It knows the types of us-east-1, where no P5e is sold.
+    said = [line for line in lint.stdout.splitlines() if re.match(r"[EWI]\d{4} ", line)]
+    assert [line for line in said if not line.startswith("E3628 'p5e.48xlarge' is not")] == []
+    assert (lint.stderr, lint.returncode) == ("", 2 if said else 0)
 
 
 def test_a_deploys_templates_are_those_that_are_validated_to_the_byte(synth: Synth) -> None:

@@ -197,7 +197,8 @@ def test_what_the_task_definition_sets_is_what_the_node_reads(
             kind=kind, head=head, num_cpus=48, num_gpus=4, head_wait_s=600, spot=spot
         )
         assert container_variables["TRAIN_STORAGE"].startswith("s3://<")
-        assert container_variables["AWS_REGION"] == settings.get("region", "<AWS::Region>")
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):  # boto3 reads only the second
+            assert container_variables[name] == settings.get("region", "<AWS::Region>")
         # The health check of the task is a module of the same package.
         assert container["HealthCheck"]["Command"][1:4] == ["python", "-P", "-m"]
         assert container["HealthCheck"]["Command"][4] == health.__name__
