@@ -66,12 +66,6 @@ def test_hosts_join_and_leave_with_all_of_their_gpus() -> None:
     assert Gpus(per_node=0, on_head=0).possible(Range(1, 3)) == [1, 2, 3]
 
 
-def test_a_damaged_record_counts_as_none() -> None:
-    for config in (None, b"", b"{", b"[1]", b"\xff"):
-        assert Recorded.of(config, None) is None
-        assert Recorded.of(config, b'{"status": "failed"}') is None
-
-
 def test_the_batch_of_a_run_may_be_too_small_for_the_workers_that_resume_it() -> None:
     begun = read_command(["ddp", "--global-batch", "24"], run="r", workers=ONE)
     recorded = Recorded.of(json.dumps(begun.to_json()).encode(), None)

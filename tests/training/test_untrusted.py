@@ -19,12 +19,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from contract.errors import InputError
 from store import storage
 from tests.fuzzing import fuzz
-from tests.training.sample_events import step
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.command import Recorded
-from training.record.events import Event, Phase, parse_metrics, to_json
 from training.system.lease import Holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -166,14 +164,6 @@ def test_positions_of_sharded_checkpoints(sharded: Path, monkeypatch: pytest.Mon
 
 def test_leases() -> None:
     fuzz(Holder.here().as_json(), Holder.from_json)
-
-
-def test_lines_of_metrics() -> None:
-    events: list[Event] = [
-        Phase(name="workers_ready", time=1.0, hosts=("10.0.0.1",)),
-        *map(step, range(3)),
-    ]
-    fuzz(b"".join(json.dumps(to_json(event)).encode() + b"\n" for event in events), parse_metrics)
 
 
 def test_settings_of_earlier_runs() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -23,7 +22,6 @@ from tests.training.test_report import RESULT
 from training.data import idx, vocabulary
 from training.data.documents import Rows, documents
 from training.data.pictures.index import Entry, Index, StoredFile
-from training.data.text import TokenStore
 from training.models import model_weights
 from training.models.conversion import convert
 from training.models.model_shapes import ModelShape, read_config
@@ -110,33 +108,6 @@ def test_tables(tmp_path: Path) -> None:
     for content, name in ((file.getvalue(), "a.parquet"), (b'a,text\n1,"x, ""y"""\n', "a.csv")):
         read = at(tmp_path / name, lambda path: [*documents([path], Rows(), None)])
         fuzz(content, read, InputError)
-
-
-def test_stores_of_tokens(tmp_path: Path) -> None:
-    for name, count in (("train.bin", 64), ("held-out.bin", 16)):
-        np.zeros(count, np.uint16).tofile(tmp_path / name)
-    info = {
-        "key": "k",
-        "tokenizer": "t",
-        "vocab_size": 256,
-        "end_of_text": 0,
-        "dtype": "uint16",
-        "num_documents": 3,
-        "num_train_tokens": 64,
-        "num_held_out_tokens": 16,
-        "stops": [0],
-    }
-
-    def read(_file: Path) -> object:
-        store = TokenStore.open(tmp_path)
-        assert store.train.dtype.kind == "u"
-        return store.train.sum(), store.held_out.sum()
-
-    fuzz(json.dumps(info).encode(), at(tmp_path / "store.json", read), InputError)
-    for kind in ("O", "uint32", "float64", ">u2", "i2"):
-        (tmp_path / "store.json").write_text(json.dumps(info | {"dtype": kind}))
-        with pytest.raises(InputError):
-            TokenStore.open(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
