@@ -32,13 +32,19 @@ def loads(text: str | bytes | None, *, what: str) -> dict[str, object]:
     Args:
         what: names it in the error.
     """
+    found = loads_if_any(text)
+    if found is None:
+        raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
+    return found
+
+
+def loads_if_any(text: str | bytes | None) -> dict[str, object] | None:
+    """The object of a JSON text; None where it has none."""
     try:
         found = json.loads(text or "")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
-    return found
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def from_json(
@@ -90,7 +96,7 @@ def _read(hint: Any, value: Any, ignores_unknown: bool) -> Any:
     elif get_origin(hint) is Mapping and isinstance(value, dict):
         item = get_args(hint)[1]
         return {key: _read(item, each, ignores_unknown) for key, each in value.items()}
-    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return from_json(hint, value, what=hint.__name__, ignores_unknown=ignores_unknown)
     elif isinstance(hint, EnumType) and value in [*hint]:
         return hint(value)

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
 from tests.training.test_data import write_images
@@ -97,7 +96,7 @@ def evaluated(folder: str) -> None:
 
 def test_evaluation_is_exact_over_uneven_parts(tmp_path: Path) -> None:
     folder = write_images(tmp_path, num_test=51)
-    processes.run(2, evaluated, str(folder), method=forks.METHOD)
+    forks.run(2, evaluated, str(folder))
 
 
 def resumed_with_other_images(run: str, data: str) -> None:
@@ -120,4 +119,4 @@ def resumed_with_other_images(run: str, data: str) -> None:
 def test_a_run_is_not_resumed_with_other_images(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "data", num_train=100)
     run = str(tmp_path / "run")
-    processes.run(1, resumed_with_other_images, run, str(folder), method=forks.METHOD)
+    forks.run(1, resumed_with_other_images, run, str(folder))

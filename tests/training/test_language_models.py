@@ -5,6 +5,7 @@ Two architectures stand for all: GPT-NeoX, whose output embedding has a name of 
 Llama with tied embeddings.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +13,28 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoConfig
 
 from contract.errors import InputError
+from tests.training.test_plan import TINY_LLAMA, built
 from training.fsdp import train as fsdp
 from training.models import language_models, lora, model_weights, weight_files
 from training.models.language_models import WithLoss
+from training.models.model_shapes import SHAPES
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 257,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "neox": {"model_type": "gpt_neox", "rotary_pct": 0.25, "tie_word_embeddings": False},
-    "llama": {"model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True},
-}
+NEOX = {**SHAPES["tiny"], "vocab_size": 257}
 
 
-def config_of(name: str) -> Any:
-    return AutoConfig.for_model(**SIZES, **MODELS[name])
-
-
-def begun(name: str, seed: int) -> dict[str, Tensor]:
+def begun(values: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
     """The first weights of a model."""
-    model = language_models.build_on_meta(config_of(name))
+    model = built(values)
     model_weights.allocate(model, torch.device("cpu"))
     model_weights.initialise(model, seed=seed)
     return dict(model.named_parameters())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_random_weights_depend_on_the_seed_and_the_names_alone(name: str) -> None:
-    first, again, other = (begun(name, seed) for seed in (0, 0, 1))
+@pytest.mark.parametrize("values", [NEOX, TINY_LLAMA], ids=["neox", "llama"])
+def test_random_weights_depend_on_the_seed_and_the_names_alone(values: dict[str, Any]) -> None:
+    first, again, other = (begun(values, seed) for seed in (0, 0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
     matrices = [key for key in first if first[key].dim() > 1]
     assert not any(torch.equal(first[key], other[key]) for key in matrices)
@@ -59,22 +46,20 @@ def test_random_weights_depend_on_the_seed_and_the_names_alone(name: str) -> Non
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    make: Any = AutoModelForCausalLM
-    make.from_config(config_of("neox")).save_pretrained(tmp_path, max_shard_size="40KB")
+    model = built(NEOX)
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=0)
+    model.save_pretrained(tmp_path, max_shard_size="400KB")
 
     def load(**changes: int) -> None:
-        config = config_of("neox")
-        config.update(changes)
-        model = language_models.build_on_meta(config)
+        model = built({**NEOX, **changes})
         model_weights.allocate(model, torch.device("cpu"))
         model_weights.load(model, tmp_path)
 
     with pytest.raises(InputError, match=r"has shape .* configuration says"):
-        load(intermediate_size=128)
-    with pytest.raises(InputError, match=r"lacks weights of this model: gpt_neox\.layers\.3\."):
-        load(num_hidden_layers=4)
+        load(intermediate_size=96)
+    with pytest.raises(InputError, match=r"lacks weights of this model: gpt_neox\.layers\.4\."):
+        load(num_hidden_layers=5)
     next(tmp_path.glob("*.safetensors")).unlink()
     with pytest.raises(InputError, match="download it again"):
         load()
@@ -98,7 +83,7 @@ def test_what_is_no_language_model_is_refused() -> None:
 
 
 def alone(bf16: bool) -> tuple[float, set[str], float]:
-    model = WithLoss(language_models.build_on_meta(config_of("neox")))
+    model = WithLoss(built(NEOX))
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
     language_models.shard(model, mesh, bf16=bf16)
     model_weights.allocate(model.model, torch.device("cpu"))
@@ -120,7 +105,7 @@ def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32()
 
 
 def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:
-    model = language_models.build_on_meta(config_of("llama"))
+    model = built(TINY_LLAMA)
     with pytest.raises(InputError, match=r"names 'w_q', .*: choose of down_proj, .*, v_proj"):
         lora.add(model, rank=2, targets="w_q,v_proj")
     lora.add(model, rank=2, targets="v_proj, up_proj")

@@ -56,6 +56,7 @@ MISTAKES = {
     "ddp --local --data .": "is empty",
     "ddp --local --data fashion_mnist": "did you mean fashion-mnist",
     "fsdp --local --model new:tiny --data tiny_shakespeare": "did you mean tiny-shakespeare",
+    "ddp --local --report-to mlflow": "'mlflow': mlflow is none of tensorboard, wandb",
     "fsdp --local --model ./nope": r"model folder \./nope does not exist",
 }
 

@@ -269,8 +269,10 @@ def test_a_run_that_resumes_declares_its_measures_once(folder: Path) -> None:
 def test_lines_of_a_process_that_had_lost_the_run_do_not_count() -> None:
     line = '{"type": "step", "step": %d, "loss": %d, "lr": 1, "grad_norm": 1, "epoch": 1, "time": 1'
     texts = [f'{line % each}, "lease": {each[1]}}}' for each in ((1, 1), (2, 1), (2, 2), (3, 1))]
-    found = events.parse_metrics("\n".join([*texts, ""]).encode())
-    assert [(each.step, each.loss) for each in found.of(Step)] == [(1, 1), (2, 2)]
+    resume = '{"type": "resume", "step": 1, "world_size": 2, "lease": 2}'  # step 2 is done again
+    for last, steps in (("", [(1, 1), (2, 2)]), (resume, [(1, 1)])):
+        found = events.parse_metrics("\n".join([*texts, last, ""]).encode())
+        assert [(each.step, each.loss) for each in found.of(Step)] == steps
 
 
 @pytest.mark.parametrize("place", ["disk", "S3"])

@@ -217,11 +217,6 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(
         store_of(corpus, tokenizer)
 
 
-def test_a_part_of_one_in_one_cannot_be_held_out(corpus: Path, tokenizer: Path) -> None:
-    with pytest.raises(InputError, match="one document in 1 cannot be held out"):
-        store_of(corpus, tokenizer, every=1)
-
-
 def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: Path) -> None:
     folder = store_of(corpus, tokenizer).folder
     (folder / text.TRAIN_FILE).write_bytes(b"123")

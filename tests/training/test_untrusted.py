@@ -20,7 +20,7 @@ from contract.errors import InputError
 from store import storage
 from tests.fuzzing import fuzz
 from training.checkpoint import sharded_checkpoints
-from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
+from training.checkpoint.dcp import CheckpointReader, LoadPlanner, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.command import Recorded
 from training.system.lease import Holder
@@ -99,7 +99,7 @@ def test_a_checkpoint_made_to_attack_does_nothing(sharded: Path, tmp_path: Path)
     (copy / ".metadata").write_bytes(evil)
     complete(copy)
     with pytest.raises(DamagedError, match=r"it names _?io\.open"):
-        sharded_checkpoints.Found(str(copy))
+        sharded_checkpoints.ShardedCheckpoint(str(copy))
     with pytest.raises(InputError, match="has no whole checkpoint"):
         sharded_checkpoints.newest_of(str(tmp_path / "run"))
     assert not mark.exists()
@@ -121,7 +121,7 @@ def test_a_value_made_to_attack_does_nothing(tmp_path: Path) -> None:
     mark, folder = tmp_path / "mark", tmp_path / "checkpoint"
     state = {"optimizer": {"lr": Evil(mark)}}
     save(state, storage_writer=sharded_checkpoints._Writer(str(folder)), no_dist=True)
-    reader, planner = Reader(str(folder)), LoadPlanner()
+    reader, planner = CheckpointReader(str(folder)), LoadPlanner()
     with pytest.raises(BaseException, match=r"[Ww]eights.only") as raised:
         load({"optimizer": {"lr": 0.0}}, storage_reader=reader, planner=planner, no_dist=True)
     assert isinstance(raised.value, CheckpointException | pickle.UnpicklingError)
@@ -157,7 +157,7 @@ def test_positions_of_sharded_checkpoints(sharded: Path, monkeypatch: pytest.Mon
     def found(content: bytes) -> object:
         nonlocal given
         given = content
-        return sharded_checkpoints.Found(str(sharded))
+        return sharded_checkpoints.ShardedCheckpoint(str(sharded))
 
     fuzz((sharded / "state.json").read_bytes(), found, DamagedError)
 

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from contract.errors import InputError
 from store.storage import runs_root
 from tests.fuzzing import damaged_bytes, fuzz, fuzz_text, fuzz_values
+from tests.training.test_plan import TINY_LLAMA
 from tests.training.test_report import RESULT
 from training.data import idx, vocabulary
 from training.data.documents import Rows, documents
@@ -30,18 +31,6 @@ from training.models.serving import stops_of
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 from training.record.progress import Progress
 from training.record.result import Result
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 
 
 def test_storage_addresses() -> None:
@@ -141,7 +130,7 @@ def test_configurations_of_models(tmp_path: Path) -> None:
     def config(file: Path) -> object:
         return config_of(read_config(file))
 
-    content = json.dumps(CONFIG).encode()
+    content = json.dumps(TINY_LLAMA).encode()
     fuzz(content, at(tmp_path / "config.json", shape), InputError)
     fuzz(content, at(tmp_path / "config.json", config), InputError, cases=100)
 
@@ -152,7 +141,7 @@ def test_weights(tmp_path: Path) -> None:
     make: Any = AutoModelForCausalLM.from_config  # it has no types
 
     small = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
-    model = make(config_of(CONFIG | small))
+    model = make(config_of(TINY_LLAMA | small))
     weights = {name: each.clone() for name, each in model.state_dict().items()}
     content = save(weights)
 
