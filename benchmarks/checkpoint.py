@@ -64,7 +64,7 @@ class State:
         model_weights.initialise(self.model, seed=0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.step()
-        self.saver = sharded_checkpoints.Saver(
+        self.saver = sharded_checkpoints.ShardedSaver(
             self.worker, self.model, self.optimizer, files={}, settings={}, keep=2
         )
 

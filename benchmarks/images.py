@@ -40,7 +40,7 @@ from training.data.pictures.destination import Destination
 from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS
 from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
-from training.data.pictures.reader import Reader, rank_plan
+from training.data.pictures.reader import PictureReader, rank_plan
 
 MODEL_SIZE: Final = 224
 #: Evaluation shows 0.875 of the shorter side: at this size, just what the model sees.
@@ -139,7 +139,7 @@ def ours(found: PictureSet, *, batch: int, processes: int) -> Iterator[torch.Ten
     plan = rank_plan(order, steps=_STEPS, rank=0, world_size=1)
     size = found.index.size or DEFAULT_SIZE
     cpu = torch.device("cpu")
-    with Reader(
+    with PictureReader(
         found, found.train, size=size, batch=2 * batch, device=cpu, decoders=processes
     ) as reader:
         for each in reader.batches(plan):

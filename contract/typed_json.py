@@ -1,12 +1,12 @@
 """Frozen dataclasses from JSON that others may have written: one rule for all of them.
 
 ``dataclasses.asdict`` writes them. Every value must have the type of its field. A run's record has
-numbers with names of their own: ``training.record.fields`` reads them, and its values by ``read``.
+numbers with names of their own, which ``training.record.fields`` puts in their places first.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import EnumType
 from functools import cache
@@ -32,13 +32,19 @@ def loads(text: str | bytes | None, *, what: str) -> dict[str, object]:
     Args:
         what: names it in the error.
     """
+    found = loads_if_any(text)
+    if found is None:
+        raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
+    return found
+
+
+def loads_if_any(text: str | bytes | None) -> dict[str, object] | None:
+    """The object of a JSON text; None where it has none."""
     try:
         found = json.loads(text or "")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
-    return found
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def from_json(
@@ -55,14 +61,10 @@ def from_json(
     """
     found: dict[str, object] = {}
     types = fields_of(cast("Any", kind))
-
-    def build(inner: type[Any], values: Mapping[str, object]) -> object:
-        return from_json(inner, values, what=inner.__name__, ignores_unknown=ignores_unknown)
-
     for field, hint in types:
         if field.name in values:
             try:
-                found[field.name] = read(hint, values[field.name], build=build)
+                found[field.name] = _read(hint, values[field.name], ignores_unknown)
             except InputError:
                 raise
             except ValueError as error:
@@ -79,11 +81,8 @@ def from_json(
     return kind(**found)
 
 
-def read(hint: Any, value: Any, *, build: Callable[[Any, Mapping[str, object]], Any]) -> Any:
+def _read(hint: Any, value: Any, ignores_unknown: bool) -> Any:
     """A value from JSON as the type ``hint`` has it.
-
-    Args:
-        build: makes a dataclass inside it.
 
     Raises:
         ValueError: it is of another type.
@@ -91,14 +90,14 @@ def read(hint: Any, value: Any, *, build: Callable[[Any, Mapping[str, object]], 
     if isinstance(hint, UnionType):
         for each in get_args(hint):
             with suppress(ValueError):
-                return read(each, value, build=build)
+                return _read(each, value, ignores_unknown)
     elif get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(read(get_args(hint)[0], each, build=build) for each in value)
+        return tuple(_read(get_args(hint)[0], each, ignores_unknown) for each in value)
     elif get_origin(hint) is Mapping and isinstance(value, dict):
         item = get_args(hint)[1]
-        return {key: read(item, each, build=build) for key, each in value.items()}
-    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return build(hint, value)
+        return {key: _read(item, each, ignores_unknown) for key, each in value.items()}
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return from_json(hint, value, what=hint.__name__, ignores_unknown=ignores_unknown)
     elif isinstance(hint, EnumType) and value in [*hint]:
         return hint(value)
     elif hint in (int, float):

@@ -14,12 +14,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.eventually import eventually
 
@@ -42,6 +42,13 @@ FORKS.set_forkserver_preload(
 )
 #: A process prints the stacks of what it does so often: a test that waits in vain shows where.
 _STACKS_EVERY_S: Final = 85
+
+
+def run(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run ``work(*arguments)`` as so many ranks; return what each returns."""
+    from benchmarks import processes  # which imports torch
+
+    return processes.run(world_size, work, *arguments, method=METHOD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -173,7 +173,7 @@ class Bookkeeping:
         self._began = time.monotonic() - position.seconds
         self._timetable = Timetable(config.checkpoint_minutes)
         self._log = metrics.StepLog(worker.device)
-        self._watch = metrics.Watch(
+        self._watch = metrics.StepWatch(
             worker.device, world_size=worker.world_size, evaluates=evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, worker.device)

@@ -9,7 +9,6 @@ that is recorded under the name. What only a node can know, such as the data, is
 import argparse
 import dataclasses
 import difflib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from contract import nodes, runs
 from contract.errors import InputError
 from contract.job import LOOK
 from contract.nodes import Gpus, Range
+from contract.typed_json import loads_if_any
 from training.recipe import Recipe
 from training.recipes import NAMES, by_name
 from training.record import trackers
@@ -120,7 +120,7 @@ class Recorded:
         Returns:
             None when there is no settings file and no sign that the run is complete.
         """
-        settings, outcome = _json_object(config), _json_object(result)
+        settings, outcome = loads_if_any(config), loads_if_any(result)
         is_complete = outcome is not None and outcome.get("status") == "succeeded"
         return cls(settings=settings, is_complete=is_complete) if settings or is_complete else None
 
@@ -480,11 +480,3 @@ def _guess(word: str, known: Sequence[str]) -> str:
     names = {each.lstrip("-"): each for each in known}
     close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
     return f": did you mean {names[close[0]]}?" if close else ""
-
-
-def _json_object(content: bytes | None) -> dict[str, object] | None:
-    try:
-        values = json.loads(content) if content else None
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None

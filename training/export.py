@@ -40,7 +40,7 @@ _TYPES: Final[dict[str, torch.dtype]] = {
 
 
 def export(
-    found: sharded_checkpoints.Found,
+    found: sharded_checkpoints.ShardedCheckpoint,
     to: str,
     *,
     dtype: torch.dtype | None = None,
@@ -97,7 +97,7 @@ def export(
 
 
 def export_adapters(
-    found: sharded_checkpoints.Found, to: str, *, dtype: torch.dtype = torch.float32
+    found: sharded_checkpoints.ShardedCheckpoint, to: str, *, dtype: torch.dtype = torch.float32
 ) -> str:
     """Write a checkpoint's adapters as a folder that peft puts beside their base model; return it.
 
@@ -125,7 +125,7 @@ def export_adapters(
         dropout=settings.get("lora_dropout", 0.0),
         base=base,
         revision=revision,
-        kind=json.loads(found.read(pretrained.CONFIG_FILE) or b"{}").get("model_type", ""),
+        kind=found.model_config.get("model_type", ""),
     )
     contents |= _served(found)
     with storage.staged_folder(to, last=lora.CONFIG_FILE) as folder:
@@ -139,7 +139,7 @@ def _check_free(to: str) -> None:
         raise InputError(f"{to} is there already: give --to another place")
 
 
-def _served(found: sharded_checkpoints.Found) -> dict[str, bytes]:
+def _served(found: sharded_checkpoints.ShardedCheckpoint) -> dict[str, bytes]:
     """What a model is served with beside its weights, by the names of its files."""
     return {name: content for name in serving.FILES if (content := found.read(name)) is not None}
 
@@ -164,8 +164,10 @@ def _parts(
     return [*parts, (names, size)]
 
 
-def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype | None) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
+def _model_config(
+    found: sharded_checkpoints.ShardedCheckpoint, dtype: torch.dtype | None
+) -> dict[str, Any]:
+    config = found.model_config
     if "model_type" not in config:
         raise InputError(
             f"{found.uri} has no {pretrained.CONFIG_FILE} that names a type of model, which "
@@ -184,9 +186,9 @@ def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype | None) -
 class _Merged:
     """Base weights with a run's adapters merged into them."""
 
-    def __init__(self, found: sharded_checkpoints.Found) -> None:
-        config = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
-        model: nn.Module = recipe_of(found).rebuilt(found.config, config, torch.device("cpu"))
+    def __init__(self, found: sharded_checkpoints.ShardedCheckpoint) -> None:
+        device = torch.device("cpu")
+        model: nn.Module = recipe_of(found).rebuilt(found.config, found.model_config, device)
         nf4.restore(model)  # adapters were trained beside these values
         found.load_weights(model)
         self._merged: dict[str, torch.Tensor] = {}
@@ -206,7 +208,7 @@ class _Merged:
         return {name: self._merged[name].contiguous() for name in names}
 
 
-def recipe_of(found: sharded_checkpoints.Found) -> Recipe:
+def recipe_of(found: sharded_checkpoints.ShardedCheckpoint) -> Recipe:
     """The recipe that a checkpoint was trained with.
 
     Raises:
@@ -215,7 +217,9 @@ def recipe_of(found: sharded_checkpoints.Found) -> Recipe:
     return recipes.by_name(str(found.config.get("recipe")))
 
 
-def newest_checkpoint(run: str, place: str, *, best: bool = False) -> sharded_checkpoints.Found:
+def newest_checkpoint(
+    run: str, place: str, *, best: bool = False
+) -> sharded_checkpoints.ShardedCheckpoint:
     """The newest whole checkpoint of a run, from its name and ``--storage``, or its address.
 
     Args:

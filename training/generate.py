@@ -27,11 +27,10 @@ from training.data.conversations import ChatWriter, Conversation, Message
 from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE, Vocabulary
 from training.models import language_models, pretrained, serving
 from training.models.language_models import WithLoss
-from training.models.pretrained import CONFIG_FILE
 
 
 def continuations(
-    found: sharded_checkpoints.Found,
+    found: sharded_checkpoints.ShardedCheckpoint,
     prompt: str,
     *,
     num: int,
@@ -62,7 +61,7 @@ def continuations(
         while ids[-1:] == [words.end_of_text]:  # some tokenizers end every text
             ids.pop()
     stops = serving.stops_of(found.read(GENERATION_FILE)) if chat else [words.end_of_text]
-    model_config = json.loads(found.read(CONFIG_FILE) or b"{}")
+    model_config = found.model_config
     # By this name, whatever the file calls it.
     kind = pretrained.config_of(model_config)
     longest = getattr(kind, "max_position_embeddings", None) or 2**20
@@ -83,7 +82,7 @@ def continuations(
     return texts[0], texts[1]
 
 
-def _vocabulary(found: sharded_checkpoints.Found) -> Vocabulary:
+def _vocabulary(found: sharded_checkpoints.ShardedCheckpoint) -> Vocabulary:
     """The tokenizer of a checkpoint."""
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         for name in vocabulary.FILES:

@@ -20,7 +20,7 @@ from training.record.result import Result
 from training.settings import RunConfig, Value
 
 
-class Model(StrEnum):
+class ModelForm(StrEnum):
     """What a complete run has of its model."""
 
     FOLDER = "folder"
@@ -61,7 +61,7 @@ class Recipe:
     measures: tuple[Measure, ...] = ()
     """What its runs are judged by, beside their loss. Evaluations and results have values of these
     names; display, report and ``trainctl show`` follow from them."""
-    model: Model = Model.FOLDER
+    model: ModelForm = ModelForm.FOLDER
     """What becomes of the model."""
     rebuild: str = ""
     """Of sharded checkpoints, the module with ``rebuild(settings, model_config, device)``: the
@@ -76,7 +76,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         assert self.built_in_preset in self.presets
-        assert (self.model is Model.SHARDED) == bool(self.rebuild)
+        assert (self.model is ModelForm.SHARDED) == bool(self.rebuild)
         taken = {each.name for record in (Evaluation, Result) for each in fields(record)}
         for measure in self.measures:
             assert measure.name.isidentifier(), measure.name
@@ -142,9 +142,9 @@ class Recipe:
         whole = f"trainctl download {name}" if in_bucket else paths.model
         export = f"trainctl export {name}" if in_bucket else f"python -m training.export {run_uri}"
         model = {
-            Model.FOLDER: {"model": whole},
-            Model.SHARDED: {"export": f"{export} --to DIR"},
-            Model.NONE: {},
+            ModelForm.FOLDER: {"model": whole},
+            ModelForm.SHARDED: {"export": f"{export} --to DIR"},
+            ModelForm.NONE: {},
         }
         return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}
 
@@ -166,14 +166,14 @@ class Recipe:
         Raises:
             InputError: its model is whole, or it has none.
         """
-        if self.model is Model.FOLDER:
+        if self.model is ModelForm.FOLDER:
             model = runs.RunPaths(run_uri).model
             how = f"; trainctl download {run} fetches it" if "://" in model else ""
             raise InputError(
                 f"run {run!r} was trained with {self.name}, whose model is whole already: it is in "
                 f"{model}{how}"
             )
-        if self.model is Model.NONE:
+        if self.model is ModelForm.NONE:
             raise InputError(
                 f"run {run!r} is one of recipe {self.name}, which trains no model: there is "
                 "nothing to export or to generate text with; give the name of another run"

@@ -9,13 +9,13 @@ from training.bandwidth import RECIPE as BANDWIDTH
 from training.ddp import RECIPE as DDP
 from training.fsdp import RECIPE as FSDP
 from training.imagenet import RECIPE as IMAGENET
-from training.recipe import Model, Recipe
+from training.recipe import ModelForm, Recipe
 from training.settings import RunConfig
 
 ALL: Final = (DDP, FSDP, IMAGENET, BANDWIDTH)
 NAMES: Final = tuple(recipe.name for recipe in ALL)
 #: Recipes whose runs ``training.export`` and ``training.generate`` read, for help texts.
-SHARDED: Final = ", ".join(recipe.name for recipe in ALL if recipe.model is Model.SHARDED)
+SHARDED: Final = ", ".join(recipe.name for recipe in ALL if recipe.model is ModelForm.SHARDED)
 
 
 def by_name(name: str) -> Recipe:

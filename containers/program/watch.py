@@ -239,7 +239,7 @@ class Found:
     name: str
     """Such as ``rank 3 on node 1``."""
     steps: int
-    seen: processes.Seen
+    seen: processes.ProcessState
 
     @property
     def frames(self) -> list[tuple[str, str, str]]:

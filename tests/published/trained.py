@@ -130,7 +130,7 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
         group=group,
     )
     dist.barrier()
-    found = sharded_checkpoints.Found(uri)
+    found = sharded_checkpoints.ShardedCheckpoint(uri)
     whole, its_optimizer = build(())
     found.load(whole.model, its_optimizer)
     outcome.compare(_loss(whole), after)

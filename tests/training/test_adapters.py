@@ -16,7 +16,7 @@ from tests.published.models import ROWS
 from tests.training.test_nf4 import STATE_SPACE, filled
 from tests.training.test_plan import TINY_LLAMA, built
 from training import export
-from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
+from training.checkpoint.sharded_checkpoints import STATE_FILE, ShardedCheckpoint, state_of
 from training.models import lora
 from training.models.language_models import WithLoss
 
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 MATRIX = "model.layers.0.mlp.up_proj"
 
 
-def written(folder: Path, state: dict[str, Any], config: dict[str, Any]) -> Found:
+def written(folder: Path, state: dict[str, Any], config: dict[str, Any]) -> ShardedCheckpoint:
     """A checkpoint of a run with such settings."""
     save(state, storage_writer=FsspecWriter(str(folder)), no_dist=True)
     (folder / STATE_FILE).write_text(json.dumps({"position": {"step": 1}, "config": config}))
-    return Found(str(folder))
+    return ShardedCheckpoint(str(folder))
 
 
-def checkpoint(folder: Path, model: str) -> Found:
+def checkpoint(folder: Path, model: str) -> ShardedCheckpoint:
     """What a run with one adapter beside ``model`` has saved."""
     weights = {f"{MATRIX}.lora_{each}.default.weight": torch.ones(2, 2) for each in "AB"}
     return written(folder, {"model": weights}, {"run": "lora", "model": model, "lora_rank": 2})

@@ -12,23 +12,22 @@ from torch import nn
 
 from contract.errors import InputError
 from tests.training.test_nf4 import filled
-from training.models import agreement, language_models, model_weights
+from tests.training.test_plan import TINY_LLAMA, built
+from training.models import agreement, model_weights
 from training.models.language_models import WithLoss
 
 CPU = torch.device("cpu")
+LAYERS = {"num_hidden_layers": 2, "intermediate_size": 64}
 SIZES: dict[str, Any] = {"vocab_size": 257, "hidden_size": 32, "num_attention_heads": 4}
 
 
 def made(kind: str, **values: Any) -> WithLoss:
     """A small model with random weights."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.for_model(kind, **{**SIZES, **values})
-    return WithLoss(filled(language_models.build_on_meta(config)))
+    return WithLoss(filled(built({"model_type": kind, **SIZES, **values})))
 
 
 def llama() -> WithLoss:
-    return made("llama", num_hidden_layers=2, intermediate_size=64, max_position_embeddings=64)
+    return made("llama", **LAYERS)
 
 
 def check(trained: WithLoss, *, isolates: bool = False) -> None:
@@ -70,33 +69,31 @@ def test_a_model_that_disagrees_ends_the_run(
         check(trained)
 
 
-def test_a_model_that_sees_what_follows_ends_the_run() -> None:
-    trained = made("bert", num_hidden_layers=2, intermediate_size=64)
-    with pytest.raises(InputError, match=r"type 'bert' .* depends on the tokens that follow"):
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "isolates", "words"),
+    [
+        ("bert", {}, False, r"type 'bert' .* depends on the tokens that follow"),
+        # They let documents see each other.
+        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}, True, "apart in models of type 'opt'"),
+        # Random weights hardly show it.
+        ("lfm2", CONVOLUTIONS, True, r"type 'lfm2' \(their convolutions reach back"),
+    ],
+)
+def test_a_model_whose_tokens_see_too_much_ends_the_run(
+    kind: str, sizes: dict[str, Any], isolates: bool, words: str
+) -> None:
+    trained = made(kind, **LAYERS, **sizes)
+    if isolates:
         check(trained)
-
-
-def test_documents_that_are_not_kept_apart_end_the_run() -> None:
-    sizes = {"num_hidden_layers": 2, "ffn_dim": 64, "word_embed_proj_dim": 32}
-    trained = made("opt", **sizes)
-    check(trained)
-    with pytest.raises(InputError, match="not keep documents apart in models of type 'opt'"):
-        check(trained, isolates=True)
-
-
-def test_convolutions_let_documents_see_each_other_though_random_weights_hardly_show_it() -> None:
-    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-    trained = made("lfm2", **layers, num_key_value_heads=2, intermediate_size=64)
-    check(trained)
-    with pytest.raises(InputError, match=r"type 'lfm2' \(their convolutions reach back"):
-        check(trained, isolates=True)
+    with pytest.raises(InputError, match=words):
+        check(trained, isolates=isolates)
 
 
 def test_a_buffer_that_no_rule_computes_ends_the_run() -> None:
-    from transformers import AutoConfig
-
-    sizes = {"num_hidden_layers": 1, "intermediate_size": 64}
-    model = language_models.build_on_meta(AutoConfig.for_model("llama", **SIZES, **sizes))
+    model = built(TINY_LLAMA)
     part = nn.Module()
     part.register_buffer("angles", torch.zeros(3, device="meta"), persistent=False)
     model.add_module("extra", part)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import processes
 from contract.runs import RunPaths
 from tests import forks
 from tests.training.local_runs import trained
@@ -77,7 +76,7 @@ def test_a_model_learns_answers_and_gives_the_same_ones_wherever_it_is_served(
     settings = config(tmp_path, data_dir)
     monkeypatch.setenv("TRAINING_CACHE_DIR", f"{settings.storage}/cache")
     settings = inputs.prepare(settings)
-    events, _ = processes.run(2, trained, settings, method=forks.METHOD)
+    events, _ = forks.run(2, trained, settings)
     losses = [each.loss for each in events if isinstance(each, Step)]
     assert losses[-1] < losses[0] / 2
     asked = next(each for each in events if isinstance(each, Sample))
@@ -89,7 +88,7 @@ def test_a_model_learns_answers_and_gives_the_same_ones_wherever_it_is_served(
     check_served(place, found, inputs.stores_of(settings)[0].info.stops[0])
 
 
-def check_served(place: Path, found: sharded_checkpoints.Found, stop: int) -> None:
+def check_served(place: Path, found: sharded_checkpoints.ShardedCheckpoint, stop: int) -> None:
     """Ask transformers' pipeline and ``training.generate`` the same."""
     from transformers import AutoConfig, GenerationConfig, pipeline
 

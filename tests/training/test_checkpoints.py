@@ -14,7 +14,7 @@ from torch import nn
 
 from store import storage
 from training.checkpoint import checkpoints
-from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
+from training.checkpoint.checkpoints import Position, Snapshot
 from training.models import classifiers as models
 from training.models.resnet import ResNet18
 
@@ -101,16 +101,6 @@ def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
 Listed = dict[str, Any]
 
 
-def damage_manifest_name(listed: Listed, _state: Path) -> None:
-    listed["../../secret"] = listed.pop("state.pt")
-
-
-def damage_list(listed: Listed, state: Path) -> None:
-    """Lacking a file that its manifest does not name."""
-    del listed["state.pt"]
-    state.unlink()
-
-
 def damage_format(listed: Listed, state: Path) -> None:
     """Whole by its manifest, but not a state that this version can read."""
     torch.save({"optimizer": {}}, state)
@@ -121,13 +111,13 @@ def damage_format(listed: Listed, state: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (damage_manifest_name, "'../../secret' is refused"),
-        (damage_list, "state.pt"),
+        (lambda listed, _: listed.update({"../a": listed.pop("state.pt")}), "'../a' is refused"),
+        (lambda listed, state: (listed.pop("state.pt"), state.unlink()), "state.pt"),
         (damage_format, "cannot be read"),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    tmp_path: Path, snapshot: Snapshot, damage: Callable[[Listed, Path], None], reason: str
+    tmp_path: Path, snapshot: Snapshot, damage: Callable[[Listed, Path], object], reason: str
 ) -> None:
     run = str(tmp_path)
     for number in (4, 8):
@@ -151,11 +141,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert again.position.step == 8
 
 
-def test_a_published_folder_can_be_read_by_others(tmp_path: Path, snapshot: Snapshot) -> None:
-    checkpoints.publish_model(str(tmp_path), snapshot)
-    assert (tmp_path / "model").stat().st_mode & 0o055 == 0o055
-
-
 def test_a_model_is_published_beside_what_a_user_has_put_there(
     tmp_path: Path, snapshot: Snapshot
 ) -> None:
@@ -165,11 +150,15 @@ def test_a_model_is_published_beside_what_a_user_has_put_there(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a year of work")
     storage.remove_leftovers(str(tmp_path), "config.json")
-    checkpoints.publish_model(str(tmp_path), snapshot)
+    average = {name: torch.zeros_like(tensor) for name, tensor in snapshot.model.items()}
+    checkpoints.publish_model(str(tmp_path), replace(snapshot, average=average))
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*users, "model/model.safetensors", "model/config.json"}
     assert all((tmp_path / name).read_text() == "a year of work" for name in users)
-    load_file(tmp_path / "model" / "model.safetensors")
+    published = load_file(tmp_path / "model" / "model.safetensors")
+    assert published.keys() == average.keys()
+    assert not any(tensor.any() for tensor in published.values()), "the average is the model"
+    assert (tmp_path / "model").stat().st_mode & 0o055 == 0o055, "others may read it"
 
 
 def test_a_save_removes_only_parts_of_earlier_saves(tmp_path: Path) -> None:
@@ -178,13 +167,3 @@ def test_a_save_removes_only_parts_of_earlier_saves(tmp_path: Path) -> None:
     checkpoints.begin(str(tmp_path / "step-00000004"))
     found = {path.name for path in tmp_path.iterdir()}
     assert found == {".step-00000004.part", ".mine.part", "drafts.part"}
-
-
-def test_the_model_of_a_run_is_its_average_where_a_recipe_keeps_one(
-    tmp_path: Path, snapshot: Snapshot
-) -> None:
-    average = {name: torch.zeros_like(tensor) for name, tensor in snapshot.model.items()}
-    checkpoints.publish_model(str(tmp_path), replace(snapshot, average=average))
-    published = load_file(tmp_path / "model" / MODEL_FILE)
-    assert published.keys() == average.keys()
-    assert not any(tensor.any() for tensor in published.values())

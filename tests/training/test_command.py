@@ -42,6 +42,22 @@ REFUSED = {
     "fsdp --lora-alpha 8": "give --lora-rank too, such as 16, or leave them out",
     "fsdp --global-batch 3": "--global-batch is 3, fewer sequences than 4 workers",
     "imagenet --data mnist": "trains on pictures: give a folder or an address",
+    "imagenet --image-size 32 --first-size 64": "--first-size is 64, above the image size of 32",
+    "imagenet --image-size 16": "--image-size is 16: it must be at least 32 pixels, or 0",
+    "imagenet --model resnet18": "--model is 'resnet18': choose one of resnet50",
+    "imagenet --global-batch 16": "too small for 4 workers",
+    "bandwidth --min-bytes 1024 --max-bytes 512": "must be at least --min-bytes, 1024",
+    "bandwidth --factor 1": "--factor is 1: it must be at least 2",
+    "bandwidth --lr 1": "unknown option --lr",
+    "fsdp --data '0 a, 1 b'": "weight 0 for a: give a positive number",
+    "fsdp --data '-1 a, 1 b'": "weight -1 for a",
+    "fsdp --data 'nan a, 1 b'": "weight nan for a",
+    "fsdp --data 'inf a, 1 b'": "weight inf for a",
+    "fsdp --data '1-2 a, 1 b'": "weight 1-2 for a",
+    "fsdp --data '1 a, 2 a/'": "has a/ twice: give it once, with the sum of the weights",
+    "fsdp --data 'a, 0.3 b'": "a has no weight; write a mixture as",
+    "fsdp --data '0.3 a'": "only one source, a: leave the weight out",
+    "fsdp --data '1 mnist, 1 b'": "--data is mnist, which is images",
     "ddp --data '1 a, 1 b'": "recipe ddp trains on one data set: give one of a, b",
     # An option whose value is two dashes has none.
     "ddp --lr=--": "--lr",
@@ -64,12 +80,6 @@ def test_hosts_join_and_leave_with_all_of_their_gpus() -> None:
     assert Gpus(per_node=4).possible(Range(5, 6)) == [6]
     assert Gpus(per_node=4, on_head=2).possible(Range(1, 10)) == [2, 6, 10]
     assert Gpus(per_node=0, on_head=0).possible(Range(1, 3)) == [1, 2, 3]
-
-
-def test_a_damaged_record_counts_as_none() -> None:
-    for config in (None, b"", b"{", b"[1]", b"\xff"):
-        assert Recorded.of(config, None) is None
-        assert Recorded.of(config, b'{"status": "failed"}') is None
 
 
 def test_the_batch_of_a_run_may_be_too_small_for_the_workers_that_resume_it() -> None:

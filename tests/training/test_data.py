@@ -154,7 +154,7 @@ def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
 # ---- batches -------------------------------------------------------------------------------
 
 
-def test_every_image_appears_once_per_epoch_and_none_is_dropped() -> None:
+def test_each_epoch_has_each_image_once_in_an_order_of_seed_and_epoch_only() -> None:
     # The last but one ends in 6 images, which join the batch before them.
     for num, batch, steps, smallest in (
         (60_000, 256, 235, 96),
@@ -162,26 +162,15 @@ def test_every_image_appears_once_per_epoch_and_none_is_dropped() -> None:
         (1030, 64, 16, 64),
         (1000, 999, 1, 999),
     ):
-        order = BatchOrder(num_images=num, global_batch=batch, seed=3)
-        assert (order.steps_per_epoch, order.smallest_batch) == (steps, smallest)
-        for epoch in range(2):
-            seen = [order.indices(epoch * steps + i) for i in range(steps)]
+        orders = [BatchOrder(num_images=num, global_batch=batch, seed=seed) for seed in (3, 4, 3)]
+        assert (orders[0].steps_per_epoch, orders[0].smallest_batch) == (steps, smallest)
+        first = [order.indices(step) for order in orders[:2] for step in (0, steps)]
+        assert len({tuple(each.tolist()) for each in first}) == 4
+        for epoch in (1, 0):  # of a run that resumes there, too
+            seen = [orders[0].indices(epoch * steps + i) for i in range(steps)]
             assert torch.equal(torch.cat(seen).sort().values, torch.arange(num))
             assert min(map(len, seen)) >= smallest
-
-
-def test_the_batch_of_a_step_depends_on_the_step_and_the_seed_only() -> None:
-    def first(seed: int, epoch: int) -> tuple[int, ...]:
-        order = BatchOrder(num_images=500, global_batch=32, seed=seed)
-        return tuple(order.indices(epoch * order.steps_per_epoch).tolist())
-
-    places = [(seed, epoch) for seed in range(3) for epoch in range(3)]
-    assert len({first(*place) for place in places}) == 9
-    order = BatchOrder(num_images=500, global_batch=32, seed=1)
-    in_order = [order.indices(step) for step in range(40)]
-    for step in (39, 17, 0, 16):
-        assert torch.equal(order.indices(step), in_order[step])
-    assert first(1, 2) == tuple(in_order[2 * order.steps_per_epoch].tolist())
+            assert torch.equal(orders[2].indices(epoch * steps), first[epoch])
 
 
 def test_batches_are_normalised_and_mirrored_as_drawn(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.training.sample_events import start, step
+from tests.training.test_report import RESULT
 from training import recipes
 from training.record.display import Display, result_table
 from training.record.events import (
@@ -21,7 +22,6 @@ from training.record.events import (
 )
 from training.record.fields import Rate
 from training.record.progress import Progress
-from training.record.result import Result
 
 START = start()
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
@@ -35,17 +35,6 @@ TOKENS = Rate(items="tokens", per_s=98765.4)
         (
             START,
             "training: 1,200 parameters, 2 workers on CPU (fp32), 8 steps of 64 images, 4 an epoch",
-        ),
-        (
-            RankTimes(
-                step=4,
-                epoch=1,
-                rank=1,
-                step_time_s=0.0123,
-                phases={"decode": 0.01},
-                rate=IMAGES,
-            ),
-            "epoch 1/2 rank 1 (CPU, 10.0.1.8): 12.3 ms/step, 1,234 images/s",
         ),
         (
             Evaluation(
@@ -200,30 +189,21 @@ def test_a_log_shows_every_ten_seconds_that_a_phase_is_not_over(
 
 
 def test_the_result_is_a_table_for_people() -> None:
-    result = Result(
-        run="r",
+    result = replace(
+        RESULT,
         recipe="fsdp",
-        status="succeeded",
-        loss=4.0,
         measures={"perplexity": 54.6},
+        loss=4.0,
         seconds=185.0,
         total_seconds=190.4,
         usd=0.351,
-        steps=1000,
-        total_steps=1000,
         rate=TOKENS,
-        world_size=2,
-        hosts=(),
         resumed_from=500,
         preempted=1,
         skipped_steps=3,
-        parameters=1200,
-        flops_per_s=1.0,
         mfu=0.25,
         memory_bytes=None,
         device="NVIDIA A10G",
-        precision="bf16",
-        error=None,
     )
     folder = f"/{'deep/' * 30}r"
     table = result_table(result, recipes.by_name("fsdp").places(folder))

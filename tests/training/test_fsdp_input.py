@@ -84,16 +84,6 @@ def test_columns_bad_rows_and_the_text_to_evaluate_on_are_as_the_options_say(
             inputs.look_at(config(tmp_path, **{**given, **change}))
 
 
-def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
-    prepared = inputs.prepare(config(tmp_path))
-    other = tmp_path / "other.txt"
-    other.write_text("\n\n".join(f"document {number}" for number in range(40)))
-    resumed = config(tmp_path, data=str(other), text_key=prepared.text_key)
-    with pytest.raises(InputError, match=r"was trained on another text, tokenizer or split"):
-        inputs.prepare(resumed)
-    assert inputs.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
-
-
 def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,12 +150,6 @@ def test_a_checkpoint_that_is_not_whole_is_known_by_its_manifest(
         (tmp_path / runs.MANIFEST_FILE).write_text(manifest)
     with pytest.raises(DamagedError, match=words):
         checkpoints.verify(str(tmp_path))
-
-
-def test_another_rank_has_the_content_of_some_files_among_its_part(tmp_path: Path) -> None:
-    (tmp_path / "__0_0.distcp").write_bytes(b"shard")
-    (tmp_path / runs.MANIFEST_FILE).write_text(LISTED % ("__0_0.distcp", 5))
-    checkpoints.verify(str(tmp_path), part=1, num_parts=2)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from training.record.events import (
 from training.runtime import local, outcome
 from training.runtime.driver import Driver
 from training.runtime.hang_detector import HangDetector, Watch
-from training.runtime.processes import Seen
+from training.runtime.processes import ProcessState
 from training.runtime.torchrun import TorchrunWorker
 
 LEAST_S = 300.0
@@ -144,7 +144,7 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     clock, done = FakeClock(), Mock()
     done.write.side_effect = OSError("no answer") if fails else None
     monkeypatch.setattr(storage, "write_bytes", done.write)
-    seen = Seen(rank=0, state="D (disk sleep)", details="where it hangs")
+    seen = ProcessState(rank=0, state="D (disk sleep)", details="where it hangs")
     watch = Watch("s3://b/runs/r", look=lambda _: [seen], end=done.end, clock=clock.time)
     process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
     watch.hear(Joined(processes=(process,)), start(4))

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import InputError
-from contract.nodes import Range
 from contract.runs import RunPaths
 from training import command, launch
 from training.data.catalog import IDX_FILES
@@ -58,6 +56,7 @@ MISTAKES = {
     "ddp --local --data .": "is empty",
     "ddp --local --data fashion_mnist": "did you mean fashion-mnist",
     "fsdp --local --model new:tiny --data tiny_shakespeare": "did you mean tiny-shakespeare",
+    "ddp --local --report-to mlflow": "'mlflow': mlflow is none of tensorboard, wandb",
     "fsdp --local --model ./nope": r"model folder \./nope does not exist",
 }
 
@@ -90,12 +89,6 @@ def test_resuming_with_other_settings_names_each_difference(
     assert "--epochs: the run has 9" in err
     assert "--overwrite" in err
     assert tree(run) == before
-
-
-@pytest.mark.usefixtures("run")
-def test_resuming_keeps_the_global_batch_on_another_number_of_workers() -> None:
-    config, _ = launch.configured(command.parse([*MINE, "--epochs", "9"]))
-    assert (config.num_workers, config.to_json()["global_batch"]) == (1, 64)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -205,11 +198,3 @@ def test_help_shows_the_defaults_of_the_preset_that_would_be_used(
     out = " ".join(capsys.readouterr().out.split())
     assert f"defaults are those of preset {preset})" in out
     assert f"peak learning rate of Adam (default: {lr})" in out
-
-
-def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: Path) -> None:
-    words = ["fsdp", "--global-batch=12", f"--storage={tmp_path}", "--run=r"]
-    config, workers = launch.configured(command.parse([*words, "--workers=1:4"]))
-    assert (config.num_workers, workers) == (4, Range(1, 4))
-    with pytest.raises(InputError, match="13 workers"):
-        launch.configured(command.parse([*words, "--workers=4:13"]))

@@ -17,7 +17,6 @@ from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks import processes
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
@@ -251,7 +250,9 @@ def save_shards(run: str, number: int) -> None:
     model = nn.Linear(4, 4)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = optim.AdamW(model.parameters())
-    saver = sharded_checkpoints.Saver(worker, model, optimizer, files={}, settings={}, keep=1)
+    saver = sharded_checkpoints.ShardedSaver(
+        worker, model, optimizer, files={}, settings={}, keep=1
+    )
     saver.save(Position(step=5))
     worker.close()
 
@@ -259,7 +260,7 @@ def save_shards(run: str, number: int) -> None:
 def test_under_torchrun_all_ranks_of_a_resumed_run_write_the_same_checkpoint(run: str) -> None:
     Lease.take(run)
     number = Lease.take(run).number
-    processes.run(2, save_shards, run, number, method=forks.METHOD)
+    forks.run(2, save_shards, run, number)
     assert checkpoints.names(run) == ["step-00000005-lease2"]
     checkpoints.verify(RunPaths(run).checkpoint(5, number))
 

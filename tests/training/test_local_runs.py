@@ -29,8 +29,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
-    with launcher(tmp_path_factory.mktemp("runs"), "ddp") as run:
-        yield run
+    """Below a path with spaces and a letter of another language, and without a home folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", "/dev/null/none")  # which root cannot make either
+        patch.delenv("MPLCONFIGDIR")
+        with launcher(tmp_path_factory.mktemp("my project (é)"), "ddp") as run:
+            yield run
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import tempfile
+from collections.abc import Callable
 from multiprocessing import forkserver
 from unittest import mock
 
@@ -16,9 +17,23 @@ from training import recipes
 from training.runtime import local, processes
 
 
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Starts a worker, and its server as the argument has it."""
+    monkeypatch.setattr(local, "_METHOD", "forkserver")
+    monkeypatch.setattr(local, "_CONTEXT", mock.Mock())
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+    def started(ensure_running: Callable[[], object]) -> None:
+        monkeypatch.setattr(forkserver, "ensure_running", ensure_running)
+        local.LocalWorkers(recipes.by_name("ddp"), max_failures=0, verbose=True).start(1)
+
+    return started
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_comes_after_the_server_was_started_and_is_not_lost(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, start: Callable[[Callable[[], object]], None]
 ) -> None:
     came: list[str] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -27,14 +42,9 @@ def test_a_signal_comes_after_the_server_was_started_and_is_not_lost(
         signal.raise_signal(number)
         came.append("started")
 
-    monkeypatch.setattr(forkserver, "ensure_running", ensure_running)
-    monkeypatch.setattr(local, "_METHOD", "forkserver")
-    monkeypatch.setattr(local, "_CONTEXT", mock.Mock())
-    monkeypatch.setattr(os, "environ", dict(os.environ))
     old = signal.signal(number, lambda *_: came.append("signal"))
     try:
-        workers = local.LocalWorkers(recipes.by_name("ddp"), max_failures=0, verbose=True)
-        workers.start(1)
+        start(ensure_running)
     finally:
         signal.signal(number, old)
     assert came == ["started", "signal"]
@@ -42,16 +52,12 @@ def test_a_signal_comes_after_the_server_was_started_and_is_not_lost(
 
 
 def test_the_servers_socket_has_a_path_that_linux_allows_whatever_tmpdir_is(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, start: Callable[[Callable[[], object]], None]
 ) -> None:
     far = f"/{'far/' * 30}"
     folders: list[str] = []
     monkeypatch.setattr(tempfile, "tempdir", far)
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: folders.append(tempfile.gettempdir()))
-    monkeypatch.setattr(local, "_METHOD", "forkserver")
-    monkeypatch.setattr(local, "_CONTEXT", mock.Mock())
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    local.LocalWorkers(recipes.by_name("ddp"), max_failures=0, verbose=True).start(1)
+    start(lambda: folders.append(tempfile.gettempdir()))
     assert folders == ["/tmp"]
     assert tempfile.gettempdir() == far, "all else lies where the user wants it"
 

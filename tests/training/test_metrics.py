@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import processes
 from tests import forks
 from tests.training import test_bookkeeping
 from training.loop import metrics
@@ -137,7 +136,7 @@ def two_ranks() -> None:
 
 
 def test_losses_stops_and_times_are_shared_by_all_ranks() -> None:
-    processes.run(2, two_ranks, method=forks.METHOD)
+    forks.run(2, two_ranks)
 
 
 def test_time_that_collectives_share_counts_once() -> None:
@@ -167,20 +166,20 @@ def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:
 
 
 def test_a_worker_that_is_alone_is_not_watched() -> None:
-    watch = metrics.Watch(CPU, world_size=1, evaluates=lambda _: True)
+    watch = metrics.StepWatch(CPU, world_size=1, evaluates=lambda _: True)
     for step in range(1, 4):
         with watch.step(step):
             assert not watch.is_watching
     assert watch.seconds() == 0
 
 
-def watch_of_two(**options: float) -> metrics.Watch:
+def watch_of_two(**options: float) -> metrics.StepWatch:
     """Of two workers, which are evaluated after every other step."""
-    return metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, **options)
+    return metrics.StepWatch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, **options)
 
 
 def reports(
-    watch: metrics.Watch, steps: Iterable[int], waits: Sequence[float] = (0.0, 0.0)
+    watch: metrics.StepWatch, steps: Iterable[int], waits: Sequence[float] = (0.0, 0.0)
 ) -> tuple[list[int], list[list[str]]]:
     """The steps that are watched, and the warnings of each evaluation."""
     watched, warned = list[int](), []

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
-from training import recipes
 from training.data import mixture
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.fsdp import inputs
@@ -87,25 +85,6 @@ def test_sources_are_told_from_their_weights(
     sources = mixture.sources_of(data)
     assert [(each.place, each.share, each.label) for each in sources] == found
     assert mixture.sources_of(mixture.with_places(data, str)) == sources
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ("0 a, 1 b", "weight 0 for a: give a positive number"),
-        ("-1 a, 1 b", "weight -1 for a"),
-        ("nan a, 1 b", "weight nan for a"),
-        ("inf a, 1 b", "weight inf for a"),
-        ("1-2 a, 1 b", "weight 1-2 for a"),
-        ("1 a, 2 a/", "has a/ twice: give it once, with the sum of the weights"),
-        ("a, 0.3 b", "a has no weight; write a mixture as"),
-        ("0.3 a", "only one source, a: leave the weight out"),
-        ("1 mnist, 1 b", "--data is mnist, which is images"),
-    ],
-)
-def test_a_wrong_weight_or_source_is_refused_before_anything_is_read(data: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        recipes.by_name("fsdp").check_data(data)
 
 
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -209,7 +188,7 @@ def test_a_run_on_a_mixture_is_evaluated_source_by_source(tmp_path: Path) -> Non
             eval_sequences=8,
         )
     )
-    events, _ = processes.run(2, trained, settings, method=forks.METHOD)
+    events, _ = forks.run(2, trained, settings)
     assert sum(isinstance(each, Noted) for each in events) == 2
     assert not [each for each in events if isinstance(each, Warned)]
     found = [each for each in events if isinstance(each, Evaluation)]

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.conftest import ROOT
 from training.checkpoint import checkpoints
 from training.models import classifiers as models
-from training.models.resnet import ResNet18, ResNet18Config
+from training.models.resnet import ResNet18
 
 
 def pair(size: int = 28) -> tuple[nn.Module, nn.Module]:
@@ -93,14 +93,6 @@ def test_logits_gradients_and_statistics_are_those_of_transformers_to_the_bit(si
         assert torch.equal(our, their)
 
 
-def test_its_config_describes_the_same_network_to_transformers(tmp_path: Path) -> None:
-    from transformers import AutoConfig
-
-    (tmp_path / "config.json").write_text(ResNet18Config().to_json_string())
-    config: Any = transformers_resnet18().config
-    assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
-
-
 def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() -> None:
     """Each of these modules costs every worker of every run 0.5 to 2 s of CPU."""
     program = """
@@ -125,6 +117,7 @@ print(*sorted(heavy & sys.modules.keys()))
 
 def test_live_taps_have_the_same_loss_and_gradients_and_the_rest_of_the_gradient_is_zero() -> None:
     full, live = pair()
+    assert len(cut(live)) == 4
     full_loss, live_loss = loss_of(full), loss_of(live)
     torch.testing.assert_close(full_loss, live_loss, atol=1e-5, rtol=0)
     full_loss.backward()
@@ -138,17 +131,6 @@ def test_live_taps_have_the_same_loss_and_gradients_and_the_rest_of_the_gradient
     num_zero = sum(int((gradient == 0).sum()) for gradient in expected.values())
     # The dead taps, and a few thousand gradients that are zero by chance.
     assert 0.6216 < num_zero / 11_175_370 < 0.625
-
-
-@pytest.mark.parametrize(("size", "num_cut"), [(28, 4), (32, 4), (64, 0), (224, 0)])
-def test_taps_are_cut_only_where_the_image_size_makes_them_dead(size: int, num_cut: int) -> None:
-    full, live = pair(size)
-    assert len(cut(live)) == num_cut
-    pixels = torch.randn(2, 1, size, size)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            live.eval()(pixels).logits, full.eval()(pixels).logits, atol=1e-4, rtol=1e-4
-        )
 
 
 @pytest.mark.parametrize("width", [64, 8])

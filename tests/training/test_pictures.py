@@ -25,9 +25,15 @@ from training.data.pictures.decode import decode, draw, pixels
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import FORMS, JPEG, RAW, Entry, StoredFile
 from training.data.pictures.library import PictureSet
-from training.data.pictures.picture import DamagedError
+from training.data.pictures.picture import DamagedPictureError
 from training.data.pictures.prepare import Wish, prepare
-from training.data.pictures.reader import Batch, Reader, ReadingError, rank_part, rank_plan
+from training.data.pictures.reader import (
+    PictureBatch,
+    PictureReader,
+    ReadingError,
+    rank_part,
+    rank_plan,
+)
 
 CPU = torch.device("cpu")
 #: No picture has more on its shorter side: packing does not shrink them, so all forms have equal
@@ -65,7 +71,7 @@ class Kept(NamedTuple):
     samples: torch.Tensor
 
 
-def kept(batch: Batch) -> Kept:
+def kept(batch: PictureBatch) -> Kept:
     """A batch that outlives the next one."""
     return Kept(batch.pictures.clone(), batch.extents, batch.labels, batch.samples)
 
@@ -92,8 +98,10 @@ def read(
     return [Kept(*map(torch.cat, zip(*batches, strict=True))) for batches in parts]
 
 
-def reader(found: PictureSet, *, decoders: int = 1) -> Reader:
-    return Reader(found, found.train, size=SIZE, batch=GLOBAL_BATCH, device=CPU, decoders=decoders)
+def reader(found: PictureSet, *, decoders: int = 1) -> PictureReader:
+    return PictureReader(
+        found, found.train, size=SIZE, batch=GLOBAL_BATCH, device=CPU, decoders=decoders
+    )
 
 
 def assert_same(first: list[Kept], second: list[Kept]) -> None:
@@ -166,7 +174,7 @@ def test_validation_reads_each_picture_once_over_all_ranks(sets: Sets) -> None:
     found = sets.prepared["packed"]
     seen: list[int] = []
     for rank in range(3):
-        with Reader(found, found.val, size=64, batch=4, device=CPU, decoders=1) as opened:
+        with PictureReader(found, found.val, size=64, batch=4, device=CPU, decoders=1) as opened:
             for batch in opened.batches(rank_part(13, batch=4, rank=rank, world_size=3)):
                 assert batch.pictures.shape == (len(batch.samples), 96, 96, 3)
                 assert int(batch.extents.amin(dim=1).max()) == 64, "what is larger is shrunk"
@@ -229,7 +237,7 @@ def test_a_damaged_line_of_the_index_is_the_users_to_fix(sets: Sets) -> None:
     found = sets.prepared["shards"]
     split = library.Split(found.train.lines.replace(b"train-", b"../train-", 1))
     with (
-        Reader(found, split, size=SIZE, batch=4, device=CPU, decoders=1) as opened,
+        PictureReader(found, split, size=SIZE, batch=4, device=CPU, decoders=1) as opened,
         pytest.raises(InputError, match="the index of the pictures is damaged"),
     ):
         next(opened.batches([torch.arange(4)]))
@@ -292,7 +300,7 @@ def test_the_middle_of_a_picture_fills_the_corner_of_a_black_canvas(mode: str) -
         expected = np.zeros_like(canvas)
         expected[:height, :width] = whole[top : top + height, left : left + width]
         assert np.array_equal(canvas, expected)
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedPictureError):
             draw(content[:300], entry, canvas, size=64, encoding=JPEG)
 
 
@@ -311,7 +319,7 @@ def test_shards_on_this_disk_are_not_asked_for_and_others_need_room(
 def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:
     entry = Entry(label=0, name="a/b", file="train-00000.tar", height=4, width=5)
     assert pixels(bytes(60), entry, size=8, encoding=RAW).shape == (4, 5, 3)
-    with pytest.raises(DamagedError, match="59 bytes"):
+    with pytest.raises(DamagedPictureError, match="59 bytes"):
         pixels(bytes(59), entry, size=8, encoding=RAW)
 
 

@@ -17,14 +17,14 @@ from training.data.pictures.destination import Destination
 from training.data.pictures.index import INDEX_FILE, SHARDS
 from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import Wish, prepare
-from training.data.pictures.reader import Reader
+from training.data.pictures.reader import PictureReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cache")]
 
 
 def read(found: PictureSet) -> list[torch.Tensor]:
     device = torch.device("cpu")
-    with Reader(found, found.train, size=448, batch=16, device=device, decoders=2) as reader:
+    with PictureReader(found, found.train, size=448, batch=16, device=device, decoders=2) as reader:
         plan = torch.arange(len(found.train)).split(16)
         batches = [(batch.pictures.clone(), batch.labels) for batch in reader.batches(plan)]
         assert not reader.damaged

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import processes
 from contract.runs import RunPaths
 from store.cache import CACHE_VARIABLE
 from tests import forks
@@ -318,7 +317,7 @@ def test_the_recipe_takes_the_steps_of_a_plain_loop(
     events: list[Event] = []
     for num, stop_at in ((1, STOP_AT), (2, STEPS)):
         own = replace(config, num_workers=num)
-        events += processes.run(num, recipe, own, cache, stop_at, method=forks.METHOD)[0]
+        events += forks.run(num, recipe, own, cache, stop_at)[0]
     steps, evaluations, weights = plain(job, config.text_key)
     found = {e.step: (e.loss, e.grad_norm, e.lr) for e in events if isinstance(e, Step)}
     assert found.keys() == steps.keys()

@@ -448,15 +448,11 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
     assert found["hosts"] == 2
     assert plan.main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "all trained; preset dolly: 64 sequences of 512 tokens a step\n" in shown
     assert "8 x NVIDIA A10G on 2 x g5.12xlarge: $11.34 an hour, quota of 96 vCPUs of G" in shown
-    assert "passes per step: 1, of at most 8 sequences per GPU" in shown
     assert "tokens/s" in shown
     # The moment has a name, and what there is none of then is not a zero.
     assert "most at the end of the backward pass: weights 3.2" in shown
     assert not re.search(r"[a-z] 0\.0\b", shown)
-    assert plan.main(["fsdp", "--model", "new:6.9b"]) == 0
-    assert "preset tiny: 16 sequences of 128 tokens" in capsys.readouterr().out
     # What does not fit has no speed and no price.
     too_large = ["fsdp", "--model", "new:6.9b", "--workers", "1"]
     assert plan.main(too_large) == 0
@@ -470,11 +466,9 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
     assert found["cheapest_per_hour"]["hosts"] == 1
     for wrong, words in (
         (["--tokens", "nan"], "--tokens is nan: it must be a positive number"),
-        (["--tokens", "-5"], "--tokens is -5: it must be a positive number"),
         (["--model", "new:6.9b", "--instance", "m5.large"], "has no GPU"),
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
-        (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge'; fsdp has finetune"),
         (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
     ):
         assert plan.main(["fsdp", *wrong]) == 2

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks import processes
 from tests import forks
 from tests.conftest import ROOT
 from training.runtime.torchrun import TorchrunWorker
@@ -69,7 +68,7 @@ def test_an_example_frees_ddp_before_its_process_group(
 ) -> None:
     folder = tmp_path / name
     shutil.copytree(ROOT / "examples" / name, folder)
-    processes.run(2, run_example, str(folder), arguments, method=forks.METHOD)
+    forks.run(2, run_example, str(folder), arguments)
 
 
 def test_every_example_that_destroys_its_process_group_is_looked_at() -> None:
@@ -112,4 +111,4 @@ def end_worker(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["after an error", "in a cycle"])
 def test_a_recipe_under_torchrun_frees_ddp_before_its_process_group(how: str) -> None:
-    processes.run(1, end_worker, how, method=forks.METHOD)
+    forks.run(1, end_worker, how)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
 from store import storage
 from tests.clock import FakeClock
-from tests.training.sample_events import start
+from tests.training.sample_events import start, step
 from tests.training.test_record import Silent, opened
 from training.record import progress
-from training.record.events import Event, Finished, Phase, Step
+from training.record.events import Event, Finished, Phase
 from training.record.progress import Progress, Spending
 
 PRICES = Prices.of(
@@ -41,8 +42,7 @@ class Run:
         self.clock.now += seconds
         first, self.last = self.last + 1, self.last + steps
         found: list[Event] = [
-            Step(step=n, epoch=1, loss=1 / n, lr=0.1, grad_norm=1.0, time=self.clock.now)
-            for n in range(first, self.last + 1)
+            replace(step(n), time=self.clock.now) for n in range(first, self.last + 1)
         ]
         self.record.handle(*found)
 

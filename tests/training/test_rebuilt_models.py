@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.training.test_adapters import written
 from tests.training.test_plan import config as fsdp
 from training import export, generate
-from training.checkpoint.sharded_checkpoints import Found, state_of
+from training.checkpoint.sharded_checkpoints import ShardedCheckpoint, state_of
 from training.fsdp import inputs
 from training.fsdp.model import build, describe, fill, rebuild
 from training.models import language_models, model_weights, pretrained
@@ -50,7 +50,7 @@ def test_adapters_are_merged_and_a_prompt_is_continued_without_text_and_tokens(
         generate.continuations(found, "The License", num=8, seed=0)
 
 
-def checkpoint(folder: Path, text: str, place: str) -> Found:
+def checkpoint(folder: Path, text: str, place: str) -> ShardedCheckpoint:
     """A checkpoint of a run with adapters that have learned something, kept at ``place``."""
     config = inputs.prepare(fsdp(storage=str(folder.parent), data=text, seq_len=64, lora_rank=2))
     stores = inputs.stores_of(config)
@@ -68,7 +68,7 @@ def checkpoint(folder: Path, text: str, place: str) -> Found:
     return found
 
 
-def exported(found: Found, to: Path) -> bytes:
+def exported(found: ShardedCheckpoint, to: Path) -> bytes:
     return (Path(export.export(found, str(to))) / SAFETENSORS).read_bytes()
 
 

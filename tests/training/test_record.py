@@ -25,7 +25,6 @@ from training.record.events import (
     Measure,
     Preempted,
     RankTimes,
-    Resume,
     Saved,
     Saving,
     Skipped,
@@ -140,26 +139,6 @@ def test_a_run_that_ends_leaves_every_file_of_its_record(kept: RunRecord, folder
     assert steps_of(folder) == [*range(1, 9)]
 
 
-def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(folder: Path) -> None:
-    killed = opened(folder)
-    tell(killed, start(), *map(step, range(1, 5)), evaluation(1), step(5), step(6))
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"type": "step", "st')  # killed while it wrote
-
-    resumed = opened(folder)
-    tell(resumed, start(4, resumed=True), *(step(n, loss=2.0) for n in range(5, 9)))
-    resumed.handle(evaluation(2))
-    resumed.handle(finished())
-    metrics = reader.read_metrics(str(folder))
-    steps = metrics.of(Step)
-    assert [each.step for each in steps] == list(range(1, 9))
-    assert [each.loss for each in steps] == [1.0] * 4 + [2.0] * 4
-    assert metrics.of(Resume) == [Resume(step=4, world_size=2)]
-    assert metrics.num_damaged == 0
-    assert resumed.result is not None
-    assert resumed.result.resumed_from == 4
-
-
 def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(
     kept: RunRecord, folder: Path
 ) -> None:
@@ -192,7 +171,8 @@ def test_skipped_steps_and_lost_hosts_are_counted_over_all_attempts_but_not_what
     tell(again, Saved(step=6), finished())
     assert reader.read_metrics(str(folder)).of(Saved) == [Saved(step=6)]
     assert again.result is not None
-    assert (again.result.skipped_steps, again.result.preempted) == (2, 3)
+    result = again.result
+    assert (result.skipped_steps, result.preempted, result.resumed_from) == (2, 3, 4)
 
 
 def test_the_activity_of_a_job_is_recorded_over_restarts_of_workers_and_head(
@@ -234,16 +214,6 @@ def test_damaged_lines_of_earlier_attempts_are_dropped_and_counted(folder: Path)
     kept.close()
     assert reader.read_metrics(str(folder)).num_damaged == 0
     assert result_of(folder).damaged_lines == 1
-
-
-def test_a_run_that_begins_again_without_a_checkpoint_forgets_all_of_its_steps(
-    folder: Path,
-) -> None:
-    before_training = Evaluation(step=0, epoch=0, loss=3.0, measures={"perplexity": 20.0})
-    for _ in range(2):
-        tell(opened(folder), start(), before_training, step(1), step(2))
-    assert steps_of(folder) == [1, 2]
-    assert reader.read_metrics(str(folder)).of(Evaluation) == [before_training]
 
 
 def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(
@@ -299,8 +269,10 @@ def test_a_run_that_resumes_declares_its_measures_once(folder: Path) -> None:
 def test_lines_of_a_process_that_had_lost_the_run_do_not_count() -> None:
     line = '{"type": "step", "step": %d, "loss": %d, "lr": 1, "grad_norm": 1, "epoch": 1, "time": 1'
     texts = [f'{line % each}, "lease": {each[1]}}}' for each in ((1, 1), (2, 1), (2, 2), (3, 1))]
-    found = events.parse_metrics("\n".join([*texts, ""]).encode())
-    assert [(each.step, each.loss) for each in found.of(Step)] == [(1, 1), (2, 2)]
+    resume = '{"type": "resume", "step": 1, "world_size": 2, "lease": 2}'  # step 2 is done again
+    for last, steps in (("", [(1, 1), (2, 2)]), (resume, [(1, 1)])):
+        found = events.parse_metrics("\n".join([*texts, last, ""]).encode())
+        assert [(each.step, each.loss) for each in found.of(Step)] == steps
 
 
 @pytest.mark.parametrize("place", ["disk", "S3"])
@@ -528,24 +500,19 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
     assert result_of(RUN).status == "succeeded"
 
 
-def test_a_result_that_a_full_disk_does_not_take_is_written_in_the_end(
-    kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tell(kept, start(), step(1))
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "write_bytes", full)
-        tell(kept, finished())
-    kept.close()
-    assert result_of(folder).status == "succeeded"
-    assert kept.exit_code == exits.OK
-
-
-def test_a_result_that_a_full_disk_never_takes_is_an_error(
-    kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_full_to_the_end", [False, True])
+def test_a_result_that_a_full_disk_does_not_take_is_written_in_the_end_or_an_error(
+    is_full_to_the_end: bool, kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(kept, start(), step(1))
     monkeypatch.setattr(storage, "write_bytes", full)
     tell(kept, finished())
+    if is_full_to_the_end:
+        kept.close()
+        assert kept.exit_code == exits.STORAGE
+        assert kept.error == f"evaluation.json, result.json could not be written to {folder}"
+        return
+    monkeypatch.undo()
     kept.close()
-    assert kept.exit_code == exits.STORAGE
-    assert kept.error == f"evaluation.json, result.json could not be written to {folder}"
+    assert result_of(folder).status == "succeeded"
+    assert kept.exit_code == exits.OK

@@ -45,29 +45,6 @@ def test_json_is_a_list_of_rows_or_a_row_per_line(content: str, tmp_path: Path) 
         ('{"text": "a"}\n"{\\"text\\": \\"b\\"}"', "a.json, line 2: no JSON object"),
         ('{"data": [{"text": "a"}]}', 'a.json, row 1: no text under "text"'),
         ("[" * 100_000, "a.json is no JSON"),
-    ],
-)
-def test_json_that_is_none_is_refused_with_its_row(
-    content: str, message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(InputError, match=message):
-        read(tmp_path / "a.json")
-
-
-def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"one, ""two""\r\nthree"\r\n\r\n2,\r\n3,four\r\n')
-    assert read(file) == ['one, "two"\nthree', "four"]
-    assert read(file, "id") == ["1", "2", "3"]
-    file.write_text("instruction,input,output\nAdd,1 and 2,3\n")
-    asked = Message(role="user", content="Add\n\n1 and 2")
-    assert read(file) == [Conversation(messages=(asked, Message(role="assistant", content="3")))]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
         ("id,words\n1,a\n", "a.csv has no column 'text' but id, words: give --text-field"),
         ("id,text\n1,a\n2,b, c\n", "a.csv, line 3: 3 values for 2 columns"),
         ('id,text\n1,"a\n', "a.csv, line 2: no CSV"),
@@ -78,12 +55,23 @@ def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_table_that_is_none_is_refused_with_its_line(
+def test_what_is_no_list_and_no_table_is_refused_with_its_place(
     content: str, message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.csv").write_text(content)
+    file = tmp_path / message.partition(" ")[0].strip(",")
+    file.write_text(content)
     with pytest.raises(InputError, match=message):
-        read(tmp_path / "a.csv")
+        read(file)
+
+
+def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"one, ""two""\r\nthree"\r\n\r\n2,\r\n3,four\r\n')
+    assert read(file) == ['one, "two"\nthree', "four"]
+    assert read(file, "id") == ["1", "2", "3"]
+    file.write_text("instruction,input,output\nAdd,1 and 2,3\n")
+    asked = Message(role="user", content="Add\n\n1 and 2")
+    assert read(file) == [Conversation(messages=(asked, Message(role="assistant", content="3")))]
 
 
 def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ RECORD = '''
 from dataclasses import dataclass
 from typing import Final
 
-from training.recipe import Model, Recipe
+from training.recipe import ModelForm, Recipe
 from training.settings import TrainingConfig, option
 from training.record.events import Measure
 
@@ -49,7 +49,7 @@ RECIPE: Final = Recipe(
     data_help="none: it draws its own",
     loop="training.toy.train",
     measures=(MEAN_ERROR,),
-    model=Model.NONE,
+    model=ModelForm.NONE,
 )
 '''
 

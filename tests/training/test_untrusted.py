@@ -19,12 +19,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from contract.errors import InputError
 from store import storage
 from tests.fuzzing import fuzz
-from tests.training.sample_events import step
 from training.checkpoint import sharded_checkpoints
-from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
+from training.checkpoint.dcp import CheckpointReader, LoadPlanner, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.command import Recorded
-from training.record.events import Event, Phase, parse_metrics, to_json
 from training.system.lease import Holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -101,7 +99,7 @@ def test_a_checkpoint_made_to_attack_does_nothing(sharded: Path, tmp_path: Path)
     (copy / ".metadata").write_bytes(evil)
     complete(copy)
     with pytest.raises(DamagedError, match=r"it names _?io\.open"):
-        sharded_checkpoints.Found(str(copy))
+        sharded_checkpoints.ShardedCheckpoint(str(copy))
     with pytest.raises(InputError, match="has no whole checkpoint"):
         sharded_checkpoints.newest_of(str(tmp_path / "run"))
     assert not mark.exists()
@@ -123,7 +121,7 @@ def test_a_value_made_to_attack_does_nothing(tmp_path: Path) -> None:
     mark, folder = tmp_path / "mark", tmp_path / "checkpoint"
     state = {"optimizer": {"lr": Evil(mark)}}
     save(state, storage_writer=sharded_checkpoints._Writer(str(folder)), no_dist=True)
-    reader, planner = Reader(str(folder)), LoadPlanner()
+    reader, planner = CheckpointReader(str(folder)), LoadPlanner()
     with pytest.raises(BaseException, match=r"[Ww]eights.only") as raised:
         load({"optimizer": {"lr": 0.0}}, storage_reader=reader, planner=planner, no_dist=True)
     assert isinstance(raised.value, CheckpointException | pickle.UnpicklingError)
@@ -159,21 +157,13 @@ def test_positions_of_sharded_checkpoints(sharded: Path, monkeypatch: pytest.Mon
     def found(content: bytes) -> object:
         nonlocal given
         given = content
-        return sharded_checkpoints.Found(str(sharded))
+        return sharded_checkpoints.ShardedCheckpoint(str(sharded))
 
     fuzz((sharded / "state.json").read_bytes(), found, DamagedError)
 
 
 def test_leases() -> None:
     fuzz(Holder.here().as_json(), Holder.from_json)
-
-
-def test_lines_of_metrics() -> None:
-    events: list[Event] = [
-        Phase(name="workers_ready", time=1.0, hosts=("10.0.0.1",)),
-        *map(step, range(3)),
-    ]
-    fuzz(b"".join(json.dumps(to_json(event)).encode() + b"\n" for event in events), parse_metrics)
 
 
 def test_settings_of_earlier_runs() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -19,11 +18,11 @@ from safetensors.torch import save
 from contract.errors import InputError
 from store.storage import runs_root
 from tests.fuzzing import damaged_bytes, fuzz, fuzz_text, fuzz_values
+from tests.training.test_plan import TINY_LLAMA
 from tests.training.test_report import RESULT
 from training.data import idx, vocabulary
 from training.data.documents import Rows, documents
 from training.data.pictures.index import Entry, Index, StoredFile
-from training.data.text import TokenStore
 from training.models import model_weights
 from training.models.conversion import convert
 from training.models.model_shapes import ModelShape, read_config
@@ -32,18 +31,6 @@ from training.models.serving import stops_of
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 from training.record.progress import Progress
 from training.record.result import Result
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 
 
 def test_storage_addresses() -> None:
@@ -112,33 +99,6 @@ def test_tables(tmp_path: Path) -> None:
         fuzz(content, read, InputError)
 
 
-def test_stores_of_tokens(tmp_path: Path) -> None:
-    for name, count in (("train.bin", 64), ("held-out.bin", 16)):
-        np.zeros(count, np.uint16).tofile(tmp_path / name)
-    info = {
-        "key": "k",
-        "tokenizer": "t",
-        "vocab_size": 256,
-        "end_of_text": 0,
-        "dtype": "uint16",
-        "num_documents": 3,
-        "num_train_tokens": 64,
-        "num_held_out_tokens": 16,
-        "stops": [0],
-    }
-
-    def read(_file: Path) -> object:
-        store = TokenStore.open(tmp_path)
-        assert store.train.dtype.kind == "u"
-        return store.train.sum(), store.held_out.sum()
-
-    fuzz(json.dumps(info).encode(), at(tmp_path / "store.json", read), InputError)
-    for kind in ("O", "uint32", "float64", ">u2", "i2"):
-        (tmp_path / "store.json").write_text(json.dumps(info | {"dtype": kind}))
-        with pytest.raises(InputError):
-            TokenStore.open(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
 def test_tokenizers(tmp_path: Path, name: str) -> None:
     from tokenizers import Tokenizer, models
@@ -170,7 +130,7 @@ def test_configurations_of_models(tmp_path: Path) -> None:
     def config(file: Path) -> object:
         return config_of(read_config(file))
 
-    content = json.dumps(CONFIG).encode()
+    content = json.dumps(TINY_LLAMA).encode()
     fuzz(content, at(tmp_path / "config.json", shape), InputError)
     fuzz(content, at(tmp_path / "config.json", config), InputError, cases=100)
 
@@ -181,7 +141,7 @@ def test_weights(tmp_path: Path) -> None:
     make: Any = AutoModelForCausalLM.from_config  # it has no types
 
     small = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
-    model = make(config_of(CONFIG | small))
+    model = make(config_of(TINY_LLAMA | small))
     weights = {name: each.clone() for name, each in model.state_dict().items()}
     content = save(weights)
 

@@ -13,6 +13,7 @@ from contract import exits
 from contract.errors import InputError
 from contract.nodes import ONE_EACH, Range
 from tests.clock import FakeClock
+from tests.training.sample_events import start, step
 from training import command
 from training.record import reader
 from training.record.events import (
@@ -22,14 +23,12 @@ from training.record.events import (
     Process,
     Reading,
     Silent,
-    Start,
-    Step,
     Stopped,
 )
 from training.record.result import Table
 from training.runtime import driver, hang_detector
 from training.runtime.driver import Driver
-from training.runtime.processes import Seen
+from training.runtime.processes import ProcessState
 from training.settings import RunConfig
 
 RANK = Process(rank=0, node="localhost", pid=1, born="1", stacks=3)
@@ -78,9 +77,9 @@ class ScriptedWorkers:
 
     def request_stop(self) -> None: ...
 
-    def look(self, found: Sequence[Process]) -> list[Seen]:
+    def look(self, found: Sequence[Process]) -> list[ProcessState]:
         assert [*found] == [RANK]
-        return [Seen(rank=0, state="T (stopped)", details="where it hangs")]
+        return [ProcessState(rank=0, state="T (stopped)", details="where it hangs")]
 
     def end(self, found: Sequence[Process]) -> None:
         self.ended.append(found)
@@ -122,14 +121,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return play
 
 
-def start() -> Start:
-    return Start(step=0, resumed=False, world_size=1, total_steps=1, device="CPU", items="images")
-
-
-def step() -> Step:
-    return Step(step=1, epoch=1, loss=1.0, lr=0.1, grad_norm=1.0, time=1.0)
-
-
 def test_a_hang_while_the_data_is_prepared_is_described_and_ended(
     run: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +142,7 @@ def test_a_process_that_hangs_after_the_model_is_published_does_not_undo_the_end
     details = Table(title="t", heads=("a",), rows=((1.0,),))
     finished = Finished(step=1, loss=0.5, seconds=1.0, evaluation=details)
     # First it waits for hosts, longer than data may be silent: Ray may use the process again.
-    trains = [*[WAITS] * 500, Joined(processes=(RANK,)), start(), step(), finished, HANGS]
+    trains = [*[WAITS] * 500, Joined(processes=(RANK,)), start(), step(1), finished, HANGS]
     code, workers, seconds = run([Joined(processes=(RANK,))], trains)
     assert code == exits.OK
     assert workers.ended == [[RANK]]
@@ -175,7 +166,7 @@ def test_what_is_said_of_a_stop_is_what_was_saved(
     events: list[Event],
     said: str,
 ) -> None:
-    code, _, _ = run([], [start(), step(), "Ctrl-C", *events])
+    code, _, _ = run([], [start(), step(1), "Ctrl-C", *events])
     assert code == exits.INTERRUPTED
     assert said in capsys.readouterr().err
 
@@ -188,5 +179,5 @@ def test_a_lease_that_is_lost_while_the_data_is_prepared_ends_the_command(
 
 
 def test_a_lease_that_is_lost_ends_the_training_at_once(run: Callable[..., Any]) -> None:
-    code, _, seconds = run([], [start(), step(), "lease lost", *[WAITS] * 50])
+    code, _, seconds = run([], [start(), step(1), "lease lost", *[WAITS] * 50])
     assert (code, seconds < 60) == (exits.BAD_INPUT, True)

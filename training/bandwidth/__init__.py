@@ -3,7 +3,7 @@
 from typing import Final
 
 from training.bandwidth.settings import PRESETS, BandwidthConfig
-from training.recipe import Model, Recipe
+from training.recipe import ModelForm, Recipe
 from training.record.events import Measure
 
 # Bus bandwidth.
@@ -18,7 +18,7 @@ RECIPE: Final = Recipe(
     data_help="none: nothing is trained",
     loop="training.bandwidth.train",
     measures=(ALL_REDUCE,),
-    model=Model.NONE,
+    model=ModelForm.NONE,
     variables={
         # NCCL tells only in its log over what it sends; read by ``training.system.machine``.
         "NCCL_DEBUG": "INFO",

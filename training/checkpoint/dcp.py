@@ -98,38 +98,31 @@ def parse_metadata(content: bytes) -> Metadata:
     return found
 
 
-def _check(found: object) -> None:
+def _check(found: Any) -> None:
     """
     Raises:
         Exception: it is no whole metadata.
     """
-    if not isinstance(found, Metadata):
-        raise TypeError("it is no metadata")
+    _require(isinstance(found, Metadata))
     for name, entry in found.state_dict_metadata.items():
-        if not isinstance(name, str):
-            raise TypeError("a name is no text")
-        if isinstance(entry, parts.TensorStorageMetadata):
-            _check_tensor(entry)
-        elif not isinstance(entry, parts.BytesStorageMetadata):
-            raise TypeError(f"{name} is no tensor and no bytes")
+        _require(isinstance(name, str))
+        if isinstance(entry, parts.BytesStorageMetadata):
+            continue
+        _require(isinstance(entry, parts.TensorStorageMetadata))
+        _require(isinstance(entry.size, torch.Size))
+        _require(isinstance(entry.properties.dtype, torch.dtype))
+        for chunk in entry.chunks:
+            _require(isinstance(chunk, parts.ChunkStorageMetadata))
+            _require(len(chunk.offsets) == len(chunk.sizes) == len(entry.size))
     for index, info in found.storage_data.items():
-        if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
-            raise TypeError("a place is none")
+        _require(isinstance(index, MetadataIndex) and isinstance(info, _StorageInfo))
         check_relative(info.relative_path, what="file")
-        if min(info.offset, info.length) < 0 or info.transform_descriptors:
-            raise ValueError("a place is none")
+        _require(min(info.offset, info.length) >= 0 and not info.transform_descriptors)
 
 
-def _check_tensor(entry: parts.TensorStorageMetadata) -> None:
-    if not isinstance(entry.size, torch.Size):
-        raise TypeError("a size is none")
-    if not isinstance(entry.properties.dtype, torch.dtype):
-        raise TypeError("a type is none")
-    for chunk in entry.chunks:
-        if not isinstance(chunk, parts.ChunkStorageMetadata):
-            raise TypeError("a chunk is none")
-        if not len(chunk.offsets) == len(chunk.sizes) == len(entry.size):
-            raise ValueError("a chunk is of another tensor")
+def _require(is_so: bool) -> None:
+    if not is_so:
+        raise ValueError("it is no whole metadata")
 
 
 class StorageFiles(FileSystem):
@@ -140,7 +133,7 @@ class StorageFiles(FileSystem):
         return path
 
 
-class Reader(FsspecReader):
+class CheckpointReader(FsspecReader):
     """Torch's reader, with ``parse_metadata``."""
 
     def __init__(self, uri: str) -> None:

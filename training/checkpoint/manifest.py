@@ -27,22 +27,6 @@ class File:
     """Bytes."""
     sha256: str
 
-    def check_size(self, name: str, size: int) -> None:
-        """
-        Raises:
-            DamagedError: the file has another size.
-        """
-        if size != self.size:
-            raise DamagedError(f"{name} has {size:,} bytes instead of {self.size:,}")
-
-    def check_hash(self, name: str, sha256: str) -> None:
-        """
-        Raises:
-            DamagedError: the file has another content.
-        """
-        if sha256 != self.sha256:
-            raise DamagedError(f"{name} does not match its checksum")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:

@@ -48,7 +48,7 @@ from contract.runs import RunPaths
 from store import storage
 from training.checkpoint import checkpoints, unfinished
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
+from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner, StorageFiles
 from training.checkpoint.manifest import DamagedError, File
 from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
@@ -67,7 +67,7 @@ _MODEL, _OPTIMIZER = "model", "optimizer"
 T = TypeVar("T")
 
 
-class Saver:
+class ShardedSaver:
     """Saves one run's model and optimizer; every rank has one and calls it at the same steps."""
 
     def __init__(
@@ -242,7 +242,7 @@ def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
     return cast(T, box[0])
 
 
-class Found:
+class ShardedCheckpoint:
     """A checkpoint that has been checked."""
 
     def __init__(self, uri: str) -> None:
@@ -251,7 +251,7 @@ class Found:
             DamagedError: its state or its metadata cannot be read.
         """
         self.uri = uri
-        self._reader = Reader(uri)
+        self._reader = CheckpointReader(uri)
         try:
             state = json.loads(storage.read_bytes(storage.join(uri, STATE_FILE)) or b"{}")
             self.position = Position.from_values(state["position"])
@@ -264,11 +264,13 @@ class Found:
         """One of the small files beside the shards."""
         return storage.read_bytes(storage.join(self.uri, name))
 
-    def load(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-    ) -> None:
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """The model's ``config.json``."""
+        found: dict[str, Any] = json.loads(self.read(checkpoints.MODEL_CONFIG_FILE) or b"{}")
+        return found
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Put it into a model and its optimizer, written by any number of workers.
 
         Raises:
@@ -357,7 +359,7 @@ class Found:
         }
 
 
-def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
+def newest(worker: Worker, *, from_scratch: bool = False) -> ShardedCheckpoint | None:
     """The newest usable checkpoint of a run, or None; all ranks read and check their share.
 
     Args:
@@ -376,16 +378,16 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
     )
 
 
-def _checked(uri: str, worker: Worker) -> "Found":
+def _checked(uri: str, worker: Worker) -> "ShardedCheckpoint":
     """
     Raises:
         DamagedError: this rank's share of the checkpoint must not be used.
     """
     checkpoints.verify(uri, part=worker.rank, num_parts=worker.world_size)
-    return Found(uri)
+    return ShardedCheckpoint(uri)
 
 
-def newest_of(run_uri: str, *, step: int = 0) -> Found:
+def newest_of(run_uri: str, *, step: int = 0) -> ShardedCheckpoint:
     """The newest whole checkpoint of a run, or that of a step, for one process that only reads.
 
     Raises:
@@ -397,7 +399,7 @@ def newest_of(run_uri: str, *, step: int = 0) -> Found:
         try:
             checkpoints.verify(uri)
             if storage.exists(storage.join(uri, METADATA_FILE)):
-                return Found(uri)
+                return ShardedCheckpoint(uri)
         except DamagedError:
             continue
     raise InputError(

@@ -280,8 +280,6 @@ def build(
         InputError: there is too little, text among conversations or the other way about, or rows
             that cannot be used.
     """
-    if held_out_every < 2:
-        raise InputError(f"one document in {held_out_every} cannot be held out: use 2 or more")
     dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
     writer = ChatWriter(words) if is_chat else None
     encode = _chats(writer, rows) if writer else _texts(words)

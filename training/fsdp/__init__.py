@@ -6,7 +6,7 @@ from typing import Final
 from contract.errors import InputError
 from training.data import PYTHON_HELP, catalog
 from training.fsdp.settings import PRESETS, FsdpConfig
-from training.recipe import Model, Recipe
+from training.recipe import ModelForm, Recipe
 from training.record.events import PERPLEXITY
 from training.settings import Value
 
@@ -38,7 +38,7 @@ RECIPE: Final = Recipe(
         "transformers.models.gpt_neox.modeling_gpt_neox",
     ),
     measures=(PERPLEXITY,),
-    model=Model.SHARDED,
+    model=ModelForm.SHARDED,
     rebuild="training.fsdp.model",
     is_planned=True,
     check=_check,

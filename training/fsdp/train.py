@@ -140,7 +140,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         world_size=world_size,
         device=device,
     )
-    saver = sharded_checkpoints.Saver(
+    saver = sharded_checkpoints.ShardedSaver(
         worker,
         model,
         optimizer,

@@ -30,7 +30,7 @@ from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library, mirror
 from training.data.pictures.picture import canvas_side
-from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+from training.data.pictures.reader import PictureBatch, PictureReader, rank_part, rank_plan
 from training.imagenet.inputs import num_decoders
 from training.imagenet.settings import MIDDLE, STEPS, SYNTHETIC, ImagenetConfig
 from training.loop import metrics
@@ -222,13 +222,13 @@ def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> fl
 class Pictures:
     """Both splits of the data, as one worker reads them."""
 
-    train: "Reader | Synthetic"
-    val: "Reader | Synthetic"
+    train: "PictureReader | Synthetic"
+    val: "PictureReader | Synthetic"
     num_train: int
     num_val: int
     classes: tuple[str, ...]
     fingerprint: str
-    readers: tuple[Reader, ...]
+    readers: tuple[PictureReader, ...]
     """Where the pictures come from files."""
     notes: tuple[str, ...] = ()
     """What was held out, and what is not used."""
@@ -265,7 +265,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
     found = mirror.on_disk(library.open_set(config.data))
     train, val = (
         stack.enter_context(
-            Reader(
+            PictureReader(
                 found,
                 split,
                 size=config.size_of(found.index.size),
@@ -354,8 +354,8 @@ _NUM_NOISES = 64
 
 
 class Synthetic:
-    """Pictures that are made on the device, any number of them, as ``pictures.reader.Reader`` gives
-    those of files: a pattern for each class, under noise."""
+    """Pictures that are made on the device, any number of them, as ``PictureReader`` gives those of
+    files: a pattern for each class, under noise."""
 
     def __init__(self, *, canvas: int, device: torch.device) -> None:
         """
@@ -371,13 +371,13 @@ class Synthetic:
         noises = torch.randint(0, 64, shape, generator=generator, dtype=torch.uint8)
         self._noises = noises.to(device)
 
-    def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
+    def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[PictureBatch]:
         """A batch for each part of the plan, int64 ``[n]``, in its order."""
         for samples in plan:
             labels = (samples % NUM_CLASSES).to(self._device, non_blocking=True)
             noises = (samples * 7 % _NUM_NOISES).to(self._device, non_blocking=True)
             pictures = self._patterns[labels] + self._noises[noises]
-            yield Batch(
+            yield PictureBatch(
                 pictures=pictures,
                 extents=torch.full((len(samples), 2), pictures.shape[1], device=self._device),
                 labels=labels,

@@ -380,7 +380,7 @@ class Communication:
         return union_length(spans) / 1e6
 
 
-class Watch:
+class StepWatch:
     """Has the collectives of one step between two evaluations measured: the last but one, when all
     has settled, and never the first of the run. Every rank has one, and they watch together."""
 

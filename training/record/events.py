@@ -10,7 +10,6 @@ did again are dropped (``without_redone``). Standard library only: the process t
 record loads neither torch nor Ray for them.
 """
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Final, TypeVar, get_args
 from contract import exits
 from contract.runs import METRICS_FILE
 from contract.text import percent, significant
+from contract.typed_json import loads
 from training.record import fields
 from training.record.fields import Named, Rate, named
 from training.record.result import Evaluated
@@ -522,9 +522,7 @@ def _parse(text: str) -> Line:
     Raises:
         ValueError: it is no JSON object of an event.
     """
-    values: object = json.loads(text)
-    if not isinstance(values, Mapping):
-        raise ValueError(f"a line of {METRICS_FILE} is no JSON object: {text[:80]}")
+    values = loads(text, what=f"a line of {METRICS_FILE}")
     step, lease = values.get("step"), values.get("lease")
     return Line(
         text=text.rstrip(),

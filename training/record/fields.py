@@ -10,8 +10,7 @@ Numbers that have names of their own (``named``) stand beside the fields, as ``a
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 from contract import typed_json
@@ -66,35 +65,21 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     Raises:
         ValueError: a field is missing or of another kind.
     """
-    found: dict[str, object] = {}
-    others = {**values}  # without the keys of numbers with names, whatever other field is called so
+    found = {**values}
     fields = fields_of(cast("Any", kind))
     for field, _ in fields:
         if "suffix" in field.metadata:
             names = values.get(field.name)
-            given: dict[str, object] = {}
-            for name in names if isinstance(names, list) else []:
-                value = others.pop(f"{name}{field.metadata['suffix']}", None)
-                if is_number(value):
-                    given[f"{name}"] = value
-            found[field.name] = given
+            # Taken out, whatever other field is called so.
+            given = {
+                str(name): found.pop(f"{name}{field.metadata['suffix']}", None)
+                for name in (names if isinstance(names, list) else [])
+            }
+            found[field.name] = {name: each for name, each in given.items() if is_number(each)}
     for field, hint in fields:
-        if field.name in found:
-            continue
         if hint == Rate | None:
-            found[field.name] = _rate(others)
-        elif field.name in others:
-            try:
-                found[field.name] = read(hint, others[field.name])
-            except ValueError as error:
-                raise ValueError(f"{field.name} {error}") from None
-        elif field.default is MISSING:
-            raise ValueError(f"{field.name} is missing")
-    return kind(**found)
-
-
-read: Final = partial(typed_json.read, build=from_json)
-"""A value from JSON as a type has it. Raises ValueError if it is of another kind."""
+            found[field.name] = _rate(found)
+    return typed_json.from_json(kind, found, what=kind.__name__, ignores_unknown=True)
 
 
 def number(value: object) -> float | None:
@@ -102,12 +87,12 @@ def number(value: object) -> float | None:
     return float(value) if is_number(value) and math.isfinite(value) else None
 
 
-def _rate(values: Mapping[str, object]) -> Rate | None:
+def _rate(values: Mapping[str, object]) -> dict[str, object] | None:
     """The rate among an object's values; that of floating-point operations is another thing."""
     for name, value in values.items():
         items = name.removesuffix(_RATE)
         if items not in (name, "", "flops"):
-            return Rate(items=items, per_s=value if is_number(value) else None)
+            return {"items": items, "per_s": value if is_number(value) else None}
     return None
 
 

@@ -1,8 +1,7 @@
 """Reader of a run's record, also of an unfinished or damaged one."""
 
-import json
-
 from contract.runs import METRICS_FILE, RESULT_FILE
+from contract.typed_json import loads_if_any
 from store import storage
 from training.record.events import Metrics, parse_metrics
 from training.record.result import Result
@@ -15,11 +14,7 @@ def read_metrics(run_uri: str) -> Metrics:
 
 def read_json(run_uri: str, name: str) -> dict[str, object] | None:
     """Read a JSON file of a run's record; None when it is missing or cannot be read."""
-    try:
-        values = json.loads(storage.read_bytes(storage.join(run_uri, name)) or b"")
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
+    return loads_if_any(storage.read_bytes(storage.join(run_uri, name)))
 
 
 def read_result(run_uri: str) -> Result | None:

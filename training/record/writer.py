@@ -57,7 +57,7 @@ _FLUSH_SHARE: Final = 0.02
 T = TypeVar("T")
 
 
-class Display(Protocol):
+class EventDisplay(Protocol):
     """Shows events to a person as they come."""
 
     def show(self, event: Event) -> None: ...
@@ -76,7 +76,7 @@ class RunRecord:
         recipe: str,
         settings: Mapping[str, object],
         environment: Mapping[str, object],
-        display: Display,
+        display: EventDisplay,
         measures: Sequence[Measure] = (),
         report_to: Sequence[str] = (),
         job: str = "",

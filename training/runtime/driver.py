@@ -23,7 +23,7 @@ from training.record.events import Event, Failed, Noted, Process, Reading, Warne
 from training.record.writer import RunRecord
 from training.runtime.hang_detector import Watch
 from training.runtime.outcome import opened_record, print_result
-from training.runtime.processes import Seen
+from training.runtime.processes import ProcessState
 from training.settings import RunConfig
 from training.system.lease import Lease
 
@@ -68,7 +68,7 @@ class Workers(Protocol):
     def request_stop(self) -> None:
         """Have the workers save and leave."""
 
-    def look(self, found: Sequence[Process]) -> list[Seen]:
+    def look(self, found: Sequence[Process]) -> list[ProcessState]:
         """See what workers are doing."""
 
     def end(self, found: Sequence[Process]) -> None:

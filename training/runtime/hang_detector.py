@@ -26,7 +26,7 @@ from training.record.events import (
     Start,
     Step,
 )
-from training.runtime.processes import Seen
+from training.runtime.processes import ProcessState
 
 #: So many steps of usual length without a word are too many.
 _STEPS: Final = 20
@@ -135,7 +135,7 @@ class Watch:
         self,
         run_uri: str,
         *,
-        look: Callable[[Sequence[Process]], list[Seen]],
+        look: Callable[[Sequence[Process]], list[ProcessState]],
         end: Callable[[Sequence[Process]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -32,7 +32,7 @@ from training.recipe import Recipe
 from training.record.events import Event, Failed, Process, Start, Warned
 from training.runtime import outcome, processes
 from training.runtime.outcome import Failures, prepared
-from training.runtime.processes import Seen
+from training.runtime.processes import ProcessState
 from training.settings import RunConfig
 from training.system import machine
 
@@ -251,7 +251,7 @@ class LocalWorkers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each.process.pid, signal.SIGTERM)
 
-    def look(self, found: Sequence[Process]) -> list[Seen]:
+    def look(self, found: Sequence[Process]) -> list[ProcessState]:
         return processes.look(found)
 
     def end(self, found: Sequence[Process]) -> None:

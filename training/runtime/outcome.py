@@ -16,7 +16,7 @@ from training.data import download
 from training.recipe import Recipe
 from training.record.events import Event, Joined, Noted, Reading, phase
 from training.record.result import Result
-from training.record.writer import Display, RunRecord
+from training.record.writer import EventDisplay, RunRecord
 from training.runtime import processes
 from training.settings import RunConfig
 from training.system.lease import Lease
@@ -72,7 +72,7 @@ def opened_record(
     config: RunConfig,
     command: Command,
     *,
-    display: Display,
+    display: EventDisplay,
     lease: Lease | None,
     **more: Any,
 ) -> RunRecord:

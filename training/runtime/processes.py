@@ -39,7 +39,7 @@ _FILES: Final[list[Any]] = []  # kept open as long as this process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class ProcessState:
     """State of a process that was looked at."""
 
     rank: int
@@ -79,7 +79,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def look(processes: Sequence[Process]) -> list[Seen]:
+def look(processes: Sequence[Process]) -> list[ProcessState]:
     """See what processes of this node are doing."""
     asked = {each: _ask_for_stacks(each) for each in processes}
     return [_seen(each, asked[each]) for each in processes]
@@ -93,16 +93,16 @@ def end(processes: Sequence[Process]) -> None:
                 os.kill(each.pid, signal.SIGKILL)
 
 
-def look_everywhere(processes: Sequence[Process]) -> list[Seen]:
+def look_everywhere(processes: Sequence[Process]) -> list[ProcessState]:
     """See what processes are doing, each on its node; those of a node that is lost are gone."""
-    found: list[Seen] = []
+    found: list[ProcessState] = []
     for each, answer in _on_nodes(look, processes):
         if isinstance(answer, list):
             found += answer
             continue
         state = _NO_ANSWER if answer == _NO_ANSWER else "gone"
         details = f"node {each[0].node}: {'no answer' if answer == _NO_ANSWER else 'lost'}"
-        found += [Seen(rank=one.rank, state=state, details=details) for one in each]
+        found += [ProcessState(rank=one.rank, state=state, details=details) for one in each]
     return sorted(found, key=lambda seen: seen.rank)
 
 
@@ -177,10 +177,10 @@ def _ask_for_stacks(process: Process) -> int:
     return size
 
 
-def _seen(process: Process, begin: int) -> Seen:
+def _seen(process: Process, begin: int) -> ProcessState:
     state = _state(process)
     if state == "gone":
-        return Seen(rank=process.rank, state=state, details="")
+        return ProcessState(rank=process.rank, state=state, details="")
     if state[0] in "Tt":
         stacks = _py_spy(process.pid)
     else:
@@ -191,7 +191,7 @@ def _seen(process: Process, begin: int) -> Seen:
         _threads(process.pid),
         stacks or "its Python stacks cannot be read",
     ]
-    return Seen(rank=process.rank, state=state, details="\n".join(parts))
+    return ProcessState(rank=process.rank, state=state, details="\n".join(parts))
 
 
 def _written(file: str, begin: int) -> str:

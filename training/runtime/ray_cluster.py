@@ -17,7 +17,7 @@ from contract.nodes import Gpus, Range
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
 from training.record.events import Event, Process, phase
 from training.runtime import processes, trainer
-from training.runtime.processes import Seen
+from training.runtime.processes import ProcessState
 from training.runtime.trainer import Submission
 from training.settings import RunConfig
 
@@ -119,7 +119,7 @@ class RayWorkers:
     def request_stop(self) -> None:
         self._events.request_stop.remote()
 
-    def look(self, found: Sequence[Process]) -> list[Seen]:
+    def look(self, found: Sequence[Process]) -> list[ProcessState]:
         return processes.look_everywhere(found)
 
     def end(self, found: Sequence[Process]) -> None:

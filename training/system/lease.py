@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
 from contract.runs import LEASES_DIR, RunPaths
 from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
+from contract.typed_json import loads_if_any
 from store import storage
 from training.system import machine
 
@@ -65,11 +66,7 @@ class Holder:
     @classmethod
     def from_json(cls, content: bytes | None) -> Self:
         """What ``as_json`` wrote; what cannot be read is left out, so such a lease is soon over."""
-        values: object = None
-        with contextlib.suppress(ValueError, RecursionError):
-            values = json.loads(content or b"")
-        if not isinstance(values, Mapping):
-            return cls()
+        values: Mapping[str, Any] = loads_if_any(content) or {}
         kinds: Mapping[str, type] = {"pid": int, "released": bool}
         known = {
             name: values[name]

@@ -299,7 +299,7 @@ def found(name: str, *frames: str, steps: int = 50, state: str = "S (sleeping)")
             *(lines or ["  <no Python frame>"]),
         ]
     )
-    seen = processes.Seen(rank=0, state=state, details=details)
+    seen = processes.ProcessState(rank=0, state=state, details=details)
     return Found(name=name, steps=steps, seen=seen)
 
 

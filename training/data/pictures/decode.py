@@ -1,4 +1,4 @@
-"""Decoding of a picture's bytes into the shared ring, in the worker processes of a ``Reader``.
+"""Decoding of a picture's bytes into the shared ring, in the processes of a ``PictureReader``.
 
 ``Decoder`` is the data set of torch's DataLoader. Its items are not pictures but tasks: it decodes
 a task's pictures into shared memory, and only returns how large they are.
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, get_worker_info
 from contract.errors import InputError
 from training.data.pictures.index import RAW, Entry
 from training.data.pictures.library import Split
-from training.data.pictures.picture import DamagedError, fitted, shrunk
+from training.data.pictures.picture import DamagedPictureError, fitted, shrunk
 
 Pixels = npt.NDArray[np.uint8]
 Extent = tuple[int, int]
@@ -31,7 +31,7 @@ _SHORT: Final = "its file ends before it does"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class DecodingTask:
     """Pictures to decode into neighboring canvases."""
 
     canvas: int
@@ -80,7 +80,7 @@ class Decoder(Dataset[Done | InputError]):
         self._current = current
         self._files = Files(root)
 
-    def __getitem__(self, task: Task) -> Done | InputError:
+    def __getitem__(self, task: DecodingTask) -> Done | InputError:
         """Decode the pictures of a task; the rest of each canvas becomes black.
 
         Returns:
@@ -104,7 +104,7 @@ class Decoder(Dataset[Done | InputError]):
         try:
             content = self._files.read(entry)
             extent = draw(content, entry, canvas, size=self._size, encoding=self._encoding)
-        except DamagedError as error:
+        except DamagedPictureError as error:
             done.damaged[entry.name] = str(error)
         done.labels.append(entry.label)
         done.extents.append(extent)
@@ -123,7 +123,7 @@ class Files:
         """Bytes of a picture, valid until the next call.
 
         Raises:
-            DamagedError: they are not all there, or cannot be read.
+            DamagedPictureError: they are not all there, or cannot be read.
         """
         path = f"{self._root}/{entry.file}"  # its line was checked to stay below
         try:
@@ -131,7 +131,7 @@ class Files:
                 with open(path, "rb") as file:
                     whole = file.read()
                 if entry.size not in (-1, len(whole)):
-                    raise DamagedError(_SHORT)
+                    raise DamagedPictureError(_SHORT)
                 return whole
             # Always the same memory: fresh pages would take longer than reading.
             if len(self._buffer) < entry.size:
@@ -139,9 +139,9 @@ class Files:
             content = memoryview(self._buffer)[: entry.size]
             num = os.preadv(self._opened(path).fileno(), [content], entry.offset)
         except OSError as error:
-            raise DamagedError(f"it cannot be read: {error.strerror or error}") from None
+            raise DamagedPictureError(f"it cannot be read: {error.strerror or error}") from None
         if num != entry.size:
-            raise DamagedError(_SHORT)
+            raise DamagedPictureError(_SHORT)
         return content
 
 
@@ -159,7 +159,7 @@ def draw(
         Height and width of what is on the canvas.
 
     Raises:
-        DamagedError: it is none, or breaks off.
+        DamagedPictureError: it is none, or breaks off.
     """
     found = pixels(content, entry, size=size, encoding=encoding)
     side = len(canvas)
@@ -179,13 +179,13 @@ def pixels(content: bytes | memoryview, entry: Entry, *, size: int, encoding: st
         uint8 ``[height, width, 3]``; the aspect ratio is kept, and small pictures stay small.
 
     Raises:
-        DamagedError: it is none, or breaks off.
+        DamagedPictureError: it is none, or breaks off.
     """
     if encoding != RAW:
         return decode(content, size=size)
     expected = entry.height * entry.width * 3
     if len(content) != expected or not expected:
-        raise DamagedError(f"it has {len(content):,} bytes, its index says {expected:,}")
+        raise DamagedPictureError(f"it has {len(content):,} bytes, its index says {expected:,}")
     found = np.frombuffer(content, np.uint8).reshape(entry.height, entry.width, 3)
     if min(entry.height, entry.width) <= size:
         return found

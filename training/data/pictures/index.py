@@ -14,6 +14,7 @@ from typing import Final, Self
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from contract.typed_json import from_json, loads
 from training.data.catalog import PICTURES
 
 INDEX_FILE: Final = "index.json"
@@ -130,17 +131,14 @@ class Index:
             InputError: it is no index, or of another version of this project.
         """
         try:
-            values = json.loads(text)
-            version = values["format"]
+            values = loads(text, what=INDEX_FILE)
+            version = values.get("format")
             if version == FORMAT:
-                values["files"] = {
-                    check_relative(name, what="file"): StoredFile(**each)
-                    for name, each in values["files"].items()
-                }
-                values["classes"] = tuple(values["classes"])
-                values["damaged"] = tuple(values["damaged"])
-                return cls(**values)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                found = from_json(cls, values, what=INDEX_FILE)
+                for name in found.files:
+                    check_relative(name, what="file")
+                return found
+        except InputError:
             raise InputError(
                 f"{where}/{INDEX_FILE} is no index of pictures: prepare the set again"
             ) from None

@@ -51,7 +51,7 @@ _NO_CLASSES: Final = frozenset(
 )
 
 
-class Found(NamedTuple):
+class FoundPicture(NamedTuple):
     """A picture of the source."""
 
     class_name: str
@@ -77,7 +77,7 @@ class Item(NamedTuple):
 class Arranged(NamedTuple):
     """The pictures of a source."""
 
-    pictures: dict[str, list[Found]]
+    pictures: dict[str, list[FoundPicture]]
     """Of each split, sorted by class and then by name."""
     notes: tuple[str, ...]
     """What was held out, and what is not used: a sentence each."""
@@ -140,7 +140,7 @@ def arrange(
             f"{source} has its classes in files beside the pictures ({'/'.join(labels[0].parts)}), "
             "as WebDataset has them, which are not read: sort the pictures into class folders"
         )
-    train: list[Found] = []
+    train: list[FoundPicture] = []
     trained = next((name for name in _TRAINED if any(map(_folder, pictures.get(name, [])))), "none")
     inside = pictures.pop(trained, [])
     while inside:  # a million of them are not kept twice
@@ -188,7 +188,7 @@ def arrange(
 
 def _by_folder(
     pictures: list[Item], val: list[Item], others: list[Item], source: str
-) -> tuple[list[Found], list[Item]]:
+) -> tuple[list[FoundPicture], list[Item]]:
     """Pictures without ``train/<class>/``: those in class folders, and the others."""
     # Of parts, not of characters: folders around all class folders.
     depth = len(os.path.commonprefix([each.parts[:-1] for each in pictures]))  # noqa: RUF071
@@ -223,11 +223,11 @@ def _unsorted(source: str, items: list[Item]) -> InputError:
     )
 
 
-def _hold_out(found: dict[str, list[Found]], source: str) -> list[str]:
+def _hold_out(found: dict[str, list[FoundPicture]], source: str) -> list[str]:
     """Move a tenth of each class from the training pictures to those for evaluation: those whose
     names have the smallest hashes, so that neither order nor machine matters."""
     total = len(found[TRAIN])
-    train: list[Found] = []
+    train: list[FoundPicture] = []
     names: list[str] = []
     single: list[str] = []
     for name, group in groupby(found[TRAIN], key=lambda each: each.class_name):
@@ -247,11 +247,11 @@ def _hold_out(found: dict[str, list[Found]], source: str) -> list[str]:
     return [f"{held_out} {listed(names)}{alone}"]
 
 
-def _hash(found: Found) -> bytes:
+def _hash(found: FoundPicture) -> bytes:
     return hashlib.sha256(f"{found.class_name}/{found.name}".encode()).digest()
 
 
-def read(found: Found | Item) -> bytes:
+def read(found: FoundPicture | Item) -> bytes:
     """Bytes of a file. Raises OSError."""
     with open(found.path, "rb") as file:
         file.seek(found.offset)
@@ -349,10 +349,10 @@ def _folder(item: Item) -> str:
     return below[0] if len(below) > 1 else ""
 
 
-def _found(item: Item, class_name: str, below: tuple[str, ...]) -> Found:
+def _found(item: Item, class_name: str, below: tuple[str, ...]) -> FoundPicture:
     name = "/".join(below)
     check_relative(f"{class_name}/{name}", what="picture")
-    return Found(class_name, name, item.path, item.offset, item.size)
+    return FoundPicture(class_name, name, item.path, item.offset, item.size)
 
 
 def _classified(
@@ -361,8 +361,8 @@ def _classified(
     listed: dict[str, str],
     annotations: dict[str, Item],
     content: Callable[[Item], bytes],
-) -> list[Found]:
-    found: list[Found] = []
+) -> list[FoundPicture]:
+    found: list[FoundPicture] = []
     for item in val:
         class_name, *below = _split(item.parts)[1]
         if class_name not in classes:
@@ -413,7 +413,7 @@ def _content(item: Item, content: Callable[[Item], bytes]) -> bytes:
         raise _unreadable(item.path, error) from None
 
 
-def _check_twice(split: str, found: list[Found]) -> None:
+def _check_twice(split: str, found: list[FoundPicture]) -> None:
     for before, after in pairwise(found):
         if before[:2] == after[:2]:
             raise InputError(

@@ -12,7 +12,7 @@ MOST_PIXELS: Final = 200_000_000
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 
 
-class DamagedError(Exception):
+class DamagedPictureError(Exception):
     """These bytes are not a whole picture; the message tells why."""
 
 
@@ -39,10 +39,10 @@ def fitted(content: bytes | memoryview, *, size: int = 0) -> Image.Image:
         size: 0: any number.
 
     Raises:
-        DamagedError: it is none, or breaks off.
+        DamagedPictureError: it is none, or breaks off.
     """
     if not content:
-        raise DamagedError("the file is empty")
+        raise DamagedPictureError("the file is empty")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # strange EXIF data and the like
@@ -53,9 +53,9 @@ def fitted(content: bytes | memoryview, *, size: int = 0) -> Image.Image:
             image = _flat(file) if file.mode != "RGB" else file
             image.load()
     except UnidentifiedImageError:
-        raise DamagedError("this is no picture of a known format") from None
+        raise DamagedPictureError("this is no picture of a known format") from None
     except Exception as error:  # Pillow's decoders raise whatever they stumble over
-        raise DamagedError(str(error) or type(error).__name__) from None
+        raise DamagedPictureError(str(error) or type(error).__name__) from None
     return shrunk(image, size) if size else image
 
 

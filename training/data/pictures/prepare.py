@@ -39,7 +39,7 @@ from training.data.pictures.index import (
     fingerprint,
     table,
 )
-from training.data.pictures.layout import Found
+from training.data.pictures.layout import FoundPicture
 
 Report = Callable[[str, int, int], None]
 """Is called with what is done now, the pictures done so far and all of them (0: not known yet)."""
@@ -90,7 +90,7 @@ class Work:
     """Of the shard without its suffix, such as ``train-00003``."""
     split: str
     wish: Wish
-    pictures: tuple[tuple[int, Found], ...]
+    pictures: tuple[tuple[int, FoundPicture], ...]
     """Label and place of each."""
     to: Destination
     state: str
@@ -98,7 +98,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class WorkResult:
     """Result of a ``Work``: its lines of the split's table, and its shard."""
 
     lines: Sequence[str]
@@ -156,7 +156,7 @@ def prepare(
 
 
 def _works(
-    found: dict[str, list[Found]],
+    found: dict[str, list[FoundPicture]],
     label: Mapping[str, int],
     to: Destination,
     wish: Wish,
@@ -182,7 +182,7 @@ def _works(
             )
 
 
-def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
+def _per_shard(pictures: Sequence[FoundPicture], wish: Wish, shard_bytes: int) -> int:
     if wish.form == PACKED:
         pixels = wish.size * wish.size * 4 / 3  # of a picture of 4 to 3
         each = pixels * (3 if wish.encoding == RAW else _BYTES_PER_PIXEL)
@@ -191,10 +191,12 @@ def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
     return max(1, int(shard_bytes / max(each, 1)))
 
 
-def _run(works: Sequence[Work], processes: int, tell: Callable[[int], None]) -> dict[str, Part]:
+def _run(
+    works: Sequence[Work], processes: int, tell: Callable[[int], None]
+) -> dict[str, WorkResult]:
     """The parts by their names."""
     done = 0
-    parts: dict[str, Part] = {}
+    parts: dict[str, WorkResult] = {}
     tell(0)
     executor = ProcessPoolExecutor(
         min(processes, len(works)),
@@ -221,7 +223,9 @@ def _run(works: Sequence[Work], processes: int, tell: Callable[[int], None]) -> 
     return parts
 
 
-def _submitted(executor: ProcessPoolExecutor, works: Sequence[Work]) -> dict[Future[Part], Work]:
+def _submitted(
+    executor: ProcessPoolExecutor, works: Sequence[Work]
+) -> dict[Future[WorkResult], Work]:
     """Start the processes, with Ctrl-C blocked: it is for their parent, also while they start."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -232,7 +236,7 @@ def _submitted(executor: ProcessPoolExecutor, works: Sequence[Work]) -> dict[Fut
 
 def _write_index(
     works: Sequence[Work],
-    parts: dict[str, Part],
+    parts: dict[str, WorkResult],
     classes: tuple[str, ...],
     to: Destination,
     wish: Wish,
@@ -264,7 +268,7 @@ def _write_index(
 
 
 # --- in each process ------------------------------------------------------------------------------
-def _make(work: Work) -> Part:
+def _make(work: Work) -> WorkResult:
     """Read, check and shrink the pictures of one piece and write them, unless that was done before.
 
     The same pictures give the same bytes each time.
@@ -275,7 +279,7 @@ def _make(work: Work) -> Part:
     """
     note = f"{work.state}/{work.name}.json"
     if (before := work.to.read(note)) is not None:
-        return Part(**json.loads(before))
+        return WorkResult(**json.loads(before))
     damaged: list[str] = []
     lines: list[str] = []
     shard = io.BytesIO()
@@ -287,7 +291,7 @@ def _make(work: Work) -> Part:
     shard.write(bytes(2 * tarfile.BLOCKSIZE))
     content = shard.getvalue()
     work.to.write(f"{work.name}.tar", content)
-    part = Part(
+    part = WorkResult(
         lines=lines,
         damaged=damaged,
         size=len(content),
@@ -299,7 +303,7 @@ def _make(work: Work) -> Part:
 
 def _pictures(work: Work, damaged: list[str]) -> Iterator[tuple[Entry, bytes]]:
     """The bytes to store of each picture that is whole; the others are added to ``damaged``."""
-    from training.data.pictures.picture import DamagedError, fitted
+    from training.data.pictures.picture import DamagedPictureError, fitted
 
     for label, found in work.pictures:
         name = f"{found.class_name}/{found.name}"
@@ -307,7 +311,7 @@ def _pictures(work: Work, damaged: list[str]) -> Iterator[tuple[Entry, bytes]]:
             content = layout.read(found)
             # Decoded as a whole in each form: what is damaged is found here, not while training.
             image = fitted(content, size=work.wish.shrinks_to)
-        except DamagedError as error:
+        except DamagedPictureError as error:
             damaged.append(f"{work.split}/{name}: {error}")
             continue
         if work.wish.form == PACKED:

@@ -5,7 +5,7 @@ Which samples a batch holds is the caller's plan, so the order is exact for any 
 decoders, and in the middle of an epoch:
 
     order = BatchOrder(num_images=len(found.train), global_batch=256, seed=0)
-    with Reader(found, found.train, size=size, device=device, decoders=4) as reader:
+    with PictureReader(found, found.train, size=size, device=device, decoders=4) as reader:
         plan = rank_plan(order, steps=range(first, last), rank=rank, world_size=world_size)
         for batch in reader.batches(plan):
             ...
@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from contract.errors import InputError
 from training.data.images import BatchOrder, shard_bounds
 from training.data.pictures import workers
-from training.data.pictures.decode import Decoder, Done, Task
+from training.data.pictures.decode import Decoder, DecodingTask, Done
 from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet, Split
 from training.data.pictures.picture import canvas_side
@@ -53,7 +53,7 @@ class ReadingError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class PictureBatch:
     """One rank's part of a global batch; n is the number of its pictures that are not damaged.
 
     On a CPU its pictures lie in memory that the next batch may overwrite: use them, or clone them,
@@ -99,7 +99,7 @@ class _Tasks:
         self.planned: deque[torch.Tensor] = deque()
         """Parts whose tasks were given out, and whose batches were not yet taken."""
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[DecodingTask]:
         self.planned.clear()
         for slot, part in zip(itertools.cycle(range(self._slots)), self.plan, strict=False):
             assert len(part) <= self._batch, f"{len(part)} pictures for a slot of {self._batch}"
@@ -107,11 +107,11 @@ class _Tasks:
             canvas = slot * self._batch
             # Tasks of equal size, because workers take turns; some are empty in a small part.
             for some in part.tensor_split(self._tasks_per_part):
-                yield Task(canvas=canvas, samples=tuple(some.tolist()))
+                yield DecodingTask(canvas=canvas, samples=tuple(some.tolist()))
                 canvas += len(some)
 
 
-class Reader:
+class PictureReader:
     """Decodes a split's pictures in processes of its own, which end with it."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Reader:
             if each.is_alive():  # its disk does not answer
                 each.kill()
 
-    def batches(self, plan: Iterable[torch.Tensor]) -> Generator[Batch, None, None]:
+    def batches(self, plan: Iterable[torch.Tensor]) -> Generator[PictureBatch, None, None]:
         """A batch for each part of the plan, in its order. One plan at a time: close it to stop
         before its end.
 
@@ -229,7 +229,7 @@ class Reader:
                 # The next batch has tasks given out that write to this slot.
                 self._copies.wait()
 
-    def _batch(self, slot: int, samples: torch.Tensor, found: Sequence[Done]) -> Batch:
+    def _batch(self, slot: int, samples: torch.Tensor, found: Sequence[Done]) -> PictureBatch:
         labels = torch.tensor([each for done in found for each in done.labels], dtype=torch.int64)
         sides = [each for done in found for each in done.extents]
         extents = torch.tensor(sides, dtype=torch.int64).view(-1, 2)
@@ -240,7 +240,7 @@ class Reader:
             pictures = self._copies.send(pictures)
         if len(whole) < len(samples):
             pictures = pictures.index_select(0, whole.to(self._device))
-        return Batch(
+        return PictureBatch(
             pictures=pictures,
             extents=extents[whole].to(self._device, non_blocking=True),
             labels=labels[whole].to(self._device, non_blocking=True),
