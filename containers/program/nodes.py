@@ -211,8 +211,10 @@ class Seat:
 
     @property
     def is_over(self) -> bool:
-        """The program has ended here, and its files are saved as far as they can be."""
-        return self.is_lost or (self.ended is not None and self.status.lost is not None)
+        """The program has ended here, and its files are saved as far as they can be; or it was
+        never started here."""
+        is_saved = self.ended is not None and self.status.lost is not None
+        return self.is_lost or self.start < 0 or is_saved
 
     @property
     def lost(self) -> str:
@@ -647,7 +649,7 @@ class Group:
                     within_s, *([times.FILES_SAVE_S] if self._stopped else [])
                 )
             self._look()
-        lost = [seat.lost for seat in self._seats if seat.lost]
+        lost = [seat.lost for seat in self._seats if seat.start >= 0 and seat.lost]
         for text in lost:
             say(f"warning: not saved: {text}")
         return lost

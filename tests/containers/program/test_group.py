@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
@@ -25,6 +26,7 @@ from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
 from containers.program.requirements import Stopped
 from containers.program.starts import Start
 from contract import exits, times
+from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, Range
 from tests.aws.s3 import S3
@@ -637,6 +639,16 @@ def test_a_program_that_failed_beside_a_bad_gpu_is_restarted_elsewhere(
     said = capfd.readouterr().err
     assert "node 1 (127.0.0.1) needs another host: GPU 0 (NVIDIA A100) has 7 unc" in said
     assert "the program is started again" in said
+
+
+def test_files_that_cannot_be_restored_end_the_job_before_its_start(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Stored(ray, monkeypatch, "true", a=Files(), b=Files())
+    monkeypatch.setattr(nodes.starts, "begin", Mock(side_effect=InputError("they are damaged")))
+    assert nodes.run(here.group) == exits.BAD_INPUT
+    [(reason, *_)] = here.reported
+    assert reason.startswith("failed: the files of the run cannot be restored: they are damaged.")
 
 
 # --- decisions ------------------------------------------------------------------------------------
