@@ -909,8 +909,8 @@ def test_a_program_whose_nodes_train_apart_has_a_warning_everywhere(
     connects: bool,
     is_named: bool,
 ) -> None:
-    for module, name in ((joined, "EVERY_S"), (watch, "EVERY_S"), (progress, "EVERY_S")):
-        monkeypatch.setattr(module, name, 0.1)
+    for module in (watch, progress):
+        monkeypatch.setattr(module, "EVERY_S", 0.1)
     monkeypatch.setattr(joined, "_APART_S", 1.0)
     code = tmp_path / "code"
     path = write_program(code, APART.format(imports=imports, connects=connects, folder=tmp_path))
