@@ -2,6 +2,7 @@
 behind."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from containers.host import machine
 from containers.program import bucket as store
-from containers.program import launch
+from containers.program import launch, process
 from containers.program.disk import Disk
 from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
@@ -357,6 +358,19 @@ Path("new").write_text(str(os.getpid()))
 Path("new").rename("up")
 time.sleep(1000)
 """
+
+
+def test_a_process_that_the_kernel_holds_keeps_no_job_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's driver may keep one for good, which no signal ends."""
+    monkeypatch.setattr(process, "_KILL_S", 0.2)
+    program = process.Program(("sleep", "1000"), folder=None, environment={"PATH": os.defpath})
+    with monkeypatch.context() as held:
+        held.setattr(process, "_signal", lambda *_: None)
+        assert program.end() == exits.KILLED
+    assert program.end() == exits.KILLED, "it is ended after all"
+    assert program.poll() == exits.KILLED
 
 
 def test_a_second_start_ends_the_first_one(folder: Path) -> None:
