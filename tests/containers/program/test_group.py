@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, joined, launch, nodes, watch
+from containers.program import bucket, joined, launch, nodes, starts, watch
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
 from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
 from containers.program.requirements import Stopped
@@ -645,10 +645,9 @@ def test_files_that_cannot_be_restored_end_the_job_before_its_start(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = Stored(ray, monkeypatch, "true", a=Files(), b=Files())
-    monkeypatch.setattr(nodes.starts, "begin", Mock(side_effect=InputError("they are damaged")))
+    monkeypatch.setattr(starts, "begin", Mock(side_effect=InputError("damaged")))
     assert nodes.run(here.group) == exits.BAD_INPUT
-    [(reason, *_)] = here.reported
-    assert reason.startswith("failed: the files of the run cannot be restored: they are damaged.")
+    assert "the files of the run cannot be restored: damaged" in here.reported[0][0]
 
 
 # --- decisions ------------------------------------------------------------------------------------
