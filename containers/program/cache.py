@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 from containers.host.machine import say
 from contract.nodes import CACHE_DIR
 
+ROOT: Final = Path(CACHE_DIR)
 #: Share of the cache's file system: with less free, the oldest entries are removed. The
 #: images are on it too, where the host has no disk of its own for the cache.
 KEEP_FREE: Final = 0.2
@@ -68,14 +69,13 @@ def trim(root: Path, *, space: Callable[[Path], Any] = shutil.disk_usage) -> lis
     return removed
 
 
-def make_room(root: Path | None = None) -> None:
+def make_room(root: Path = ROOT) -> None:
     """Trim the cache before this task uses it: models and data of earlier jobs may have filled the
     disk.
 
     Args:
         root: its folder; default: the host's. Where that cannot be written nothing is done.
     """
-    root = root or Path(CACHE_DIR)
     if _is_usable(root):
         try:
             trim(root)
@@ -84,12 +84,11 @@ def make_room(root: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def installing(root: Path | None = None) -> Iterator[None]:
+def installing(root: Path = ROOT) -> Iterator[None]:
     """While uv installs: no container of this host removes its cache.
 
     uv has a lock too, but takes it after it has made the folder in which the lock is.
     """
-    root = root or Path(CACHE_DIR)
     if not _is_usable(root):
         yield
         return
@@ -98,14 +97,13 @@ def installing(root: Path | None = None) -> Iterator[None]:
         yield
 
 
-def variables(root: Path | None = None) -> dict[str, str]:
+def variables(root: Path = ROOT) -> dict[str, str]:
     """Variables that let programs keep models and data in the host's cache.
 
     Args:
         root: its folder; default: the host's. Where that cannot be written there are none, and
             programs keep to the container.
     """
-    root = root or Path(CACHE_DIR)
     if not _is_usable(root):
         return {}
     return {

@@ -7,28 +7,24 @@ NCCL's own set-up keep theirs. Only nodes count whose processes make optimizer s
 process group, accelerate or a framework that starts one: a sweep of plain loops, or inference on
 parts of the data, needs no connection.
 
-``Apart`` and ``connections`` are pure: what was read, and the time, are handed in.
+``Apart`` is pure: what was read, and the time, are handed in.
 """
 
 import contextlib
-import ipaddress
 import math
-import os
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from contract.text import listed
 
-#: Between two looks at the sockets of a node that has not joined yet.
-EVERY_S: Final = 30.0
 #: Nodes that step for so long without a connection are reported.
 _APART_S: Final = 120.0
 #: Name of an empty file beside the steps of a process that can share its work, after its id.
 SHARES: Final = ".shares"
-_ESTABLISHED: Final = "01"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,37 +71,12 @@ def peers(pids: Collection[int], folder: Path, others: Collection[str]) -> Peers
         folder: in which its processes count their steps.
         others: addresses of the other nodes.
     """
-    sockets = {*_sockets(pids)}
-    tables = [Path(f"/proc/self/net/{name}") for name in ("tcp", "tcp6")]
-    found = frozenset(
-        address
-        for table in tables
-        if table.exists()
-        for address, inode in connections(table.read_text())
-        if inode in sockets and address in others
-    )
-    shares = any((folder / f"{pid}{SHARES}").exists() for pid in pids)
-    return Peers(addresses=found, shares=shares)
-
-
-def connections(table: str) -> Iterator[tuple[str, int]]:
-    """Address of the other end, and inode, of the connections in ``/proc/net/tcp`` or ``tcp6``."""
-    for line in table.splitlines()[1:]:
-        words = line.split()
-        if words[3] == _ESTABLISHED:
-            # Words of four bytes, each in the order of this machine, which is little-endian.
-            raw = bytes.fromhex(words[2].partition(":")[0])
-            address = ipaddress.ip_address(
-                b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
-            )
-            yield str(getattr(address, "ipv4_mapped", None) or address), int(words[9])
-
-
-def _sockets(pids: Collection[int]) -> Iterator[int]:
-    """Inodes of the sockets that processes have open."""
+    found = set[str]()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # it has been closed
-                    if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path)):
-                        yield int(found[1])
+        with contextlib.suppress(psutil.Error):  # it has ended
+            for each in psutil.Process(pid).net_connections("tcp"):
+                if each.status == psutil.CONN_ESTABLISHED:
+                    # Of a socket of version 6, which torch's store has, too.
+                    found.add(each.raddr.ip.removeprefix("::ffff:"))
+    shares = any((folder / f"{pid}{SHARES}").exists() for pid in pids)
+    return Peers(addresses=frozenset(found.intersection(others)), shares=shares)

@@ -258,7 +258,7 @@ class Launcher:
         self._is_told = False
         self._kill_at = self._save_s = math.inf
         self._signs, self._sampled_at, self._num_lines = watch.Signs(), -math.inf, 0
-        self._peers, self._peers_at = joined.Peers(), -math.inf
+        self._peers = joined.Peers()
 
     def start(self, place: Place) -> Status:
         """Bring the code and the files of the run to this node, and start the program."""
@@ -285,16 +285,12 @@ class Launcher:
         program, now = self._program, time.monotonic()
         if program and self._ended is None and now - self._sampled_at >= watch.EVERY_S:
             self._sampled_at = now
+            pids = program.left()
             self._signs = watch.signs(
-                program.left(),
-                self._watched,
-                lines=self._num_lines,
-                written_ns=self._newest_ns,
+                pids, self._watched, lines=self._num_lines, written_ns=self._newest_ns
             )
-        is_alone = program and self._ended is None and self._others and not self._peers.addresses
-        if program and is_alone and now - self._peers_at >= joined.EVERY_S:
-            self._peers_at = now
-            self._peers = joined.peers(program.left(), self._watched, self._others)
+            if self._others and not self._peers.addresses:
+                self._peers = joined.peers(pids, self._watched, self._others)
         return Status(
             start=self._start,
             runs=program is not None,

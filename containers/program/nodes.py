@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -155,7 +155,7 @@ def after(ends: Sequence[Ended | None], *, is_lost: bool, can_grow: bool) -> Nex
         return Next.REPLACED
     if is_lost:
         return Next.AGAIN
-    if first_failure(ends) is not None:
+    if first_failure(ends):
         return Next.FAILED
     if not any(ended is None for ended in ends):
         return Next.DONE
@@ -163,14 +163,10 @@ def after(ends: Sequence[Ended | None], *, is_lost: bool, can_grow: bool) -> Nex
     return Next.AGAIN if can_grow and is_whole else Next.WAIT
 
 
-def first_failure(ends: Sequence[Ended | None]) -> int | None:
-    """Index of the end that failed first, of those that were not told to end."""
-    failed = [
-        (ended.at, index)
-        for index, ended in enumerate(ends)
-        if ended and ended.code and not ended.was_told
-    ]
-    return min(failed)[1] if failed else None
+def first_failure(ends: Iterable[Ended | None]) -> Ended | None:
+    """The end that failed first, of those that were not told to end."""
+    failed = [ended for ended in ends if ended and ended.code and not ended.was_told]
+    return min(failed, key=lambda ended: ended.at, default=None)
 
 
 # --- seats ----------------------------------------------------------------------------------------
@@ -211,8 +207,10 @@ class Seat:
 
     @property
     def is_over(self) -> bool:
-        """The program has ended here, and its files are saved as far as they can be."""
-        return self.is_lost or (self.ended is not None and self.status.lost is not None)
+        """The program has ended here, and its files are saved as far as they can be; or it was
+        never started here."""
+        is_saved = self.ended is not None and self.status.lost is not None
+        return self.is_lost or self.start < 0 or is_saved
 
     @property
     def lost(self) -> str:
@@ -602,13 +600,12 @@ class Group:
         """Exit code of a job whose program has failed; None where another host may help."""
         reason, code = self._hung, exits.HUNG
         if not self._hung:
-            failed = first_failure([seat.ended for seat in self._seats])
-            assert failed is not None
-            first, ended = self._seats[failed], self._seats[failed].ended
+            ended = first_failure(seat.ended for seat in self._seats)
             assert ended is not None
             if ended.trouble is not None:
                 raise ended.trouble
-            found = cause(self._errors, code=ended.code, node=first.number, log=ended.log)
+            node = next(seat.number for seat in self._seats if seat.ended is ended)
+            found = cause(self._errors, code=ended.code, node=node, log=ended.log)
             reason, code = found.reason(self._order.run), ended.code
         if hosts := unfit(self._seats):
             say(f"{reason}; the program is started again")
@@ -647,7 +644,7 @@ class Group:
                     within_s, *([times.FILES_SAVE_S] if self._stopped else [])
                 )
             self._look()
-        lost = [seat.lost for seat in self._seats if seat.lost]
+        lost = [seat.lost for seat in self._seats if seat.start >= 0 and seat.lost]
         for text in lost:
             say(f"warning: not saved: {text}")
         return lost

@@ -171,7 +171,8 @@ class Program:
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_S / 10)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may hold it, for a GPU
+            self._process.wait(_KILL_S)
         if self._reader is not None:
             self._reader.join(5)
             if self._process.stdout is not None and not self._reader.is_alive():

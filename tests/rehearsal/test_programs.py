@@ -312,21 +312,6 @@ def test_a_sharded_program_that_loses_both_nodes_goes_on_with_two_others_and_the
     assert re.findall(told.format("starts"), log) == [("0", "1", *end[2:])], log
 
 
-def test_a_program_that_fails_says_where_and_why_in_one_line(
-    deployment: Rehearsal, tmp_path: Path
-) -> None:
-    shutil.copy(Path(__file__).with_name("sharded_program.py"), tmp_path / "train.py")
-    job = submit(
-        deployment, tmp_path, "fails", "torchrun", "train.py", "10", more=("--env", "FAIL=1")
-    )
-    exit_code, log = ended(deployment, job)
-    assert exit_code == exits.FAILED, log
-    line = r"failed on node [01], rank 1: ValueError: shapes do not match \(train\.py:\d+\)"
-    assert re.fullmatch(
-        rf"{line}; trainctl logs fails --node [01]", show(deployment, job)["reason"]
-    )
-
-
 @pytest.mark.timeout(900)
 def test_a_program_that_is_stopped_has_the_time_that_it_was_given(
     deployment: Rehearsal, tmp_path: Path
@@ -341,3 +326,60 @@ def test_a_program_that_is_stopped_has_the_time_that_it_was_given(
     watch.wait_for("up", times=2)
     succeeded(deployment, "stop", job, "--yes", timeout_s=400)
     assert watch.is_saved("late", "work/late")
+
+
+#: Steps on two nodes, and then an error, or one of three ways to hang.
+ENDS = """
+import os, sys, threading, time
+import torch
+import torch.distributed as dist
+
+def read():
+    os.mkfifo("pipe")
+    open("pipe").read()
+
+def rest():
+    time.sleep(3600)
+
+dist.init_process_group("gloo")
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+for _ in range(20):
+    optimizer.step()
+    dist.barrier()
+how, is_second = sys.argv[1], dist.get_rank() == 1
+if how == "asleep":
+    rest()
+elif how == "exit":
+    dist.destroy_process_group()
+    if is_second:
+        threading.Thread(target=rest).start()  # the interpreter waits for it
+elif is_second:
+    read()
+elif how == "fail":
+    raise ValueError("shapes do not match")
+else:
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "ranks", "reason"),
+    [
+        ("fail", exits.FAILED, "", r"failed on node 0, rank 0: ValueError: .* \(train\.py:\d+\)"),
+        ("read", exits.HUNG, "01", r"no step for .*; rank 1 on node 1 was in read \(train"),
+        ("asleep", exits.HUNG, "01", r"rank 0 on node 0 was in rest .*, rank 1 on node 1 was in"),
+        ("exit", exits.OK, "1", "node 1: the program does not end after its last line"),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_a_program_that_fails_or_hangs_ends_with_the_reason(
+    deployment: Rehearsal, tmp_path: Path, how: str, code: int, ranks: str, reason: str
+) -> None:
+    (tmp_path / "train.py").write_text(ENDS)
+    words = ("torchrun", "train.py", how)
+    job = submit(deployment, tmp_path, how, *words, more=("--hang-minutes", "1"))
+    exit_code, log = ended(deployment, job)
+    assert exit_code == code, log
+    said = log if exit_code == exits.OK else show(deployment, job)["reason"]
+    assert re.search(reason, said), log
+    assert {*re.findall(r"(?m)^\[node \d\] rank (\d), process", log)} == {*ranks}, "stacks"

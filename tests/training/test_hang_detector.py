@@ -34,7 +34,7 @@ from training.record.events import (
 )
 from training.runtime import local, outcome
 from training.runtime.driver import Driver
-from training.runtime.hang_detector import HangDetector, Watch
+from training.runtime.hang_detector import HangDetector
 from training.runtime.processes import ProcessState
 from training.runtime.torchrun import TorchrunWorker
 
@@ -48,7 +48,7 @@ class Silence(HangDetector):
 
     def __init__(self) -> None:
         self.time = FakeClock()
-        super().__init__(LEAST_S, clock=self.time.time)
+        super().__init__("", look=Mock(), end=Mock(), clock=self.time.time)
 
     def wait(self, seconds: float) -> bool:
         """Let time go by, and ask as the command does; whether it was ever too long."""
@@ -145,7 +145,7 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
     done.write.side_effect = OSError("no answer") if fails else None
     monkeypatch.setattr(storage, "write_bytes", done.write)
     seen = ProcessState(rank=0, state="D (disk sleep)", details="where it hangs")
-    watch = Watch("s3://b/runs/r", look=lambda _: [seen], end=done.end, clock=clock.time)
+    watch = HangDetector("s3://b/runs/r", look=lambda _: [seen], end=done.end, clock=clock.time)
     process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
     watch.hear(Joined(processes=(process,)), start(4))
     while (found := watch.restart_if_silent()) is None:

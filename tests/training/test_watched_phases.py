@@ -1,6 +1,7 @@
 """Proves that the command watches a run from the first look at the data to the end of its
 processes: a hang is described and ended, and a lost lease is noticed."""
 
+import functools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,8 +94,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(Driver, "_catch_signals", lambda _: None)  # they are pytest's
     monkeypatch.setattr("training.record.page.write_report", lambda folder, *_, **__: folder)
     clock = FakeClock()
-    watch = hang_detector.Watch
-    monkeypatch.setattr(driver, "Watch", lambda uri, **given: watch(uri, **given, clock=clock.time))
+    made = functools.partial(hang_detector.HangDetector, clock=clock.time)
+    monkeypatch.setattr(driver, "HangDetector", made)
     lease = SimpleNamespace(lost="", number=1, confirm=lambda: None, check=None)
 
     def play(prepares: Sequence[Any], trains: Sequence[Any] = ()) -> Any:
@@ -111,12 +112,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         (tmp_path / "r").mkdir(exist_ok=True)
         workers: Any = ScriptedWorkers(clock, prepares, trains)
         held: Any = lease
-        made = Driver(config, given, workers=workers, lease=held)
+        driven = Driver(config, given, workers=workers, lease=held)
         workers.happens = {
             "lease lost": lambda: setattr(lease, "lost", "taken over by job x"),
-            "Ctrl-C": lambda: made._on_signal(signal.SIGINT, None),
+            "Ctrl-C": lambda: driven._on_signal(signal.SIGINT, None),
         }
-        return made.run(), workers, clock.now
+        return driven.run(), workers, clock.now
 
     return play
 

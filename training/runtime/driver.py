@@ -21,7 +21,7 @@ from training.record import progress
 from training.record.display import Display
 from training.record.events import Event, Failed, Noted, Process, Reading, Warned
 from training.record.writer import RunRecord
-from training.runtime.hang_detector import Watch
+from training.runtime.hang_detector import HangDetector
 from training.runtime.outcome import opened_record, print_result
 from training.runtime.processes import ProcessState
 from training.settings import RunConfig
@@ -92,7 +92,7 @@ class Driver:
         self._display = Display(command.recipe.measures, verbose=command.verbose)
         self._record: RunRecord | None = None
         self._signals: list[int] = []
-        self._watch = Watch(self._run_uri, look=workers.look, end=workers.end)
+        self._watch = HangDetector(self._run_uri, look=workers.look, end=workers.end)
 
     def run(self) -> int:
         """Train; return the exit code.

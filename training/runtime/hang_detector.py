@@ -46,15 +46,27 @@ _REMEMBERED: Final = 200
 
 
 class HangDetector:
-    """Limit of a run's silence, learned from the run's own events."""
+    """Watches the workers of one run, and restarts those that are silent for longer than the run's
+    own events let expect."""
 
-    def __init__(self, least_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        run_uri: str,
+        *,
+        look: Callable[[Sequence[Process]], list[ProcessState]],
+        end: Callable[[Sequence[Process]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
-            least_s: no shorter silence is too long.
+            look: returns what processes are doing.
+            end: kills processes, stopped ones too.
             clock: seconds, from any beginning.
         """
-        self._least_s, self._clock = least_s, clock
+        self._run_uri, self._look, self._end, self._clock = run_uri, look, end, clock
+        # No shorter silence is too long.
+        self._least_s = float(os.environ.get(ENV_SILENCE, SILENCE_S))
+        self._processes: list[Process] = []
         self._is_watching = self._has_stepped = self._is_evaluating = False
         self._saving: Saving | None = None
         self._is_save_stuck = False
@@ -86,6 +98,7 @@ class HangDetector:
         for event in events:
             match event:
                 case Joined():
+                    self._processes = [*event.processes]
                     self._is_watching, self._total = True, 0
                 case Start():
                     self._is_watching, self._has_stepped = True, False
@@ -100,12 +113,8 @@ class HangDetector:
         self._has_stepped = self._has_stepped or stepped > 0
         self._is_evaluating = isinstance(events[-1], Evaluating)
 
-    def wait_again(self) -> None:
-        """Begin to count anew, as if something had been heard."""
-        self._heard_at = self._clock()
-
     def forget(self) -> None:
-        """Expect nothing until training starts again."""
+        """Expect nothing until workers join: they may wait for hosts for days."""
         self._is_watching = self._is_save_stuck = False
         self._saving = None  # workers that are being ended may still report the save they wait for
 
@@ -127,38 +136,6 @@ class HangDetector:
         self._looked_at = now
         return self._is_watching and self.seconds > self.limit_s()
 
-
-class Watch:
-    """Watches the workers of one run, and restarts those that are silent."""
-
-    def __init__(
-        self,
-        run_uri: str,
-        *,
-        look: Callable[[Sequence[Process]], list[ProcessState]],
-        end: Callable[[Sequence[Process]], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """
-        Args:
-            look: returns what processes are doing.
-            end: kills processes, stopped ones too.
-        """
-        self._run_uri, self._look, self._end = run_uri, look, end
-        self._silence = HangDetector(float(os.environ.get(ENV_SILENCE, SILENCE_S)), clock=clock)
-        self._processes: list[Process] = []
-
-    def hear(self, *events: Event) -> None:
-        """Take note of events that came together."""
-        for event in events:
-            if isinstance(event, Joined):
-                self._processes = [*event.processes]
-        self._silence.hear(*events)
-
-    def forget(self) -> None:
-        """Expect nothing until workers join: they may wait for hosts for days."""
-        self._silence.forget()
-
     def restart_if_silent(self) -> Silent | None:
         """Where nothing has been heard for too long, note what the workers are doing and end them:
         that counts as a failure, and they are started again.
@@ -166,19 +143,19 @@ class Watch:
         Returns:
             What was found; None where all is well.
         """
-        if not self._processes or not self._silence.is_too_long():
+        if not self._processes or not self.is_too_long():
             return None
-        seconds, step = self._silence.seconds, self._silence.step
+        seconds = self.seconds
         seen = self._look(self._processes)
         if any(each.is_out_of_reach for each in seen):
-            self._silence.wait_again()  # what cannot be ended now is looked at again
+            self._heard_at = self._clock()  # what cannot be ended now is looked at again
         else:
-            self._silence.forget()
+            self.forget()
         if all(each.is_gone for each in seen):
             return None  # that is known already, and others are waited for
         # First of all, and without many tries: the storage may be what the workers wait for.
         self._end(self._processes)
-        name = f"{STACKS_DIR}/step-{step:08d}-{int(time.time())}.txt"
+        name = f"{STACKS_DIR}/step-{self.step:08d}-{int(time.time())}.txt"
         text = "\n\n".join(each.details or f"rank {each.rank}: gone" for each in seen)
         try:
             content = f"{text}\n".encode()
@@ -186,7 +163,7 @@ class Watch:
         except Exception:  # s3fs lets botocore's many exceptions through
             name = ""
         return Silent(
-            after=step,
+            after=self.step,
             seconds=round(seconds, 1),
             states=tuple(f"rank {each.rank}: {each.state}" for each in seen),
             stacks=name,

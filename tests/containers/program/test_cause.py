@@ -235,7 +235,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, joined, launch, nodes, watch
+from containers.program import bucket, joined, launch, nodes, starts, watch
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
 from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
 from containers.program.requirements import Stopped
 from containers.program.starts import Start
 from contract import exits, times
+from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, Range
 from tests.aws.s3 import S3
@@ -639,6 +641,15 @@ def test_a_program_that_failed_beside_a_bad_gpu_is_restarted_elsewhere(
     assert "the program is started again" in said
 
 
+def test_files_that_cannot_be_restored_end_the_job_before_its_start(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Stored(ray, monkeypatch, "true", a=Files(), b=Files())
+    monkeypatch.setattr(starts, "begin", Mock(side_effect=InputError("damaged")))
+    assert nodes.run(here.group) == exits.BAD_INPUT
+    assert "the files of the run cannot be restored: damaged" in here.reported[0][0]
+
+
 # --- decisions ------------------------------------------------------------------------------------
 OK = Ended(code=0, at=1.0, was_told=False)
 FAILED = Ended(code=3, at=1.0, was_told=False)
@@ -897,8 +908,8 @@ def test_a_program_whose_nodes_train_apart_has_a_warning_everywhere(
     connects: bool,
     is_named: bool,
 ) -> None:
-    for module, name in ((joined, "EVERY_S"), (watch, "EVERY_S"), (progress, "EVERY_S")):
-        monkeypatch.setattr(module, name, 0.1)
+    for module in (watch, progress):
+        monkeypatch.setattr(module, "EVERY_S", 0.1)
     monkeypatch.setattr(joined, "_APART_S", 1.0)
     code = tmp_path / "code"
     path = write_program(code, APART.format(imports=imports, connects=connects, folder=tmp_path))

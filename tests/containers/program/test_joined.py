@@ -1,35 +1,21 @@
-"""Nodes that train apart, although they could share their work, are named; nothing else is.
+"""Nodes that train apart, although they could share their work, are named; nothing else is."""
 
-The tables are a Linux kernel's own: ``/proc/net/tcp`` and ``tcp6`` of a process with torch's store,
-which listens on a socket of version 6, and of gloo.
-"""
+import os
+import socket
+from pathlib import Path
 
 import pytest
 
-from containers.program.joined import Apart, Peers, connections
-
-HEADER = (
-    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"
-)
-TCP = f"""{HEADER}  timeout inode
-   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 11 1 0 0
-   1: 0600000A:B3C4 0700000A:7B8C 01 00000000:00000000 02:000A4B1C 00000000  1000        0 12 2 0 0
-   2: 0600000A:733C 0700000A:9D22 06 00000000:00000000 03:000014E7 00000000     0        0 0 3 0
-"""
-MAPPED = "0000000000000000FFFF0000"
-TCP6 = f"""{HEADER}  timeout inode
-   0: 00000000000000000000000000000000:733C 00000000000000000000000000000000:0000 0A \
-00000000:00000000 00:00000000 00000000  1000        0 21 1 0 100 0 0 10 0
-   1: {MAPPED}0600000A:733C {MAPPED}0800000A:C350 01 \
-00000000:00000000 00:00000000 00000000  1000        0 22 1 0 20 4 30 10 -1
-   2: B80D0120000000000000000001000000:733C B80D0120000000000000000002000000:C350 01 \
-00000000:00000000 00:00000000 00000000  1000        0 23 1 0 20 4 30 10 -1
-"""
+from containers.program.joined import Apart, Peers, peers
 
 
-def test_the_kernels_tables_are_read() -> None:
-    assert [*connections(TCP)] == [("10.0.0.7", 12)]
-    assert [*connections(TCP6)] == [("10.0.0.8", 22), ("2001:db8::2", 23)]
+def test_a_connection_is_seen_from_both_ends(tmp_path: Path) -> None:
+    """torch's store listens on a socket of version 6, which takes those of version 4, too."""
+    pids, others = [os.getpid(), 2**22 + 1], ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        place = ("127.0.0.3", server.getsockname()[1])
+        with socket.create_connection(place, source_address=("127.0.0.2", 0)), server.accept()[0]:
+            assert peers(pids, tmp_path, others).addresses == {*others[:2]}
 
 
 ALONE, TO_0 = Peers(shares=True), Peers(shares=True, addresses=frozenset({"10.0.0.0"}))

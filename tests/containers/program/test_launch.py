@@ -2,6 +2,7 @@
 behind."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from containers.host import machine
 from containers.program import bucket as store
-from containers.program import launch
+from containers.program import launch, process
 from containers.program.disk import Disk
 from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
@@ -230,18 +231,6 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
     assert (found.returncode, "error: no-such cannot be run" in found.stderr) == (2, True)
 
 
-def test_a_program_begins_in_a_new_folder_at_each_start(folder: Path) -> None:
-    here = Here(
-        folder,
-        'echo "$NODE_RANK $TRAIN_RUN $A" >> said; ls $TRAIN_OUTPUT >> said; touch $TRAIN_OUTPUT/x',
-        variables={"A": "b c"},
-    )
-    here.run()
-    here.start(rank=0, start=1)
-    assert here.wait().code == 0
-    assert here.wrote("said") == "0 r1 b c\n"
-
-
 def test_processes_of_one_node_write_each_line_in_one_piece(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,6 +348,18 @@ time.sleep(1000)
 """
 
 
+def test_a_process_that_the_kernel_holds_keeps_no_job_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's driver may keep one for good, which no signal ends."""
+    monkeypatch.setattr(process, "_KILL_S", 0.2)
+    monkeypatch.setattr(process, "_signal", lambda *_: None)
+    program = process.Program(("sleep", "5"), folder=None, environment=os.environ)
+    assert program.end() == exits.KILLED
+    monkeypatch.undo()
+    program.end()
+
+
 def test_a_second_start_ends_the_first_one(folder: Path) -> None:
     here = Here(folder, "echo $$ >> pids; trap 'exit 0' TERM; while :; do sleep 0.05; done")
     here.start()
@@ -419,14 +420,14 @@ def test_leftovers_of_an_earlier_start_are_not_taken_for_code(
     s3 = S3()
     monkeypatch.setattr(store, "_client", lambda: s3)
     bucket = Bucket("s3://bucket/runs/r1/output", s3)
-    script = "test -e model || echo 1 > model; echo 2 >> ~/.state"
+    script = "test -e model || echo 1 > model; echo $TRAIN_RUN >> ~/.state"
     here = Here(folder, script, storage="s3://bucket")
     here.start(number=0, files=begin(bucket, [0]))
     here.wait()
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of a read-only folder
     here.start(number=0, start=1, files=begin(bucket, [0]))
     assert here.wait().code == 0
-    assert saved_in(s3, "r1") == {"work/model": "1\n", "home/.state": "2\n2\n"}
+    assert saved_in(s3, "r1") == {"work/model": "1\n", "home/.state": "r1\nr1\n"}
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
