@@ -8,7 +8,7 @@ need to know about it, so that all of that is written once. A recipe derives a c
 import dataclasses
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, Final, Self, cast
 
 from contract.errors import InputError
@@ -348,11 +348,11 @@ def differences(
     found = []
     for name, field in fields_of(type(wanted)).items():
         value = getattr(wanted, name)
-        if not field.metadata["same_on_resume"] or name not in recorded:
+        # A run that was begun before there was this setting has its default.
+        before = recorded.get(name, value if field.default is MISSING else field.default)
+        if not field.metadata["same_on_resume"] or before == value:
             continue
-        if recorded[name] == value:
-            continue
-        line = f"{option_name(name)}: the run has {recorded[name]!r}, now {value!r}"
+        line = f"{option_name(name)}: the run has {before!r}, now {value!r}"
         if is_longer(name, recorded, wanted) and name in given:
             assert isinstance(wanted, TrainingConfig)
             if not (reason := wanted.why_not_longer(name, is_complete=is_complete)):

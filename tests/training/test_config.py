@@ -62,7 +62,8 @@ def test_settings_survive_json_and_unknown_ones_of_a_newer_version_are_ignored()
 
 
 @pytest.mark.parametrize(
-    ("name", "had", "now"), [("preset", "tuned", "ddp"), ("batch_per_worker", 64, 32)]
+    ("name", "had", "now"),
+    [("preset", "tuned", "ddp"), ("batch_per_worker", 64, 32)],
 )
 def test_what_a_resumed_run_would_record_and_not_apply_is_refused(
     name: str, had: Any, now: Any
@@ -71,6 +72,14 @@ def test_what_a_resumed_run_would_record_and_not_apply_is_refused(
     resumed = config(**{name: now}).begun(recorded)
     (found,) = differences(recorded, resumed)
     assert found == f"--{name.replace('_', '-')}: the run has {had!r}, now {now!r}"
+
+
+def test_a_run_from_before_there_was_a_setting_had_its_default() -> None:
+    recorded = config().to_json()
+    del recorded["model"]
+    assert differences(recorded, config()) == []
+    (found,) = differences(recorded, config(model="small"))
+    assert found == "--model: the run has 'resnet18', now 'small'"
 
 
 def imagenet(**changes: Any) -> ImagenetConfig:

@@ -75,7 +75,8 @@ def run(elsewhere: Path) -> Path:
     folder = elsewhere / "runs" / "mine"
     folder.mkdir(parents=True)
     recorded = {"recipe": "ddp", "run": "mine", "global_batch": 64, "lr": 0.001, "epochs": 9}
-    (folder / "config.json").write_text(json.dumps({**recorded, "seed": 0}))
+    recorded |= {"preset": "digits", "batch_per_worker": 32, "seed": 0}
+    (folder / "config.json").write_text(json.dumps(recorded))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""DDP recipe: ResNet18 on small images, the whole model on every worker.
+"""DDP recipe: ResNet18 (or a small network) on small images, the whole model on every worker.
 
 Use it when model, gradients and optimizer fit on one GPU; it communicates least then. To step
 through it on a laptop, without AWS and without a GPU:
@@ -23,13 +23,14 @@ from contract.text import counted
 from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import images
-from training.ddp.settings import DdpConfig
+from training.ddp.settings import SMALL, DdpConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups
 from training.loop.worker import Pulse, Worker, uses_bf16
 from training.models import classifiers as models
 from training.models import replicas
 from training.models.resnet import ResNet18
+from training.models.small import Small
 from training.record.events import phase
 from training.record.result import Table
 
@@ -60,7 +61,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     total_steps = config.num_steps(order.steps_per_epoch)
     steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
-    model = ResNet18()
+    model = Small() if config.model == SMALL else ResNet18()
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
     models.keep_live_taps(model, image_size=images.IMAGE_SIZE)

@@ -1,0 +1,72 @@
+"""A small network for grey images of 28 x 28 pixels: 279,000 parameters.
+
+It learns FashionMNIST faster than ResNet18 by the epoch, for 0.4 of the arithmetic. After airbench
+(arXiv 2404.00498), with a coarser first layer: convolutions begin as the identity, and the
+strongest answer of each channel is what is classified.
+"""
+
+import json
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from training.models import classifiers
+from training.models.resnet import Output
+
+_WIDTHS: Final = (32, 64, 128)
+_NUM_LABELS: Final = 10
+
+
+class SmallConfig:
+    """What ``config.json`` says of it; transformers does not know it."""
+
+    def to_json_string(self) -> str:
+        """Return the text of ``config.json``."""
+        values = {"model_type": "small", "widths": _WIDTHS, "num_labels": _NUM_LABELS}
+        return json.dumps(values, indent=2) + "\n"
+
+
+class Small(nn.Module):
+    """An untrained network. Weights are drawn from torch's global generator: seed it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SmallConfig()
+        first, second, third = _WIDTHS
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, first, 4, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(first),
+            nn.GELU(),
+            _Block(first, second),
+            _Block(second, third),
+            nn.AdaptiveMaxPool2d(1),
+            nn.Flatten(),
+            nn.Linear(third, _NUM_LABELS, bias=False),
+        )
+        classifiers.channels_last(self)  # faster on a CPU too
+
+    def forward(self, pixel_values: torch.Tensor) -> Output:
+        """Classify images, float ``[batch, 1, 28, 28]``."""
+        pixels = pixel_values.contiguous(memory_format=torch.channels_last)
+        return Output(logits=self.layers(pixels))
+
+
+class _Block(nn.Module):
+    """Two convolutions; the maps become half as high and wide between them."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.first, self.first_norm = _convolution(num_in, num_out), nn.BatchNorm2d(num_out)
+        self.second, self.second_norm = _convolution(num_out, num_out), nn.BatchNorm2d(num_out)
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        maps = F.gelu(self.first_norm(F.max_pool2d(self.first(maps), 2)))
+        return F.gelu(self.second_norm(self.second(maps)))
+
+
+def _convolution(num_in: int, num_out: int) -> nn.Module:
+    found = nn.Conv2d(num_in, num_out, 3, padding=1, bias=False)
+    nn.init.dirac_(found.weight.data[:num_in])
+    return found
