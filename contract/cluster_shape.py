@@ -37,6 +37,12 @@ class ClusterShape:
     """Jobs whose maximum cost is above this start only if their user types y."""
     log_retention_days: int
     """Days that ECS's events are kept, from which costs are computed."""
+    max_jobs_per_user: int = 0
+    """Jobs of a user at a time; 0: no limit."""
+    monthly_budget_usd: int = 0
+    """What jobs may cost in a month of UTC; 0: there is no budget."""
+    budget_refuses: bool = False
+    """Whether no job starts when it is spent; else there is a warning."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
 
@@ -89,7 +95,11 @@ class ClusterShape:
     @property
     def limits(self) -> Limits:
         """Limits of its jobs, all together."""
-        return Limits(max_heads=self.max_heads, max_workers=self.max_workers)
+        return Limits(
+            max_heads=self.max_heads,
+            max_workers=self.max_workers,
+            max_jobs_per_user=self.max_jobs_per_user,
+        )
 
     @property
     def min_nodes(self) -> int:
