@@ -26,7 +26,7 @@ from ray.autoscaler.tags import (
 )
 
 from contract import faults
-from contract.job import JOB_GROUP, JOB_TAG
+from contract.job import JOB_GROUP
 from contract.job_outcome import Ending, ending
 from contract.nodes import CONTAINER, HEAD
 
@@ -61,6 +61,8 @@ class ProviderConfig(TypedDict):
     """ECS cluster, name or ARN."""
     job: str
     """ID of the job: ``startedBy`` of its tasks, at most 36 characters."""
+    tags: dict[str, str]
+    """More tags of its tasks."""
     head: str
     """ARN of the head's own task."""
     task_definition: str
@@ -237,7 +239,7 @@ class EcsNodeProvider(NodeProvider):
                 }
             },
             "overrides": {"containerOverrides": [{"name": CONTAINER, "environment": environment}]},
-            "tags": _to({**tags, JOB_TAG: settings["job"]}),
+            "tags": _to({**tags, **settings["tags"]}),
             "enableECSManagedTags": True,
             "propagateTags": "TASK_DEFINITION",  # costs are told apart by them
             "enableExecuteCommand": True,  # per call: the service's setting is not a task's

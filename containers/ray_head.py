@@ -116,6 +116,7 @@ def worker_provider(
         "cluster": task.cluster,
         "head": task.arn,
         "job": config.job,
+        "tags": config.spec.tags(config.job),
         "task_definition": environment[ENV_WORKER_TASK],
         "capacity_provider": environment.get(ENV_WORKER_PROVIDER, ""),
         "keeper": environment.get(ENV_KEEPER, ""),

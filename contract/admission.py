@@ -7,7 +7,8 @@ executions are the queue. The function that cleans up after jobs decides by it
 (``stacks/jobs/keeper``), and ``trainctl`` shows by it what a job waits for.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,27 @@ class Limits:
 
     max_heads: int
     max_workers: int
+    max_jobs_per_user: int = 0
+    """0: no limit."""
+
+    def in_turn(self, order: Sequence[str], user: Callable[[str], str]) -> list[str]:
+        """The unfinished jobs but those of a user who has as many before them as are allowed.
+
+        Those wait for their user's own jobs, and nobody waits for them: later ones pass them by.
+
+        Args:
+            order: names of all unfinished jobs.
+            user: who has submitted one.
+        """
+        if not self.max_jobs_per_user:
+            return [*order]
+        seen = Counter[str]()
+        found = []
+        for name in order:
+            seen[user(name)] += 1
+            if seen[user(name)] <= self.max_jobs_per_user:
+                found.append(name)
+        return found
 
     def admit(self, nodes: Range, earlier: Sequence[Range]) -> Range | None:
         """The worker nodes that a job may have; None while it cannot start.

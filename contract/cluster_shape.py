@@ -42,6 +42,12 @@ class ClusterShape:
     """Reserved capacity that worker hosts start in."""
     instance_types: Mapping[str, InstanceType] = field(default_factory=dict)
     """Those of its hosts that have a row of their own in its settings."""
+    max_jobs_per_user: int = 0
+    """Jobs of a user at a time; 0: no limit."""
+    monthly_budget_usd: int = 0
+    """What jobs may cost in a month of UTC; 0: there is no budget."""
+    budget_refuses: bool = False
+    """Whether no job starts when it is spent; else there is a warning."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
 
@@ -96,7 +102,11 @@ class ClusterShape:
     @property
     def limits(self) -> Limits:
         """Limits of its jobs, all together."""
-        return Limits(max_heads=self.max_heads, max_workers=self.max_workers)
+        return Limits(
+            max_heads=self.max_heads,
+            max_workers=self.max_workers,
+            max_jobs_per_user=self.max_jobs_per_user,
+        )
 
     @property
     def min_nodes(self) -> int:

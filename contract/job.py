@@ -26,20 +26,27 @@ from contract.typed_json import from_json, loads
 
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
+HEAD_STATE: Final = "Head"  # of the state machine: asks for the head
 PAUSE_STATE: Final = "Pause"  # of the state machine: between two attempts of a head
-JOB_TAG: Final = "job"  # key of the tag that shows a task's job in the console
+JOB_TAG: Final = "job"  # keys of tags of a job's tasks
+RUN_TAG: Final = "run"
+USER_TAG: Final = "user"
+USER_ID_TAG: Final = "user-id"  # by which IAM tells who may stop them
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 11
+ORDER_VERSION: Final = 12
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
 
+_TAG_VALUE: Final = (r"[\w .:/=+@-]{0,256}", "at most 256 letters, digits, spaces and .:/=+@-_")
 #: Fields of an order that are texts -> their pattern, and the same in words.
 _TEXTS: Final = {
     "code": (r"(s3://[^/]+/.+)?", "the s3:// address of an archive, or empty"),
     "code_sha256": (r"([0-9a-f]{64})?", "64 hexadecimal digits, or empty"),
+    "submitter": _TAG_VALUE,
+    "user_id": _TAG_VALUE,
 }
 #: Module that starts a recipe, and its option to read and check the data only.
 LAUNCH: Final = "training.launch"
@@ -121,6 +128,8 @@ class JobSpec:
     """Types and prices of its hosts; None: not known."""
     submitter: str = ""
     """User or role session of AWS that has submitted it."""
+    user_id: str = ""
+    """Its ``aws:userid``, which says that it is the same in a policy."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -181,6 +190,11 @@ class JobSpec:
         if "nodes" in values:
             values["nodes"] = asdict(Range.parse(str(values["nodes"]), option="nodes"))
         return from_json(cls, values, what=what, ignores_unknown=ignores_unknown)
+
+    def tags(self, job: str) -> dict[str, str]:
+        """Tags of the tasks of a job: what costs are told apart by, and who may stop them."""
+        user = {USER_TAG: self.submitter, USER_ID_TAG: self.user_id}
+        return {JOB_TAG: job, RUN_TAG: self.run, **user}
 
     def check_size(self, job: str) -> None:
         """Fail if ECS would not start the head of ``job`` with this order.

@@ -20,6 +20,10 @@ NAMESPACE: Final = "NamespaceName"  # in Cloud Map
 PUSH_ROLE: Final = "ImagePushRoleArn"
 PUSH_FROM: Final = "GitHubRepository"  # whose workflow may assume that role
 SHARED: Final = "SharedFileSystemId"  # where hosts mount one
+# Policies to attach to people: look; start jobs and stop one's own; stop all, and more.
+READ: Final = "ReadPolicyArn"
+SUBMIT: Final = "SubmitPolicyArn"
+OPERATE: Final = "OperatePolicyArn"
 # The command line reads these; renaming one breaks it.
 BUCKET: Final = "BucketName"
 CLUSTER: Final = "ClusterName"

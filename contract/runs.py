@@ -100,6 +100,11 @@ def job_hold(run: str, job: str) -> str:
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.hold"
 
 
+def job_stop(user_id: str, job: str) -> str:
+    """Key of the object in the bucket by which a user calls off a job that waits for its turn."""
+    return f"stops/{user_id}/{job}"
+
+
 def job_activity(job: str) -> str:
     """Name, in a run's folder, of the file with the activity of a job's program."""
     return f"{JOBS_DIR}/{job}.activity"

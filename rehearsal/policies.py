@@ -4,9 +4,10 @@
     allows(Call(caller=role, action="s3:PutObject", resource=arn), identity=statements)
 
 The standard library only: the local AWS asks it for every call of a role, and tests ask it for the
-synthesized templates. What it does not know (an element, an operator, a policy variable) is a
-PolicyError and never a pass, so it has to know no more than this project's policies use. It leaves
-out what they do not have: permission boundaries, session policies, organizations, other accounts.
+synthesized templates. What it does not know (an element, an operator, another policy variable than
+``${aws:userid}``) is a PolicyError and never a pass, so it has to know no more than this project's
+policies use. It leaves out what they do not have: permission boundaries, session policies,
+organizations, other accounts.
 """
 
 import re
@@ -17,6 +18,7 @@ from operator import eq
 ELEMENTS = {"Sid", "Effect", "Principal", "Action", "Resource", "Condition"}
 
 Values = Sequence[str]
+USER_ID = "${aws:userid}"
 
 
 class PolicyError(ValueError):
@@ -54,9 +56,9 @@ class Statement:
         keys = {name.lower(): value for name, value in call.keys.items()}
         return (
             any(_fits(pattern.lower(), call.action.lower()) for pattern in self.actions)
-            and any(_fits(pattern, call.resource) for pattern in self.resources)
+            and any(_fits(pattern, call.resource) for pattern in _filled(self.resources, keys))
             and all(
-                _holds(operator, keys.get(key.lower()), values)
+                _holds(operator, keys.get(key.lower()), _filled(values, keys))
                 for operator, tests in self.conditions.items()
                 for key, values in tests.items()
             )
@@ -119,7 +121,7 @@ def _statement(given: Mapping[str, object]) -> Statement:
         raise PolicyError(f"unknown condition operators: {', '.join(sorted(unknown))}")
     resources = _listed(given.get("Resource", "*"))
     texts = [*resources, *(v for tests in conditions.values() for vs in tests.values() for v in vs)]
-    if variables := [text for text in texts if "${" in text]:
+    if variables := [text for text in texts if "${" in text.replace(USER_ID, "")]:
         raise PolicyError(f"policy variables are not known: {', '.join(variables)}")
     return Statement(
         effect=str(given["Effect"]),
@@ -157,7 +159,14 @@ def _listed(value: object) -> Values:
     return [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
-# --- patterns and conditions ----------------------------------------------------------------------
+# --- variables, patterns and conditions -----------------------------------------------------------
+def _filled(patterns: Values, keys: Mapping[str, str]) -> Values:
+    """Patterns with the caller's id; without those that need it where the request has none."""
+    user = keys.get(USER_ID[2:-1])
+    assert not {*"*?"} & {*(user or "")}, "a wildcard in an id would be one in the pattern"
+    return [each.replace(USER_ID, user or "") for each in patterns if user or USER_ID not in each]
+
+
 def _fits(pattern: str, text: str) -> bool:
     """Whether a text fits a pattern: ``*`` is any text and ``?`` one character."""
     parts = [{"*": ".*", "?": "."}.get(each, re.escape(each)) for each in pattern]

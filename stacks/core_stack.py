@@ -18,6 +18,7 @@ from contract import outputs as stack_outputs
 from stacks.lambda_functions import contain_custom_resources
 from stacks.log_groups import retain_logs
 from stacks.network import vpc as network
+from stacks.people import People
 from stacks.settings import Settings
 from stacks.storage.bucket import new_bucket
 from stacks.storage.image_repositories import image_push_role, image_repository
@@ -69,6 +70,17 @@ class CoreStack(cdk.Stack):
         }
         for node, name in stack_outputs.REPOSITORIES.items():
             outputs[name] = self.repositories[node].repository_uri
+        core, training = stack_outputs.stacks(settings.deployment)
+        people = People(
+            self,
+            "People",
+            core=core,
+            training=training,
+            bucket=self.bucket,
+            repositories=self.repositories.values(),
+        )
+        for name, policy in people.policies.items():
+            outputs[name] = policy.managed_policy_arn
         if settings.github_repository:
             role = image_push_role(
                 self,

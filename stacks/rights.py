@@ -226,7 +226,7 @@ def of_keeper(
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
     record = runs.job_record("*", "*")
-    told = (record, runs.job_reason("*", "*"), runs.job_hold("*", "*"))
+    told = (record, runs.job_reason("*", "*"), runs.job_hold("*", "*"), runs.job_stop("*", "*"))
     return (
         ending_tasks(cluster)
         + releasing_hosts(scope, cluster, groups)

@@ -96,6 +96,13 @@ class Settings:
     """Longest deadline of a job, 1 to 336, which the state machine enforces."""
     confirm_above_usd: int
     """Jobs whose maximum cost is above this, or unknown, start only if their user types ``y``."""
+    max_jobs_per_user: int
+    """Most jobs of a user at a time, while others of theirs wait; 0: no limit."""
+    monthly_budget_usd: int
+    """What all jobs may cost in a month of UTC, at list prices: ``trainctl submit`` warns of what
+    may exceed it. 0: none."""
+    budget_refuses: bool
+    """Whether ``trainctl submit`` refuses jobs when the budget is spent."""
 
     base_image: str
     """Image that both are built on, by digest; empty: Python on Debian. Set it in ``cdk.json``:
@@ -165,6 +172,11 @@ class Settings:
             checks.refuse("availability_zone", "", f"the zone of {self.subnet_id}")
         if self.vpc_id and self.interface_endpoints:
             checks.refuse("interface_endpoints", True, "false with vpc_id: they are its owner's")
+        if self.monthly_budget_usd and self.log_retention_days < 60:
+            # Costs are known for as long as the events are kept.
+            checks.refuse(
+                "log_retention_days", self.log_retention_days, "60 or more with monthly_budget_usd"
+            )
         if self.idle_gpu_alarm_minutes % 5:
             checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
 

@@ -119,6 +119,7 @@ class TrainingStack(cdk.Stack):
             head_trains=settings.head_trains,
             max_heads=settings.max_heads,
             max_workers=settings.max_workers,
+            max_jobs_per_user=settings.max_jobs_per_user,
             max_seconds=settings.max_job_hours * 3600,
         )
         events = TaskEvents(

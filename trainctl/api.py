@@ -151,8 +151,7 @@ class Job:
 
         Nothing happens where it has ended already.
         """
-        if not self._look().is_over:
-            self._deployment.jobs.stop(self._found)
+        if not self._look().is_over and follow.stop(self._deployment, self._found):
             self._found = follow.wait_until_gone(self._deployment, self.id)
         return self._found.outcome
 

@@ -224,6 +224,25 @@ def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
     return ""
 
 
+def stop(deployment: Deployment, job: Job) -> bool:
+    """End a job for its user; return whether it ends now.
+
+    Else it was called off, by a user who may stop no execution: the keeper ends it when it next
+    asks whether it is its turn.
+    """
+    from botocore.exceptions import ClientError
+
+    try:
+        deployment.jobs.stop(job)
+    except ClientError as error:
+        is_own = job.spec and job.spec.user_id == deployment.user_id
+        if error.operation_name != "StopExecution" or not is_own or deployment.jobs.heads(job):
+            raise
+        deployment.bucket.put(runs.job_stop(deployment.user_id, job.id), b"stop")
+        return False
+    return True
+
+
 def wait_until_gone(
     deployment: Deployment, name: str, *, hear: Callable[[str], None] = lambda _text: None
 ) -> Job:

@@ -51,6 +51,7 @@ def run_command(
         max_seconds=min(max_seconds, shape.max_job_hours * 3600),
         prices=shape.prices(deployment.region),
         submitter=deployment.user,
+        user_id=deployment.user_id,
     )
     plan = job_plan.JobPlan(spec=spec, shape=shape, workers=None)
     job_plan.check(deployment, plan)

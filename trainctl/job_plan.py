@@ -41,7 +41,7 @@ from trainctl.images import check_images
 from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On, check_nodes
 from trainctl.job_request import JobRequest
-from trainctl.pricing import NOT_INCLUDED, an_hour, machines, usd_at_most
+from trainctl.pricing import NOT_INCLUDED, an_hour, machines, spent, usd_at_most
 from training import recipes
 from training.command import (
     Recorded,
@@ -222,9 +222,9 @@ def plan_of(deployment: Deployment, request: JobRequest) -> JobPlan:
         CliError: there is no image to run.
     """
     plan = priced(deployment, request)
-    check(deployment, plan)
-    place = deployment.jobs.queue(plan.shape.limits, new=plan.spec.nodes).get("")
-    return dataclasses.replace(plan, place=place)
+    warnings = [*plan.warnings, *check(deployment, plan)]
+    place = deployment.jobs.queue(plan.shape.limits, new=plan.spec).get("")
+    return dataclasses.replace(plan, place=place, warnings=warnings)
 
 
 def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
@@ -288,6 +288,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
+        user_id=deployment.user_id,
     )
     return JobPlan(
         spec=spec,
@@ -360,13 +361,13 @@ def placement(
     return Placement.NODES, f"{each} (--on head: {head})"
 
 
-def check(deployment: Deployment, plan: JobPlan) -> None:
-    """Fail if the job could not be started now; called before its user is asked.
+def check(deployment: Deployment, plan: JobPlan) -> list[str]:
+    """Fail if the job could not be started now; called before its user is asked. Returns warnings.
 
     Raises:
         InputError: ECS would not accept its order.
-        UsageError: its run is being trained, a secret is missing, or the standing cluster has the
-            hosts.
+        UsageError: its run is being trained, a secret is missing, the standing cluster has the
+            hosts, or the month's budget is spent.
         CliError: there is no image to run.
     """
     check_images(deployment)
@@ -379,6 +380,24 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
     spec.check_size(longest)
     _check_not_running(deployment, spec)
     _check_standing_cluster(deployment, spec)
+    return _check_budget(deployment, plan)
+
+
+def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
+    """Warn of what may exceed the month's budget; fail if it is spent and that refuses jobs."""
+    shape, most = deployment.shape, plan.usd_at_most
+    budget = shape.monthly_budget_usd
+    if not budget:
+        return []
+    used = spent(deployment)
+    said = f"{dollars(used)} of this month's budget of {dollars(budget)} are spent"
+    if used >= budget and shape.budget_refuses:
+        raise UsageError(
+            f"{said}: wait until next month (UTC), or have monthly_budget_usd raised in cdk.json "
+            "and deployed. trainctl cost --by user shows who has spent it"
+        )
+    exceeds = most is None or used + most > budget
+    return [f"{said}, and this job can cost {dollars(most)}"] if exceeds else []
 
 
 def _check_reservation(deployment: Deployment, spec: JobSpec) -> None:

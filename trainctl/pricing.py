@@ -24,6 +24,9 @@ from training.record.goodput import Activity, Paid, goodput
 #: Costs that no figure here includes.
 NOT_INCLUDED: Final = "S3, CloudWatch and data through the NAT gateway"
 
+#: Jobs that are added up: one call of AWS for each.
+MOST_JOBS: Final = 1000
+
 
 def usd_at_most(
     prices: Prices, shape: ClusterShape, *, num_nodes: int, max_seconds: int
@@ -97,6 +100,21 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     if usd is None and not why:
         why = prices.why_unknown if prices else "its order has no prices"
     return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, paid=paid, why_unknown=why)
+
+
+def costs_of(
+    deployment: Deployment, jobs: Sequence[Job], tasks: Mapping[str, Sequence[Task]] | None = None
+) -> dict[str, float | None]:
+    """Costs of jobs so far, by their ids, as are all nodes that they have had."""
+    tasks = tasks or deployment.jobs.all_nodes_of(jobs)
+    return {job.id: cost_of(deployment, job, tasks[job.id]).usd for job in jobs}
+
+
+def spent(deployment: Deployment) -> float:
+    """US dollars that the jobs of this month, by UTC, have cost so far."""
+    began = datetime.now(tz=UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    jobs = deployment.jobs.newest(limit=MOST_JOBS, since=began)
+    return sum(filter(None, costs_of(deployment, jobs).values()))
 
 
 def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:

@@ -67,6 +67,7 @@ class JobRunner(Construct):
         head_trains: bool,
         max_heads: int,
         max_workers: int,
+        max_jobs_per_user: int,
         max_seconds: int,
     ) -> None:
         """Make the runner.
@@ -127,6 +128,7 @@ class JobRunner(Construct):
                     "HEAD_FAMILY": self.task.family,
                     "MAX_HEADS": str(max_heads),
                     "MAX_WORKERS": str(max_workers),
+                    "MAX_JOBS_PER_USER": str(max_jobs_per_user),
                     "STATE_MACHINE": self.state_machine_arn,
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),

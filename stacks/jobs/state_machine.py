@@ -20,9 +20,13 @@ from constructs import Construct
 
 from contract.job import (
     DEFAULT_MAX_SECONDS,
+    HEAD_STATE,
     JOB_GROUP,
     JOB_TAG,
     PAUSE_STATE,
+    RUN_TAG,
+    USER_ID_TAG,
+    USER_TAG,
     JobStatus,
     head_variables,
 )
@@ -114,7 +118,7 @@ def job_states(
         retry_on_service_exceptions=False,  # those and all others are retried after another pause
     )
     admit.add_catch(queue, errors=[sfn.Errors.ALL], assign={"pause": HEAD_ASKED_AGAIN_S})
-    run_head = sfn.CustomState(scope, "Head", state_json=_head(head))
+    run_head = sfn.CustomState(scope, HEAD_STATE, state_json=_head(head))
     clean_up = tasks.LambdaInvoke.jsonata(
         scope,
         "CleanUp",
@@ -228,7 +232,12 @@ def _head(task: HeadTask) -> dict[str, Any]:
             },
             # startedBy is Step Functions' own; the group is how the head's job is known.
             "Group": _value(f"'{JOB_GROUP}' & $job"),
-            "Tags": [{"Key": JOB_TAG, "Value": _value("$job")}],
+            "Tags": [
+                {"Key": JOB_TAG, "Value": _value("$job")},
+                {"Key": RUN_TAG, "Value": _given("run")},
+                {"Key": USER_TAG, "Value": _given("submitter")},
+                {"Key": USER_ID_TAG, "Value": _given("user_id")},
+            ],
             "EnableExecuteCommand": True,
             "PropagateTags": "TASK_DEFINITION",
             "Overrides": {
@@ -244,6 +253,12 @@ def _head(task: HeadTask) -> dict[str, Any]:
         },
         "Assign": {"ended": {"Task": _value("$states.result")}},
     }
+
+
+def _given(field: str) -> str:
+    """A text of the job's order, which may lack it."""
+    value = f"$states.context.Execution.Input.{field}"
+    return _value(f"$exists({value}) ? {value} : ''")
 
 
 def _value(expression: str) -> str:

@@ -89,6 +89,7 @@ def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
     values: autoscaler.ProviderConfig = {
         "cluster": "c",
         "job": JOB,
+        "tags": {"job": JOB},
         "head": HEAD,
         "task_definition": "worker:1",
         "capacity_provider": "gpus",

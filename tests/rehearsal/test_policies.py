@@ -64,6 +64,22 @@ def test_conditions(operator: str, wanted: Any, value: str | None, is_met: bool)
     assert allows(replace(GET, keys=keys), identity=[found]) is is_met
 
 
+@pytest.mark.parametrize("user", ["AROA1:anna@example.com", "AROA1:an", None])
+@pytest.mark.parametrize(
+    "elements",
+    [
+        {"Resource": "arn:aws:s3:::b/${aws:userid}/*"},
+        {"Condition": {"StringEquals": {"aws:ResourceTag/user-id": "${aws:userid}"}}},
+    ],
+)
+def test_the_id_of_the_caller_is_a_variable(elements: dict[str, Any], user: str | None) -> None:
+    keys = {"aws:ResourceTag/user-id": "AROA1:anna@example.com"}
+    keys |= {"aws:userid": user} if user else {}
+    call = replace(GET, resource="arn:aws:s3:::b/AROA1:anna@example.com/k", keys=keys)
+    is_own = user == "AROA1:anna@example.com"
+    assert allows(call, identity=[statement(**elements)]) is is_own
+
+
 @pytest.mark.parametrize(
     ("principal", "caller", "is_allowed"),
     [

@@ -17,7 +17,7 @@ from botocore.paginate import PageIterator
 from greenlet import getcurrent
 
 from contract import runs, times
-from contract.job import Hold, JobSpec, overrides
+from contract.job import HEAD_STATE, Hold, JobSpec, overrides
 from contract.job_outcome import is_in_vain
 from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
@@ -270,8 +270,11 @@ class Account(base.Account):
     def on_get_execution_history(self, executionArn: str, **_: Any) -> Any:  # noqa: N803
         # Eventually consistent, says the API reference.
         shown = self.world.now - self.model.times.shows / 2
-        heads = [each for each in self.execution(executionArn).heads if each[0] < shown]
-        return {"events": [base.submitted(arn, stamp(at)) for at, arn in heads]}
+        job = self.execution(executionArn)
+        entered = {"type": "TaskStateEntered", "stateEnteredEventDetails": {"name": HEAD_STATE}}
+        begun = [entered] if 0 < job.admitted_at < shown else []
+        heads = [base.submitted(arn, stamp(at)) for at, arn in job.heads if at < shown]
+        return {"events": begun + heads}
 
     def execution(self, arn: str) -> "Execution":
         found = self.executions.get(arn.rpartition(":")[2])
@@ -693,6 +696,10 @@ class Execution:
         self._process = world.spawn(self._run)
 
     @property
+    def user(self) -> str:
+        return self.spec.submitter if self.spec else ""
+
+    @property
     def is_healthy(self) -> bool:
         """It goes on, for all that anybody can know."""
         late = self.account.world.now > self.variables.get("deadline", float("inf"))
@@ -925,17 +932,25 @@ class Execution:
         self.admitted_at, self.granted = world.now, granted
         mine = (self.began, self.name)
         running = [each for each in jobs if each.status == "RUNNING" and each is not self]
-        earlier = [each for each in running if (each.began, each.name) < mine]
+        limits = self.account.keeper.LIMITS
+        named = {
+            each.name: each for each in sorted([*running, self], key=lambda x: (x.began, x.name))
+        }
+        order = limits.in_turn([*named], lambda name: named[name].user)
+        before = [each for each in running if (each.began, each.name) < mine]
+        earlier = [each for each in before if each.name in order]
+        world.happened["job passed another by"] += len(before) > len(earlier)
         later = [each for each in running if (each.began, each.name) > mine and each.admitted_at]
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
         world.happened["job started beside others"] += bool(earlier or later)
         world.happened["job started with fewer nodes"] += granted != self.nodes
         world.happened["job waited for its turn for a day"] += world.now - self.began > DAY_S
-        limits = self.account.keeper.LIMITS
         # What was admitted before a deploy may have more than there is now, or is not understood.
         is_deployed = self.began < self.account.deployed_at
         if is_deployed or any(each.is_redriven for each in running):
             return
+        if self.name not in order:
+            world.blame(f"{self.name} starts beside {limits.max_jobs_per_user} of its user")
         if len(earlier) + len(later) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")
         taken = sum(each.nodes.high for each in earlier) + sum(each.granted.high for each in later)

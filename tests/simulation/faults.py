@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Final
 
 from contract import exits
-from contract.admission import Limits
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
 from rehearsal.model import Record
@@ -235,7 +234,8 @@ def person_redrives_an_execution(life: Life) -> list[Execution] | None:
 def deploy_of_other_limits(life: Life) -> list[Execution]:
     account, chance = life.account, life.chance
     heads, workers = chance.randint(1, 3), chance.randint(1, 4)
-    vars(account.keeper)["LIMITS"] = Limits(max_heads=heads, max_workers=workers)
+    limits = replace(account.keeper.LIMITS, max_heads=heads, max_workers=workers)
+    vars(account.keeper)["LIMITS"] = limits
     account.deployed_at = life.world.now
     account.least_workers = min(account.least_workers, workers)
     for group, most in zip(life.model.groups.values(), (heads, workers), strict=True):

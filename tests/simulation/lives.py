@@ -169,7 +169,12 @@ class Life:
         if self.is_long:  # a day has many minutes
             self.model.times = replace(self.model.times, scales=300)
         self.account.least_workers = self.max_workers
-        self.limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
+        self.users = Random(f"users {seed}")  # of their own, as those of holds below
+        self.limits = Limits(
+            max_heads=self.max_heads,
+            max_workers=self.max_workers,
+            max_jobs_per_user=self.users.choice([0, 1, 2]),
+        )
 
     # --- what EC2 has
     def _refusal(self, group: Group) -> str:
@@ -277,6 +282,7 @@ class Life:
                 max_seconds=4 * DAY_S if is_long else chance.choice([1500, 9000, 12000]),
                 capacity_wait_s=3 * DAY_S if is_long else chance.choice([300, 1800, 7200]),
                 hold_s=holds.choice([0, 0, 600, 1800]),
+                submitter=self.users.choice(["anna", "bert"]),
             )
             program = Program(
                 seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
@@ -609,6 +615,7 @@ class Head:
         config: autoscaler.ProviderConfig = {
             "cluster": "c",
             "job": job.name,
+            "tags": self.spec.tags(job.name),
             "head": task["taskArn"],
             "task_definition": "worker",
             "capacity_provider": "for-workers",
@@ -778,6 +785,7 @@ def _handed_in(
         # A life asks very often.
         account.understood = functools.cache(keeper.spec_of)
         patch.setattr(keeper, "spec_of", account.spec_of)
+        patch.setattr(keeper, "user_of", functools.cache(keeper.user_of.__wrapped__))
         yield
 
 

@@ -49,6 +49,7 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
     # None of its network, whose owner has routes, endpoints and flow logs, and no bucket.
     assert {each["Type"] for each in templates.core["Resources"].values()} == {
         "AWS::ECR::Repository",
+        "AWS::IAM::ManagedPolicy",
         "AWS::ServiceDiscovery::PrivateDnsNamespace",
     }
     assert templates.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Vpc"] == EXISTING["vpc_id"]

@@ -907,6 +907,41 @@ def queue(keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     return aws
 
 
+def test_a_user_has_few_jobs_at_a_time_and_the_others_are_passed_by(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "sleep", waited.append)
+    limits = Limits(max_heads=2, max_workers=2, max_jobs_per_user=1)
+    monkeypatch.setattr(keeper, "LIMITS", limits)
+    queue.executions.clear()
+    for job, user in (("first", "anna"), ("second", "anna"), ("third", "bert")):
+        queue.execute(job, input=replace(SPEC, nodes=Range(1, 1), submitter=user).to_json())
+        queue.history[job] = []
+    assert admitted(keeper, "second", Range(1, 1))["status"] == "queued"
+    assert admitted(keeper, "third", Range(1, 1))["status"] == "running"
+    assert waited == [3 * times.CONSISTENT_S], "until each list shows who has ended"
+    # The second has its turn, and room beside what has passed it by: not before that has ended.
+    queue.executions["first"]["status"] = "SUCCEEDED"
+    assert admitted(keeper, "second", Range(2, 2))["status"] == "running"
+    queue.history["third"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
+    assert admitted(keeper, "second", Range(1, 1))["status"] == "running"
+    assert admitted(keeper, "second", Range(2, 2))["status"] == "queued"
+
+
+def test_a_job_that_its_user_has_called_off_ends_before_its_turn(
+    keeper: ModuleType, queue: Aws
+) -> None:
+    queue.execute("third")
+    spec = replace(SPEC, user_id="AROA1:anna").to_json()
+    event = {"Action": "admit", "Job": "third", "Spec": spec, "Began": time.time()}
+    queue.s3.objects["stops/AROA1:bert/third"] = b"stop"
+    assert keeper.handler(event, None)["status"] == "running"
+    queue.s3.objects["stops/AROA1:anna/third"] = b"stop"
+    assert keeper.handler(event, None)["status"] == "stopped"
+    assert queue.objects["runs/r1/jobs/third.json"]["reason"] == "stopped by user"
+
+
 @pytest.mark.usefixtures("queue")
 def test_a_job_that_the_list_does_not_have_yet_waits(keeper: ModuleType) -> None:
     assert admitted(keeper, "third", Range(0, 0))["status"] == "queued"

@@ -228,6 +228,7 @@ BAD: list[tuple[Any, ...]] = [
     ({"subnet_id": SUBNET}, "subnet_id", "empty without"),
     ({"vpc_id": VPC, "subnet_id": SUBNET}, "availability_zone", f"the zone of {SUBNET}"),
     ({**EXISTING, "interface_endpoints": "true"}, "interface_endpoints", "its owner's"),
+    ({"monthly_budget_usd": "9"}, "log_retention_days", "60 or more with monthly_budget_usd"),
     ({"bucket": "s3://mine"}, "bucket", "the name of a bucket"),
     ({"data_buckets": "a-1, b-2"}, "data_buckets", "separated by commas"),
     ({"worker_ami": "ami-0123456789abcdef0"}, "worker_ami", "the name of a parameter"),

@@ -90,6 +90,7 @@ class Account(base.Account):
         self.outputs: dict[str, dict[str, str]] = {name: {**each} for name, each in OUTPUTS.items()}
         self.stack_status = "CREATE_COMPLETE"
         self.account_id = "123456789012"
+        self.user_id = "AROA123:anna@example.com"
         self.region: str | None = "us-east-1"
         self.credentials: object = "keys"
         """None: the configuration has none."""
@@ -157,7 +158,7 @@ class Account(base.Account):
     def on_get_caller_identity(self) -> Any:
         role = "AWSReservedSSO_Training_0123456789abcdef"
         arn = f"arn:aws:sts::{self.account_id}:assumed-role/{role}/anna@example.com"
-        return {"Account": self.account_id, "Arn": arn}
+        return {"Account": self.account_id, "Arn": arn, "UserId": self.user_id}
 
     def on_describe_stacks(self, StackName: str) -> Any:  # noqa: N803
         if StackName not in self.outputs:

@@ -263,6 +263,55 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
     assert cli.json("cost", "job")["usd"] == found["usd"]
 
 
+def month(account: Account) -> None:
+    """Three jobs of this month, of two users, and one of 70 days ago, whose events have expired."""
+    for number, (job, user) in enumerate(
+        (("old", "anna"), ("one", "anna"), ("two", "bert"), ("three", "anna"))
+    ):
+        began = account.now - timedelta(days=0 if number else 70)
+        account.add(job, run=job, status="FAILED", startDate=began)
+        account.change_order(job, submitter=f"{user}@example.com")
+        node = f"{job}-w"
+        gone = event(node, 3600 * number, group=f"job:{job}", startedBy=job)
+        account.task_events.append(gone)
+
+
+def test_costs_are_added_up_by_user_run_and_month_as_ls_shows_them(
+    account: Account, cli: Cli
+) -> None:
+    month(account)
+    an_hour = 1.006 + 35 / 730
+    anna, bert = cli.json("cost", "--by", "user")
+    assert anna == {"user": "anna@example.com", "jobs": 3, "usd": anna["usd"], "unknown": 1}
+    assert (anna["usd"], bert["usd"]) == pytest.approx((4 * an_hour, 2 * an_hour))
+    shown = sum(each["usd"] or 0 for each in cli.json("ls"))
+    assert shown == pytest.approx(anna["usd"] + bert["usd"])
+    assert [each["run"] for each in cli.json("cost", "--by", "run")] == [
+        "three",
+        "two",
+        "one",
+        "old",
+    ]
+    now, before = cli.json("cost", "--by", "month")
+    assert (now["month"], now["jobs"], before["jobs"]) == (f"{account.now:%Y-%m}", 3, 1)
+    assert "bert@example.com  1     $2.1" in cli("cost", "--by", "user").out
+    for words in ([], ["one", "--by", "user"]):
+        assert "give a job, or --by user, run or month" in cli.refuses("cost", *words)
+
+
+def test_a_budget_of_the_month_warns_and_refuses_if_asked(account: Account, cli: Cli) -> None:
+    month(account)
+    given = ("submit", "ddp", "--yes", "--max-hours", "1", "--run")
+    account.shape["monthly_budget_usd"] = 20
+    assert "warning: $6.32 of this month's budget of $20.00 are spent" in cli(*given, "a").err
+    account.shape["monthly_budget_usd"] = 500
+    assert "budget" not in cli(*given, "b").err
+    account.shape |= {"monthly_budget_usd": 6, "budget_refuses": True}
+    said = cli.refuses(*given, "c")
+    assert "$6.32 of this month's budget of $6.00 are spent: wait until next month" in said
+    assert len(account.sent("start_execution")) == 2
+
+
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     pulled = account.now - timedelta(seconds=600)

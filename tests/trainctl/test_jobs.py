@@ -100,6 +100,20 @@ def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
     assert shown == expected
 
 
+def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(
+    account: Account, cli: Cli
+) -> None:
+    account.shape |= {"max_heads": 2, "max_jobs_per_user": 1}
+    queue(account, ("1", 5), ("1", None), ("1", 3), ("1", None))
+    for job, user in (("job-0", "anna"), ("job-1", "anna"), ("job-2", "bert"), ("job-3", "carl")):
+        account.change_order(job, submitter=user)
+    assert [each.split()[1] for each in cli("ls").out.splitlines()[1:]] == [
+        *("queued", "waiting", "user's", "waiting")
+    ]
+    said = cli.json("show", "job-1")["reason"]
+    assert said == "queued: number 2, after job-0: max_jobs_per_user is 1"
+
+
 def test_a_queued_job_is_shown_as_one_everywhere(account: Account, cli: Cli) -> None:
     queue(account, ("1", 5), ("1", None))
     until = account.now + timedelta(minutes=55)

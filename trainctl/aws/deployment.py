@@ -88,7 +88,10 @@ class Deployment:
         # Before anything else: it tells bad credentials from stacks that are not there.
         caller = self._clients.caller
         self.account_id: str = caller["Account"]
-        self.user: str = caller["Arn"].rpartition("/")[2].rpartition(":")[2]
+        # Tags, which have both, take no commas.
+        self.user_id: str = caller["UserId"].replace(",", "_")
+        """``aws:userid`` of these credentials in a policy."""
+        self.user: str = caller["Arn"].replace(",", "_").rpartition("/")[2].rpartition(":")[2]
         """Name of the user or role session whose credentials these are."""
         stacks = {stack: self._stack(stack) for stack in self._stacks}
         self.is_there = all(stacks.values())
@@ -255,5 +258,5 @@ class Undeployed(Deployment):
     """A deployment that has not been made, for the price of a job on it: needs no account."""
 
     def __init__(self, shape: ClusterShape, *, region: str) -> None:
-        self.shape, self.region, self.user = shape, region, ""
+        self.shape, self.region, self.user, self.user_id = shape, region, "", ""
         self.bucket = EmptyBucket()

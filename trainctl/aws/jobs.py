@@ -1,5 +1,6 @@
 """Jobs: executions of the state machine, and the tasks that each of them starts."""
 
+import functools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -156,8 +157,13 @@ class Place:
     until: datetime | None
     """Deadline of that job; None while it is queued itself."""
 
+    limit: int = 0
+    """Jobs that its user may have at a time, where it waits for those; 0: it waits for hosts."""
+
     @property
     def words(self) -> str:
+        if self.limit:
+            return f"number {self.number}, after {self.after}: max_jobs_per_user is {self.limit}"
         until = f", which may run until {utc(self.until)}" if self.until else ""
         return f"number {self.number}, after {self.after}{until}"
 
@@ -183,15 +189,20 @@ class Jobs:
             stateMachineArn=self._machine, name=job, input=spec.to_json()
         )
 
-    def newest(self, *, limit: int, running: bool = False) -> list[Job]:
+    def newest(
+        self, *, limit: int, running: bool = False, since: datetime | None = None
+    ) -> list[Job]:
         """The newest jobs, newest first; one call for each of them."""
         # The list has no orders.
-        found = [self._described(each) for each in self.newest_ids(limit=limit, running=running)]
+        ids = self.newest_ids(limit=limit, running=running, since=since)
+        found = [self._described(each) for each in ids]
         # One that has just been started may be in the list and not be described yet.
         jobs = [job for job in found if job]
         return sorted(jobs, key=lambda job: job.began, reverse=True)
 
-    def newest_ids(self, *, limit: int, running: bool = False) -> list[str]:
+    def newest_ids(
+        self, *, limit: int, running: bool = False, since: datetime | None = None
+    ) -> list[str]:
         """Their ids, in one call."""
         request: ListExecutionsInputPaginateTypeDef = {
             "stateMachineArn": self._machine,
@@ -200,7 +211,8 @@ class Jobs:
         if running:
             request["statusFilter"] = "RUNNING"
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(**request)
-        return [*pages.search("executions[].name")]
+        found = pages.search("executions[]")
+        return [each["name"] for each in found if since is None or each["startDate"] >= since]
 
     def _described(self, job: str) -> Job | None:
         """The job with this id, if Step Functions knows of it."""
@@ -267,48 +279,61 @@ class Jobs:
             return None
         return starts[0]["timestamp"] + timedelta(seconds=job.spec.max_seconds)
 
-    def queue(self, limits: Limits, *, new: Range | None = None) -> dict[str, Place]:
+    def queue(self, limits: Limits, *, new: JobSpec | None = None) -> dict[str, Place]:
         """The jobs that are not admitted yet, by their ids, in the order of their turns.
+
+        With a limit for each user, it may have one that has begun, and passed another by.
 
         Args:
             limits: of the deployment.
-            new: worker nodes of a job that would be submitted now; its id is "".
+            new: a job that would be submitted now; its id is "".
         """
+        described = functools.cache(self._described)
+
+        def spec(name: str) -> JobSpec | None:
+            job = described(name) if name else None
+            return job.spec if job else None if name else new
+
+        def user(name: str) -> str:
+            return found.submitter if (found := spec(name)) else ""
+
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
             stateMachineArn=self._machine, statusFilter="RUNNING"
         )
-        order = in_order(pages.search("executions[]"))
-        order += [] if new is None else [""]
+        names = in_order(pages.search("executions[]")) + ([] if new is None else [""])
+        order = limits.in_turn(names, user)
         # All behind them wait for a head in any case.
-        first = order[: limits.max_heads + 1]
-        jobs = [self._described(name) if name else None for name in first]
-        wanted = [job.spec.nodes if job and job.spec else Range(0, 0) for job in jobs]
-        if new is not None and len(first) == len(order):
-            wanted[-1] = new
+        first = map(spec, order[: limits.max_heads + 1])
+        wanted = [each.nodes if each else Range(0, 0) for each in first]
         queued = [
             name
             for number, name in enumerate(order)
             if number >= limits.max_heads or limits.admit(wanted[number], wanted[:number]) is None
         ]
-        if not queued or not (at := order.index(queued[0])):  # one that never fits is refused
-            return {}
-        # The next one has room once some of those before it have ended, at their deadlines.
-        ends = [
-            (self.deadline(job) if job else None, number) for number, job in enumerate(jobs[:at])
-        ]
-        ends.sort(key=lambda end: (end[0] is None, end[0] or 0, end[1]))
-        fits = (
-            end
-            for number, end in enumerate(ends, start=1)
-            if limits.admit(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
-        )
-        until, number = next(fits, ends[-1])
-        places = [Place(number=1, after=order[number], until=until)]
-        places += [
-            Place(number=number, after=before, until=None)
-            for number, before in enumerate(queued[:-1], start=2)
-        ]
-        return dict(zip(queued, places, strict=True))
+        places: dict[str, Place] = {}
+        if queued and (at := order.index(queued[0])):  # one that never fits is refused
+            # The next one has room once some of those before it have ended, at their deadlines.
+            ends = [
+                (self.deadline(job) if name and (job := described(name)) else None, number)
+                for number, name in enumerate(order[:at])
+            ]
+            ends.sort(key=lambda end: (end[0] is None, end[0] or 0, end[1]))
+            fits = (
+                end
+                for number, end in enumerate(ends, start=1)
+                if limits.admit(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
+            )
+            until, number = next(fits, ends[-1])
+            places[queued[0]] = Place(number=1, after=order[number], until=until)
+            for number, before in enumerate(queued[:-1], start=2):
+                places[queued[number - 1]] = Place(number=number, after=before, until=None)
+        for name in names:
+            if name not in order:
+                after = next(each for each in order if user(each) == user(name))
+                limit = limits.max_jobs_per_user
+                number = len(places) + 1
+                places[name] = Place(number=number, after=after, until=None, limit=limit)
+        return places
 
     def workers(self, job: Job) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""

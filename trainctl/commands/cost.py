@@ -1,17 +1,52 @@
-"""``trainctl cost``: the cost of a job, from the run time of each of its nodes."""
+"""``trainctl cost``: the cost of a job, from the run time of each of its nodes; sums of many."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
 
 from contract.nodes import HEAD, WORKER
 from contract.text import dollars
 from trainctl import output
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import UsageError
+from trainctl.aws.jobs import Job
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of
+from trainctl.pricing import MOST_JOBS, NOT_INCLUDED, at_list_prices, cost_of, costs_of
 
 
-def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
+class By(StrEnum):
+    """What costs of jobs are added up by."""
+
+    USER = "user"
+    RUN = "run"
+    MONTH = "month"
+
+
+_OF: Final[Mapping[By, Callable[[Job], str]]] = {
+    By.USER: lambda job: job.spec.submitter if job.spec else "",
+    By.RUN: lambda job: job.run,
+    By.MONTH: lambda job: f"{job.began.astimezone(UTC):%Y-%m}",
+}
+
+
+def cost(
+    *,
+    name: JobName = "",
+    by: Annotated[By | None, typer.Option(help="Add up all jobs of the last 90 days.")] = None,
+    as_json: AsJson = False,
+    where: Where,
+) -> None:
     """Print what a job has cost while its nodes ran, at the list prices of its submission."""
+    if bool(name) == bool(by):
+        raise UsageError("give a job, or --by user, run or month")
     deployment = where.find()
+    if by:
+        _sums(deployment, by, as_json=as_json)
+        return
     job = deployment.jobs.find(name)
     found = cost_of(deployment, job)
     prices = job.prices
@@ -54,3 +89,25 @@ def cost(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         f"{dollars(found.nat_usd)} more{shared}. AWS also bills some minutes of each host's start "
         f"and end, and {NOT_INCLUDED}."
     )
+
+
+def _sums(deployment: Deployment, by: By, *, as_json: bool) -> None:
+    """Print the costs of all jobs by what they have in common, the highest first."""
+    jobs = deployment.jobs.newest(limit=MOST_JOBS)
+    costs = costs_of(deployment, jobs)
+    found: dict[str, list[float | None]] = {}
+    for job in jobs:
+        found.setdefault(_OF[by](job), []).append(costs[job.id])
+    sums = [
+        {by: name, "jobs": len(own), "usd": sum(filter(None, own)), "unknown": own.count(None)}
+        for name, own in found.items()
+    ]
+    sums.sort(key=lambda each: each["usd"], reverse=True)
+    if as_json:
+        output.print_json(sums)
+        return
+    rows = [
+        [each[by], *map(str, (each["jobs"], dollars(each["usd"]), each["unknown"]))]
+        for each in sums
+    ]
+    output.print_table([by, "jobs", "cost", "unknown"], rows)

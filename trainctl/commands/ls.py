@@ -14,13 +14,13 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job, Place
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, Where
-from trainctl.pricing import cost_of
+from trainctl.pricing import costs_of
 
 
 def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequence[Task]) -> str:
     """Its state in a word or two; ``trainctl show`` has the reason."""
     if place:
-        return f"queued {place.number}"
+        return "user's limit" if place.limit else f"queued {place.number}"
     if not job.is_over:
         waits = follow.waiting(deployment, job, tasks, explains=False)
         if waits.hold:
@@ -48,7 +48,8 @@ def ls(
     is_there = any(not job.is_over for job in jobs)
     queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}
     nodes = deployment.jobs.all_nodes_of(jobs)
-    costs = {job.id: cost_of(deployment, job, nodes[job.id]).usd for job in jobs}
+    queue = {job: place for job, place in queue.items() if not nodes.get(job)}
+    costs = costs_of(deployment, jobs, nodes)
     if as_json:
         output.print_json(
             [{**follow.values(job, queue.get(job.id)), "usd": costs[job.id]} for job in jobs]

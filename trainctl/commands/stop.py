@@ -24,7 +24,12 @@ def stop(
         return
     what = f"{job.id}, with nodes left: {len(left)}" if left else job.id
     output.confirm(f"Stop {what}?", yes=yes)
-    jobs.stop(job)
+    if not follow.stop(deployment, job):
+        output.say(
+            f"{job.id} is called off: it ends when it next asks whether it is its turn. Its state: "
+            f"trainctl show {job.id}"
+        )
+        return
     if not wait:
         output.say(f"Stopping. Its state: trainctl show {job.id}")
         return

@@ -18,11 +18,12 @@ project's ``contract`` package, which is packed beside it. Its events, told apar
 A job's tasks are known by what they were started with: their group, ``job:<id>``.
 """
 
+import functools
 import json
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ from contract import exits, runs, times
 from contract.admission import Limits, in_order
 from contract.errors import InputError
 from contract.job import (
+    HEAD_STATE,
+    STOPPED_BY_USER,
     Hold,
     JobSpec,
     JobStatus,
@@ -74,6 +77,7 @@ STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 LIMITS = Limits(
     max_heads=int(os.environ.get("MAX_HEADS", "1")),
     max_workers=int(os.environ.get("MAX_WORKERS", "1")),
+    max_jobs_per_user=int(os.environ.get("MAX_JOBS_PER_USER", "0")),
 )
 #: Families of the deployment's tasks.
 FAMILIES = os.environ.get("FAMILIES", "").split()
@@ -102,13 +106,32 @@ def spec_of(order: str | None) -> JobSpec | None:
         return None
 
 
+def history(job: str) -> list[dict[str, Any]]:
+    """The events of a job's execution."""
+    arn, size = execution_arn(STATE_MACHINE, job), {"PageSize": 1000}
+    of: dict[str, Any] = {"executionArn": arn, "PaginationConfig": size}
+    return [*each_of("stepfunctions", "get_execution_history", "events", **of)]
+
+
+def has_begun(job: str) -> bool:
+    """Whether a job was admitted: its head is asked for."""
+    entered = (each.get("stateEnteredEventDetails") for each in history(job))
+    return any(each and each["name"] == HEAD_STATE for each in entered)
+
+
+@functools.cache
+def user_of(job: str) -> str:
+    """Who has submitted a job."""
+    states, arn = boto3.client("stepfunctions"), execution_arn(STATE_MACHINE, job)
+    spec = spec_of(states.describe_execution(executionArn=arn).get("input"))
+    return spec.submitter if spec else ""
+
+
 def head_starts(job: str) -> list[float] | None:
     """Unix times at which the head of a job was started, from its execution's history; None: it
     cannot be read."""
     try:
-        arn, size = execution_arn(STATE_MACHINE, job), {"PageSize": 1000}
-        of: dict[str, Any] = {"executionArn": arn, "PaginationConfig": size}
-        events = [*each_of("stepfunctions", "get_execution_history", "events", **of)]
+        events = history(job)
         submitted = [(each["timestamp"], each.get("taskSubmittedEventDetails")) for each in events]
         return [at.timestamp() for at, task in submitted if task and task["resourceType"] == "ecs"]
     except Exception as error:
@@ -202,6 +225,8 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
             f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has "
             f"{LIMITS.max_workers} at most: give fewer --nodes, or deploy a higher max_workers"
         )
+    elif spec and spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
+        status, reason = JobStatus.STOPPED, STOPPED_BY_USER
     elif spec and (nodes := admitted(job, spec.nodes)):
         status, reason = JobStatus.RUNNING, "running"
     elif spec and waited < times.QUEUE_S:
@@ -221,14 +246,28 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
 
 def admitted(job: str, nodes: Range) -> Range | None:
     """The worker nodes that a job may have now; None where it is not its turn."""
+    found = turn_of(job, nodes, lambda _: False)
+    if not (found and LIMITS.max_jobs_per_user):
+        return found
+    # Later jobs may have passed this one by while it waited for its user's others. The last that
+    # did not know that it waits no more has begun by then, and its history shows it.
+    time.sleep(3 * times.CONSISTENT_S)
+    return turn_of(job, nodes, has_begun)
+
+
+def turn_of(job: str, nodes: Range, begun: Callable[[str], bool]) -> Range | None:
+    """The same, beside earlier jobs, and later ones that have ``begun``."""
     states = boto3.client("stepfunctions")
     of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
-    order = in_order(each_of("stepfunctions", "list_executions", "executions", **of))
+    names = in_order(each_of("stepfunctions", "list_executions", "executions", **of))
+    order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order or order.index(job) >= LIMITS.max_heads:
         return None
+    before = order[: order.index(job)]
+    before += [each for each in names if each not in (*before, job) and begun(each)]
     earlier = []
-    for each in order[: order.index(job)]:
+    for each in before:
         found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, each))
         spec = spec_of(found.get("input"))
         # An order that is not understood, of another version maybe, holds no more than a head.
