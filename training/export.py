@@ -167,7 +167,7 @@ def _parts(
 def _model_config(
     found: sharded_checkpoints.ShardedCheckpoint, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    config = found.model_config
+    config = {**found.model_config}
     if "model_type" not in config:
         raise InputError(
             f"{found.uri} has no {pretrained.CONFIG_FILE} that names a type of model, which "
@@ -187,8 +187,9 @@ class _Merged:
     """Base weights with a run's adapters merged into them."""
 
     def __init__(self, found: sharded_checkpoints.ShardedCheckpoint) -> None:
-        device = torch.device("cpu")
-        model: nn.Module = recipe_of(found).rebuilt(found.config, found.model_config, device)
+        model: nn.Module = recipe_of(found).rebuilt(
+            found.config, found.model_config, torch.device("cpu")
+        )
         nf4.restore(model)  # adapters were trained beside these values
         found.load_weights(model)
         self._merged: dict[str, torch.Tensor] = {}

@@ -38,6 +38,10 @@ REFUSED = {
         "--data is tiny-shakespeare, which is text, and this recipe trains on images: choose "
         "fashion-mnist, mnist"
     ),
+    "ddp --epochs 0": "--epochs is 0: it must be at least 1",
+    "ddp --lr 0": "--lr is 0.0: it must be greater than 0",
+    "ddp --lr nan": "--lr is nan: it must be a finite number",
+    "ddp --precision fp8": "--precision is 'fp8': choose one of auto, fp32, bf16",
     "fsdp --preset tiny --data mnist": "this recipe trains on text",
     "fsdp --lora-alpha 8": "give --lora-rank too, such as 16, or leave them out",
     "fsdp --global-batch 3": "--global-batch is 3, fewer sequences than 4 workers",

@@ -11,37 +11,29 @@ import torch
 from contract import runs
 from contract.errors import InputError
 from tests.conftest import ROOT
+from tests.training.test_config import imagenet as imagenet_config
+from tests.training.test_plan import config as fsdp
 from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture
 from training.data.mixed_feed import feed_for
 from training.fsdp import inputs
-from training.fsdp import train as fsdp
+from training.fsdp import train as loop_of_fsdp
 from training.fsdp.held_out import HeldOut
 from training.fsdp.model import build
 from training.fsdp.settings import FsdpConfig
 from training.imagenet import train as imagenet
-from training.imagenet.settings import ImagenetConfig
 from training.loop import optimizers
 from training.system import machine
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 TEXT = str(ROOT / "LICENSE")
-NEEDED: dict[str, Any] = {"run": "r", "storage": "/s", "data": TEXT}
 
 
 def config(tmp_path: Path, **changes: Any) -> FsdpConfig:
-    values = {
-        "recipe": "fsdp",
-        "run": "r",
-        "storage": str(tmp_path),
-        "data": TEXT,
-        "held_out_every": 5,
-        "seq_len": 64,
-        "global_batch": 4,
-    }
-    return FsdpConfig(**{**values, **changes})
+    values = {"data": TEXT, "held_out_every": 5, "seq_len": 64, "global_batch": 4}
+    return fsdp(storage=str(tmp_path), **{**values, **changes})
 
 
 def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
@@ -103,10 +95,10 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
 @pytest.mark.parametrize(
     ("loop", "settings", "advice"),
     [
-        (fsdp, FsdpConfig(**NEEDED, recipe="fsdp"), "--microbatch 2, --recompute full"),
+        (loop_of_fsdp, fsdp(data=TEXT), "--microbatch 2, --recompute full"),
         (
             imagenet,
-            ImagenetConfig(**NEEDED, recipe="imagenet", global_batch=512, image_size=224),
+            imagenet_config(data=TEXT, global_batch=512, image_size=224),
             "--batch-per-worker 128 or --image-size 160",
         ),
     ],

@@ -12,6 +12,7 @@ from contract.errors import InputError
 from tests import forks
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
+from tests.training.test_plan import config as fsdp
 from training.data import mixture
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.fsdp import inputs
@@ -32,17 +33,8 @@ def words(folder: Path, name: str, num: int = 60) -> Path:
 
 
 def config(tmp_path: Path, data: str, **changes: Any) -> FsdpConfig:
-    values: dict[str, Any] = {
-        **PRESETS["tiny"],
-        "recipe": "fsdp",
-        "run": "r",
-        "storage": str(tmp_path),
-        "data": data,
-        "held_out_every": 5,
-        "seq_len": 32,
-        "global_batch": 4,
-    }
-    return FsdpConfig(**{**values, **changes})
+    sizes = {"held_out_every": 5, "seq_len": 32, "global_batch": 4}
+    return fsdp(**{**PRESETS["tiny"], "storage": str(tmp_path), "data": data, **sizes, **changes})
 
 
 def mixed(settings: FsdpConfig) -> MixedFeed:

@@ -2,6 +2,7 @@
 leaving out dead taps changes no loss and no gradient, and that what is saved is a standard
 ResNet18."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.conftest import ROOT
 from training.checkpoint import checkpoints
 from training.checkpoint.manifest import Manifest
 from training.models import classifiers as models
-from training.models.resnet import ResNet18
+from training.models.resnet import ResNet18, ResNet18Config
 from training.models.small import Small
 
 
@@ -49,18 +50,11 @@ def loss_of(model: nn.Module, batch: int = 16) -> torch.Tensor:
 
 
 def transformers_resnet18() -> nn.Module:
+    """The model that our ``config.json`` describes."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    options: dict[str, Any] = {"num_labels": 10}  # its signature leaves it out
-    config = ResNetConfig(
-        num_channels=1,
-        embedding_size=64,
-        hidden_sizes=[64, 128, 256, 512],
-        depths=[2, 2, 2, 2],
-        layer_type="basic",
-        **options,
-    )
-    model: nn.Module = ResNetForImageClassification(config)
+    values = json.loads(ResNet18Config().to_json_string())
+    model: nn.Module = ResNetForImageClassification(ResNetConfig.from_dict(values))
     return model
 
 
@@ -102,7 +96,7 @@ def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() 
 import sys
 import training.ddp.train
 from training.models import classifiers as models
-from training.models.resnet import ResNet18
+from training.models.resnet import ResNet18, ResNet18Config
 from training.data import images
 
 images.load("digits")

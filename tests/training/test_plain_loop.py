@@ -22,6 +22,8 @@ from torch import nn
 from contract.runs import RunPaths
 from store.cache import CACHE_VARIABLE
 from tests import forks
+from tests.published.models import from_pretrained
+from tests.training.test_conversations import tokenizer_folder
 from training import export
 from training.data.feed import feed_of
 from training.data.text import open_store
@@ -139,7 +141,6 @@ def rows(form: str) -> Iterator[tuple[dict[str, Any], list[tuple[str, bool]]]]:
 
 def write(job: Job) -> None:
     """Model, tokenizer and data."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(1)
@@ -153,16 +154,7 @@ def write(job: Job) -> None:
             elif "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(job.folder / "model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    kind: Any = models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[])
-    tokenizer = Tokenizer(kind)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    (job.folder / "tokens").mkdir()
-    tokenizer.save(str(job.folder / "tokens" / "tokenizer.json"))
-    values = {"eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
-    (job.folder / "tokens" / "tokenizer_config.json").write_text(json.dumps(values))
+    tokenizer_folder(job.folder / "tokens", TEMPLATE)
     lines = [json.dumps(row) + "\n" for row, _ in rows(job.form)]
     (job.folder / "rows.jsonl").write_text("".join(lines))
 
@@ -230,14 +222,11 @@ def with_adapters(model: Any, rank: int) -> Any:
 
 def plain(job: Job, key: str) -> tuple[dict[int, Any], dict[int, float], dict[str, torch.Tensor]]:
     """Loss, gradient norm and rate of each step; held-out losses; the weights at the end."""
-    from transformers import AutoModelForCausalLM
-
     config, store = job.config, open_store(key, shared=None)
     assert store is not None
     # Of the product: only which conversations a step has.
     feed = feed_of(store, seq_len=SEQ_LEN, global_batch=6, seed=0, packs=config.packing)
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model = load(job.folder / "model", dtype=torch.float32).train()
+    model = from_pretrained(job.folder / "model").train()
     adapted = with_adapters(model, config.lora_rank) if config.lora_rank else None
     trained = [each for each in model.parameters() if each.requires_grad]
     decayed, spared = ([p for p in trained if (p.ndim > 1) == each] for each in (True, False))
@@ -307,8 +296,6 @@ def test_the_recipe_takes_the_steps_of_a_plain_loop(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     job = Job(folder=tmp_path, kind=kind, form=form, more=more)
     write(job)
     cache = str(tmp_path / "cache")
@@ -328,8 +315,7 @@ def test_the_recipe_takes_the_steps_of_a_plain_loop(
     assert judged == pytest.approx(evaluations, abs=TOLERANCE)
 
     place = export.export(export.newest_checkpoint("r", config.storage), str(tmp_path / "out"))
-    load: Any = AutoModelForCausalLM.from_pretrained
-    exported = load(place, dtype=torch.float32).state_dict()
+    exported = from_pretrained(place).state_dict()
     assert exported.keys() == weights.keys()
     for name, value in weights.items():
         # Where gradients are near nothing, Adam makes steps of their rounding.

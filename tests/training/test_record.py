@@ -501,7 +501,7 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_nothing(
 
 
 @pytest.mark.parametrize("is_full_to_the_end", [False, True])
-def test_a_result_that_a_full_disk_does_not_take_is_written_in_the_end_or_an_error(
+def test_a_result_that_a_full_disk_refuses_is_written_in_the_end_or_an_error(
     is_full_to_the_end: bool, kept: RunRecord, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(kept, start(), step(1))

@@ -21,6 +21,8 @@ from training.ddp.settings import DdpConfig
 from training.record.events import Failed
 from training.runtime import torchrun
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
@@ -31,7 +33,6 @@ from training.runtime import torchrun
     ],
 )
 def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_there_is(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fault: Exception,
     kind: type[Exception],
@@ -40,7 +41,6 @@ def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_th
     def info(_: str) -> Any:
         raise fault
 
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(storage, "filesystem", lambda _: SimpleNamespace(info=info))
     with pytest.raises(kind, match=f"^s3://bucket/data/a.gz .*{words}"):
         sources.local_files("s3://bucket/data", ["a.gz"])
@@ -68,12 +68,11 @@ def test_a_start_that_s3_does_not_answer_is_tried_again(
     [("ddp", "fast", "fashion-mnist"), ("fsdp", "tiny", "tiny-shakespeare")],
 )
 def test_without_a_way_to_published_data_a_command_ends_before_pytorch_is_loaded(
-    recipe: str, preset: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, preset: str, data: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("TRAINING_DATA_MIRROR", address)
-        monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
         monkeypatch.setattr("urllib.request.getproxies", dict)
         look_at = recipes.by_name(recipe).look_at
         words = [recipe, "--preset", preset, "--data", data]
@@ -86,8 +85,8 @@ def test_without_a_way_to_published_data_a_command_ends_before_pytorch_is_loaded
     monkeypatch.setenv(ENV_JOB, "a-job")  # which tries again while it fetches
     look_at(config)
     monkeypatch.delenv(ENV_JOB)
-    folder = tmp_path / data
-    folder.mkdir()
+    folder = cache / data
+    folder.mkdir(parents=True)
     for name in catalog.find(data).files:  # type: ignore[union-attr]
         (folder / name).touch()
     look_at(config)
@@ -100,7 +99,6 @@ def test_a_disk_that_is_full_is_named_and_not_s3(
         Path(to).write_bytes(b"a part")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
     s3 = SimpleNamespace(info=lambda _: {"ETag": "1"}, get_file=get_file)
     monkeypatch.setattr(storage, "filesystem", lambda _: s3)
     with pytest.raises(InputError, match=r"cache folder .* \(No space left on device\): set TRAIN"):

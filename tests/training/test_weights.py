@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from contract.errors import InputError
+from tests.published.models import from_pretrained
 from tests.training.test_adapters import written
+from tests.training.test_plan import config as fsdp
 from training import export
 from training.checkpoint.sharded_checkpoints import state_of
 from training.fsdp.model import build, fill
@@ -187,16 +189,13 @@ def test_tied_embeddings_with_two_weights_are_what_transformers_makes_of_them(
 ) -> None:
     """The files of Qwen3-1.7B have both names with one value; a vocabulary that was resized and
     trained leaves two values."""
-    from transformers import AutoModelForCausalLM
-
     folder = published(tmp_path, tie_word_embeddings=True)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     head = embedding.flip(0) if differ else embedding.clone()
     change(folder, **{"lm_head.weight": head.contiguous()})
     notes: list[str] = []
     model = loaded(folder, notes=notes)
-    load: Any = AutoModelForCausalLM.from_pretrained
-    theirs = load(folder, dtype=torch.float32)(input_ids=tokens(0)).logits
+    theirs = from_pretrained(folder)(input_ids=tokens(0)).logits
     torch.testing.assert_close(model(input_ids=tokens(0)).logits, theirs)
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) != differ
     assert ["lm_head.weight and model.embed" in each for each in notes] == [True] * differ
@@ -215,14 +214,7 @@ def with_tokens(folder: Path, num: int) -> int:
 
 
 def config_of(folder: Path, **changes: Any) -> FsdpConfig:
-    values: dict[str, Any] = {
-        "recipe": "fsdp",
-        "run": "r",
-        "storage": "/s",
-        "data": "d",
-        "seq_len": 16,
-    }
-    return FsdpConfig(**{**values, "model": str(folder), **changes})
+    return fsdp(seq_len=16, model=str(folder), **changes)
 
 
 def stores(size: int, largest: int) -> Any:
@@ -236,7 +228,6 @@ def test_new_tokens_get_rows_that_are_trained_and_exported(
     rank: int, tied: bool, tmp_path: Path
 ) -> None:
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
 
     folder = published(tmp_path / "base", tie_word_embeddings=tied)
     size = with_tokens(folder, 3)
@@ -260,9 +251,10 @@ def test_new_tokens_get_rows_that_are_trained_and_exported(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (saved / name).write_bytes((folder / name).read_bytes())
     (saved / "config.json").write_text(model_config.to_json_string(use_diff=False))
-    load: Any = AutoModelForCausalLM.from_pretrained
     place = export.export(found, str(tmp_path / "merged"), dtype=torch.float32)
-    torch.testing.assert_close(load(place)(input_ids=words).logits, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        from_pretrained(place)(input_ids=words).logits, expected, atol=1e-5, rtol=1e-4
+    )
     if rank:
         place = export.export_adapters(found, str(tmp_path / "adapters"))
         theirs: Any = AutoPeftModelForCausalLM.from_pretrained(place, dtype=torch.float32)

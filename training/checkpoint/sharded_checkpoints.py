@@ -265,10 +265,9 @@ class ShardedCheckpoint:
         return storage.read_bytes(storage.join(self.uri, name))
 
     @property
-    def model_config(self) -> dict[str, Any]:
+    def model_config(self) -> Mapping[str, Any]:
         """The model's ``config.json``."""
-        found: dict[str, Any] = json.loads(self.read(checkpoints.MODEL_CONFIG_FILE) or b"{}")
-        return found
+        return dict(json.loads(self.read(checkpoints.MODEL_CONFIG_FILE) or b"{}"))
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Put it into a model and its optimizer, written by any number of workers.
