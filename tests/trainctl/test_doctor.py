@@ -209,14 +209,12 @@ RESERVED = "cr-0123456789abcdef0"
     ("is_deployed", "of_aws", "state", "said", "fix"),
     [
         (True, {"EndDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC)}, "ok", "12-01 11:30 UTC", ""),
-        (True, {"EndDateType": "unlimited"}, "ok", "4 hosts in us-east-1a, active", ""),
         (False, {}, "ok", "4 hosts in us-east-1a, active", ""),
         (True, {"InstanceType": "p5e.48xlarge"}, "bad", "of p5e.48", "instance_type=p5e.48xlarge"),
         (True, {"AvailabilityZone": "us-east-1b"}, "bad", "start in us-east-1a", "us-east-1b"),
         (False, {"AvailabilityZone": "us-east-1b"}, "bad", "start in us-east-1a", "us-east-1b"),
         (True, {"TotalInstanceCount": 2}, "bad", "max_workers is 4", "max_workers=2"),
         (True, {"State": "expired"}, "bad", "expired", ""),
-        (True, {"State": "payment-pending"}, "bad", "payment-pending", ""),
         (
             *(
                 True,
