@@ -5,6 +5,7 @@ resource is made, read by cdk-nag; ``docs/security.md`` explains the more import
 without a reason fails ``make check``.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ def _flat(value: Any) -> str:
     """A template's value as cdk-nag writes it: references in angle brackets."""
     match value:
         case str():
-            return value
+            return re.sub(r"\$\{(.+?)\}", r"<\1>", value)  # a variable of the policy
         case {"Ref": name}:
             return f"<{name}>"
         case {"Fn::GetAtt": [name, attribute]}:

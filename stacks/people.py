@@ -61,18 +61,17 @@ class People(Construct):
                 on=[arn("cloudformation", f"stack/{name}/*") for name in (core, training)],
             ),
             _allow("states:ListExecutions", on=[machine]),
-            _allow("states:DescribeExecution", "states:GetExecutionHistory", on=[jobs]),
+            _allow("states:DescribeExecution states:GetExecutionHistory", on=[jobs]),
             _allow("ecs:ListTasks", on=["*"], where={"ArnLike": {"ecs:cluster": cluster}}),
             _allow(
-                "ecs:DescribeContainerInstances",
-                "ecs:DescribeServices",
-                "ecs:DescribeTasks",
-                "ecs:ListContainerInstances",
+                """
+                ecs:DescribeContainerInstances ecs:DescribeServices ecs:DescribeTasks
+                ecs:ListContainerInstances
+                """,
                 on=[cluster, tasks, services, hosts],
             ),
             _allow(
-                "logs:FilterLogEvents",
-                "logs:GetLogEvents",
+                "logs:FilterLogEvents logs:GetLogEvents",
                 on=[arn("logs", f"log-group:{training}-*")],
             ),
             _allow("s3:ListBucket", on=[bucket.bucket_arn]),
@@ -80,16 +79,14 @@ class People(Construct):
             _allow("ecr:DescribeImages", on=[each.repository_arn for each in repositories]),
             _allow("secretsmanager:DescribeSecret", on=[secrets]),
             _allow(
-                "autoscaling:DescribeScalingActivities",
-                "ec2:DescribeCapacityReservations",
-                "ec2:DescribeInstanceTypeOfferings",
-                "ec2:DescribeInstances",
-                "ec2:DescribeRouteTables",
-                "ec2:DescribeSubnets",
-                "ec2:DescribeVpcAttribute",
-                "iam:GetRole",
-                "servicequotas:GetAWSDefaultServiceQuota",
-                "servicequotas:GetServiceQuota",
+                """
+                autoscaling:DescribeScalingActivities
+                ec2:DescribeCapacityReservations
+                ec2:DescribeInstanceTypeOfferings ec2:DescribeInstances
+                ec2:DescribeRouteTables ec2:DescribeSubnets ec2:DescribeVpcAttribute
+                iam:GetRole servicequotas:GetAWSDefaultServiceQuota
+                servicequotas:GetServiceQuota
+                """,
                 on=["*"],
             ),
         ]
@@ -100,11 +97,10 @@ class People(Construct):
         submit = [
             *read,
             _allow("states:StartExecution", on=[machine]),
-            _allow("ecs:ExecuteCommand", "ecs:StopTask", on=[tasks], where=own),
+            _allow("ecs:ExecuteCommand ecs:StopTask", on=[tasks], where=own),
             _allow("ecs:ExecuteCommand", on=[cluster]),  # asked for beside the task
             _allow(
-                "s3:DeleteObject",
-                "s3:PutObject",
+                "s3:DeleteObject s3:PutObject",
                 on=[bucket.arn_for_objects(each) for each in written],
             ),
         ]
@@ -113,7 +109,7 @@ class People(Construct):
         operate = [
             *submit,
             _allow("states:StopExecution", on=[jobs]),
-            _allow("ecs:ExecuteCommand", "ecs:StopTask", on=[tasks]),
+            _allow("ecs:ExecuteCommand ecs:StopTask", on=[tasks]),
             _allow("ecs:UpdateService", on=[services]),
             _allow("lambda:InvokeFunction", on=[arn("lambda", f"function:{training}-keeper")]),
             _allow(
@@ -126,9 +122,10 @@ class People(Construct):
                 where={"StringEquals": made},
             ),
             _allow(
-                "secretsmanager:CreateSecret",
-                "secretsmanager:DeleteSecret",
-                "secretsmanager:PutSecretValue",
+                """
+                secretsmanager:CreateSecret secretsmanager:DeleteSecret
+                secretsmanager:PutSecretValue
+                """,
                 on=[secrets],
             ),
             _allow(
@@ -154,6 +151,6 @@ class People(Construct):
 
 
 def _allow(
-    *actions: str, on: Iterable[str], where: Mapping[str, Any] | None = None
+    actions: str, on: Iterable[str], where: Mapping[str, Any] | None = None
 ) -> iam.PolicyStatement:
-    return iam.PolicyStatement(actions=[*actions], resources=[*on], conditions=where)
+    return iam.PolicyStatement(actions=actions.split(), resources=[*on], conditions=where)

@@ -128,9 +128,6 @@ ELSEWHERE = {
     'make deploy ARGS="-c max_heads=4 -c max_workers=8 -c max_jobs_per_user=2 -c max_job_hours=48 '
     "-c monthly_budget_usd=2000 -c log_retention_days=60 "
     '-c alarm_email=ml@example.com"': "tests/stacks/test_settings.py",
-    'aws cloudformation describe-stacks --stack-name CoreStack --query "Stacks[0].Outputs"': (
-        "tests/trainctl/test_people.py reads them"
-    ),
     "trainctl cost --by user": "tests/trainctl/test_costs.py",
     "pipx install .": "tests/test_packaging.py installs a wheel",
     "trainctl plan -f job.toml": _JOB_FILE,

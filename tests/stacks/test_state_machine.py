@@ -1,12 +1,14 @@
 """The state of the deployed machine that starts a head: ECS would take its request."""
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from contract.job import JOB_TAG
+from contract.job import JobSpec
 from rehearsal.models import faults, request_shape
+from tests.simulation.account import evaluate
 from tests.stacks.conftest import PRESETS, Synth
 from tests.stacks.test_job_keeper import definition
 
@@ -33,9 +35,13 @@ def test_ecs_takes_the_request_that_starts_a_head(synth: Synth, preset: str) -> 
     assert faults(request_shape("ecs", "RunTask"), as_requested(head["Arguments"])) == []
 
 
-def test_a_head_has_its_job_as_a_tag(synth: Synth) -> None:
+def test_a_head_has_the_tags_of_its_job_as_workers_have(synth: Synth) -> None:
     head = definition(synth)["States"]["Head"]["Arguments"]
-    assert head["Tags"] == [{"Key": JOB_TAG, "Value": "{% $job %}"}]
+    for user in ({}, {"submitter": "anna@example.com", "user_id": "AROA1:anna@example.com"}):
+        order = {"run": "r1", "nodes": "1", "command": ["true"], **user}
+        known = {"job": "j", "states": {"context": {"Execution": {"Input": order}}}}
+        tags = {each["Key"]: evaluate(each["Value"], known, 0) for each in head["Tags"]}
+        assert tags == JobSpec.from_json(json.dumps(order)).tags("j")
 
 
 def test_what_ecs_calls_throttling_is_asked_again(synth: Synth) -> None:

@@ -5,7 +5,7 @@
 
 import ast
 import json
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +26,7 @@ from tests.trainctl.conftest import Cli
 
 __all__ = ["synth"]  # a fixture
 
-#: The name as CloudFormation makes it.
-CLUSTER: Final = "TrainingStack-Cluster-1A2B"
+BERT: Final = "AROA123:bert@example.com"
 #: Service in boto3 -> its name in actions.
 SERVICES: Final = {
     **{"stepfunctions": "states", "service-quotas": "servicequotas"},
@@ -45,9 +44,20 @@ RENAMED: Final = {
 }
 #: STS answers anyone; the others are made before a deploy, by who deploys.
 NOT_GIVEN: Final = {
-    "sts:GetCallerIdentity",
-    "ssm:GetParameter",
+    *("sts:GetCallerIdentity", "ssm:GetParameter"),
     *(f"ec2:Describe{each}" for each in ("Addresses", "AvailabilityZones", "Vpcs")),
+}
+#: Commands by the first role that may give them.
+BY_ROLE: Final = {
+    READ: (
+        *("ls", "show mine", "logs mine", "cost mine", "runs", "plan ddp --secret K=training/key"),
+        *("wait ended", "data ls", "cluster status", "doctor"),
+    ),
+    SUBMIT: (
+        *("submit ddp --yes", "submit --code {code} --yes -- python mine.py"),
+        *("stop mine --yes", "stop early --yes", "data put {code} --as mine", "runs rm old --yes"),
+    ),
+    OPERATE: ("stop theirs --yes", "stop waits --yes", "cluster down --yes --no-wait"),
 }
 
 
@@ -61,16 +71,7 @@ def actions(service: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def policies(synth: Synth) -> dict[str, list[Statement]]:
-    templates = synth()
-    # What begins with the stack's name, because the template gives it no other.
-    training = templates.training["Resources"].values()
-    for kind, name in (("ECS::Cluster", "ClusterName"), ("Logs::LogGroup", "LogGroupName")):
-        found = [each.get("Properties", {}) for each in training if each["Type"] == f"AWS::{kind}"]
-        assert found
-        assert not any(name in each for each in found)
-    machine = templates.only("AWS::StepFunctions::StateMachine")["StateMachineName"]
-    assert machine == "TrainingStack-jobs"
-    of_role = {}
+    templates, of_role = synth(), {}
     for output in (READ, SUBMIT, OPERATE):
         policy = templates.resources[templates.core["Outputs"][output]["Value"]["Ref"]]
         document = Deployed(templates).value(policy["Properties"]["PolicyDocument"])
@@ -79,187 +80,112 @@ def policies(synth: Synth) -> dict[str, list[Statement]]:
     return of_role
 
 
+def may(account: Account, policy: list[Statement], action: str, on: str, task: str = "") -> bool:
+    tags = account.tasks.get(task, {}).get("tags", [])
+    keys = {f"aws:ResourceTag/{each['key']}": each["value"] for each in tags}
+    keys |= {"aws:userid": account.user_id, "ecs:cluster": arn("ecs", "cluster/TrainingStack-x")}
+    return allows(Call(caller="anna", action=action, resource=on, keys=keys), identity=policy)
+
+
 class Guarded(Paged):
-    """A client of one service, for a person with a policy."""
+    """A client of one service, for a person with a policy, on whatever resource."""
 
     def __init__(self, account: Account, service: str, policy: list[Statement]) -> None:
-        self._account, self._service, self._policy = account, service, policy
-        self._actions = actions(service)
+        self._account, self._actions = account, actions(service)
+        self._policy = [replace(each, resources=["*"]) for each in policy]
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._account, name)
-        action = self._actions.get(name)
-        if action is None or action == "sts:GetCallerIdentity":
+        found, action = getattr(self._account, name), self._actions.get(name)
+        if action in (None, "sts:GetCallerIdentity"):
             return found
 
         def call(*words: Any, **given: Any) -> Any:
-            for resource in self._resources(name, words, given):
-                if not allows(self._asked(action, resource), identity=self._policy):
-                    code = "AccessDenied" if self._service == "s3" else "AccessDeniedException"
-                    raise refused(code, action.partition(":")[2], f"{action} on {resource}")
+            if not may(self._account, self._policy, str(action), "*", given.get("task", "")):
+                raise refused("AccessDeniedException", str(action).partition(":")[2], str(action))
             return found(*words, **given)
 
         return call
 
-    def _asked(self, action: str, resource: str) -> Call:
-        task = self._account.tasks.get(resource.rpartition("/")[2], {})
-        tags = {each["key"]: each["value"] for each in task.get("tags", [])}
-        if resource == arn("secretsmanager", "secret:arn:token"):
-            tags["aws:cloudformation:stack-name"] = "TrainingStack"
-        keys = {
-            "aws:userid": self._account.user_id,
-            "ecs:cluster": arn("ecs", f"cluster/{CLUSTER}"),
-        }
-        keys |= {f"aws:ResourceTag/{key}": value for key, value in tags.items()}
-        return Call(caller="anna", action=action, resource=resource, keys=keys)
 
-    def _resources(self, name: str, words: Any, given: dict[str, Any]) -> Iterator[str]:
-        """ARNs of what a call is about, by the tables of the Service Authorization Reference."""
-        match self._service, given:
-            case "stepfunctions", {"executionArn": execution}:
-                job = execution.rpartition(":")[2]
-                yield arn("states", f"execution:TrainingStack-jobs:{job}")
-            case "stepfunctions", _:
-                yield arn("states", "stateMachine:TrainingStack-jobs")
-            case "ecs", _ if name != "list_tasks":
-                kinds = {"containerInstances": "container-instance"}
-                kinds |= {"task": "task", "tasks": "task", "service": "service"}
-                named = [
-                    arn("ecs", f"{kinds.get(key, 'service')}/{CLUSTER}/{each}")
-                    for key in (*kinds, "services")
-                    for each in (
-                        [given[key]] if isinstance(given.get(key), str) else given.get(key, [])
-                    )
-                ]
-                yield from named
-                if not named or name == "execute_command":
-                    yield arn("ecs", f"cluster/{CLUSTER}")
-            case "logs", {"logGroupName": group}:
-                yield arn("logs", f"log-group:TrainingStack-{group}-1A2B:log-stream:")
-            case "s3", {"Delete": wanted}:
-                yield from (f"arn:aws:s3:::Bucket/{each['Key']}" for each in wanted["Objects"])
-            case "s3", _:
-                at = {"upload_file": 2, "download_file": 1}.get(name)
-                key = given.get("Key") if at is None else words[at]
-                yield "arn:aws:s3:::Bucket" + (f"/{key}" if key else "")
-            case "cloudformation", {"StackName": stack}:
-                yield arn("cloudformation", f"stack/{stack}/1-2-3")
-            case "lambda", _:
-                yield arn("lambda", "function:TrainingStack-keeper")
-            case "secretsmanager", {"SecretId": secret}:
-                yield arn("secretsmanager", f"secret:{secret}")
-            case "ecr", {"repositoryName": repository}:
-                yield arn("ecr", f"repository/{repository.capitalize()}Repository")
-            case "ssm", _:
-                yield arn("ecs", f"task/{CLUSTER}/head")
-                yield "arn:aws:ssm:us-east-1::document/AWS-StartPortForwardingSession"
-            case _:
-                yield "*"
+@pytest.fixture
+def theirs(account: Account) -> Account:
+    """Jobs of two users, with a head and before they have one."""
+    for job, user in (("mine", account.user_id), ("theirs", BERT)):
+        account.add(job, run=job)
+        account.add_head(job, f"{job}-head", tags=[{"key": "user-id", "value": user}])
+    for job, user in (("early", account.user_id), ("waits", BERT)):
+        account.add(job, run=job)
+        account.change_order(job, user_id=user)
+    account.add("ended", run="old", status="SUCCEEDED")
+    account.objects["runs/old/jobs/ended.json"] = b"{}"
+    return account
 
 
-#: Commands by who may give them.
-BY_ROLE: Final = {
-    READ: (
-        *("ls", "show mine", "logs mine", "cost mine", "runs", "plan ddp --secret K=training/key"),
-        *("wait ended", "data ls", "cluster status", "doctor"),
-    ),
-    SUBMIT: (
-        *("submit ddp --yes", "submit --code {code} --yes -- python mine.py"),
-        *("stop mine --yes", "stop early --yes", "data put {code} --as mine", "runs rm old --yes"),
-    ),
-    OPERATE: (
-        *("stop theirs --yes", "stop waits --yes"),
-        "cluster down --yes --no-wait",
-    ),
-}
-
-
+@pytest.mark.usefixtures("laptop_is_ready")
 @pytest.mark.parametrize("role", BY_ROLE)
 @pytest.mark.parametrize("words", [words for of_role in BY_ROLE.values() for words in of_role])
 def test_each_role_may_give_its_commands_and_those_of_the_role_before(
-    account: Account,
+    theirs: Account,
     cli: Cli,
     code: Path,
     policies: dict[str, list[Statement]],
     monkeypatch: pytest.MonkeyPatch,
-    laptop_is_ready: None,
     role: str,
     words: str,
 ) -> None:
-    del laptop_is_ready
     session = boto3.Session
 
     def guarded(**given: Any) -> Any:
-        found = session(**given)
-        found.client = lambda service, **_: Guarded(account, service, policies[role])
+        found: Any = session(**given)
+        found.client = lambda service, **_: Guarded(theirs, service, policies[role])
         return found
 
     monkeypatch.setattr(boto3, "Session", guarded)
-    account.add("ended", run="old", status="SUCCEEDED")
-    account.wanted = dict.fromkeys(account.wanted, 1 if words.startswith("cluster") else 0)
-    account.objects["runs/old/jobs/ended.json"] = b"{}"
-    for job, user, has_head in (
-        ("mine", account.user_id, True),
-        ("theirs", "AROA123:bert@example.com", True),
-        ("early", account.user_id, False),
-        ("waits", "AROA123:bert@example.com", False),
-    ):
-        account.add(job, run=job)
-        account.change_order(job, user_id=user)
-        if has_head:
-            tags = [{"key": "user-id", "value": user}]
-            account.add_head(job, f"{job}-head", tags=tags)
-    order = [READ, SUBMIT, OPERATE]
-    needed = next(each for each in order if words in BY_ROLE[each])
-    given = words.format(code=code).split()
-    if order.index(role) < order.index(needed):
-        assert "not allowed: " in cli.refuses(*given, code=exits.FAILED)
-        assert account.changes == []
-    else:
+    theirs.wanted = dict.fromkeys(theirs.wanted, int(words.startswith("cluster")))
+    given, roles = words.format(code=code).split(), [*BY_ROLE]
+    if any(words in BY_ROLE[each] for each in roles[: roles.index(role) + 1]):
         cli(*given)
+        is_marked = "stops/AROA123:anna@example.com/early" in theirs.objects
+        assert is_marked == (words.startswith("stop early") and role == SUBMIT)
+    else:
+        assert "not allowed: " in cli.refuses(*given, code=exits.FAILED)
+        assert theirs.changes == []
 
 
 def test_operators_have_each_right_that_a_command_needs(
     policies: dict[str, list[Statement]],
 ) -> None:
-    files = [*(ROOT / "trainctl").rglob("*.py"), ROOT / "store" / "bucket.py"]
     words = {
         word
-        for file in files
+        for file in [*(ROOT / "trainctl").rglob("*.py"), ROOT / "store" / "bucket.py"]
         for node in ast.walk(ast.parse(file.read_text()))
         for word in (getattr(node, "attr", None), getattr(node, "value", None))
         if isinstance(word, str)  # of a method, or a paginator's
     }
-    # Of two services with an operation of one name, the first is the one that is called.
+    # Of two services with a call of one name, the first one is ours.
     known = {name: action for each in reversed(SERVICES) for name, action in actions(each).items()}
-    called = {known[word] for word in words & known.keys()}
-    assert len(called) > 30
     given = {action for statement in policies[OPERATE] for action in statement.actions}
-    own = {"ec2:ReleaseHosts", "ssm:ListCommands"}  # functions of this project
-    assert called - given == NOT_GIVEN | own
+    functions = {"ec2:ReleaseHosts", "ssm:ListCommands"}  # of this project
+    assert {known[word] for word in words & known.keys()} - given == NOT_GIVEN | functions
 
 
 @pytest.mark.parametrize(
-    ("action", "resource", "is_allowed"),
+    ("action", "on", "is_allowed"),
     [
-        ("ecs:ExecuteCommand", "mine", True),
-        ("ecs:ExecuteCommand", "theirs", False),
+        ("ecs:ExecuteCommand", arn("ecs", "task/TrainingStack-x/mine-head"), True),
+        ("ecs:ExecuteCommand", arn("ecs", "task/TrainingStack-x/theirs-head"), False),
+        ("ecs:DescribeServices", arn("ecs", "service/TrainingStack-x/head"), True),
+        ("ecs:DescribeTasks", arn("ecs", "task/other/t"), False),
+        ("logs:GetLogEvents", arn("logs", "log-group:TrainingStack-x:log-stream:y"), True),
+        ("s3:PutObject", "arn:aws:s3:::Bucket/runs/r/x", True),
         ("s3:PutObject", "arn:aws:s3:::Bucket/stops/AROA123:anna@example.com/job", True),
-        ("s3:PutObject", "arn:aws:s3:::Bucket/stops/AROA123:bert@example.com/job", False),
+        ("s3:PutObject", f"arn:aws:s3:::Bucket/stops/{BERT}/job", False),
         ("secretsmanager:GetSecretValue", arn("secretsmanager", "secret:training/key"), False),
+        ("states:StartExecution", arn("states", "stateMachine:TrainingStack-jobs"), True),
         ("states:StartExecution", arn("states", "stateMachine:b-TrainingStack-jobs"), False),
     ],
 )
-def test_submitters_may_do_to_their_own_jobs_what_they_may_not_to_others(
-    account: Account,
-    policies: dict[str, list[Statement]],
-    action: str,
-    resource: str,
-    is_allowed: bool,
+def test_submitters_may_do_that_to_what_is_theirs(
+    theirs: Account, policies: dict[str, list[Statement]], action: str, on: str, is_allowed: bool
 ) -> None:
-    account.add("job")
-    for whose, user in (("mine", account.user_id), ("theirs", "AROA123:bert@example.com")):
-        account.add_head("job", whose, tags=[{"key": "user-id", "value": user}])
-    client = Guarded(account, "ecs", policies[SUBMIT])
-    on = resource if ":" in resource else arn("ecs", f"task/{CLUSTER}/{resource}")
-    assert allows(client._asked(action, on), identity=policies[SUBMIT]) is is_allowed
+    assert may(theirs, policies[SUBMIT], action, on, on.rpartition("/")[2]) is is_allowed

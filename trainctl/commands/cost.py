@@ -98,16 +98,13 @@ def _sums(deployment: Deployment, by: By, *, as_json: bool) -> None:
     found: dict[str, list[float | None]] = {}
     for job in jobs:
         found.setdefault(_OF[by](job), []).append(costs[job.id])
-    sums = [
-        {by: name, "jobs": len(own), "usd": sum(filter(None, own)), "unknown": own.count(None)}
-        for name, own in found.items()
-    ]
-    sums.sort(key=lambda each: each["usd"], reverse=True)
-    if as_json:
-        output.print_json(sums)
-        return
     rows = [
-        [each[by], *map(str, (each["jobs"], dollars(each["usd"]), each["unknown"]))]
-        for each in sums
+        (name, len(own), sum(filter(None, own)), own.count(None)) for name, own in found.items()
     ]
-    output.print_table([by, "jobs", "cost", "unknown"], rows)
+    rows.sort(key=lambda row: row[2], reverse=True)
+    if as_json:
+        columns = (by, "jobs", "usd", "unknown")
+        output.print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    shown = [[name, str(jobs), dollars(usd), str(unknown)] for name, jobs, usd, unknown in rows]
+    output.print_table([by, "jobs", "cost", "unknown"], shown)
