@@ -2,15 +2,31 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from contract.admission import Limits
 from contract.errors import InputError
 from contract.instance_types import FileSystem, InstanceType, Prices, instance_type
 from contract.job import ORDER_VERSION
-from contract.nodes import ClusterSize, Gpus
+from contract.nodes import DEFAULT_POOL, ClusterSize, Gpus
+from contract.text import did_you_mean
 from contract.typed_json import from_json, loads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Worker hosts of another kind than the deployment's own. Fields as in ``ClusterShape``."""
+
+    worker_instance_type: str
+    max_workers: int
+    spot: bool
+    efa: bool
+    image_tag: str
+    root_volume_gib: int
+    availability_zone: str
+    """Empty: CloudFormation's choice, as of all other hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +55,15 @@ class ClusterShape:
     """Days that ECS's events are kept, from which costs are computed."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    """More worker hosts, by name."""
 
     def to_json(self) -> str:
         """The output, which also names the version of job orders."""
         values = dataclasses.asdict(self)
-        shared = values.pop("shared")
+        more = {name: each for name in ("shared", "pools") if (each := values.pop(name))}
         values["order"] = ORDER_VERSION
-        return json.dumps(values | {"shared": shared} if shared else values)
+        return json.dumps(values | more)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -61,9 +79,28 @@ class ClusterShape:
                 f"version {ORDER_VERSION}"
             )
         found = from_json(cls, values, what="it", ignores_unknown=True)
-        for name in (found.head_instance_type, found.worker_instance_type):
-            instance_type(name)
+        for each in found.in_pools.values():
+            instance_type(each.head_instance_type)
+            instance_type(each.worker_instance_type)
         return found
+
+    @property
+    def in_pools(self) -> "dict[str, ClusterShape]":
+        """The deployment as a job in one pool sees it, by the pools' names, the default first."""
+        found = {DEFAULT_POOL: self}
+        for name, pool in self.pools.items():
+            own = dataclasses.asdict(pool)
+            del own["availability_zone"]
+            found[name] = dataclasses.replace(self, **own)
+        return found
+
+    def in_pool(self, name: str) -> "ClusterShape":
+        """Raises InputError: there is no such pool."""
+        found = self.in_pools
+        if name not in found:
+            hint = did_you_mean(name, [*found], otherwise=f"there are {', '.join(found)}")
+            raise InputError(f"there is no pool {name}: {hint}")
+        return found[name]
 
     @property
     def head(self) -> InstanceType:

@@ -89,7 +89,8 @@ def forget(own: str) -> None:
             ecs.deregister_task_definition(taskDefinition=arn)
 
 
-def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
+def terminate_hosts(cluster: str | None, groups: list[str], context: Any) -> None:
+    """Without a cluster: of a pool. Its hosts leave the cluster when they end."""
     hosts: list[str] = []
 
     def left() -> list[str]:
@@ -105,6 +106,8 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
         autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
     if hosts:
         wait("hosts", left, context)
+    if not cluster:
+        return
     for arn in each(ecs, "list_container_instances", "containerInstanceArns", cluster=cluster):
         ecs.deregister_container_instance(cluster=cluster, containerInstance=arn, force=True)
 
@@ -131,7 +134,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 for arn in given.get("Definitions", []):
                     forget(arn)
             else:
-                terminate_hosts(given["Cluster"], given["Groups"], context)
+                terminate_hosts(given.get("Cluster"), given["Groups"], context)
     except Exception as error:
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
     cfnresponse.send(event, context, status, {}, name, reason=reason)

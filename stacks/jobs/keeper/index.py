@@ -259,7 +259,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
         if outcome.reason == "no capacity":
             # Of the head's group, or of the workers', for which the head has waited.
-            heads, workers = GROUPS.values()
+            heads, workers, *_ = GROUPS.values()
             waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
             if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
                 again = outcome.again and not is_in_vain(why)
