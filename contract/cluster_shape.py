@@ -126,7 +126,8 @@ class ClusterShape:
     @property
     def limits(self) -> Limits:
         """Limits of its jobs, all together."""
-        return Limits(max_heads=self.max_heads, max_workers=self.max_workers)
+        pools = {name: pool.max_workers for name, pool in self.pools.items()}
+        return Limits(max_heads=self.max_heads, max_workers=self.max_workers, pools=pools)
 
     @property
     def min_nodes(self) -> int:

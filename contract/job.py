@@ -19,7 +19,7 @@ from typing import Final, Self
 from contract.errors import InputError
 from contract.files import check_pattern
 from contract.instance_types import Prices
-from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
+from contract.nodes import CONTAINER, DEFAULT_POOL, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
 from contract.runs import check_run_name
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 from contract.typed_json import from_json, loads
@@ -31,7 +31,7 @@ JOB_TAG: Final = "job"  # key of the tag that shows a task's job in the console
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 11
+ORDER_VERSION: Final = 12
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -121,6 +121,8 @@ class JobSpec:
     """Types and prices of its hosts; None: not known."""
     submitter: str = ""
     """User or role session of AWS that has submitted it."""
+    pools: tuple[str, ...] = ()
+    """Pools of its worker nodes; it starts in the first. Empty: the deployment's own hosts."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -158,6 +160,11 @@ class JobSpec:
             raise InputError(
                 f"{', '.join(sorted(both))}: given both as a variable and as a secret; give one"
             )
+
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """The same, with the name of the deployment's own hosts."""
+        return self.pools or (DEFAULT_POOL,)
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""

@@ -219,7 +219,7 @@ def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
     """AWS's sentence why no host comes for the tasks that wait for one, after a colon."""
     for task in tasks:
         if task.status == "PROVISIONING" and task.since:
-            said = deployment.cluster.refusal(task.kind, since=task.since)
+            said = deployment.cluster.refusal(task.kind, task.pool, since=task.since)
             return f": {said}" if said else ""
     return ""
 

@@ -16,13 +16,12 @@ def repositories(deployment: Deployment) -> dict[str, str]:
     return {node: deployment.output(REPOSITORIES[node]).partition("/")[2] for node in which}
 
 
-def check_image(deployment: Deployment, repository: str) -> str:
-    """The address of the image in a repository that is deployed.
+def check_image(deployment: Deployment, repository: str, tag: str) -> str:
+    """The address of an image in a repository.
 
     Raises:
         CliError: the repository has none with its tag.
     """
-    tag = deployment.shape.image_tag
     if not deployment.account.has_image(repository, tag):
         raise CliError(
             f"{repository} has no image with the tag {tag!r}, which is deployed: build and push it "
@@ -32,11 +31,15 @@ def check_image(deployment: Deployment, repository: str) -> str:
     return f"{repository}:{tag}"
 
 
-def check_images(deployment: Deployment) -> None:
+def check_images(deployment: Deployment, worker_tag: str = "") -> None:
     """Called before hosts are started, which would only find that they cannot pull.
+
+    Args:
+        worker_tag: tag of the workers' image; by default the deployment's.
 
     Raises:
         CliError: an image is missing.
     """
-    for repository in repositories(deployment).values():
-        check_image(deployment, repository)
+    own = deployment.shape.image_tag
+    for node, repository in repositories(deployment).items():
+        check_image(deployment, repository, (worker_tag or own) if node == nodes.WORKER else own)

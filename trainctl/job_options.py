@@ -65,6 +65,14 @@ class JobOptions:
             show_default="as many as were deployed",
         ),
     ] = None
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Pool of hosts for the worker nodes, one of the deployment's setting pools.",
+            show_default="the deployment's own hosts",
+        ),
+    ] = None
     on: Annotated[
         On,
         typer.Option(
@@ -210,8 +218,11 @@ class JobOptions:
             )
         if self.spot is not None and self.spot != shape.spot:
             has, wanted = ("spot", "on-demand") if shape.spot else ("on-demand", "spot")
+            others = [name for name, each in shape.pools.items() if each.spot == self.spot]
+            what = f"pool {self.pool}" if self.pool else "this deployment"
+            instead = f"give --pool {others[0]}, or " if others else ""
             raise UsageError(
-                f"this deployment starts {has} instances; for {wanted} ones, deploy again: make "
+                f"{what} starts {has} instances; for {wanted} ones, {instead}deploy again: make "
                 f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
             )
 

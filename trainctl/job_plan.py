@@ -22,7 +22,7 @@ from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
-from contract.nodes import HEAD, WORKER, Range
+from contract.nodes import DEFAULT_POOL, HEAD, WORKER, Range
 from contract.text import dollars, duration
 from trainctl import (
     data_sets,
@@ -133,6 +133,7 @@ class JobPlan:
             "runs on": self.why_on,
             "code": self.code.words if self.code else "",
             "machines": machines(shape, spec.nodes),
+            "pool": ", ".join(spec.pools),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "queue": self.place.words if self.place else "",
@@ -186,6 +187,7 @@ class JobPlan:
             "nodes": dataclasses.asdict(spec.nodes),
             "workers": dataclasses.asdict(self.workers) if self.workers else None,
             "spot": shape.spot,
+            "pools": [*spec.pools],
             "max_hours": spec.max_seconds / 3600,
             "wait_minutes": spec.capacity_wait_s / 60,
             "image_tag": shape.image_tag,
@@ -219,7 +221,7 @@ def plan_of(deployment: Deployment, request: JobRequest) -> JobPlan:
     """
     plan = priced(deployment, request)
     check(deployment, plan)
-    place = deployment.jobs.queue(plan.shape.limits, new=plan.spec.nodes).get("")
+    place = deployment.jobs.queue(deployment.shape.limits, new=plan.spec).get("")
     return dataclasses.replace(plan, place=place)
 
 
@@ -229,7 +231,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     Raises:
         InputError, UsageError: it does not suit the deployment.
     """
-    shape, given, words = deployment.shape, request.options, request.words
+    given, words = request.options, request.words
+    shape = deployment.shape.in_pool(given.pool or DEFAULT_POOL)
     given.check_fit(shape)
     program = request.program
     is_alone = program is not None and program.is_alone
@@ -241,7 +244,12 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     training_s, expected, warnings = None, None, list[str]()
     if program is None:
         command, config = _recipe_command(
-            words, run=run, workers=workers, deployment=deployment, is_new=given.run is None
+            words,
+            run=run,
+            workers=workers,
+            deployment=deployment,
+            shape=shape,
+            is_new=given.run is None,
         )
         expected = expected_of(
             config,
@@ -284,6 +292,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
+        pools=(given.pool,) if given.pool else (),
     )
     return JobPlan(
         spec=spec,
@@ -365,7 +374,7 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
             hosts.
         CliError: there is no image to run.
     """
-    check_images(deployment)
+    check_images(deployment, plan.shape.image_tag)
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
@@ -380,8 +389,8 @@ def _check_standing_cluster(deployment: Deployment, spec: JobSpec) -> None:
     """Fail if the standing cluster, which is not in the queue, has the hosts that a job needs."""
     services = deployment.cluster.services()
     workers = services[WORKER].wanted
-    beside = [Range(workers, workers)]
-    if services[HEAD].wanted and not deployment.shape.limits.admit(spec.nodes, beside):
+    standing = dataclasses.replace(spec, nodes=Range(workers, workers), pools=())
+    if services[HEAD].wanted and not deployment.shape.limits.place(spec, [standing]):
         raise UsageError(
             "the standing cluster is up, and the deployment has no room for this job beside it: "
             "trainctl cluster down ends it; or raise max_heads and max_workers in cdk.json, and "
@@ -403,14 +412,20 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
 
 
 def _recipe_command(
-    words: Sequence[str], *, run: str, workers: Range, deployment: Deployment, is_new: bool
+    words: Sequence[str],
+    *,
+    run: str,
+    workers: Range,
+    deployment: Deployment,
+    shape: ClusterShape,
+    is_new: bool,
 ) -> tuple[list[str], RunConfig]:
     """The command that trains a recipe, and its settings.
 
     Args:
         is_new: nothing can be recorded under this name.
     """
-    bucket, shape, recipe = deployment.bucket, deployment.shape, recipes.by_name(words[0])
+    bucket, recipe = deployment.bucket, recipes.by_name(words[0])
     paths = bucket.run(run)
     recorded = None
     if not is_new:

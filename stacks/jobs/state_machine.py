@@ -183,7 +183,8 @@ def job_states(
         # worker nodes that its order asks for, it may have those that earlier jobs leave.
         assign={
             "order": _value(
-                "$string($merge([$states.context.Execution.Input, {'nodes': $outcome.nodes}]))"
+                "$string($merge([$states.context.Execution.Input, "
+                "{'nodes': $outcome.nodes, 'pools': $outcome.pools}]))"
             ),
             "asked": _value("$millis() / 1000"),
             "deadline": _value("$floor($millis() / 1000) + $seconds"),

@@ -216,6 +216,8 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("CLUSTER", "cluster")
     monkeypatch.setenv("BUCKET", "bucket")
     monkeypatch.setenv("GROUPS", "heads=for-heads workers=for-workers")
+    monkeypatch.setenv("STACK", "S")
+    monkeypatch.setenv("POOLS", '{"l4": 2}')
     monkeypatch.setenv("FAMILIES", "head worker")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")

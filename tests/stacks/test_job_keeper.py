@@ -67,7 +67,7 @@ class Aws(Account):
     keeper: ModuleType
 
     def __init__(self) -> None:
-        groups = {"heads": "for-heads", "workers": "for-workers"}
+        groups = {"heads": "for-heads", "workers": "for-workers", "S-pool-l4": "cp-S-pool-l4"}
         idle: Any = {"after": lambda *_: None, "refusal": lambda _: "no capacity"}
         super().__init__(model_of(groups, now=time.time, **idle))
         self.s3.may_list = False  # as the function's rights are
@@ -487,6 +487,16 @@ def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
     monkeypatch.setattr(keeper.time, "sleep", sleep)
     keeper.release({"h2"})
     assert (aws.terminated, sum(waited)) == (["i-h2"], 3)
+
+
+def test_a_pools_hosts_are_looked_after_as_all_others_are(aws: Aws) -> None:
+    aws.wait("waits", createdAt=ago(9))  # for a host of another group
+    aws.join("S-pool-l4", idle=9000)
+    aws.launch("i-never", ago_s=9000, of="S-pool-l4")
+    aws.group("S-pool-l4").desired = 5
+    aws.sweep()
+    assert {"i-idle", "i-never"} <= {*aws.terminated}
+    assert aws.group("S-pool-l4").desired == 2, "no more than are there"
 
 
 def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(aws: Aws) -> None:
@@ -939,6 +949,31 @@ def test_a_job_that_gets_no_turn_ends_with_a_record(
     record = queue.objects["runs/r1/jobs/third.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == (status, 0, None)
     assert reason in record["reason"]
+
+
+def test_a_job_in_a_pool_waits_for_jobs_there_and_its_end_is_told_in_the_pools_words(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(max_heads=4, max_workers=3, pools={"l4": 2})
+    monkeypatch.setattr(keeper, "LIMITS", limits)
+    specs = {
+        name: replace(SPEC, nodes=Range(2, 2), pools=pools)
+        for name, pools in {"third": ("l4",), "fourth": ("l4",), "fifth": ("gone",)}.items()
+    }
+    for name, spec in specs.items():
+        queue.execute(name, input=spec.to_json())
+    event = {"Action": "admit", "Began": time.time() - 60}
+    found = {
+        name: keeper.handler(event | {"Job": name, "Spec": spec.to_json()}, None)
+        for name, spec in specs.items()
+    }
+    assert [each["status"] for each in found.values()] == ["running", "queued", "failed"]
+    assert (found["third"]["pools"], found["third"]["nodes"]) == (("l4",), "2")
+    assert "the deployment has 0 in pool gone: give fewer --nodes" in found["fifth"]["reason"]
+    queue.group("workers").activities = [launch("Failed", "of others")]
+    queue.group("S-pool-l4").activities = [launch("Failed", "no l4 here")]
+    end = queue.end(head(75), Asked=time.time() - 60, Spec=specs["third"].to_json())
+    assert end["reason"] == "no capacity: no l4 here"
 
 
 # --- the state machine ----------------------------------------------------------------------------

@@ -260,7 +260,10 @@ BAD: list[tuple[Any, ...]] = [
         *("availability_zone", "one of the zones a to g"),
     ),
     (
-        {"vpc_cidr": "10.0.0.0/24", "pools": '{"a": {"max_workers": 60}}'},
+        {
+            "vpc_cidr": "10.0.0.0/24",
+            "pools": '{"a": {"max_workers": 30}, "b": {"max_workers": 30}}',
+        },
         *("vpc_cidr", "for up to 63 hosts"),
     ),
     (

@@ -22,7 +22,6 @@ from contract.job import (
     execution_arn,
 )
 from contract.job_outcome import job_of
-from contract.nodes import Range
 from contract.text import did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
@@ -267,12 +266,12 @@ class Jobs:
             return None
         return starts[0]["timestamp"] + timedelta(seconds=job.spec.max_seconds)
 
-    def queue(self, limits: Limits, *, new: Range | None = None) -> dict[str, Place]:
+    def queue(self, limits: Limits, *, new: JobSpec | None = None) -> dict[str, Place]:
         """The jobs that are not admitted yet, by their ids, in the order of their turns.
 
         Args:
             limits: of the deployment.
-            new: worker nodes of a job that would be submitted now; its id is "".
+            new: order of a job that would be submitted now; its id is "".
         """
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
             stateMachineArn=self._machine, statusFilter="RUNNING"
@@ -282,13 +281,13 @@ class Jobs:
         # All behind them wait for a head in any case.
         first = order[: limits.max_heads + 1]
         jobs = [self._described(name) if name else None for name in first]
-        wanted = [job.spec.nodes if job and job.spec else Range(0, 0) for job in jobs]
+        wanted = [job.spec if job else None for job in jobs]
         if new is not None and len(first) == len(order):
             wanted[-1] = new
         queued = [
             name
             for number, name in enumerate(order)
-            if number >= limits.max_heads or limits.admit(wanted[number], wanted[:number]) is None
+            if number >= limits.max_heads or limits.place(wanted[number], wanted[:number]) is None
         ]
         if not queued or not (at := order.index(queued[0])):  # one that never fits is refused
             return {}
@@ -300,7 +299,7 @@ class Jobs:
         fits = (
             end
             for number, end in enumerate(ends, start=1)
-            if limits.admit(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
+            if limits.place(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
         )
         until, number = next(fits, ends[-1])
         places = [Place(number=1, after=order[number], until=until)]

@@ -53,9 +53,11 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC, Range
+from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
 from stacks.jobs.keeper.cluster import (
     GROUPS,
+    POOLS,
+    STACK,
     each_of,
     refusal_of,
     release,
@@ -74,6 +76,7 @@ STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 LIMITS = Limits(
     max_heads=int(os.environ.get("MAX_HEADS", "1")),
     max_workers=int(os.environ.get("MAX_WORKERS", "1")),
+    pools=POOLS,
 )
 #: Families of the deployment's tasks.
 FAMILIES = os.environ.get("FAMILIES", "").split()
@@ -191,18 +194,20 @@ def told_by_head(run: str, job: str) -> str:
 
 # --- what it is called for ------------------------------------------------------------------------
 def admit(event: dict[str, Any]) -> dict[str, Any]:
-    """Before the first attempt: whether the head may start (``running``, with the ``nodes`` that
-    its job may have), is to ask again after a ``pause``, in seconds (``queued``), or how the job
-    ended that gets no turn."""
+    """Before the first attempt: whether the head may start (``running``, with the ``pools`` and the
+    ``nodes`` that its job may have), is to ask again after a ``pause``, in seconds (``queued``), or
+    how the job ended that gets no turn."""
     job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
     waited = now - event["Began"]
-    status, reason, nodes = JobStatus.FAILED, "failed: its order is not understood", None
-    if spec and LIMITS.admit(spec.nodes, []) is None:
+    status, reason, place = JobStatus.FAILED, "failed: its order is not understood", None
+    if spec and LIMITS.place(spec, []) is None:
+        there = [f"{LIMITS.workers.get(each, 0)} in pool {each}" for each in spec.ladder]
+        has = ", ".join(there) if spec.pools else f"{LIMITS.max_workers} at most"
         reason = (
-            f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has "
-            f"{LIMITS.max_workers} at most: give fewer --nodes, or deploy a higher max_workers"
+            f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has {has}: give "
+            "fewer --nodes, or deploy a higher max_workers"
         )
-    elif spec and (nodes := admitted(job, spec.nodes)):
+    elif spec and (place := admitted(job, spec)):
         status, reason = JobStatus.RUNNING, "running"
     elif spec and waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
@@ -216,11 +221,11 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(outcome.to_json())
     # It grows with the time that has been waited, as an execution has at most 25,000 events.
     answer["pause"] = math.floor(min(times.QUEUE_LOOK_S, max(times.CONSISTENT_S, waited / 20)))
-    return answer | {"nodes": str(nodes)} if nodes else answer
+    return answer | {"pools": place[0], "nodes": str(place[1])} if place else answer
 
 
-def admitted(job: str, nodes: Range) -> Range | None:
-    """The worker nodes that a job may have now; None where it is not its turn."""
+def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
+    """The pools and worker nodes that a job may have now; None where it is not its turn."""
     states = boto3.client("stepfunctions")
     of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
     order = in_order(each_of("stepfunctions", "list_executions", "executions", **of))
@@ -230,10 +235,8 @@ def admitted(job: str, nodes: Range) -> Range | None:
     earlier = []
     for each in order[: order.index(job)]:
         found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, each))
-        spec = spec_of(found.get("input"))
-        # An order that is not understood, of another version maybe, holds no more than a head.
-        earlier.append(spec.nodes if spec else Range(0, 0))
-    return LIMITS.admit(nodes, earlier)
+        earlier.append(spec_of(found.get("input")))
+    return LIMITS.place(spec, earlier)
 
 
 def end(event: dict[str, Any]) -> dict[str, Any]:
@@ -260,6 +263,8 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         if outcome.reason == "no capacity":
             # Of the head's group, or of the workers', for which the head has waited.
             heads, workers, *_ = GROUPS.values()
+            if spec and spec.ladder[0] in POOLS:
+                workers = pool_provider(STACK, spec.pools[0])
             waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
             if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
                 again = outcome.again and not is_in_vain(why)
