@@ -1,5 +1,7 @@
 """Images of a deployment's nodes: their addresses, and a check that they exist."""
 
+from collections.abc import Sequence
+
 from contract import nodes
 from contract.outputs import REPOSITORIES
 from trainctl.aws.cluster import NODES
@@ -31,15 +33,16 @@ def check_image(deployment: Deployment, repository: str, tag: str) -> str:
     return f"{repository}:{tag}"
 
 
-def check_images(deployment: Deployment, worker_tag: str = "") -> None:
+def check_images(deployment: Deployment, worker_tags: Sequence[str] = ()) -> None:
     """Called before hosts are started, which would only find that they cannot pull.
 
     Args:
-        worker_tag: tag of the workers' image; by default the deployment's.
+        worker_tags: tags of the workers' images; by default the deployment's.
 
     Raises:
         CliError: an image is missing.
     """
     own = deployment.shape.image_tag
     for node, repository in repositories(deployment).items():
-        check_image(deployment, repository, (worker_tag or own) if node == nodes.WORKER else own)
+        for tag in {*worker_tags} if worker_tags and node == nodes.WORKER else (own,):
+            check_image(deployment, repository, tag)

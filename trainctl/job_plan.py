@@ -68,6 +68,7 @@ class JobPlan:
     spec: JobSpec
     """The order, without the address of the code, which is known once it is uploaded."""
     shape: ClusterShape
+    """With the workers of its first pool."""
     workers: Range | None
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
@@ -81,6 +82,8 @@ class JobPlan:
     """Expected training time; None where that cannot be computed."""
     place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
+    tags: Sequence[str] = ()
+    """Of its workers' images, in each pool."""
     warnings: Sequence[str] = ()
     """What is probably wrong with the command of ``--code``."""
 
@@ -133,7 +136,7 @@ class JobPlan:
             "runs on": self.why_on,
             "code": self.code.words if self.code else "",
             "machines": machines(shape, spec.nodes),
-            "pool": ", ".join(spec.pools),
+            "pool": ", then ".join(spec.pools),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "queue": self.place.words if self.place else "",
@@ -232,12 +235,23 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         InputError, UsageError: it does not suit the deployment.
     """
     given, words = request.options, request.words
-    shape = deployment.shape.in_pool(given.pool or DEFAULT_POOL)
-    given.check_fit(shape)
+    shapes = {name: deployment.shape.in_pool(name) for name in given.pools or (DEFAULT_POOL,)}
+    shape = next(iter(shapes.values()))
+    for each in shapes.values():
+        given.check_fit(each)
     program = request.program
     is_alone = program is not None and program.is_alone
     by_default = shape.min_nodes if is_alone and given.on == On.AUTO else shape.max_workers
-    nodes = check_nodes(shape, request.nodes or Range(by_default, by_default))
+    wanted = request.nodes or Range(by_default, by_default)
+    nodes = wanted
+    for each in shapes.values():
+        nodes = check_nodes(each, wanted)
+    if len({each.gpus for each in shapes.values()}) > 1:
+        has = ", ".join(f"{name} has {each.worker.num_gpus}" for name, each in shapes.items())
+        raise UsageError(
+            f"--pool {given.pool}: the pools of a job must have as many GPUs on each node, by "
+            f"which its processes are counted, and {has}"
+        )
     workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
     what = "code" if given.code else words[0]
     run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
@@ -251,13 +265,20 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
             shape=shape,
             is_new=given.run is None,
         )
-        expected = expected_of(
-            config,
-            shape.worker,
-            num_bytes=data_sets.text_bytes(config.data, deployment.bucket),
-            efa=shape.efa,
-        )
-        training_s = _training_s(config, expected)
+        num_bytes = data_sets.text_bytes(config.data, deployment.bucket)
+        found = {
+            name: expected_of(config, each.worker, num_bytes=num_bytes, efa=each.efa)
+            for name, each in shapes.items()
+        }
+        expected = next(iter(found.values()))
+        slowest = [_training_s(config, each) for each in found.values()]
+        training_s = max(filter(None, slowest), default=None)
+        lacking = [name for name, each in found.items() if each and not each.fits]
+        if lacking and len(shapes) > 1:
+            raise UsageError(
+                f"--pool {given.pool}: the training does not fit the GPUs of {', '.join(lacking)}, "
+                "by the arithmetic of training.plan; leave that out"
+            )
         recipe, on, why = words[0], Placement.HEAD, ""
     else:
         command, recipe = [*words], ""
@@ -274,6 +295,9 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
             elif is_alone:
                 why += f"; {program.entries[0].name} is one process, so one node by default"
     prices = shape.prices(deployment.region)
+    if len(shapes) > 1:
+        hosts = {name: each.prices(deployment.region).worker for name, each in shapes.items()}
+        prices = dataclasses.replace(prices, pools=hosts)
     max_seconds, why_deadline = _deadline(given, prices, shape, nodes, training_s)
     spec = JobSpec(
         run=run,
@@ -292,11 +316,12 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         secrets=request.secrets,
         prices=prices,
         submitter=deployment.user,
-        pools=(given.pool,) if given.pool else (),
+        pools=given.pools,
     )
     return JobPlan(
         spec=spec,
         shape=shape,
+        tags=[each.image_tag for each in shapes.values()],
         workers=workers,
         code=program.code if program else None,
         why_on=why,
@@ -327,7 +352,7 @@ def _deadline(
     why = ", by its number of steps (--max-hours gives more)" if is_shorter else ""
     if limit is None:
         return seconds, why
-    hourly = prices.usd_per_hour(wanted.high)
+    hourly = prices.dearest.usd_per_hour(wanted.high)
     usd = usd_at_most(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
     if hourly is None or usd is None:
         raise UsageError(
@@ -374,7 +399,7 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
             hosts.
         CliError: there is no image to run.
     """
-    check_images(deployment, plan.shape.image_tag)
+    check_images(deployment, plan.tags)
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:

@@ -187,7 +187,7 @@ class JobRunner(Construct):
             max_seconds=max_seconds,
         )
         self.state_machine = self._state_machine(machine_name, states, cluster)
-        self.sweep = self._watch(self.state_machine_arn)
+        self.sweep = self._watch(self.state_machine_arn, stack_name if pools else "")
         assert self.keeper.role
         statements = [*rights.of_admission(self.state_machine_arn).statements]
         self.admission = iam.Policy(
@@ -220,9 +220,26 @@ class JobRunner(Construct):
         findings.accept(machine, findings.STATE_MACHINE)
         return machine
 
-    def _watch(self, state_machine_arn: str) -> events.Rule:
-        """Start the function for what the machine cannot do itself: its own end, and time."""
+    def _watch(self, state_machine_arn: str, groups: str) -> events.Rule:
+        """Start the function for what the machine cannot do itself: its own end, and time.
+
+        Args:
+            groups: beginning of the names of groups whose failed launches are of interest; empty:
+                none are.
+        """
         target = targets.LambdaFunction(self.keeper, retry_attempts=3)
+        if groups:
+            events.Rule(
+                self,
+                "Refused",
+                description="EC2 has refused a host: the job that waits for it takes another pool",
+                event_pattern=events.EventPattern(
+                    source=["aws.autoscaling"],
+                    detail_type=["EC2 Instance Launch Unsuccessful"],
+                    detail={"AutoScalingGroupName": [{"prefix": f"{groups}-"}]},
+                ),
+                targets=[target],
+            )
         events.Rule(
             self,
             "Aborted",

@@ -26,6 +26,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    Placement,
     head_variables,
     overrides,
 )
@@ -489,16 +490,6 @@ def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
     assert (aws.terminated, sum(waited)) == (["i-h2"], 3)
 
 
-def test_a_pools_hosts_are_looked_after_as_all_others_are(aws: Aws) -> None:
-    aws.wait("waits", createdAt=ago(9))  # for a host of another group
-    aws.join("S-pool-l4", idle=9000)
-    aws.launch("i-never", ago_s=9000, of="S-pool-l4")
-    aws.group("S-pool-l4").desired = 5
-    aws.sweep()
-    assert {"i-idle", "i-never"} <= {*aws.terminated}
-    assert aws.group("S-pool-l4").desired == 2, "no more than are there"
-
-
 def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(aws: Aws) -> None:
     aws.join(of_worker=9000)
     aws.join("heads", of_head=9000)
@@ -861,6 +852,91 @@ def test_a_head_ends_whose_workers_can_never_come(
     assert found["reason"] == f"no capacity: {said}"
 
 
+#: A job that may try another pool, whose head trains for three minutes or so.
+LADDER = replace(SPEC, nodes=Range(2, 2), pools=("l4", "default"), recipe="ddp")
+
+
+def of_ladder(aws: Aws, spec: JobSpec = LADDER, *, began_s: float = 200, hosts: int = 0) -> None:
+    """One of its two workers waits; ``hosts``: that boot in its pool."""
+    aws.group("S-pool-l4").activities = [launch("Failed", "no l4 here")]
+    order = overrides(head_variables(job="j", deadline="9" * 10, spec=spec.to_json()))
+    began = ago(began_s)
+    aws.tasks["own-head"] |= {"overrides": order, "startedAt": began, "createdAt": began}
+    aws.tasks["own-1"] |= WAITS | {"createdAt": ago(100), "capacityProviderName": "cp-S-pool-l4"}
+    aws.launch(*(f"i-boots-{number}" for number in range(hosts)), ago_s=60, of="S-pool-l4")
+
+
+@pytest.mark.parametrize(
+    ("spec", "began_s", "hosts", "moves"),
+    [
+        (LADDER, 200, 1, True),  # the one host is that of the other worker
+        (LADDER, 200, 2, False),  # one more boots
+        (LADDER, 9000, 1, True),  # it has lost one since
+        (replace(LADDER, pools=("l4",)), 200, 1, False),
+        (replace(LADDER, nodes=Range(1, 2)), 200, 1, False),  # it has what it needs
+        (replace(LADDER, recipe=""), 9000, 1, False),  # it goes on with one
+        (replace(LADDER, recipe="", on=Placement.NODES), 9000, 1, True),
+    ],
+)
+def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
+    aws: Aws, spec: JobSpec, began_s: float, hosts: int, moves: bool
+) -> None:
+    of_ladder(aws, spec, began_s=began_s, hosts=hosts)
+    # The event of the refusal.
+    aws.sweep(**{"detail-type": "EC2 Instance Launch Unsuccessful"})
+    head_task = aws.tasks["own-head"]
+    assert (head_task["desiredStatus"] == "STOPPED") is moves
+    if moves:
+        assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "asked_s", "code", "again"),
+    [
+        (200, 300, 143, ("no_capacity", 2)),
+        (200, 9000, 143, None),  # it has waited for long enough
+        (9000, 9300, 143, ("host_lost", 1)),  # it has trained, and waits as long again
+        (2000, 2100, 75, None),  # it has waited itself
+        (4000, 9300, 75, ("host_lost", 1)),
+    ],
+)
+def test_its_next_attempt_is_in_the_next_pool_and_the_hosts_of_this_one_are_released(
+    aws: Aws,
+    ran_s: float,
+    asked_s: float,
+    code: int,
+    again: tuple[str, int] | None,
+) -> None:
+    now = time.time()
+    task = head(
+        code,
+        StoppedReason="[no_capacity] no capacity: no l4 here",
+        StopCode="UserInitiated",
+        StartedAt=(now - ran_s) * 1000,
+        StoppedAt=now * 1000,
+        ContainerInstanceArn="h1",
+    )
+    del aws.tasks["own-head"]
+    aws.hosts["h1"]["_tasks"].clear()
+    given = {"Spec": LADDER.to_json(), "Attempt": 3, "InARow": 3, "Asked": now - asked_s}
+    found = aws.end(task, **given)
+    if again is None:
+        assert (found["again"], found["status"]) == (False, "no_capacity")
+        assert {"i-h1", "i-h2"} <= {*aws.terminated}
+        return
+    assert (found["again"], found["pools"]) == (True, ["default", "l4"])
+    assert (found["status"], found["in_a_row"]) == again
+    assert found["reason"] == "no capacity: no l4 here (pool l4); pool default is next"
+    assert "i-h2" in aws.terminated
+    assert "i-h1" not in aws.terminated, "the head's own host waits for the next head"
+
+
+def test_a_head_without_a_host_stays_in_its_pool(aws: Aws) -> None:
+    given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
+    found = aws.end(given_up, Spec=LADDER.to_json(), Asked=time.time() - 60)
+    assert (found["again"], found["pools"]) == (True, ["l4", "default"])
+
+
 def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
     aws: Aws, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -951,29 +1027,23 @@ def test_a_job_that_gets_no_turn_ends_with_a_record(
     assert reason in record["reason"]
 
 
-def test_a_job_in_a_pool_waits_for_jobs_there_and_its_end_is_told_in_the_pools_words(
+def test_a_job_is_admitted_to_the_pools_that_have_room_for_it(
     keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(max_heads=4, max_workers=3, pools={"l4": 2})
     monkeypatch.setattr(keeper, "LIMITS", limits)
-    specs = {
-        name: replace(SPEC, nodes=Range(2, 2), pools=pools)
-        for name, pools in {"third": ("l4",), "fourth": ("l4",), "fifth": ("gone",)}.items()
-    }
-    for name, spec in specs.items():
-        queue.execute(name, input=spec.to_json())
-    event = {"Action": "admit", "Began": time.time() - 60}
-    found = {
-        name: keeper.handler(event | {"Job": name, "Spec": spec.to_json()}, None)
-        for name, spec in specs.items()
-    }
-    assert [each["status"] for each in found.values()] == ["running", "queued", "failed"]
-    assert (found["third"]["pools"], found["third"]["nodes"]) == (("l4",), "2")
-    assert "the deployment has 0 in pool gone: give fewer --nodes" in found["fifth"]["reason"]
-    queue.group("workers").activities = [launch("Failed", "of others")]
-    queue.group("S-pool-l4").activities = [launch("Failed", "no l4 here")]
-    end = queue.end(head(75), Asked=time.time() - 60, Spec=specs["third"].to_json())
-    assert end["reason"] == "no capacity: no l4 here"
+    queue.execute("third")
+    event = {"Action": "admit", "Job": "third", "Began": time.time() - 60}
+
+    def asked(*pools: str) -> dict[str, Any]:
+        spec = replace(SPEC, nodes=Range(1, 1), pools=pools)
+        found: dict[str, Any] = keeper.handler(event | {"Spec": spec.to_json()}, None)
+        return found
+
+    found = asked("default", "l4")
+    assert (found["status"], found["pools"], found["nodes"]) == ("running", ["l4"], "1")
+    assert asked("default")["status"] == "queued"
+    assert "has 0 in pool gone: give fewer --nodes" in asked("gone")["reason"]
 
 
 # --- the state machine ----------------------------------------------------------------------------

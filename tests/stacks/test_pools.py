@@ -11,7 +11,6 @@ from tests.stacks.conftest import POOLS, Synth, Templates, statements, text, var
 from tests.stacks.test_roles import Deployed, arn
 
 ZONE: Final = {"availability_zone": "us-west-2a"}
-NAMES: Final = ("a10g-spot", "a10g", "l40s-c", "l4-c", "block", "odcr")
 #: Beginnings of the ids of resources of the default deployment that list all pools.
 LISTS: Final = (
     *("ClusterCapacityProviders", "ClusterTeardownRole", "ClusterTeardownStopTasks"),
@@ -29,11 +28,6 @@ def of_pool(templates: Templates, kind: str, name: str) -> dict[str, Any]:
     part = f"{name.replace('-', '')}Pool"
     (found,) = [each for id_, each in templates.of_type(kind).items() if part in id_]
     return found
-
-
-def data(templates: Templates, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = of_pool(templates, "AWS::EC2::LaunchTemplate", name)
-    return dict(found["LaunchTemplateData"])
 
 
 def test_the_deployments_own_resources_are_the_same_but_for_lists(
@@ -54,52 +48,44 @@ def test_the_deployments_own_resources_are_the_same_but_for_lists(
         "AWS::EC2::PlacementGroup": 4,  # not with reserved capacity
         "AWS::EC2::Subnet": 1,
         "AWS::EC2::SubnetRouteTableAssociation": 1,
+        **{"AWS::Events::Rule": 1, "AWS::Lambda::Permission": 1},  # of refused launches
     }
-
-
-def test_each_pool_has_its_type_market_and_place(pools: Templates) -> None:
-    types = [data(pools, each)["InstanceType"] for each in NAMES]
-    assert types == [
-        *("g5.12xlarge", "g5.12xlarge", "g6e.24xlarge", "g6.xlarge", "p5.48xlarge", "p4d.24xlarge")
-    ]
-    markets = [data(pools, each).get("InstanceMarketOptions", {}) for each in NAMES]
-    kinds = [each.get("MarketType") for each in markets]
-    assert kinds == ["spot", None, None, None, "capacity-block", None]
-    reserved = [each for each in NAMES if "CapacityReservationSpecification" in data(pools, each)]
-    assert reserved == ["block", "odcr"]
-    places = [text(data(pools, each).get("Placement")) for each in NAMES]
-    assert len({*places[:4]}) == 4, "a cluster placement group each"
-    assert places[4:] == ["None", "None"]
-    assert [data(pools, each)["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] for each in NAMES] == [
-        *(200, 200, 500, 200, 200, 200)
-    ]
-    groups = [of_pool(pools, "AWS::AutoScaling::AutoScalingGroup", each) for each in NAMES]
-    assert [each["MaxSize"] for each in groups] == ["4", "4", "2", "2", "2", "1"]
-    assert [each["AutoScalingGroupName"] for each in groups] == [
-        f"TrainingStack-pool-{each}" for each in NAMES
-    ]
-    subnets = [text(each["VPCZoneIdentifier"][0]) for each in groups]
-    assert [each.startswith("<Subnet") for each in subnets] == [
-        name.endswith("-c") for name in NAMES
-    ]
-    (other,) = [
-        each
-        for each in pools.of_type("AWS::EC2::Subnet").values()
-        if "Tags" not in each or each["AvailabilityZone"] == "us-west-2c"
-    ]
+    (other,) = (after[each]["Properties"] for each in after if each.startswith("Subnet"))
     assert (other["AvailabilityZone"], other["CidrBlock"]) == ("us-west-2c", "10.0.48.0/20")
+    rules = pools.of_type("AWS::Events::Rule").items()
+    (refused,) = (each for name, each in rules if "Refused" in name)
+    groups = refused["EventPattern"]["detail"]["AutoScalingGroupName"]
+    assert groups == [{"prefix": "TrainingStack-"}]
 
 
-def test_a_task_of_a_pool_is_made_for_its_hosts(pools: Templates) -> None:
-    tasks = [of_pool(pools, "AWS::ECS::TaskDefinition", each) for each in NAMES]
-    assert [each["Family"] for each in tasks] == [f"TrainingStack-pool-{each}" for each in NAMES]
-    containers = [each["ContainerDefinitions"][0] for each in tasks]
-    told = [variables(each) for each in containers]
-    assert [each[ENV_WORKER_GPUS] for each in told] == ["4", "4", "4", "1", "8", "8"]
-    assert [each[ENV_SPOT] for each in told] == ["1", "0", "0", "0", "0", "0"]
-    # One node needs no EFA.
-    assert [each.get(ENV_EFA) for each in told] == [None, None, "2", None, "32", None]
-    assert [text(each["Image"]).endswith(":mine") for each in containers] == [False] * 5 + [True]
+#: Of each pool: type, market, GPUs, whether its hosts are reserved; all by their names.
+FACTS: Final = {
+    "a10g-spot": ("g5.12xlarge", "spot", "4", False),
+    "a10g": ("g5.12xlarge", None, "4", False),
+    "l40s-c": ("g6e.24xlarge", None, "4", False),
+    "l4-c": ("g6.xlarge", None, "1", False),
+    "block": ("p5.48xlarge", "capacity-block", "8", True),
+    "odcr": ("p4d.24xlarge", None, "8", True),
+}
+
+
+@pytest.mark.parametrize(("name", "facts"), FACTS.items())
+def test_each_pool_has_its_type_market_place_and_task(
+    pools: Templates, name: str, facts: tuple[Any, ...]
+) -> None:
+    data = of_pool(pools, "AWS::EC2::LaunchTemplate", name)["LaunchTemplateData"]
+    group = of_pool(pools, "AWS::AutoScaling::AutoScalingGroup", name)
+    task = of_pool(pools, "AWS::ECS::TaskDefinition", name)
+    (container,) = task["ContainerDefinitions"]
+    told, market = variables(container), data.get("InstanceMarketOptions", {}).get("MarketType")
+    is_reserved = "CapacityReservationSpecification" in data
+    assert (data["InstanceType"], market, told[ENV_WORKER_GPUS], is_reserved) == facts
+    assert ("Placement" in data) is not is_reserved
+    assert group["AutoScalingGroupName"] == task["Family"] == f"TrainingStack-pool-{name}"
+    assert text(group["VPCZoneIdentifier"][0]).startswith("<Subnet") is name.endswith("-c")
+    assert told[ENV_SPOT] == str(int(market == "spot"))
+    assert (ENV_EFA in told) is (name in ("l40s-c", "block")), "one node of p4d needs none"
+    assert text(container["Image"]).endswith(":mine") is (name == "odcr")
 
 
 def test_the_head_of_a_job_is_told_of_each_pool(pools: Templates) -> None:
@@ -109,7 +95,7 @@ def test_the_head_of_a_job_is_told_of_each_pool(pools: Templates) -> None:
         if name.startswith("JobsTask")
     ]
     found = json.loads(variables(task)[ENV_POOLS])
-    assert [*found] == [*NAMES]
+    assert [*found] == [*FACTS]
     own = variables(task)
     for name, each in found.items():
         assert {*each} == {*each} & own.keys(), "each takes the place of one of its own"
@@ -128,8 +114,7 @@ def test_the_keeper_and_the_head_may_do_with_pools_what_they_do_with_the_others(
     own, other = "TrainingStack-pool-a10g", "Other-TrainingStack-pool-a10g"
     keeper, head = deployed.role("JobsKeeperRole"), deployed.role("JobsRole")
     for name, may in ((own, True), (other, False)):
-        for action in ("SetDesiredCapacity", "TerminateInstanceInAutoScalingGroup"):
-            assert deployed.may(keeper, f"autoscaling:{action}", group.format(name)) is may
+        assert deployed.may(keeper, "autoscaling:SetDesiredCapacity", group.format(name)) is may
         assert deployed.may(head, "ecs:RunTask", family.format(name), **only) is may
         tag = {"aws:ResourceTag/aws:autoscaling:groupName": name}
         end = Call(

@@ -226,17 +226,34 @@ def test_a_job_in_a_pool_has_the_hosts_the_price_and_the_image_of_the_pool(
     assert (l40s.pools, l40s.nodes, l4.pools, l4.nodes) == (
         *(("l40s",), Range(8, 8), ("l4",), Range(2, 2)),
     )
-    assert l40s.prices is not None
-    assert l40s.prices.worker.type == "g6e.12xlarge"
     assert l40s.command[-2:] == ("--workers", "32")
     for given, words in (
         (["l4s"], "there is no pool l4s: did you mean l4"),
         (["l4", "--nodes", "3"], "takes 1 to 2 worker nodes"),
-        (["l40s", "--spot"], "pool l40s starts on-demand instances; for spot ones, give --pool l4"),
+        (
+            ["l40s", "--spot"],
+            "--pool l40s starts on-demand instances; for spot ones, give --pool l4",
+        ),
     ):
         assert words in cli.refuses(*submit, *given)
     asked = [each["imageIds"] for each in account.sent("describe_images")]
     assert {"imageTag": "mine"} in [each[0] for each in asked]
+
+
+def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dearest(
+    account: Account, cli: Cli
+) -> None:
+    account.shape |= {"max_heads": 9, "pools": POOLS}
+    submit = ["submit", "ddp", "--yes", "--nodes", "2", "--max-hours", "10", "--pool"]
+    said = cli(*submit, "default,l40s,default").err
+    assert "pool      default, then l40s" in said
+    (spec,) = account.orders
+    assert (spec.pools, spec.command[-2:]) == (("default", "l40s"), ("--workers", "8"))
+    assert spec.prices is not None
+    assert spec.prices.worker.type == "g5.12xlarge"
+    alone = cli(*submit, "l40s", "--run", "dearest").err
+    assert re.findall(r"maximum .*", alone) == re.findall(r"maximum .*", said)
+    assert "as many GPUs on each node, by which its" in cli.refuses(*submit, "l4,l40s")
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)

@@ -74,6 +74,17 @@ def refusal_of(provider: str, since: float) -> str:
     return ""
 
 
+def unused_hosts(provider: str, tasks: "list[TaskTypeDef]") -> int:
+    """How many instances of a capacity provider's group none of these tasks is on, those that boot
+    among them."""
+    names = [name for name, own in GROUPS.items() if own == provider]
+    found = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    there = [each for group in found["AutoScalingGroups"] for each in group["Instances"]]
+    staying = [each for each in there if "Terminating" not in each.get("LifecycleState", "")]
+    used = [each for each in tasks if each.get("containerInstanceArn")]
+    return len(staying) - len(used)
+
+
 def tasks_of_services() -> set[str]:
     """Tasks that ECS itself keeps running: a task's group is the word of who has started it."""
     services = each_of("ecs", "list_services", "serviceArns", cluster=CLUSTER)

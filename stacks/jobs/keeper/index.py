@@ -7,8 +7,9 @@ project's ``contract`` package, which is packed beside it. Its events, told apar
     end      the state machine, after its head task has ended in any way: stops what is left of the
              job, releases its hosts, says why it ended and whether it should be tried again
     aborted  EventBridge, when an execution was aborted or timed out: the same, without a retry
-    sweep    EventBridge, every few minutes: stops the tasks of executions that have ended, and
-             heads that have waited for a host for longer than their job wants to; terminates
+    sweep    EventBridge, every few minutes, and where there are pools when EC2 has refused a host:
+             stops the tasks of executions that have ended, and heads that have waited for a host
+             for longer than their job wants to, or whose job can try another pool; terminates
              hosts that have had no task for a while, that never joined the cluster, or that
              cannot take the task that waits
     release  a job's head, of ``Hosts`` that it needs no more: terminates those without a task; no
@@ -37,6 +38,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    Placement,
     execution_arn,
     record_json,
     stop_reason,
@@ -65,6 +67,7 @@ from stacks.jobs.keeper.cluster import (
     running,
     stop,
     tasks_of_services,
+    unused_hosts,
 )
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
@@ -221,7 +224,7 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(outcome.to_json())
     # It grows with the time that has been waited, as an execution has at most 25,000 events.
     answer["pause"] = math.floor(min(times.QUEUE_LOOK_S, max(times.CONSISTENT_S, waited / 20)))
-    return answer | {"pools": place[0], "nodes": str(place[1])} if place else answer
+    return answer | {"pools": [*place[0]], "nodes": str(place[1])} if place else answer
 
 
 def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
@@ -243,14 +246,16 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
     task, error = head_of(event)
+    own_pools = pools = spec.pools if spec else ()
     if hold := hold_of(job, spec):
         task, error = at_hold(task, hold), ""
+    # An execution that began before an update of the stack does not send all of this.
+    patience = event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0)
     outcome = verdict(
         task,
         error,
         deadline=event["Deadline"],
-        # An execution that began before an update of the stack does not send all of this.
-        patience=event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0),
+        patience=patience,
         attempt=event["Attempt"],
         in_a_row=event.get("InARow", event["Attempt"]),
     )
@@ -273,6 +278,8 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             ended = record_of(job, spec) if spec and outcome.again else None
             if ended and ended.status is JobStatus.NO_CAPACITY:
                 outcome = ended
+        if spec and len(spec.pools) > 1 and outcome.status is JobStatus.NO_CAPACITY:
+            pools, outcome = moved(task, outcome, spec, patience=patience)
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
@@ -285,7 +292,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             time.sleep(times.CONSISTENT_S)
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
         hosts = end_tasks(job, reason)
-        if outcome.again:  # they stay for another attempt
+        if outcome.again and pools == own_pools:  # they stay for another attempt
             hosts = set()
         own = {host} if (host := text_of(task, "ContainerInstanceArn")) else set()
         if ending_of(task) is Ending.BAD_HOST:  # neither the next attempt nor another job finds it
@@ -294,7 +301,32 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             hosts |= own
         release(hosts)
     answer: dict[str, Any] = json.loads(outcome.to_json())
-    return answer
+    return answer | {"pools": [*pools]} if outcome.again else answer
+
+
+def moved(
+    task: Mapping[str, Any], outcome: Outcome, spec: JobSpec, *, patience: float
+) -> tuple[tuple[str, ...], Outcome]:
+    """The pools of a job in the order in which they are tried from now on, and how its attempt has
+    ended: where the first had no hosts for its workers, the next is tried.
+
+    Args:
+        patience: Unix time until which it waits for hosts. After a loss it waits as long again.
+    """
+    if "StartedAt" not in task:  # its head had no host, which is in no pool
+        return spec.pools, outcome
+    ran_s = task.get("StoppedAt", time.time() * 1000) / 1000 - task["StartedAt"] / 1000
+    waits_s = spec.capacity_wait_s if outcome.exit_code == exits.NO_CAPACITY else 0
+    has_lost = ran_s > waits_s + times.HOST_JOINS_S  # it has had them
+    if not has_lost and time.time() >= patience:
+        return spec.pools, outcome
+    pools = (*spec.pools[1:], spec.pools[0])
+    reason = f"{outcome.reason} (pool {spec.pools[0]}); pool {pools[0]} is next"
+    found = replace(outcome, again=True, reason=reason)
+    if has_lost:
+        return pools, replace(found, status=JobStatus.HOST_LOST)
+    # An attempt that has found no hosts says nothing of the program.
+    return pools, replace(found, in_a_row=(outcome.in_a_row or 1) - 1)
 
 
 def aborted(event: "Mapping[str, Any]") -> None:
@@ -428,11 +460,31 @@ def reason_to_stop(
     why = ""
     if waits or (for_s < spec.capacity_wait_s and own and all(map(is_waiting, own))):
         why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
+    if not waits and (said := why_next(spec, own, is_new=for_s < spec.capacity_wait_s)):
+        return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {said}")
     if waits and for_s > spec.capacity_wait_s:
         why = why or f"no host within {spec.capacity_wait_s} s"
     elif not is_in_vain(why):
         return ""
     return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
+
+
+def why_next(spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool) -> str:
+    """AWS's sentence, where it has no host for the workers of a job that can try another pool; ""
+    where it has, or hosts are about to come, or the job goes on without.
+
+    Args:
+        is_new: it may not have had all of its nodes yet.
+    """
+    lacking = [each for each in workers if is_waiting(each)]
+    missing = spec.nodes.low - (len(workers) - len(lacking))
+    goes_on = not (is_new or spec.recipe or spec.on == Placement.NODES)
+    if len(spec.pools) < 2 or missing <= 0 or not lacking or goes_on:
+        return ""
+    provider = lacking[0].get("capacityProviderName", "")
+    since = min(each["createdAt"].timestamp() for each in lacking)
+    why = refusal_of(provider, since)
+    return why if why and unused_hosts(provider, workers) < missing else ""
 
 
 def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
