@@ -8,7 +8,6 @@ of workers never joins, the command gets SIGTERM and time to save before Ray sto
 """
 
 import contextlib
-import os
 import shlex
 import signal
 import sys
@@ -35,7 +34,14 @@ from containers.program.launch import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, pre
 from containers.program.process import Program, own_output
 from containers.program.requirements import Stopped
 from containers.program.selection import shortfall
-from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
+from containers.ray_head import (
+    JobConfig,
+    RayHead,
+    for_autoscaler,
+    for_ray,
+    in_pool,
+    worker_provider,
+)
 from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
@@ -571,6 +577,7 @@ def run(environment: Mapping[str, str]) -> int:
     Raises:
         InputError: a variable is missing or wrong, or this is not an ECS task.
     """
+    environment = in_pool(environment)
     head = NodeConfig.from_environment(HEAD, environment)
     config = JobConfig.from_environment(environment)
     # Until there is a job to stop, a signal ends this process with the same exit code.
@@ -587,7 +594,7 @@ def run(environment: Mapping[str, str]) -> int:
     address = machine.own_address()
     interface = machine.interface_of(address)
     say(f"job {config.job}: head on {address}, worker nodes: {config.spec.nodes.words}")
-    given = node.ray_environment(head, interface) | os.environ
+    given = node.ray_environment(head, interface) | environment
     given |= {
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,

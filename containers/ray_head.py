@@ -24,11 +24,13 @@ from contract import times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import (
+    DEFAULT_POOL,
     ENV_DEADLINE,
     ENV_HEAD_ADDRESS,
     ENV_JOB,
     ENV_JOB_SPEC,
     ENV_KEEPER,
+    ENV_POOLS,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
     ENV_WORKER_CPUS,
@@ -41,6 +43,7 @@ from contract.nodes import (
     ClusterSize,
 )
 from contract.text import counted
+from contract.typed_json import loads
 
 if TYPE_CHECKING:
     from containers.autoscaler import ProviderConfig  # which imports Ray
@@ -75,6 +78,22 @@ class JobConfig:
             worker_cpus=count(environment, ENV_WORKER_CPUS, 1),
             worker_gpus=count(environment, ENV_WORKER_GPUS, 0),
         )
+
+
+def in_pool(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a head's task, with the variables of the pool of its job's workers.
+
+    Raises:
+        InputError: the order is wrong, or names a pool that the task does not know.
+    """
+    pools = loads(environment.get(ENV_POOLS, "{}"), what=ENV_POOLS)
+    order = environment.get(ENV_JOB_SPEC)
+    pool = JobSpec.from_json(order).ladder[0] if order else DEFAULT_POOL
+    if pool == DEFAULT_POOL:
+        return {**environment}
+    if not isinstance(own := pools.get(pool), dict):
+        raise InputError(f"this deployment has no pool {pool}: deploy it, or give another --pool")
+    return {**environment, **own}
 
 
 def for_ray(spec: JobSpec) -> dict[str, str]:

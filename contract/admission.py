@@ -9,10 +9,11 @@ executions are the queue. The function that cleans up after jobs decides by it
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from contract.nodes import Range
+from contract.job import JobSpec
+from contract.nodes import DEFAULT_POOL, Range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,8 @@ class Limits:
     max_workers: int
     max_jobs_per_user: int = 0
     """0: no limit."""
+    pools: Mapping[str, int] = field(default_factory=dict)
+    """Maximum number of worker hosts of each pool beside the deployment's own."""
 
     def in_turn(self, order: Sequence[str], user: Callable[[str], str]) -> list[str]:
         """The unfinished jobs but those of a user who has as many before them as are allowed.
@@ -42,6 +45,32 @@ class Limits:
             if seen[user(name)] <= self.max_jobs_per_user:
                 found.append(name)
         return found
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """The same with the deployment's own."""
+        return {DEFAULT_POOL: self.max_workers, **self.pools}
+
+    def place(
+        self, order: JobSpec | None, earlier: Sequence[JobSpec | None]
+    ) -> tuple[tuple[str, ...], Range] | None:
+        """Those of its pools that have room for a job, and the worker nodes that it may have in
+        each of them; None while it cannot start.
+
+        Args:
+            order: None: it is not understood, and holds no more than a head.
+            earlier: orders of all jobs that were submitted before it and still run. Each may use
+                any of its pools, now or later.
+        """
+        nodes, ladder = (order.nodes, order.ladder) if order else (Range(0, 0), (DEFAULT_POOL,))
+        found: dict[str, Range] = {}
+        for pool in ladder:
+            held = [each.nodes if each and pool in each.ladder else Range(0, 0) for each in earlier]
+            here = replace(self, max_workers=self.workers.get(pool, 0))
+            if pool in self.workers and (granted := here.admit(nodes, held)):
+                found[pool] = granted
+        high = min((each.high for each in found.values()), default=0)
+        return ((*found,), Range(nodes.low, high)) if found else None
 
     def admit(self, nodes: Range, earlier: Sequence[Range]) -> Range | None:
         """The worker nodes that a job may have; None while it cannot start.

@@ -10,8 +10,24 @@ from contract.admission import Limits
 from contract.errors import InputError
 from contract.instance_types import FileSystem, InstanceType, Prices, instance_type
 from contract.job import ORDER_VERSION
-from contract.nodes import ClusterSize, Gpus
+from contract.nodes import DEFAULT_POOL, ClusterSize, Gpus
+from contract.text import did_you_mean
 from contract.typed_json import from_json, loads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Worker hosts of another kind than the deployment's own. Fields as in ``ClusterShape``."""
+
+    worker_instance_type: str
+    max_workers: int
+    spot: bool
+    efa: bool
+    image_tag: str
+    root_volume_gib: int
+    availability_zone: str
+    """Empty: CloudFormation's choice, as of all other hosts."""
+    capacity_reservation_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +66,14 @@ class ClusterShape:
     """Whether no job starts when it is spent; else there is a warning."""
     shared: FileSystem | None = None
     """The file system that all hosts mount."""
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    """More worker hosts, by name."""
 
     def to_json(self) -> str:
         """The output, which also names the version of job orders."""
         values = dataclasses.asdict(self)
         values["order"] = ORDER_VERSION
-        for name in ("shared", "instance_types"):
+        for name in ("shared", "instance_types", "pools"):
             if not values[name]:
                 del values[name]
         return json.dumps(values)
@@ -74,9 +92,28 @@ class ClusterShape:
                 f"version {ORDER_VERSION}"
             )
         found = from_json(cls, values, what="it", ignores_unknown=True)
-        for name in (found.head_instance_type, found.worker_instance_type):
-            instance_type(name, found.instance_types)
+        for each in found.in_pools.values():
+            for name in (each.head_instance_type, each.worker_instance_type):
+                instance_type(name, found.instance_types)
         return found
+
+    @property
+    def in_pools(self) -> "dict[str, ClusterShape]":
+        """The deployment as a job in one pool sees it, by the pools' names, the default first."""
+        found = {DEFAULT_POOL: self}
+        for name, pool in self.pools.items():
+            own = dataclasses.asdict(pool)
+            del own["availability_zone"]
+            found[name] = dataclasses.replace(self, **own)
+        return found
+
+    def in_pool(self, name: str) -> "ClusterShape":
+        """Raises InputError: there is no such pool."""
+        found = self.in_pools
+        if name not in found:
+            hint = did_you_mean(name, [*found], otherwise=f"there are {', '.join(found)}")
+            raise InputError(f"there is no pool {name}: {hint}")
+        return found[name]
 
     @property
     def head(self) -> InstanceType:
@@ -106,6 +143,7 @@ class ClusterShape:
             max_heads=self.max_heads,
             max_workers=self.max_workers,
             max_jobs_per_user=self.max_jobs_per_user,
+            pools={name: pool.max_workers for name, pool in self.pools.items()},
         )
 
     @property

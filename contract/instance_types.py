@@ -36,7 +36,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -367,6 +367,19 @@ class Prices:
     """The deployment's NAT gateway; None: not known."""
     shared_usd_per_hour: float | None = 0.0
     """The deployment's shared file system; None: not known; 0: it has none."""
+    pools: Mapping[str, HostPrice] = field(default_factory=dict)
+    """Worker hosts by pool, of a job that has several; ``worker`` is of its first."""
+
+    @property
+    def dearest(self) -> Self:
+        """The same with the dearest of its worker hosts: a price that is not known is the first."""
+        hosts = [self.worker, *self.pools.values()]
+        worker = max(hosts, key=lambda each: (each.usd_per_hour is None, each.usd_per_hour or 0))
+        return replace(self, worker=worker)
+
+    def workers_in(self, pool: str) -> HostPrice:
+        """Its worker hosts in a pool."""
+        return self.pools.get(pool, self.worker)
 
     @classmethod
     def of(

@@ -19,7 +19,7 @@ from typing import Final, Self
 from contract.errors import InputError
 from contract.files import check_pattern
 from contract.instance_types import Prices
-from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
+from contract.nodes import CONTAINER, DEFAULT_POOL, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
 from contract.runs import check_run_name
 from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 from contract.typed_json import from_json, loads
@@ -130,6 +130,8 @@ class JobSpec:
     """User or role session of AWS that has submitted it."""
     user_id: str = ""
     """Its ``aws:userid``, which says that it is the same in a policy."""
+    pools: tuple[str, ...] = ()
+    """Pools of its worker nodes; it starts in the first. Empty: the deployment's own hosts."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -167,6 +169,11 @@ class JobSpec:
             raise InputError(
                 f"{', '.join(sorted(both))}: given both as a variable and as a secret; give one"
             )
+
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """The same, with the name of the deployment's own hosts."""
+        return self.pools or (DEFAULT_POOL,)
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""

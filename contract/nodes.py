@@ -13,6 +13,7 @@ JOB: Final = "job"  # what the container of a head runs that brings its own work
 HEAD: Final = "head"  # the two kinds of node: task definition, service, image repository, DNS name
 WORKER: Final = "worker"
 CONTAINER: Final = "ray"  # the one container of either task
+DEFAULT_POOL: Final = "default"  # worker hosts of the deployment's own settings
 METRICS_NAMESPACE: Final = "RayTraining"  # in CloudWatch: what the hosts and the runs report
 GROUP_TAG: Final = "aws:autoscaling:groupName"  # EC2 Auto Scaling marks a group's instances by it
 
@@ -41,6 +42,7 @@ ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.jo
 ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
 ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts
 ENV_WORKER_PROVIDER: Final = "TRAIN_WORKER_PROVIDER"  # their capacity provider
+ENV_POOLS: Final = "TRAIN_POOLS"  # JSON, pool -> variables in the place of the above, by name
 ENV_KEEPER: Final = "TRAIN_KEEPER"  # function that ends hosts that a job no longer needs
 ENV_WORKER_CPUS: Final = "TRAIN_WORKER_CPUS"  # what each of them has
 ENV_WORKER_GPUS: Final = "TRAIN_WORKER_GPUS"  # the same; on every node
@@ -69,6 +71,23 @@ MASTER_PORT: Final = 29500  # on node 0: what programs call MASTER_PORT; the fir
 
 # Before each line that a program prints on one of several nodes.
 _LABEL = re.compile(r"\[node (\d+)\](?: |$)")
+
+
+def pool_hosts(stack: str, pool: str) -> str:
+    """Name of a pool's Auto Scaling group, and of the family of its task definitions; ``*`` for
+    all pools."""
+    return f"{stack}-pool-{pool}"
+
+
+def pool_provider(stack: str, pool: str) -> str:
+    """Name of a pool's capacity provider, which may not begin with aws, ecs or fargate."""
+    return f"cp-{pool_hosts(stack, pool)}"
+
+
+def pool_of(definition: str) -> str:
+    """The pool that a task's definition, an ARN, is of."""
+    match = re.search(r"-pool-([a-z0-9-]+):\d+$", definition)
+    return match[1] if match else DEFAULT_POOL
 
 
 def node_label(number: int) -> str:

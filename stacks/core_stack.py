@@ -44,7 +44,7 @@ class CoreStack(cdk.Stack):
         )
         self.bucket = self._bucket(settings)
         self.vpc = self._vpc(settings)
-        self.training_subnets = self.vpc.select_subnets(subnet_group_name=network.TRAINING)
+        self.training_subnets = network.training_subnets(self.vpc)
         self.repositories = {
             node: _pinned(image_repository(self, f"{node.capitalize()}Repository"))
             for node in (nodes.HEAD, nodes.WORKER)
@@ -53,6 +53,8 @@ class CoreStack(cdk.Stack):
         # cannot go: without this, a change of them would have to take two deploys.
         for repository in self.repositories.values():
             self.export_value(repository.repository_name)
+        if not settings.vpc_id:  # the same of a pool in another zone
+            self.export_value(self.training_subnets.subnets[0].route_table.route_table_id)
         # The head registers here as head.<namespace>, for the workers of a standing cluster.
         self.namespace = servicediscovery.PrivateDnsNamespace(
             self,

@@ -55,6 +55,9 @@ RAY_TOKEN: Final = {
     "AwsSolutions-SMG4": "All nodes of a running cluster must have the same token; "
     "it changes with each new deployment, or by hand between two runs.",
 }
+ZONE: Final = {
+    "CloudFormation-Validate::W3010": "A pool of hosts is in the zone that its settings name.",
+}
 TASK_DEFINITION: Final = {
     "AwsSolutions-ECS2": "Names, sizes and addresses of the deployment, none of them "
     "a secret; the token comes from Secrets Manager.",

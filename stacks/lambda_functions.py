@@ -90,14 +90,20 @@ def staged(function: Path) -> Iterator[str]:
 
 
 def custom_resource(
-    scope: Construct, name: str, *, function: lambda_.Function, properties: Mapping[str, Any]
+    scope: Construct,
+    name: str,
+    *,
+    function: lambda_.Function,
+    properties: Mapping[str, Any],
+    kind: str = "",
 ) -> CustomResource:
-    """A resource that a function of this deployment makes and deletes, of the type ``name``."""
+    """A resource that a function of this deployment makes and deletes, of the type ``kind``, which
+    is by default its name."""
     resource = CustomResource(
         scope,
         name,
         service_token=function.function_arn,
-        resource_type=f"Custom::{name}",
+        resource_type=f"Custom::{kind or name}",
         properties=properties,
     )
     # The function needs its permissions until its last call, which deletes the resource.

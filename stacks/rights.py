@@ -5,7 +5,7 @@ function here gives is one that nothing in the deployment has, except what CDK a
 custom resources (``lambda_functions``) and for pulling images and reading the token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -191,13 +191,18 @@ def of_training_code(
 
 
 def of_job_head(
-    scope: IConstruct, *, cluster: ecs.Cluster, worker: ecs.TaskDefinition, keeper_arn: str
+    scope: IConstruct,
+    *,
+    cluster: ecs.Cluster,
+    worker: ecs.TaskDefinition,
+    keeper_arn: str,
+    pools: Collection[str],
 ) -> Rights:
     """The head of a job, beyond what all training code may: its workers, users' secrets, and to
     ask for its hosts' end."""
     secrets = arn(scope, "secretsmanager", f"secret:{SECRETS_PREFIX}*")
     return (
-        starting_tasks(cluster, worker)
+        starting_tasks(cluster, worker, families=pool_groups(scope, pools))
         + ending_tasks(cluster)
         + allow(
             "Secrets",
@@ -313,7 +318,7 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
             "ec2:DescribeInstances",
             on=["*"],
             why="Listing and deregistering have no resource, or one that is not known before; "
-            "what may be ended is limited to this cluster and to the two groups.",
+            "what may be ended is limited to this cluster and to the stack's groups.",
         )
         + allow("SeeRollbacks", "cloudformation:DescribeStacks", on=[Stack.of(scope).stack_id])
         + ending_hosts(scope, groups, "autoscaling:DeleteAutoScalingGroup")
@@ -363,17 +368,28 @@ def of_image_push(repositories: Sequence[ecr.Repository]) -> Rights:
 OF_ONE_MACHINE: Final = "Executions of the one state machine."
 
 
-def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
-    """Starting tasks of one family of definitions in the cluster."""
+def pool_groups(scope: IConstruct, pools: Collection[str]) -> list[str]:
+    """The name, as a pattern, of the groups of all pools, and of the families of their tasks: IAM
+    takes 10,240 characters of a role's policies."""
+    return [nodes.pool_hosts(Stack.of(scope).stack_name, "*")] if pools else []
+
+
+def starting_tasks(
+    cluster: ecs.Cluster, task: ecs.TaskDefinition, *, families: Sequence[str] = ()
+) -> Rights:
+    """Starting tasks of a definition in the cluster, and of more families with the same roles."""
     return (
         # All revisions: a job that runs while the stack is updated keeps its own.
         allow(
             "StartTasks",
             "ecs:RunTask",
-            on=[arn(cluster, "ecs", f"task-definition/{task.family}:*")],
+            on=[
+                arn(cluster, "ecs", f"task-definition/{family}:*")
+                for family in (task.family, *families)
+            ],
             where=_only(cluster),
-            why="Revisions have numbers; they are of one family, and only this stack's roles can "
-            "be passed to them.",
+            why="Revisions have numbers, and pools names; they are of this stack, and only its "
+            "roles can be passed to them.",
         )
         + allow(
             "TagTasks",
@@ -426,8 +442,12 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         "EndHostsAtOnce",
         "ec2:TerminateInstances",
         on=[arn(scope, "ec2", "instance/*")],
-        where={"StringEquals": {f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]}},
-        why="Instances of the two groups, by Auto Scaling's tag.",
+        where={
+            "StringLike" if "*" in "".join(groups) else "StringEquals": {
+                f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]
+            }
+        },
+        why="Instances of the stack's groups, by Auto Scaling's tag.",
     )
     groups_end = ending_hosts(
         scope,
@@ -446,7 +466,8 @@ def ending_hosts(scope: IConstruct, groups: Sequence[str], *actions: str) -> Rig
         "EndHosts",
         *actions,
         on=[arn(scope, "autoscaling", f"{place}/{name}") for name in groups],
-        why="A group's ARN holds a random id beside its name, which is given.",
+        why="A group's ARN holds a random id beside its name, which is given; those of pools begin "
+        "with the stack's.",
     )
 
 

@@ -9,12 +9,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from contract.cluster_shape import ClusterShape
+from contract.cluster_shape import ClusterShape, Pool
 from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import (
@@ -26,13 +27,19 @@ from contract.instance_types import (
     instance_type,
     instance_types,
 )
-from contract.nodes import METRICS_NAMESPACE
+from contract.nodes import DEFAULT_POOL, METRICS_NAMESPACE
 from contract.text import did_you_mean
 from contract.typed_json import loads
 from stacks import setting_checks as checks
 
 ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
+#: Settings that a pool may have: it has its own, or those of the deployment.
+OF_A_POOL: Final = (
+    *("worker_instance_type", "max_workers", "spot", "efa", "root_volume_gib", "worker_ami"),
+    *("capacity_reservation_id", "capacity_reservation_type", "image_tag"),
+    *("availability_zone", "subnet_id"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +81,10 @@ class Settings:
     group."""
     capacity_reservation_type: str
     """``block``: a capacity block for ML, of P types; ``on-demand``: another one."""
+    pools: Mapping[str, Mapping[str, Any]]
+    """More worker hosts, for ``submit --pool``: name -> ``worker_instance_type``, ``max_workers``,
+    ``spot``, ``capacity_reservation_id`` and its type, ``efa``, ``root_volume_gib``,
+    ``worker_ami``, ``image_tag``, ``availability_zone``: [pools](operations.md#pools)."""
     efa: str
     """``auto``: EFA where several nodes train on a type that needs it for its full bandwidth;
     ``on``: where the type has it; ``off``: never, at most 100 Gb/s per node. EFA needs an image
@@ -179,6 +190,13 @@ class Settings:
             )
         if self.idle_gpu_alarm_minutes % 5:
             checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
+        for name in self.pools:
+            try:
+                self._check_pool(name)
+            except InputError as error:
+                raise InputError(f"pool {name}: {error}") from None
+        if not self.vpc_id:
+            self._check_addresses()
 
     def _check_machines(self) -> None:
         head, worker = self.head, self.worker
@@ -217,19 +235,77 @@ class Settings:
                 "block",
                 f"on-demand for {worker.name}, of which no capacity blocks are sold",
             )
-        # CDK gives the hosts half of the VPC: an address for each and for its task. The others are
-        # for AWS, endpoints and the shared file system.
-        hosts = self.max_heads + self.max_workers
-        if not self.vpc_id and 2 * hosts + 16 > IPv4Network(self.vpc_cidr).num_addresses // 2:
-            checks.refuse(
-                "vpc_cidr", self.vpc_cidr, f"a larger network, such as /22, for up to {hosts} hosts"
-            )
         self._check_efa()
         self._check_shared_storage()
         if self.root_volume_gib and not 30 <= self.root_volume_gib <= 16384:
             checks.refuse(
                 "root_volume_gib", self.root_volume_gib, "30 to 16384, or 0 for as needed"
             )
+
+    @property
+    def in_pools(self) -> "dict[str, Settings]":
+        """The deployment with the workers of a pool, by the pools' names."""
+        return {name: self._in_pool(name) for name in self.pools}
+
+    def _in_pool(self, name: str) -> "Settings":
+        # On demand, unless the pool names a market itself.
+        given = {"spot": False, "capacity_reservation_id": "", **self.pools[name]}
+        kinds = {field.name: field.type for field in dataclasses.fields(Settings)}
+        values: dict[str, Any] = {}
+        for each, value in given.items():
+            if each not in OF_A_POOL:
+                _unknown(each, [*OF_A_POOL])
+            values[each] = _parse(each, value, kinds[each])
+        return dataclasses.replace(self, pools={}, **values)
+
+    def _check_pool(self, name: str) -> None:
+        if name == DEFAULT_POOL or not re.fullmatch("[a-z][a-z0-9-]{0,19}", name):
+            checks.refuse("pools", name, "names of up to 20 of a-z, 0-9 and -, but no default")
+        if self.head_trains:
+            checks.refuse("head_trains", True, "false with pools: their jobs have other GPUs")
+        pool = self._in_pool(name)
+        if bool(pool.worker.num_gpus) != bool(self.worker.num_gpus):
+            kind = "with" if self.worker.num_gpus else "without"
+            checks.refuse(
+                "worker_instance_type", pool.worker.name, f"a type {kind} GPUs, as the deployment's"
+            )
+        zone, own = pool.availability_zone, self.availability_zone
+        if zone[:-1] != own[:-1]:
+            checks.refuse("availability_zone", zone, f"in the region of the deployment's, {own!r}")
+        if zone != own and self.vpc_id and pool.subnet_id == self.subnet_id:
+            checks.refuse("subnet_id", pool.subnet_id, f"a subnet in {zone}")
+
+    def _check_addresses(self) -> None:
+        """Each host has an address, and its task another one."""
+        own = self.availability_zone
+        hosts = {own: self.max_heads + self.max_workers}
+        for pool in self.in_pools.values():
+            hosts[pool.availability_zone] = hosts.get(pool.availability_zone, 0) + pool.max_workers
+        # CDK gives the training subnet half of the VPC. The other addresses there are for AWS,
+        # endpoints and the shared file system.
+        here, whole = hosts.pop(own), IPv4Network(self.vpc_cidr).num_addresses
+        if 2 * here + 16 > whole // 2:
+            checks.refuse(
+                "vpc_cidr", self.vpc_cidr, f"a larger network, such as /22, for up to {here} hosts"
+            )
+        for zone, number in hosts.items():
+            self.pool_cidr(zone, num_hosts=number)
+
+    def pool_cidr(self, zone: str, *, num_hosts: int = 0) -> str:
+        """Addresses of the pools in another zone: a sixteenth of the VPC, by the zone's letter.
+
+        The training subnet has the upper half; the NAT gateway's is in the first sixteenth.
+
+        Raises:
+            InputError: there are none, or not enough for so many hosts.
+        """
+        number = ord(zone[-1]) - ord("a") + 1
+        if number > 7:
+            checks.refuse("availability_zone", zone, "one of the zones a to g")
+        network = [*IPv4Network(self.vpc_cidr).subnets(4)][number]
+        if 2 * num_hosts + 5 > network.num_addresses:
+            checks.refuse("vpc_cidr", self.vpc_cidr, f"a larger network: {zone} has {network}")
+        return str(network)
 
     @property
     def domain(self) -> str:
@@ -276,12 +352,20 @@ class Settings:
     @property
     def shape(self) -> ClusterShape:
         """Hosts and limits, for the command line."""
-        fields = {each.name for each in dataclasses.fields(ClusterShape)}
-        names = fields - {"efa", "shared", "instance_types"}
-        same = {name: getattr(self, name) for name in names}
-        hosts = {self.head_instance_type, self.worker_instance_type}
+        pools = {
+            name: Pool(efa=each.uses_efa, **_values(each, Pool))
+            for name, each in self.in_pools.items()
+        }
+        workers = {each.worker_instance_type for each in pools.values()}
+        hosts = {self.head_instance_type, self.worker_instance_type, *workers}
         own = {name: each for name, each in self.own_types.items() if name in hosts}
-        return ClusterShape(efa=self.uses_efa, shared=self.file_system, instance_types=own, **same)
+        return ClusterShape(
+            efa=self.uses_efa,
+            shared=self.file_system,
+            pools=pools,
+            instance_types=own,
+            **_values(self, ClusterShape),
+        )
 
     @property
     def uses_efa(self) -> bool:
@@ -356,7 +440,6 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
     for name, kind in fields.items():
         if name not in given:
             raise InputError(f"setting {name} is missing: give it in cdk.json or as -c {name}=…")
-        assert isinstance(kind, type)  # the annotations above are plain types
         values[name] = _parse(name, given[name], kind)
     _check_kind(preset, presets, values)
     values["image_tag"] = values["image_tag"] or content_tag(ROOT, base=values["base_image"])
@@ -387,8 +470,17 @@ def _check_kind(
             )
 
 
-def _parse(name: str, value: Any, kind: type) -> Any:
+def _values(settings: Settings, kind: type) -> dict[str, Any]:
+    """The settings that are fields of another class under the same name, and of the same kind."""
+    others = {"efa", "shared", "pools", "instance_types"}
+    names = {each.name for each in dataclasses.fields(kind)} - others
+    return {name: getattr(settings, name) for name in names}
+
+
+def _parse(name: str, value: Any, kind: object) -> Any:
     """``value`` as ``kind``; what comes from ``-c`` is always text."""
+    if name == "pools":
+        return _tables(name, value)
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -407,6 +499,15 @@ def _parse(name: str, value: Any, kind: type) -> Any:
         return re.sub(r"(\d)\.0\b", r"\1", json.dumps(value))
     if not isinstance(value, str):
         checks.refuse(name, value, "text")
+    return value
+
+
+def _tables(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Tables by their names, or the JSON of that."""
+    with suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    if not (isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values())):
+        checks.refuse(name, value, 'tables by their names, such as {"l4": {"max_workers": 4, …}}')
     return value
 
 

@@ -4,11 +4,13 @@ Deploying it starts no host: everything that costs money per hour is at zero unt
 ``trainctl cluster up`` asks for it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import Duration
-from constructs import Construct
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct, IConstruct
 
 from contract import outputs as stack_outputs
 from contract.nodes import HEAD, WORKER
@@ -18,8 +20,9 @@ from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
 from stacks.dashboard.dashboard import Dashboard
 from stacks.dashboard.task_events import TaskEvents
-from stacks.jobs.infrastructure import JobRunner
+from stacks.jobs.infrastructure import JobRunner, Pool
 from stacks.log_groups import retain_logs
+from stacks.network import vpc as network
 from stacks.settings import Settings
 from stacks.storage.shared_file_system import SharedFileSystem
 from stacks.teardown.custom_resources import Teardown
@@ -32,6 +35,7 @@ class TrainingStack(cdk.Stack):
     files: SharedFileSystem | None
     heads: HostGroup
     workers: HostGroup
+    pools: dict[str, Pool]
     teardown: Teardown
     nodes: RayNodes
     jobs: JobRunner
@@ -76,14 +80,21 @@ class TrainingStack(cdk.Stack):
         )
         self.heads = self._hosts(HEAD, settings, core)
         self.workers = self._hosts(WORKER, settings, core)
+        subnets, routes = self._subnets_of_pools(settings, core)
+        pools = {
+            name: self._hosts(WORKER, each, core, pool=name, subnet=subnets.get(name))
+            for name, each in settings.in_pools.items()
+        }
+        for each in pools.values():
+            each.group.node.add_dependency(*routes)
         groups = [self.heads, self.workers]
         self.teardown = Teardown(
             self.cluster,
             "Teardown",
             cluster=cluster,
-            groups=[each.group for each in groups],
-            capacity_providers=[each.capacity_provider for each in groups],
-            associations=self.cluster.associate(groups),
+            groups=groups,
+            pools=pools,
+            associations=self.cluster.associate([*groups, *pools.values()]),
             shared_storage=settings.shared_storage,
         )
         self.nodes = RayNodes(
@@ -93,19 +104,25 @@ class TrainingStack(cdk.Stack):
             heads=self.heads,
             workers=self.workers,
             head_trains=settings.head_trains,
-            spot=settings.spot,
-            uses_efa=settings.uses_efa,
             mounts_shared_storage=self.files is not None,
             namespace=core.namespace,
             subnet_ids=subnet_ids,
             security_group_id=security_group.security_group_id,
             repositories=core.repositories,
-            image_tag=settings.image_tag,
             family_prefix=settings.deployment,
             bucket=core.bucket,
             data_buckets=[name for name in settings.data_buckets.split(",") if name],
             shell_logs=self.cluster.shell_logs,
         )
+        self.pools = {
+            name: Pool(
+                hosts=hosts,
+                task=self.nodes.pool_task(name, hosts),
+                max_workers=settings.in_pools[name].max_workers,
+                subnet_ids=[subnets[name].subnet_id] if name in subnets else subnet_ids,
+            )
+            for name, hosts in pools.items()
+        }
         self.jobs = JobRunner(
             self,
             "Jobs",
@@ -113,6 +130,7 @@ class TrainingStack(cdk.Stack):
             cluster=cluster,
             heads=self.heads,
             workers=self.workers,
+            pools=self.pools,
             subnet_ids=subnet_ids,
             security_group_id=security_group.security_group_id,
             bucket=core.bucket,
@@ -138,7 +156,11 @@ class TrainingStack(cdk.Stack):
             has_gpus=settings.worker.num_gpus > 0,
             has_insights=settings.container_insights,
             cluster_name=cluster.cluster_name,
-            groups={HEAD: self.heads.name, WORKER: self.workers.name},
+            groups={
+                HEAD: self.heads.name,
+                WORKER: self.workers.name,
+                **{f"{name} {WORKER}": each.name for name, each in pools.items()},
+            },
             failed_tasks=events.failed_tasks,
             failed_jobs=self.jobs.state_machine.metric_failed(period=Duration.minutes(5)),
             keeper_errors=self.jobs.keeper.metric_errors(period=Duration.minutes(5)),
@@ -146,11 +168,14 @@ class TrainingStack(cdk.Stack):
             idle_gpu_minutes=settings.idle_gpu_alarm_minutes,
             alarm_email=settings.alarm_email,
         )
-        self._order_deletion()
+        self._order_deletion(routes)
 
         warnings = cdk.Annotations.of(self)
-        if settings.without_efa:
-            warnings.add_warning_v2("ecs-train:without-efa", settings.without_efa)
+        for said in dict.fromkeys(
+            each.without_efa for each in (settings, *settings.in_pools.values())
+        ):
+            if said:
+                warnings.add_warning_v2("ecs-train:without-efa", said)
 
         outputs = {
             stack_outputs.CLUSTER: cluster.cluster_name,
@@ -173,8 +198,41 @@ class TrainingStack(cdk.Stack):
             cdk.CfnOutput(self, name, value=value)
         retain_logs(self, days=settings.log_retention_days)
 
-    def _hosts(self, node: str, settings: Settings, core: CoreStack) -> HostGroup:
-        """The hosts of one kind of node."""
+    def _subnets_of_pools(
+        self, settings: Settings, core: CoreStack
+    ) -> tuple[dict[str, ec2.ISubnet], list[IConstruct]]:
+        """Subnets of the pools in other zones, by the pools' names, and their routes."""
+        of_zones: dict[str, ec2.ISubnet] = {}
+        routes: list[IConstruct] = []
+        for pool in settings.in_pools.values():
+            zone = pool.availability_zone
+            if zone == settings.availability_zone or zone in of_zones:
+                continue
+            if pool.vpc_id:
+                of_zones[zone] = network.existing_subnet(
+                    self, f"Zone-{zone[-1]}", subnet_id=pool.subnet_id, zone=zone
+                )
+            else:
+                of_zones[zone], route = network.add_subnet(
+                    self, core.vpc, zone=zone, cidr=settings.pool_cidr(zone)
+                )
+                routes.append(route)
+        return {
+            name: of_zones[pool.availability_zone]
+            for name, pool in settings.in_pools.items()
+            if pool.availability_zone in of_zones
+        }, routes
+
+    def _hosts(
+        self,
+        node: str,
+        settings: Settings,
+        core: CoreStack,
+        *,
+        pool: str = "",
+        subnet: ec2.ISubnet | None = None,
+    ) -> HostGroup:
+        """The hosts of one kind of node, or of a pool of workers."""
         is_worker = node == WORKER
         trains = is_worker or settings.head_trains
         # A head that trains is a worker too, so it runs the worker's image.
@@ -186,7 +244,8 @@ class TrainingStack(cdk.Stack):
         return self.cluster.add_hosts(
             node,
             machine=settings.worker if is_worker else settings.head,
-            image=repository.repository_uri_for_tag(settings.image_tag),
+            repository=repository,
+            image_tag=settings.image_tag,
             max_hosts=settings.max_workers if is_worker else settings.max_heads,
             max_step=settings.max_workers if is_worker else 1,
             trains=trains,
@@ -196,14 +255,17 @@ class TrainingStack(cdk.Stack):
             spot=settings.spot and is_worker,
             reservation=reservation if is_worker and reservation.id else None,
             mount_source=self.files.mount_source if self.files else "",
+            pool=pool,
+            subnet=subnet,
         )
 
-    def _order_deletion(self) -> None:
+    def _order_deletion(self, routes: Sequence[IConstruct]) -> None:
         """Wire ``cdk destroy``, in the order of ``stacks.teardown``."""
         teardown, nodes, jobs = self.teardown, self.nodes, self.jobs
         security_group = self.cluster.security_group
-        for task in (nodes.head.task, nodes.worker.task, jobs.task):
-            teardown.stops(task, beside=[security_group])
+        of_pools = [each.task for each in self.pools.values()]
+        for task in (nodes.head.task, nodes.worker.task, jobs.task, *of_pools):
+            teardown.stops(task, beside=[security_group, *routes])
         # Executions and tasks are ended first: a machine is only gone when they are.
         teardown.stops_jobs(
             machine_arn=jobs.state_machine_arn,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
-from contract.instance_types import ON_DEMAND
+from contract.instance_types import ON_DEMAND, InstanceType
+from contract.nodes import WORKER
 from contract.text import counted, utc
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
@@ -137,21 +138,21 @@ def of_hosts(place: Place, shape: ClusterShape, zone: Zone, *, is_deployed: bool
     Args:
         is_deployed: whether there is a network, which fixes the zone.
     """
-    machines = {machine.name: machine for machine in (shape.head, shape.worker)}
-    roles = {**ROLES, **(SPOT_ROLE if shape.spot else {})}
+    names = [*dict.fromkeys((shape.head.name, shape.worker.name))]
+    is_spot = any(each.spot for each in shape.in_pools.values())
+    roles = {**ROLES, **(SPOT_ROLE if is_spot else {})}
+    offer = partial(offered, place, is_deployed=is_deployed)
     checks: Checks = {
-        f"{name} offered": partial(
-            offered,
-            place,
-            name,
-            beside=[*machines],
-            zone=zone,
-            is_deployed=is_deployed,
-        )
-        for name in machines
+        f"{name} offered": partial(offer, name, beside=names, zone=zone) for name in names
     }
     if name := shape.capacity_reservation_id:
         checks[name] = partial(reservation, place, shape, zone)
+    for name, pool in shape.pools.items():
+        machine, own = pool.worker_instance_type, pool.availability_zone
+        where = partial(str, own) if own else zone
+        checks[f"pool {name} offered"] = partial(offer, machine, beside=[machine], zone=where)
+        if reserved := pool.capacity_reservation_id:
+            checks[reserved] = partial(reservation, place, shape.in_pool(name), where, pool=name)
     for (family, spot), vcpus in needed_vcpus(shape).items():
         title = family if family == "standard" else family.upper()
         checks[f"quota {title}, {'spot' if spot else 'on demand'}"] = partial(
@@ -180,9 +181,14 @@ def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Che
 
 def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
     """Checks of existing stacks for a job."""
+    tags = dict.fromkeys(each.image_tag for each in deployment.shape.in_pools.values())
+    own = deployment.shape.image_tag
     return {
-        f"image of the {node}": partial(image, place, deployment, repository)
+        f"image of the {node}{'' if tag == own else f', {tag}'}": partial(
+            image, place, deployment, repository, tag
+        )
         for node, repository in repositories(deployment).items()
+        for tag in (tags if node == WORKER else (own,))
     }
 
 
@@ -214,9 +220,9 @@ def network(place: Place, settings: "Settings") -> Finding:
     return ok(f"{name} in {zone}{cost}")
 
 
-def image(place: Place, deployment: Deployment, repository: str) -> Finding:
+def image(place: Place, deployment: Deployment, repository: str, tag: str) -> Finding:
     try:
-        return ok(check_image(deployment, repository))
+        return ok(check_image(deployment, repository, tag))
     except CliError as error:
         return bad(str(error), place.make("images"))
 
@@ -254,17 +260,21 @@ def offered(
     return bad(lacks, deploy)
 
 
-def reservation(place: Place, shape: ClusterShape, zone: Zone) -> Finding:
+def reservation(place: Place, shape: ClusterShape, zone: Zone, *, pool: str = "") -> Finding:
     """Check the reserved capacity of the workers, which only a failed launch would tell of."""
+
+    def fixed(**settings: str) -> str:
+        return f"change pool {pool} in cdk.json" if pool else place.deploy(**settings)
+
     found, here = place.account.reservation(shape.capacity_reservation_id), zone()
     machine, where, state = (found[key] for key in ("InstanceType", "AvailabilityZone", "State"))
     if machine != shape.worker.name:
-        return bad(f"of {machine}", place.deploy(worker_instance_type=machine))
+        return bad(f"of {machine}", fixed(worker_instance_type=machine))
     if where != here:
-        fix = place.deploy(availability_zone=where)
+        fix = fixed(availability_zone=where)
         return bad(f"in {where}, and hosts start in {here or 'any zone'}", fix)
     if (total := found["TotalInstanceCount"]) < shape.max_workers:
-        fix = place.deploy(max_workers=str(total))
+        fix = fixed(max_workers=str(total))
         return bad(f"of {counted(total, 'host')}, and max_workers is {shape.max_workers}", fix)
     until = f", until {utc(found['EndDate'])}" if "EndDate" in found else ""
     said = f"{counted(total, 'host')} in {where}, {state}{until}"
@@ -281,17 +291,21 @@ def needed_vcpus(shape: ClusterShape) -> dict[tuple[str, bool], int]:
     anyway.
     """
     needed: dict[tuple[str, bool], int] = {}
-    for machine, count, spot in (
-        (shape.head, 1 + shape.surplus_heads, False),
-        (shape.worker, shape.max_workers, shape.spot),
-    ):
-        # Reserved already; or of a family whose quota on spot is not in the table.
-        is_counted = ON_DEMAND in machine.sold
-        if is_counted and not (spot and machine.name.startswith("p6")):
-            family = machine.name[0] if machine.name[0] in ("g", "p") else "standard"
-            key = ("p5" if spot and machine.name.startswith("p5") else family, spot)
-            needed[key] = needed.get(key, 0) + count * machine.vcpus
+    for each in shape.in_pools.values():  # a job is in one at a time
+        if key := _quota_of(each.worker, each.spot):
+            needed[key] = max(needed.get(key, 0), each.max_workers * each.worker.vcpus)
+    if key := _quota_of(shape.head, spot=False):
+        needed[key] = needed.get(key, 0) + (1 + shape.surplus_heads) * shape.head.vcpus
     return needed
+
+
+def _quota_of(machine: InstanceType, spot: bool) -> tuple[str, bool] | None:
+    """Key of ``QUOTAS``; None for what is reserved already, or of a family whose quota on spot is
+    not in the table."""
+    if ON_DEMAND not in machine.sold or (spot and machine.name.startswith("p6")):
+        return None
+    family = machine.name[0] if machine.name[0] in ("g", "p") else "standard"
+    return ("p5" if spot and machine.name.startswith("p5") else family, spot)
 
 
 def within(place: Place, quota: tuple[str, str], needed: int, said: str) -> Finding:

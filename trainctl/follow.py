@@ -113,10 +113,12 @@ def watch(
                 # Tasks that ECS has forgotten since still have logs.
                 tasks |= {task.id: task for task in found}
             seen = [*tasks.values()]
-            heads = sum(task.node != nodes.WORKER for task in seen)
-            if heads > max(1, num_heads):
-                output.say("the head was lost; another one takes over")
-            num_heads = heads
+            heads = [task for task in seen if task.node != nodes.WORKER]
+            if len(heads) > max(1, num_heads):
+                # Of a job with several pools: the keeper's, with AWS's words.
+                why = heads[-2].stopped_reason.partition("[no_capacity] ")[2]
+                output.say(f"{why or 'the head was lost'}; another one takes over")
+            num_heads = len(heads)
             lines: list[LogLine] = []
             if printer:
                 lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
@@ -198,7 +200,9 @@ def waiting(
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
         why = _refusal(deployment, present) if explains else ""
-        return Waits(f"waiting for {to_come} x {hosts.worker.type}{why}")
+        pool = next((f" in pool {task.pool}" for task in present if hosts.pools), "")
+        host = hosts.workers_in(present[-1].pool if present else "")
+        return Waits(f"waiting for {to_come} x {host.type}{pool}{why}")
     if pulling := [task for task in present if task.is_starting]:
         workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
         return Waits(f"waiting for {workers_left} to pull the image and start")
@@ -219,7 +223,7 @@ def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
     """AWS's sentence why no host comes for the tasks that wait for one, after a colon."""
     for task in tasks:
         if task.status == "PROVISIONING" and task.since:
-            said = deployment.cluster.refusal(task.kind, since=task.since)
+            said = deployment.cluster.refusal(task.kind, task.pool, since=task.since)
             return f": {said}" if said else ""
     return ""
 

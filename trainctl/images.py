@@ -1,5 +1,7 @@
 """Images of a deployment's nodes: their addresses, and a check that they exist."""
 
+from collections.abc import Sequence
+
 from contract import nodes
 from contract.outputs import REPOSITORIES
 from trainctl.aws.cluster import NODES
@@ -16,13 +18,12 @@ def repositories(deployment: Deployment) -> dict[str, str]:
     return {node: deployment.output(REPOSITORIES[node]).partition("/")[2] for node in which}
 
 
-def check_image(deployment: Deployment, repository: str) -> str:
-    """The address of the image in a repository that is deployed.
+def check_image(deployment: Deployment, repository: str, tag: str) -> str:
+    """The address of an image in a repository.
 
     Raises:
         CliError: the repository has none with its tag.
     """
-    tag = deployment.shape.image_tag
     if not deployment.account.has_image(repository, tag):
         raise CliError(
             f"{repository} has no image with the tag {tag!r}, which is deployed: build and push it "
@@ -32,11 +33,16 @@ def check_image(deployment: Deployment, repository: str) -> str:
     return f"{repository}:{tag}"
 
 
-def check_images(deployment: Deployment) -> None:
+def check_images(deployment: Deployment, worker_tags: Sequence[str] = ()) -> None:
     """Called before hosts are started, which would only find that they cannot pull.
+
+    Args:
+        worker_tags: tags of the workers' images; by default the deployment's.
 
     Raises:
         CliError: an image is missing.
     """
-    for repository in repositories(deployment).values():
-        check_image(deployment, repository)
+    own = deployment.shape.image_tag
+    for node, repository in repositories(deployment).items():
+        for tag in {*worker_tags} if worker_tags and node == nodes.WORKER else (own,):
+            check_image(deployment, repository, tag)

@@ -65,6 +65,15 @@ class JobOptions:
             show_default="as many as were deployed",
         ),
     ] = None
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME...]",
+            help="Pool of hosts for the worker nodes, of the deployment's setting pools; or "
+            "several: where AWS has no hosts for one, the next is tried. default: its own hosts.",
+            show_default="default",
+        ),
+    ] = None
     on: Annotated[
         On,
         typer.Option(
@@ -197,6 +206,11 @@ class JobOptions:
     ] = None
     """Its values are those of the other fields already (``help.RecipeCommand``)."""
 
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools, in order; empty: none is given."""
+        return tuple(dict.fromkeys(self.pool.split(","))) if self.pool else ()
+
     def check_fit(self, shape: ClusterShape) -> None:
         """
         Raises:
@@ -210,8 +224,11 @@ class JobOptions:
             )
         if self.spot is not None and self.spot != shape.spot:
             has, wanted = ("spot", "on-demand") if shape.spot else ("on-demand", "spot")
+            others = [name for name, each in shape.pools.items() if each.spot == self.spot]
+            what = f"--pool {self.pool}" if self.pool else "this deployment"
+            instead = f"give --pool {others[0]}, or " if others else ""
             raise UsageError(
-                f"this deployment starts {has} instances; for {wanted} ones, deploy again: make "
+                f"{what} starts {has} instances; for {wanted} ones, {instead}deploy again: make "
                 f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
             )
 

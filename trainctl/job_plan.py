@@ -22,7 +22,7 @@ from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
 from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
-from contract.nodes import HEAD, WORKER, Range
+from contract.nodes import DEFAULT_POOL, HEAD, WORKER, Range
 from contract.text import dollars, duration, utc
 from trainctl import (
     data_sets,
@@ -72,6 +72,7 @@ class JobPlan:
     spec: JobSpec
     """The order, without the address of the code, which is known once it is uploaded."""
     shape: ClusterShape
+    """With the workers of its first pool."""
     workers: Range | None
     """Training processes, one per GPU or, without GPUs, per node; None where the head works by
     itself."""
@@ -85,6 +86,8 @@ class JobPlan:
     """Expected training time; None where that cannot be computed."""
     place: Place | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
+    tags: Sequence[str] = ()
+    """Of its workers' images, in each pool."""
     warnings: Sequence[str] = ()
     """What is probably wrong with the command of ``--code``."""
 
@@ -137,6 +140,7 @@ class JobPlan:
             "runs on": self.why_on,
             "code": self.code.words if self.code else "",
             "machines": machines(shape, spec.nodes),
+            "pool": ", then ".join(spec.pools),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "queue": self.place.words if self.place else "",
@@ -190,6 +194,7 @@ class JobPlan:
             "nodes": dataclasses.asdict(spec.nodes),
             "workers": dataclasses.asdict(self.workers) if self.workers else None,
             "spot": shape.spot,
+            "pools": [*spec.pools],
             "max_hours": spec.max_seconds / 3600,
             "wait_minutes": spec.capacity_wait_s / 60,
             "image_tag": shape.image_tag,
@@ -223,7 +228,7 @@ def plan_of(deployment: Deployment, request: JobRequest) -> JobPlan:
     """
     plan = priced(deployment, request)
     warnings = [*plan.warnings, *check(deployment, plan)]
-    place = deployment.jobs.queue(plan.shape.limits, new=plan.spec).get("")
+    place = deployment.jobs.queue(deployment.shape.limits, new=plan.spec).get("")
     return dataclasses.replace(plan, place=place, warnings=warnings)
 
 
@@ -233,27 +238,51 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     Raises:
         InputError, UsageError: it does not suit the deployment.
     """
-    shape, given, words = deployment.shape, request.options, request.words
-    given.check_fit(shape)
+    given, words = request.options, request.words
+    shapes = {name: deployment.shape.in_pool(name) for name in given.pools or (DEFAULT_POOL,)}
+    shape = next(iter(shapes.values()))
+    for each in shapes.values():
+        given.check_fit(each)
     program = request.program
     is_alone = program is not None and program.is_alone
     by_default = shape.min_nodes if is_alone and given.on == On.AUTO else shape.max_workers
-    nodes = check_nodes(shape, request.nodes or Range(by_default, by_default))
+    wanted = request.nodes or Range(by_default, by_default)
+    nodes = wanted
+    for each in shapes.values():
+        nodes = check_nodes(each, wanted)
+    if len({each.gpus for each in shapes.values()}) > 1:
+        has = ", ".join(f"{name} has {each.worker.num_gpus}" for name, each in shapes.items())
+        raise UsageError(
+            f"--pool {given.pool}: the pools of a job must have as many GPUs on each node, by "
+            f"which its processes are counted, and {has}"
+        )
     workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
     what = "code" if given.code else words[0]
     run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     training_s, expected, warnings = None, None, list[str]()
     if program is None:
         command, config = _recipe_command(
-            words, run=run, workers=workers, deployment=deployment, is_new=given.run is None
+            words,
+            run=run,
+            workers=workers,
+            deployment=deployment,
+            shape=shape,
+            is_new=given.run is None,
         )
-        expected = expected_of(
-            config,
-            shape.worker,
-            num_bytes=data_sets.text_bytes(config.data, deployment.bucket),
-            efa=shape.efa,
-        )
-        training_s = _training_s(config, expected)
+        num_bytes = data_sets.text_bytes(config.data, deployment.bucket)
+        found = {
+            name: expected_of(config, each.worker, num_bytes=num_bytes, efa=each.efa)
+            for name, each in shapes.items()
+        }
+        expected = next(iter(found.values()))
+        slowest = [_training_s(config, each) for each in found.values()]
+        training_s = max(filter(None, slowest), default=None)
+        lacking = [name for name, each in found.items() if each and not each.fits]
+        if lacking and len(shapes) > 1:
+            raise UsageError(
+                f"--pool {given.pool}: the training does not fit the GPUs of {', '.join(lacking)}, "
+                "by the arithmetic of training.plan; leave that out"
+            )
         recipe, on, why = words[0], Placement.HEAD, ""
     else:
         command, recipe = [*words], ""
@@ -270,6 +299,9 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
             elif is_alone:
                 why += f"; {program.entries[0].name} is one process, so one node by default"
     prices = shape.prices(deployment.region)
+    if len(shapes) > 1:
+        hosts = {name: each.prices(deployment.region).worker for name, each in shapes.items()}
+        prices = dataclasses.replace(prices, pools=hosts)
     max_seconds, why_deadline = _deadline(given, prices, shape, nodes, training_s)
     spec = JobSpec(
         run=run,
@@ -289,10 +321,12 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         prices=prices,
         submitter=deployment.user,
         user_id=deployment.user_id,
+        pools=given.pools,
     )
     return JobPlan(
         spec=spec,
         shape=shape,
+        tags=[each.image_tag for each in shapes.values()],
         workers=workers,
         code=program.code if program else None,
         why_on=why,
@@ -323,7 +357,7 @@ def _deadline(
     why = ", by its number of steps (--max-hours gives more)" if is_shorter else ""
     if limit is None:
         return seconds, why
-    hourly = prices.usd_per_hour(wanted.high)
+    hourly = prices.dearest.usd_per_hour(wanted.high)
     usd = usd_at_most(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
     if hourly is None or usd is None:
         raise UsageError(
@@ -370,8 +404,9 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
             hosts, or the month's budget is spent.
         CliError: there is no image to run.
     """
-    check_images(deployment)
-    _check_reservation(deployment, plan.spec)
+    check_images(deployment, plan.tags)
+    for pool in plan.spec.ladder:
+        _check_reservation(deployment, plan.spec, pool)
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
@@ -400,9 +435,10 @@ def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
     return [f"{said}, and this job can cost {dollars(most)}"] if exceeds else []
 
 
-def _check_reservation(deployment: Deployment, spec: JobSpec) -> None:
-    """Fail if the capacity block ends before the job may; who may not look at it, may start one."""
-    name = deployment.shape.capacity_reservation_id
+def _check_reservation(deployment: Deployment, spec: JobSpec, pool: str) -> None:
+    """Fail if the capacity block of a pool ends before the job may; who may not look at it, may
+    start one."""
+    name = deployment.shape.in_pool(pool).capacity_reservation_id
     with unless("UnauthorizedOperation"):
         found = deployment.account.reservation(name) if name else None
         if not found or found["ReservationType"] != "capacity-block":
@@ -420,8 +456,8 @@ def _check_standing_cluster(deployment: Deployment, spec: JobSpec) -> None:
     """Fail if the standing cluster, which is not in the queue, has the hosts that a job needs."""
     services = deployment.cluster.services()
     workers = services[WORKER].wanted
-    beside = [Range(workers, workers)]
-    if services[HEAD].wanted and not deployment.shape.limits.admit(spec.nodes, beside):
+    standing = dataclasses.replace(spec, nodes=Range(workers, workers), pools=())
+    if services[HEAD].wanted and not deployment.shape.limits.place(spec, [standing]):
         raise UsageError(
             "the standing cluster is up, and the deployment has no room for this job beside it: "
             "trainctl cluster down ends it; or raise max_heads and max_workers in cdk.json, and "
@@ -443,14 +479,20 @@ def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
 
 
 def _recipe_command(
-    words: Sequence[str], *, run: str, workers: Range, deployment: Deployment, is_new: bool
+    words: Sequence[str],
+    *,
+    run: str,
+    workers: Range,
+    deployment: Deployment,
+    shape: ClusterShape,
+    is_new: bool,
 ) -> tuple[list[str], RunConfig]:
     """The command that trains a recipe, and its settings.
 
     Args:
         is_new: nothing can be recorded under this name.
     """
-    bucket, shape, recipe = deployment.bucket, deployment.shape, recipes.by_name(words[0])
+    bucket, recipe = deployment.bucket, recipes.by_name(words[0])
     paths = bucket.run(run)
     recorded = None
     if not is_new:

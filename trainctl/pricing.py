@@ -41,6 +41,7 @@ def usd_at_most(
         num_nodes: most worker nodes.
         max_seconds: deadline after the admission.
     """
+    prices = prices.dearest
     hourly = prices.usd_per_hour(num_nodes)
     if hourly is None:
         return None
@@ -96,7 +97,7 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
             paid = paid_of(tasks, now=now)
         if paid is None:
             why = "ECS's events of this job are missing"
-    usd = None if prices is None or paid is None else _usd(prices, _seconds(paid))
+    usd = None if prices is None or paid is None else _usd(prices, paid)
     if usd is None and not why:
         why = prices.why_unknown if prices else "its order has no prices"
     return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, paid=paid, why_unknown=why)
@@ -121,18 +122,17 @@ def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | Non
     """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
     known. Asks AWS for nothing."""
     paid = paid_of(tasks, now=now)
-    return None if job.prices is None or paid is None else _usd(job.prices, _seconds(paid))
+    return None if job.prices is None or paid is None else _usd(job.prices, paid)
 
 
-def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
-    """US dollars of hosts whose nodes ran for so long, by kind; None where a price is missing."""
+def _usd(prices: Prices, paid: Sequence[Paid]) -> float | None:
+    """US dollars of the hosts of these nodes; None where a price is missing."""
     usd = 0.0
-    for node, host in ((nodes.HEAD, prices.head), (nodes.WORKER, prices.worker)):
-        if not seconds[node]:
-            continue
+    for each in paid:
+        host = prices.head if each.is_head else prices.workers_in(each.pool)
         if host.usd_per_hour is None:
             return None
-        usd += host.usd_per_hour * seconds[node] / 3600
+        usd += host.usd_per_hour * (each.ended - each.pulled) / 3600
     return usd
 
 
@@ -151,6 +151,7 @@ def paid_of(tasks: Sequence[Task], *, now: datetime) -> list[Paid] | None:
     return [
         Paid(
             is_head=task.kind == nodes.HEAD,
+            pool=task.pool,
             pulled=task.pulled.timestamp(),
             started=task.started.timestamp() if task.started else None,
             ended=max(task.pulled, task.stopped or now).timestamp(),

@@ -7,7 +7,7 @@ one. How a host sets itself up is in ``host_setup``; how a stack with running ho
 
 from collections.abc import Sequence
 
-from aws_cdk import Duration
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecr as ecr
@@ -18,6 +18,7 @@ from constructs import Construct
 
 from contract import times
 from contract.instance_types import InstanceType
+from contract.nodes import pool_hosts, pool_provider
 from stacks import findings, rights
 from stacks.cluster import efa
 from stacks.cluster.host_group import HostGroup, Reservation
@@ -84,11 +85,7 @@ class GpuCluster(Construct):
             self._role
         )
         # Hosts close together: gradients take the shortest way.
-        self._placement = (
-            ec2.PlacementGroup(self, "Placement", strategy=ec2.PlacementGroupStrategy.CLUSTER)
-            if has_placement
-            else None
-        )
+        self._placement = _placement_group(self, "Placement") if has_placement else None
 
     def _security_group(self) -> ec2.SecurityGroup:
         group = ec2.SecurityGroup(
@@ -110,7 +107,8 @@ class GpuCluster(Construct):
         node: str,
         *,
         machine: InstanceType,
-        image: str,
+        repository: ecr.Repository,
+        image_tag: str,
         max_hosts: int,
         max_step: int,
         trains: bool,
@@ -120,19 +118,26 @@ class GpuCluster(Construct):
         spot: bool = False,
         reservation: Reservation | None = None,
         mount_source: str = "",
+        pool: str = "",
+        subnet: ec2.ISubnet | None = None,
     ) -> HostGroup:
         """Launch template, group and capacity provider of the hosts of one kind of node.
 
         Args:
-            image: URI of the image that they pull before their first task.
+            repository: of the image that they pull before their first task.
             max_step: most hosts to start at once.
             trains: whether their GPUs train; these hosts are placed close to each other.
             uses_efa: whether they have EFA interfaces.
             root_volume_gib: 0: as the machine needs.
             ami: parameter of Systems Manager with the AMI; empty: ECS's newest.
             mount_source: file system that they mount, if any: ``host_setup``.
+            pool: its name, of hosts beside the deployment's own; they are close to each other.
+            subnet: another than that of the cluster.
         """
-        name = node.capitalize()
+        name, stack = f"{pool}Pool" if pool else node.capitalize(), Stack.of(self).stack_name
+        placement = self._placement if trains else None
+        if pool:
+            placement = None if reservation else _placement_group(self, f"{name}Placement")
         template = ec2.LaunchTemplate(
             self,
             f"{name}Hosts",
@@ -148,7 +153,7 @@ class GpuCluster(Construct):
                 cluster_name=self.cluster.cluster_name,
                 metrics=self._metrics,
                 node=node,
-                image=image,
+                image=repository.repository_uri_for_tag(image_tag),
                 has_gpus=machine.num_gpus > 0,
                 spot=spot,
                 efa=machine if uses_efa else None,
@@ -173,7 +178,7 @@ class GpuCluster(Construct):
             # Containers see the metadata service only where they must watch for a spot notice.
             http_put_response_hop_limit=2 if spot else 1,
             instance_metadata_tags=False,
-            placement_group=self._placement if trains else None,
+            placement_group=placement,
             spot_options=ec2.LaunchTemplateSpotOptions(
                 request_type=ec2.SpotRequestType.ONE_TIME,
                 interruption_behavior=ec2.SpotInstanceInterruption.TERMINATE,
@@ -192,7 +197,8 @@ class GpuCluster(Construct):
             self,
             f"{name}Group",
             vpc=self._vpc,
-            vpc_subnets=ec2.SubnetSelection(subnets=self._subnets.subnets),
+            auto_scaling_group_name=pool_hosts(stack, pool) if pool else None,
+            vpc_subnets=ec2.SubnetSelection(subnets=[subnet] if subnet else self._subnets.subnets),
             launch_template=template,
             # No desired capacity: a deploy must not touch the hosts that ECS has started.
             min_capacity=0,
@@ -207,6 +213,7 @@ class GpuCluster(Construct):
         provider = ecs.CfnCapacityProvider(
             self,
             f"{name}Capacity",
+            name=pool_provider(stack, pool) if pool else None,
             auto_scaling_group_provider=ecs.CfnCapacityProvider.AutoScalingGroupProviderProperty(
                 auto_scaling_group_arn=group.auto_scaling_group_name,
                 managed_scaling=ecs.CfnCapacityProvider.ManagedScalingProperty(
@@ -221,7 +228,14 @@ class GpuCluster(Construct):
                 managed_draining="ENABLED",
             ),
         )
-        return HostGroup(machine=machine, group=group, capacity_provider=provider)
+        return HostGroup(
+            machine=machine,
+            spot=spot,
+            uses_efa=uses_efa,
+            image_tag=image_tag,
+            group=group,
+            capacity_provider=provider,
+        )
 
     def associate(self, groups: Sequence[HostGroup]) -> ecs.CfnClusterCapacityProviderAssociations:
         """Let tasks of the cluster name the capacity providers of these groups."""
@@ -233,6 +247,10 @@ class GpuCluster(Construct):
             # None by default: the caller of RunTask names the hosts' capacity provider.
             default_capacity_provider_strategy=[],
         )
+
+
+def _placement_group(scope: Construct, id_: str) -> ec2.PlacementGroup:
+    return ec2.PlacementGroup(scope, id_, strategy=ec2.PlacementGroupStrategy.CLUSTER)
 
 
 def _take_reservation(template: ec2.LaunchTemplate, reservation: Reservation) -> None:

@@ -13,6 +13,9 @@ class HostGroup:
     """The hosts of one kind of node, and the capacity provider that starts them."""
 
     machine: InstanceType
+    spot: bool
+    uses_efa: bool
+    image_tag: str
     group: autoscaling.AutoScalingGroup
     capacity_provider: ecs.CfnCapacityProvider
 

@@ -19,7 +19,6 @@ from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
 from contract import nodes, times
-from contract.instance_types import InstanceType
 from stacks import findings, rights
 from stacks.cluster import efa
 from stacks.cluster.host_group import HostGroup
@@ -63,14 +62,11 @@ class RayNodes(Construct):
         heads: HostGroup,
         workers: HostGroup,
         head_trains: bool,
-        spot: bool,
-        uses_efa: bool,
         mounts_shared_storage: bool,
         namespace: servicediscovery.INamespace,
         subnet_ids: Sequence[str],
         security_group_id: str,
         repositories: Mapping[str, ecr.Repository],
-        image_tag: str,
         family_prefix: str,
         bucket: s3.IBucket,
         data_buckets: Sequence[str],
@@ -79,8 +75,6 @@ class RayNodes(Construct):
         """Make what all nodes share, then head and worker.
 
         Args:
-            spot: whether worker hosts are spot instances.
-            uses_efa: whether nodes that train have EFA devices.
             mounts_shared_storage: whether all hosts mount a shared file system.
             namespace: where the head's name is registered.
             repositories: kind of node -> repository of its image.
@@ -89,12 +83,10 @@ class RayNodes(Construct):
             data_buckets: names of more buckets that nodes may read.
         """
         super().__init__(scope, id_)
-        self._repositories, self._image_tag = repositories, image_tag
+        self._repositories, self._workers = repositories, workers
         self._bucket, self._data_buckets = bucket, data_buckets
-        self._shell_logs, self._spot = shell_logs, spot
-        self._domain, self._worker_gpus = namespace.namespace_name, workers.machine.num_gpus
-        self._family_prefix, self._uses_efa = family_prefix, uses_efa
-        self._mounts_shared_storage = mounts_shared_storage
+        self._shell_logs, self._domain = shell_logs, namespace.namespace_name
+        self._family_prefix, self._mounts_shared_storage = family_prefix, mounts_shared_storage
         self.log_group = log_group(self, "Logs")
         self.token = self._ray_token()
         self._execution_role = iam.Role(
@@ -162,12 +154,27 @@ class RayNodes(Construct):
             self,
             f"{node.capitalize()}Task",
             command=node,
-            machine=hosts.machine,
+            hosts=hosts,
             role=role,
             trains=trains,
         )
         service = self._service(node, cluster_name, hosts, network, task=task, name=name)
         return Node(task=task, service=service)
+
+    def pool_task(self, name: str, hosts: HostGroup) -> ecs.TaskDefinition:
+        """The task of a worker in a pool, which may do what every worker may."""
+        role = self.worker.task.task_role
+        assert isinstance(role, iam.Role)
+        return self.task(
+            self,
+            f"{name}PoolTask",
+            command=nodes.WORKER,
+            hosts=hosts,
+            role=role,
+            trains=True,
+            workers=hosts,
+            family=nodes.pool_hosts(Stack.of(self).stack_name, name),
+        )
 
     def task_role(self, scope: Construct, id_: str, *, what: str) -> iam.Role:
         """What all training code may do: its bucket, and a shell for its owner."""
@@ -190,17 +197,25 @@ class RayNodes(Construct):
         id_: str,
         *,
         command: str,
-        machine: InstanceType,
+        hosts: HostGroup,
         role: iam.Role,
         trains: bool,
         environment: Mapping[str, str] | None = None,
+        workers: HostGroup | None = None,
+        family: str | None = None,
     ) -> ecs.TaskDefinition:
-        """A task that takes a whole host, for what the image's entry point calls ``command``."""
-        prefix = self._family_prefix
+        """A task that takes a whole host, for what the image's entry point calls ``command``.
+
+        Args:
+            workers: hosts of the workers of its cluster; by default the deployment's own.
+            family: of the definition; by default from the ids of constructs.
+        """
+        prefix, workers, machine = self._family_prefix, workers or self._workers, hosts.machine
+        named = f"{prefix}-{scope.node.id}-{id_}" if prefix else None
         task = ecs.TaskDefinition(
             scope,
             id_,
-            family=f"{prefix}-{scope.node.id}-{id_}" if prefix else None,
+            family=family or named,
             compatibility=ecs.Compatibility.EC2,
             # An address of its own: Ray's ports are then the same on every node.
             network_mode=ecs.NetworkMode.AWS_VPC,
@@ -214,14 +229,13 @@ class RayNodes(Construct):
             shared_memory_size=machine.shm_mib,
         )
         linux.drop_capabilities(*DROPPED)
-        uses_efa = self._uses_efa and trains
-        if uses_efa:
+        if hosts.uses_efa:
             efa.add_devices(linux, machine)
         container = task.add_container(
             nodes.CONTAINER,
             # A head that trains is a worker too, so it runs the worker's image.
             image=ecs.ContainerImage.from_ecr_repository(
-                self._repositories[nodes.WORKER if trains else nodes.HEAD], self._image_tag
+                self._repositories[nodes.WORKER if trains else nodes.HEAD], hosts.image_tag
             ),
             command=[command],
             cpu=machine.container_cpu,
@@ -248,10 +262,10 @@ class RayNodes(Construct):
                 nodes.ENV_NUM_CPUS: str(machine.vcpus),
                 nodes.ENV_NUM_GPUS: str(machine.num_gpus),
                 nodes.ENV_TRAINS: "1" if trains else "0",
-                nodes.ENV_WORKER_GPUS: str(self._worker_gpus),
-                nodes.ENV_SPOT: "1" if self._spot else "0",
+                nodes.ENV_WORKER_GPUS: str(workers.machine.num_gpus),
+                nodes.ENV_SPOT: "1" if workers.spot else "0",
                 nodes.ENV_STORAGE: f"s3://{self._bucket.bucket_name}",
-                **(efa.variables(machine, uses_efa=uses_efa) if trains else {}),
+                **(efa.variables(machine, uses_efa=hosts.uses_efa) if trains else {}),
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},

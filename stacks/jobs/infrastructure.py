@@ -5,7 +5,9 @@ comes, the execution is aborted), the function stops what is left, says why, and
 (``keeper``). Nothing here runs, or costs, while there is no job.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +24,11 @@ from constructs import Construct
 from contract import times
 from contract.nodes import (
     ENV_KEEPER,
+    ENV_POOLS,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
     ENV_WORKER_CPUS,
+    ENV_WORKER_GPUS,
     ENV_WORKER_PROVIDER,
     ENV_WORKER_TASK,
     JOB,
@@ -36,6 +40,34 @@ from stacks.jobs.state_machine import HeadTask, job_states
 from stacks.lambda_functions import lambda_function, staged
 
 KEEPER: Final = Path(__file__).parent / "keeper"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Workers of another kind."""
+
+    hosts: HostGroup
+    task: ecs.TaskDefinition
+    max_workers: int
+    subnet_ids: Sequence[str]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of a job's head whose workers are in this pool."""
+        gpus = {ENV_WORKER_GPUS: str(self.hosts.machine.num_gpus)}
+        return worker_variables(self.task, self.hosts, self.subnet_ids) | gpus
+
+
+def worker_variables(
+    task: ecs.TaskDefinition, hosts: HostGroup, subnet_ids: Sequence[str]
+) -> dict[str, str]:
+    """What a job's head needs to know in order to start workers."""
+    return {
+        ENV_WORKER_TASK: task.task_definition_arn,
+        ENV_WORKER_PROVIDER: hosts.capacity_provider.ref,
+        ENV_WORKER_CPUS: str(hosts.machine.vcpus),
+        ENV_SUBNETS: ",".join(subnet_ids),
+    }
 
 
 class JobRunner(Construct):
@@ -61,6 +93,7 @@ class JobRunner(Construct):
         cluster: ecs.Cluster,
         heads: HostGroup,
         workers: HostGroup,
+        pools: Mapping[str, Pool],
         subnet_ids: Sequence[str],
         security_group_id: str,
         bucket: s3.IBucket,
@@ -74,6 +107,7 @@ class JobRunner(Construct):
 
         Args:
             nodes: makes the task of a job's head, and has that of its workers.
+            pools: more workers, by name.
             max_seconds: longest time to the deadline of a job.
         """
         super().__init__(scope, id_)
@@ -86,26 +120,32 @@ class JobRunner(Construct):
             self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
         )
         rights.of_job_head(
-            self, cluster=cluster, worker=nodes.worker.task, keeper_arn=self.keeper_arn
+            self,
+            cluster=cluster,
+            worker=nodes.worker.task,
+            keeper_arn=self.keeper_arn,
+            pools=pools,
         ).grant(role)
+        variables = {name: pool.variables for name, pool in pools.items()}
+        of_pools = {ENV_POOLS: Stack.of(self).to_json_string(variables)} if pools else {}
         self.task = nodes.task(
             self,
             "Task",
             command=JOB,
-            machine=heads.machine,
+            hosts=heads,
             role=role,
             trains=head_trains,
             environment={
                 ENV_KEEPER: keeper_name,
-                ENV_WORKER_TASK: nodes.worker.task.task_definition_arn,
-                ENV_WORKER_PROVIDER: workers.capacity_provider.ref,
-                ENV_WORKER_CPUS: str(workers.machine.vcpus),
-                ENV_SUBNETS: ",".join(subnet_ids),
+                **worker_variables(nodes.worker.task, workers, subnet_ids),
+                **of_pools,
                 ENV_SECURITY_GROUPS: security_group_id,
             },
         )
 
-        families = [each.family for each in (self.task, nodes.head.task, nodes.worker.task)]
+        tasks = [self.task, nodes.head.task, nodes.worker.task]
+        families = [each.family for each in (*tasks, *(pool.task for pool in pools.values()))]
+        most = {name: pool.max_workers for name, pool in pools.items()}
         providers = {each.name: each.capacity_provider.ref for each in (heads, workers)}
         with staged(KEEPER / "index.py") as code:
             self.keeper = lambda_function(
@@ -116,7 +156,7 @@ class JobRunner(Construct):
                 rights=rights.of_keeper(
                     self,
                     cluster=cluster,
-                    groups=[*providers],
+                    groups=[*providers, *rights.pool_groups(self, pools)],
                     bucket=bucket,
                     state_machine_arn=self.state_machine_arn,
                 ),
@@ -132,6 +172,7 @@ class JobRunner(Construct):
                     "STATE_MACHINE": self.state_machine_arn,
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),
+                    **({"STACK": stack_name, "POOLS": json.dumps(most)} if pools else {}),
                 },
             )
 
@@ -148,7 +189,7 @@ class JobRunner(Construct):
             max_seconds=max_seconds,
         )
         self.state_machine = self._state_machine(machine_name, states, cluster)
-        self.sweep = self._watch(self.state_machine_arn)
+        self.sweep = self._watch(self.state_machine_arn, stack_name if pools else "")
         assert self.keeper.role
         statements = [*rights.of_admission(self.state_machine_arn).statements]
         self.admission = iam.Policy(
@@ -181,9 +222,26 @@ class JobRunner(Construct):
         findings.accept(machine, findings.STATE_MACHINE)
         return machine
 
-    def _watch(self, state_machine_arn: str) -> events.Rule:
-        """Start the function for what the machine cannot do itself: its own end, and time."""
+    def _watch(self, state_machine_arn: str, groups: str) -> events.Rule:
+        """Start the function for what the machine cannot do itself: its own end, and time.
+
+        Args:
+            groups: beginning of the names of groups whose failed launches are of interest; empty:
+                none are.
+        """
         target = targets.LambdaFunction(self.keeper, retry_attempts=3)
+        if groups:
+            events.Rule(
+                self,
+                "Refused",
+                description="EC2 has refused a host: the job that waits for it takes another pool",
+                event_pattern=events.EventPattern(
+                    source=["aws.autoscaling"],
+                    detail_type=["EC2 Instance Launch Unsuccessful"],
+                    detail={"AutoScalingGroupName": [{"prefix": f"{groups}-"}]},
+                ),
+                targets=[target],
+            )
         events.Rule(
             self,
             "Aborted",

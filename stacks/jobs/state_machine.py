@@ -39,15 +39,20 @@ from contract.times import (
 )
 
 # An execution has at most 25,000 events, and about 20 from one start of its head to the next.
-#: Seconds between two requests for a head's host: a sixtieth of the time that it has been waited
-#: for.
+#: Seconds between two requests for a head's host, or for workers in another pool: a sixtieth of the
+#: time that they have been waited for.
 _PAUSE: Final = (
-    f"$min([{HEAD_ASKED_LATER_S}, $max([{HEAD_ASKED_AGAIN_S}, "
+    f"$min([{HEAD_ASKED_LATER_S}, $max([$count($outcome.pools) > 1 ? 0 : {HEAD_ASKED_AGAIN_S}, "
     "$floor(($millis() / 1000 - $asked) / 60)])])"
 )
 #: Seconds after a fault of AWS, the host or the storage: more from one to the next.
 _PAUSE_AFTER_FAULT: Final = (
     f"$min([{HEAD_ASKED_LATER_S}, {HEAD_ASKED_AGAIN_S} * ($outcome.in_a_row - 1)])"
+)
+#: The order with the worker nodes that it was granted, and its pools as the keeper has them now.
+_ORDER: Final = (
+    "$string($merge([$states.context.Execution.Input, "
+    "{'nodes': $granted, 'pools': $outcome.pools}]))"
 )
 #: Seconds to the deadline: the next head notices that it has come.
 _LEFT: Final = "$max([0, $deadline - $floor($millis() / 1000)])"
@@ -166,6 +171,7 @@ def job_states(
             "row": _value("$outcome.in_a_row + 1"),
             "token": _value("$substring($job, 0, 50) & '-' & $millis()"),
             "asked": _value(f"{waits} ? $asked : $millis() / 1000"),
+            "order": _value(_ORDER.replace("$granted", "$nodes")),
         },
         # The input of the pause, which trainctl reads from the history.
         outputs={
@@ -186,9 +192,8 @@ def job_states(
         # Deadline and patience begin with the admission: until then a job costs nothing. Of the
         # worker nodes that its order asks for, it may have those that earlier jobs leave.
         assign={
-            "order": _value(
-                "$string($merge([$states.context.Execution.Input, {'nodes': $outcome.nodes}]))"
-            ),
+            "order": _value(_ORDER.replace("$granted", "$outcome.nodes")),
+            "nodes": _value("$outcome.nodes"),
             "asked": _value("$millis() / 1000"),
             "deadline": _value("$floor($millis() / 1000) + $seconds"),
         },

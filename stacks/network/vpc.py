@@ -6,11 +6,13 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from stacks import rights
+from stacks import findings, rights
 from stacks.log_groups import log_group
 
 #: Name of the subnets of all hosts.
 TRAINING = "Training"
+#: CDK's warning about a subnet that is not its own, and why it is accepted.
+_NO_ROUTES = ("@aws-cdk/aws-ec2:noSubnetRouteTableId", "No route is added to it.")
 
 
 def existing_vpc(
@@ -25,9 +27,7 @@ def existing_vpc(
         private_subnet_ids=[subnet_id],
         private_subnet_names=[TRAINING],
     )
-    Annotations.of(vpc).acknowledge_warning(
-        "@aws-cdk/aws-ec2:noSubnetRouteTableId", "No route is added to it."
-    )
+    Annotations.of(vpc).acknowledge_warning(*_NO_ROUTES)
     return vpc
 
 
@@ -66,6 +66,47 @@ def new_vpc(scope: Construct, *, cidr: str, availability_zone: str) -> ec2.Vpc:
         max_aggregation_interval=ec2.FlowLogMaxAggregationInterval.TEN_MINUTES,
     )
     return vpc
+
+
+def existing_subnet(scope: Construct, id_: str, *, subnet_id: str, zone: str) -> ec2.ISubnet:
+    """A subnet that is used as it is."""
+    subnet = ec2.Subnet.from_subnet_attributes(
+        scope, id_, subnet_id=subnet_id, availability_zone=zone
+    )
+    Annotations.of(subnet).acknowledge_warning(*_NO_ROUTES)
+    return subnet
+
+
+def add_subnet(
+    scope: Construct, vpc: ec2.IVpc, *, zone: str, cidr: str
+) -> tuple[ec2.ISubnet, ec2.CfnSubnetRouteTableAssociation]:
+    """Add a private subnet in another zone to our VPC, with the routes of the training subnet: by
+    the one NAT gateway, for which AWS bills what crosses zones, and by S3's endpoint.
+
+    Returns:
+        The subnet, and what must be there while hosts use the network.
+    """
+    subnet = ec2.CfnSubnet(
+        scope,
+        f"Subnet-{zone[-1]}",
+        vpc_id=vpc.vpc_id,
+        availability_zone=zone,
+        cidr_block=cidr,
+        map_public_ip_on_launch=False,
+    )
+    findings.accept(subnet, findings.ZONE)
+    routes = ec2.CfnSubnetRouteTableAssociation(
+        scope,
+        f"Routes-{zone[-1]}",
+        subnet_id=subnet.ref,
+        route_table_id=training_subnets(vpc).subnets[0].route_table.route_table_id,
+    )
+    return existing_subnet(scope, f"Zone-{zone[-1]}", subnet_id=subnet.ref, zone=zone), routes
+
+
+def training_subnets(vpc: ec2.IVpc) -> ec2.SelectedSubnets:
+    """The subnet of all hosts, but those of pools in other zones."""
+    return vpc.select_subnets(subnet_group_name=TRAINING)
 
 
 def add_s3_endpoint(vpc: ec2.Vpc, *, bucket: s3.IBucket) -> None:

@@ -12,18 +12,18 @@ deletion where it would, and end what it waits for:
 Everything left of an arrow depends on what is right of it, so it is deleted first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from aws_cdk import CfnResource, CustomResource, Duration
-from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct, IConstruct
 
 from stacks import rights
+from stacks.cluster.host_group import HostGroup
 from stacks.lambda_functions import custom_resource, lambda_function
 
 HANDLER: Final = Path(__file__).parent / "handler.py"
@@ -43,19 +43,21 @@ class Teardown(Construct):
         id_: str,
         *,
         cluster: ecs.Cluster,
-        groups: Sequence[autoscaling.AutoScalingGroup],
-        capacity_providers: Sequence[ecs.CfnCapacityProvider],
+        groups: Sequence[HostGroup],
+        pools: Mapping[str, HostGroup],
         associations: ecs.CfnClusterCapacityProviderAssociations,
         shared_storage: str,
     ) -> None:
         """``shared_storage``: setting of this name."""
         super().__init__(scope, id_)
-        names = [group.auto_scaling_group_name for group in groups]
+        names = [each.name for each in groups]
         function = lambda_function(
             self,
             "",
             what="Ends tasks and hosts when the stack is deleted",
-            rights=rights.of_teardown(self, cluster=cluster, groups=names),
+            rights=rights.of_teardown(
+                self, cluster=cluster, groups=[*names, *rights.pool_groups(self, pools)]
+            ),
             # Inline: no asset to upload, and nothing to trust but what is in the template.
             code=lambda_.Code.from_inline(HANDLER.read_text()),
             timeout=Duration.minutes(15),
@@ -79,8 +81,18 @@ class Teardown(Construct):
             function=function,
             properties={"Action": "StopTasks", "Cluster": cluster.cluster_name},
         )
-        for provider in capacity_providers:
-            provider.node.add_dependency(self.hosts)
+        for each in groups:
+            each.capacity_provider.node.add_dependency(self.hosts)
+        # Each by itself: a pool may be removed from a deployment that goes on.
+        for name, pool in pools.items():
+            hosts = custom_resource(
+                self,
+                f"{name}TerminateHosts",
+                function=function,
+                properties={"Action": "TerminateHosts", "Groups": [pool.name]},
+                kind="TerminateHosts",
+            )
+            pool.capacity_provider.node.add_dependency(hosts)
         self.stop_tasks.node.add_dependency(associations)
         assert isinstance(function.role, iam.Role)
         self._role = function.role

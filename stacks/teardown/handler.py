@@ -89,7 +89,8 @@ def forget(own: str) -> None:
             ecs.deregister_task_definition(taskDefinition=arn)
 
 
-def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
+def terminate_hosts(cluster: str | None, groups: list[str], context: Any) -> None:
+    """Without a cluster: of a pool. Its hosts leave the cluster when they end."""
     # By their tag too: a second try finds no group any more that would list them.
     which = {"tag:aws:autoscaling:groupName": groups}
 
@@ -108,6 +109,8 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
         name = group["AutoScalingGroupName"]
         autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
     wait("hosts", left, context)
+    if not cluster:
+        return
     for arn in each(ecs, "list_container_instances", "containerInstanceArns", cluster=cluster):
         ecs.deregister_container_instance(cluster=cluster, containerInstance=arn, force=True)
 
@@ -134,7 +137,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 for arn in given.get("Definitions", []):
                     forget(arn)
             else:
-                terminate_hosts(given["Cluster"], given["Groups"], context)
+                terminate_hosts(given.get("Cluster"), given["Groups"], context)
     except Exception as error:
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
     cfnresponse.send(event, context, status, {}, name, reason=reason)

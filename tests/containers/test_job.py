@@ -99,6 +99,27 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     }
 
 
+def test_a_job_in_a_pool_starts_the_workers_of_that_pool() -> None:
+    own = {
+        nodes.ENV_WORKER_TASK: "pool-l4:3",
+        nodes.ENV_WORKER_PROVIDER: "cp-l4",
+        nodes.ENV_WORKER_CPUS: "48",
+        nodes.ENV_WORKER_GPUS: "4",
+        nodes.ENV_SUBNETS: "subnet-2",
+    }
+    there = ENVIRONMENT | {nodes.ENV_POOLS: json.dumps({"l4": own})}
+    assert ray_head.in_pool(there) == there
+    first = {nodes.ENV_JOB_SPEC: replace(SPEC, pools=("default", "l4")).to_json()}
+    assert ray_head.in_pool(there | first) == there | first
+    spec = {nodes.ENV_JOB_SPEC: replace(SPEC, pools=("l4", "default")).to_json()}
+    told = ray_head.in_pool(there | spec)
+    assert told == there | spec | own
+    job = ray_head.JobConfig.from_environment(told)
+    assert (job.worker_cpus, job.worker_gpus) == (48, 4)
+    with pytest.raises(InputError, match="this deployment has no pool l4: deploy it, or"):
+        ray_head.in_pool(ENVIRONMENT | spec)
+
+
 def test_ray_knows_how_long_it_may_wait_for_a_node_to_show() -> None:
     # Read when the module is imported, so in a process of its own.
     program = (

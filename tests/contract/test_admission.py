@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from contract.admission import Limits, in_order
+from contract.job import JobSpec
 from contract.nodes import Range
 
 
@@ -88,6 +89,38 @@ def test_a_job_has_its_fewest_nodes_and_grows_to_what_earlier_ones_leave(
     nodes: Range, earlier: list[Range], granted: Range | None
 ) -> None:
     assert Limits(max_heads=2, max_workers=4).admit(nodes, earlier) == granted
+
+
+def order(nodes: str, *pools: str) -> JobSpec:
+    wanted = Range.parse(nodes, option="nodes")
+    return JobSpec(run="r", command=("x",), nodes=wanted, pools=pools)
+
+
+#: Of hosts for four workers, two in pool a and eight in pool b: what is asked for, earlier jobs,
+#: and where there is room.
+PLACES: list[tuple[JobSpec | None, list[JobSpec | None], tuple[tuple[str, ...], str] | None]] = [
+    (order("4"), [], (("default",), "4")),
+    (order("2", "a"), [order("4")], (("a",), "2")),  # hosts of another pool are not in the way
+    (order("2", "a"), [order("1", "a")], None),
+    (order("1", "gone"), [], None),
+    # An earlier job may go to each pool of its list.
+    (order("2", "a"), [order("2", "default", "a")], None),
+    (order("2", "a", "default"), [order("2", "a", "b")], (("default",), "2")),
+    # It has no more in any of them than it may have in all.
+    (order("1:8", "b", "gone", "a"), [], (("b", "a"), "1:2")),
+    (None, [order("4")], (("default",), "0")),
+]
+
+
+@pytest.mark.parametrize(("wanted", "earlier", "found"), PLACES)
+def test_each_pool_has_its_own_hosts(
+    wanted: JobSpec | None,
+    earlier: list[JobSpec | None],
+    found: tuple[tuple[str, ...], str] | None,
+) -> None:
+    limits = Limits(max_heads=2, max_workers=4, pools={"a": 2, "b": 8})
+    place = limits.place(wanted, earlier)
+    assert (place and (place[0], str(place[1]))) == found
 
 
 def test_jobs_are_in_the_order_of_their_start_and_then_of_their_names() -> None:

@@ -19,7 +19,7 @@ from greenlet import getcurrent
 from contract import runs, times
 from contract.job import HEAD_STATE, Hold, JobSpec, overrides
 from contract.job_outcome import is_in_vain
-from contract.nodes import ENV_JOB_SPEC, Range
+from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
 from tests.aws import account as base
 from tests.aws.account import TASKS, MissingError, stamp
@@ -362,9 +362,21 @@ class Account(base.Account):
         waited = host_at - task["createdAt"].timestamp() + self.slack_s
         is_starved = job and waited > job.patience_s
         is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
+        is_well &= not (job and self._lacks_hosts(job, reason))
         is_well &= not (job and self.is_held_too_long(job, -self.slack_s))
         if who == "keeper" and job and job.is_healthy and is_well and not job.is_redriven:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
+
+    def _lacks_hosts(self, job: "Execution", reason: str) -> bool:
+        """A job may go to its next pool, as EC2 has refused hosts of the one that it is in."""
+        if len(job.ladder) < 2 or not reason.startswith("[no_capacity]"):
+            return False
+        own = [each for each in self.model.tasks.values() if each["startedBy"] == job.name]
+        waiting = [each for each in own if each["lastStatus"] == "PROVISIONING"]
+        groups = [self.model.groups[each["capacityProviderName"]] for each in waiting]
+        return any(
+            group.activities and group.activities[0]["StatusCode"] == "Failed" for group in groups
+        )
 
     def hold_of(self, job: "Execution") -> Hold | None:
         """For how long its hosts stay after its command has failed."""
@@ -682,6 +694,10 @@ class Execution:
         """How long the event of its end takes at least."""
         self.granted = Range(0, 0)
         """Worker nodes that it was admitted with."""
+        self.pools: tuple[str, ...] = ()
+        """Pools that it was admitted to."""
+        self.tried: list[str] = []
+        """Pools in which its heads started workers, in turn."""
         self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
         self.head: Record | None = None
         self.at = ""
@@ -704,6 +720,11 @@ class Execution:
         """It goes on, for all that anybody can know."""
         late = self.account.world.now > self.variables.get("deadline", float("inf"))
         return self.status == "RUNNING" and not self.is_ending and not late
+
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """Pools of its order."""
+        return self.spec.ladder if self.spec else (DEFAULT_POOL,)
 
     @property
     def lacks_record(self) -> bool:
@@ -860,7 +881,7 @@ class Execution:
         (container,) = arguments["Overrides"]["ContainerOverrides"]
         variables = {each["Name"]: each["Value"] for each in container["Environment"]}
         self.is_ending = True
-        self._check_turn(JobSpec.from_json(variables[ENV_JOB_SPEC]).nodes)
+        self._check_turn(JobSpec.from_json(variables[ENV_JOB_SPEC]))
         fate = chance.random() if account.is_faulty else 1.0
         if fate < account.trouble:
             raise StateError("ECS.AmazonECSException", "Rate exceeded")
@@ -923,11 +944,16 @@ class Execution:
             if is_own and task["createdAt"].timestamp() < before:
                 self.account.world.blame(f"the clean-up of {self.name} leaves {name_of(task)}")
 
-    def _check_turn(self, granted: Range) -> None:
+    def _check_turn(self, order: JobSpec) -> None:
         """A job starts beside all that earlier jobs may have, those that wait too, so that it
         delays none of them; and beside what later ones have."""
+        granted, pool = order.nodes, order.ladder[0]
+        if self.tried and self.tried[-1] != pool:
+            self.account.world.happened["job went to its next pool"] += 1
+        self.tried.append(pool)
         if self.admitted_at or self.is_redriven:
             return
+        self.pools = order.ladder
         world, jobs = self.account.world, self.account.executions.values()
         self.admitted_at, self.granted = world.now, granted
         mine = (self.began, self.name)
@@ -936,9 +962,9 @@ class Execution:
         named = {
             each.name: each for each in sorted([*running, self], key=lambda x: (x.began, x.name))
         }
-        order = limits.in_turn([*named], lambda name: named[name].user)
+        turns = limits.in_turn([*named], lambda name: named[name].user)
         before = [each for each in running if (each.began, each.name) < mine]
-        earlier = [each for each in before if each.name in order]
+        earlier = [each for each in before if each.name in turns]
         world.happened["job passed another by"] += len(before) > len(earlier)
         later = [each for each in running if (each.began, each.name) > mine and each.admitted_at]
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
@@ -949,14 +975,17 @@ class Execution:
         is_deployed = self.began < self.account.deployed_at
         if is_deployed or any(each.is_redriven for each in running):
             return
-        if self.name not in order:
+        if self.name not in turns:
             world.blame(f"{self.name} starts beside {limits.max_jobs_per_user} of its user")
         if len(earlier) + len(later) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")
-        taken = sum(each.nodes.high for each in earlier) + sum(each.granted.high for each in later)
-        left = max(0, limits.max_workers - taken)
-        if not self.nodes.low == granted.low <= granted.high <= max(0, min(self.nodes.high, left)):
-            world.blame(f"{self.name} gets {granted} of {self.nodes} nodes where {left} are left")
+        for pool in order.ladder:
+            taken = sum(each.nodes.high for each in earlier if pool in each.ladder)
+            taken += sum(each.granted.high for each in later if pool in each.pools)
+            left = max(0, limits.workers[pool] - taken)
+            most = max(0, min(self.nodes.high, left))
+            if not self.nodes.low == granted.low <= granted.high <= most:
+                world.blame(f"{self.name} gets {granted} of {self.nodes} in {pool}, {left} left")
 
     def _check_alone(self) -> None:
         tasks = self.account.model.tasks.values()

@@ -234,11 +234,13 @@ def person_redrives_an_execution(life: Life) -> list[Execution] | None:
 def deploy_of_other_limits(life: Life) -> list[Execution]:
     account, chance = life.account, life.chance
     heads, workers = chance.randint(1, 3), chance.randint(1, 4)
-    limits = replace(account.keeper.LIMITS, max_heads=heads, max_workers=workers)
+    limits = replace(
+        account.keeper.LIMITS, max_heads=heads, max_workers=workers, pools={"l4": workers}
+    )
     vars(account.keeper)["LIMITS"] = limits
     account.deployed_at = life.world.now
     account.least_workers = min(account.least_workers, workers)
-    for group, most in zip(life.model.groups.values(), (heads, workers), strict=True):
+    for group, most in zip(life.model.groups.values(), (heads, workers, workers), strict=True):
         group.record["MaxSize"] = most  # Auto Scaling asks for no more than that at once
         group.desired = min(group.desired, most)
     return life.running()

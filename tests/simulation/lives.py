@@ -51,7 +51,10 @@ HOURS: Final = 10
 #: Nothing goes wrong any more after so many; the rest is for what must come of it.
 QUIET_AFTER_H: Final = 5
 FAULTS_UNTIL_H: Final = 4
-FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
+FAMILIES: Final = {"for-heads": "head", "for-workers": "worker", "cp-S-pool-l4": "worker"}
+#: Pools of jobs: most have one, some a second to go to.
+POOLS: Final = ((), (), ("l4",), ("l4", "default"), ("default", "l4"))
+PROVIDERS: Final = {"default": "for-workers", "l4": "cp-S-pool-l4"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 #: EC2's sentences where it starts no host; to wait for what the first two say may help.
@@ -132,7 +135,9 @@ class Life:
                     provider=provider,
                     cluster="arn:aws:ecs:us-east-1:1:cluster/c",
                 )
-                for provider, most in zip(FAMILIES, (self.max_heads, self.max_workers), strict=True)
+                for provider, most in zip(
+                    FAMILIES, (self.max_heads, self.max_workers, self.max_workers), strict=True
+                )
             ),
             self,
             now=world.time,
@@ -174,11 +179,20 @@ class Life:
             max_heads=self.max_heads,
             max_workers=self.max_workers,
             max_jobs_per_user=self.users.choice([0, 1, 2]),
+            pools={"l4": self.max_workers},
         )
+        self._refused_at = dict.fromkeys(FAMILIES, 0.0)
 
     # --- what EC2 has
     def _refusal(self, group: Group) -> str:
         is_short = self.world.now < self._short_until[group.provider]
+        # EventBridge tells of it, as a rule; of each retry, which are too many to be played here.
+        if is_short and self.world.now - self._refused_at[group.provider] > 120:
+            self._refused_at[group.provider] = self.world.now
+            is_told = not self.is_long and self.chance.random() < 0.8
+            event = {"detail-type": "EC2 Instance Launch Unsuccessful"}
+            if is_told:
+                self.world.after(self.chance.uniform(1, 20), self.account.notify, event)
         return self._sentences[group.provider] if is_short else ""
 
     def shorten(self, provider: str, seconds: float, sentence: str = SHORT[0]) -> None:
@@ -265,7 +279,8 @@ class Life:
         """Two to five jobs, and at least three faults."""
         world, chance = self.world, self.chance
         world.after(chance.uniform(0, times.SWEEP_EVERY_S), self.account.sweep)
-        holds = Random(f"holds {world.seed}")  # of their own: without one, a life stays as it was
+        # Of their own: without one, a life stays as it was.
+        holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
         submits = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
@@ -283,6 +298,7 @@ class Life:
                 capacity_wait_s=3 * DAY_S if is_long else chance.choice([300, 1800, 7200]),
                 hold_s=holds.choice([0, 0, 600, 1800]),
                 submitter=self.users.choice(["anna", "bert"]),
+                pools=pools.choice(POOLS),
             )
             program = Program(
                 seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
@@ -295,6 +311,9 @@ class Life:
             )
             submits.append(at)
             self.programs[name] = program
+            if len(spec.pools) > 1 and pools.random() < 0.5:  # EC2 is short where it starts
+                first, seconds = PROVIDERS[spec.pools[0]], pools.choice([900, 5000])
+                world.after(at, self.shorten, first, seconds)
             world.after(at, world.spawn, self.submit, name, spec)
         self.account.on_state = self._ambush
         for _ in range(2 if self.is_long else chance.randint(3, 8)):
@@ -502,11 +521,14 @@ class Life:
         attempts = written["attempts"]
         if attempts is not None and not least <= attempts <= most:
             world.blame(f"{job.name}: {attempts} attempts are not {least} to {most}")
-        in_a_row = 0
+        in_a_row, is_ladder = 0, len(job.spec.pools) > 1
         for head in job.heard:
             seconds = (head["stoppedAt"] - head["startedAt"]).total_seconds()
             in_a_row = 1 if seconds > times.LONG_RUN_S else in_a_row + 1
-            was_killed = head["containers"][0].get("exitCode") == exits.KILLED
+            code, why = head["containers"][0].get("exitCode"), head["stoppedReason"]
+            was_killed = code == exits.KILLED
+            if is_ladder and (code == exits.NO_CAPACITY or why.startswith("[no_capacity]")):
+                in_a_row -= 1  # it had no hosts
             by_itself = head["stopCode"] == "EssentialContainerExited"
             is_last = job.heads[-1][0] < head["stoppedAt"].timestamp()
             if was_killed and by_itself and in_a_row >= job_outcome.MOST_IN_VAIN and not is_last:
@@ -618,7 +640,7 @@ class Head:
             "tags": self.spec.tags(job.name),
             "head": task["taskArn"],
             "task_definition": "worker",
-            "capacity_provider": "for-workers",
+            "capacity_provider": PROVIDERS[self.spec.ladder[0]],
             "keeper": "keeper",
             "subnets": [],
             "security_groups": [],
@@ -771,6 +793,8 @@ def _handed_in(
         "HEAD_FAMILY": "head",
         "STATE_MACHINE": MACHINE,
         "LIMITS": limits,
+        "POOLS": limits.pools,
+        "STACK": "S",
         "GROUPS": {f"group-{each}": each for each in FAMILIES},
         "FAMILIES": ["head", "standing", "worker"],
     }

@@ -73,6 +73,14 @@ EXISTING = {
     "data_buckets": "acme-images,acme.text",
     "worker_ami": "/acme/ecs-gpu-ami",
     "tags": "CostCenter=42,Owner=ml team",
+    "pools": json.dumps(
+        {
+            "other": {
+                "availability_zone": "eu-west-1c",
+                "subnet_id": "subnet-0123456789abcdef1",
+            }
+        }
+    ),
 }
 OPTIONS = {
     "preset": "fsdp",
@@ -93,6 +101,34 @@ OPTIONS = {
     "idle_gpu_alarm_minutes": "10",
     "github_repository": "acme/train",
     "github_branch": "release",
+}
+#: Six pools: each market, another zone, a type with EFA.
+POOLS = {
+    "preset": "ddp",
+    "availability_zone": "us-west-2a",
+    "pools": json.dumps(
+        {
+            "a10g-spot": {"worker_instance_type": "g5.12xlarge", "spot": True, "max_workers": 4},
+            "a10g": {"worker_instance_type": "g5.12xlarge", "max_workers": 4},
+            "l40s-c": {
+                "worker_instance_type": "g6e.24xlarge",
+                "availability_zone": "us-west-2c",
+                "root_volume_gib": 500,
+            },
+            "l4-c": {"worker_instance_type": "g6.xlarge", "availability_zone": "us-west-2c"},
+            "block": {
+                "worker_instance_type": "p5.48xlarge",
+                "capacity_reservation_id": "cr-0123456789abcdef0",
+            },
+            "odcr": {
+                "worker_instance_type": "p4d.24xlarge",
+                "max_workers": 1,
+                "capacity_reservation_id": "cr-0123456789abcdef1",
+                "capacity_reservation_type": "on-demand",
+                "image_tag": "mine",
+            },
+        }
+    ),
 }
 #: Other values of some.
 OTHERS = {
@@ -181,6 +217,8 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("CLUSTER", "cluster")
     monkeypatch.setenv("BUCKET", "bucket")
     monkeypatch.setenv("GROUPS", "heads=for-heads workers=for-workers")
+    monkeypatch.setenv("STACK", "S")
+    monkeypatch.setenv("POOLS", '{"l4": 2}')
     monkeypatch.setenv("FAMILIES", "head worker")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")

@@ -53,8 +53,11 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
         "AWS::ServiceDiscovery::PrivateDnsNamespace",
     }
     assert templates.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Vpc"] == EXISTING["vpc_id"]
-    for group in templates.of_type("AWS::AutoScaling::AutoScalingGroup").values():
-        assert group["VPCZoneIdentifier"] == [EXISTING["subnet_id"]]
+    subnets = [
+        group["VPCZoneIdentifier"]
+        for group in templates.of_type("AWS::AutoScaling::AutoScalingGroup").values()
+    ]
+    assert subnets == [[EXISTING["subnet_id"]]] * 2 + [["subnet-0123456789abcdef1"]]
     assert templates.only("AWS::EC2::SecurityGroup")["VpcId"] == EXISTING["vpc_id"]
     # Jobs read more buckets and write into none of them.
     training = [
@@ -73,7 +76,7 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
     (own,) = [name for name, each in ami.items() if each.get("Default") == EXISTING["worker_ami"]]
     for name, template in templates.of_type("AWS::EC2::LaunchTemplate").items():
         data = template["LaunchTemplateData"]
-        assert (data["ImageId"] == {"Ref": own}) == ("Worker" in name)
+        assert (data["ImageId"] == {"Ref": own}) == ("Head" not in name)
         for tags in data["TagSpecifications"]:
             assert {"Key": "Owner", "Value": "ml team"} in tags["Tags"]
     # The stacks have them too: CDK tags no role that it adds itself, and CloudFormation does.

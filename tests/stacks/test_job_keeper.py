@@ -26,6 +26,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    Placement,
     head_variables,
     overrides,
 )
@@ -67,7 +68,7 @@ class Aws(Account):
     keeper: ModuleType
 
     def __init__(self) -> None:
-        groups = {"heads": "for-heads", "workers": "for-workers"}
+        groups = {"heads": "for-heads", "workers": "for-workers", "S-pool-l4": "cp-S-pool-l4"}
         idle: Any = {"after": lambda *_: None, "refusal": lambda _: "no capacity"}
         super().__init__(model_of(groups, now=time.time, **idle))
         self.s3.may_list = False  # as the function's rights are
@@ -851,6 +852,91 @@ def test_a_head_ends_whose_workers_can_never_come(
     assert found["reason"] == f"no capacity: {said}"
 
 
+#: A job that may try another pool, whose head trains for three minutes or so.
+LADDER = replace(SPEC, nodes=Range(2, 2), pools=("l4", "default"), recipe="ddp")
+
+
+def of_ladder(aws: Aws, spec: JobSpec = LADDER, *, began_s: float = 200, hosts: int = 0) -> None:
+    """One of its two workers waits; ``hosts``: that boot in its pool."""
+    aws.group("S-pool-l4").activities = [launch("Failed", "no l4 here")]
+    order = overrides(head_variables(job="j", deadline="9" * 10, spec=spec.to_json()))
+    began = ago(began_s)
+    aws.tasks["own-head"] |= {"overrides": order, "startedAt": began, "createdAt": began}
+    aws.tasks["own-1"] |= WAITS | {"createdAt": ago(100), "capacityProviderName": "cp-S-pool-l4"}
+    aws.launch(*(f"i-boots-{number}" for number in range(hosts)), ago_s=60, of="S-pool-l4")
+
+
+@pytest.mark.parametrize(
+    ("spec", "began_s", "hosts", "moves"),
+    [
+        (LADDER, 200, 1, True),  # the one host is that of the other worker
+        (LADDER, 200, 2, False),  # one more boots
+        (LADDER, 9000, 1, True),  # it has lost one since
+        (replace(LADDER, pools=("l4",)), 200, 1, False),
+        (replace(LADDER, nodes=Range(1, 2)), 200, 1, False),  # it has what it needs
+        (replace(LADDER, recipe=""), 9000, 1, False),  # it goes on with one
+        (replace(LADDER, recipe="", on=Placement.NODES), 9000, 1, True),
+    ],
+)
+def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
+    aws: Aws, spec: JobSpec, began_s: float, hosts: int, moves: bool
+) -> None:
+    of_ladder(aws, spec, began_s=began_s, hosts=hosts)
+    # The event of the refusal.
+    aws.sweep(**{"detail-type": "EC2 Instance Launch Unsuccessful"})
+    head_task = aws.tasks["own-head"]
+    assert (head_task["desiredStatus"] == "STOPPED") is moves
+    if moves:
+        assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "asked_s", "code", "again"),
+    [
+        (200, 300, 143, ("no_capacity", 2)),
+        (200, 9000, 143, None),  # it has waited for long enough
+        (9000, 9300, 143, ("host_lost", 1)),  # it has trained, and waits as long again
+        (2000, 2100, 75, None),  # it has waited itself
+        (4000, 9300, 75, ("host_lost", 1)),
+    ],
+)
+def test_its_next_attempt_is_in_the_next_pool_and_the_hosts_of_this_one_are_released(
+    aws: Aws,
+    ran_s: float,
+    asked_s: float,
+    code: int,
+    again: tuple[str, int] | None,
+) -> None:
+    now = time.time()
+    task = head(
+        code,
+        StoppedReason="[no_capacity] no capacity: no l4 here",
+        StopCode="UserInitiated",
+        StartedAt=(now - ran_s) * 1000,
+        StoppedAt=now * 1000,
+        ContainerInstanceArn="h1",
+    )
+    del aws.tasks["own-head"]
+    aws.hosts["h1"]["_tasks"].clear()
+    given = {"Spec": LADDER.to_json(), "Attempt": 3, "InARow": 3, "Asked": now - asked_s}
+    found = aws.end(task, **given)
+    if again is None:
+        assert (found["again"], found["status"]) == (False, "no_capacity")
+        assert {"i-h1", "i-h2"} <= {*aws.terminated}
+        return
+    assert (found["again"], found["pools"]) == (True, ["default", "l4"])
+    assert (found["status"], found["in_a_row"]) == again
+    assert found["reason"] == "no capacity: no l4 here (pool l4); pool default is next"
+    assert "i-h2" in aws.terminated
+    assert "i-h1" not in aws.terminated, "the head's own host waits for the next head"
+
+
+def test_a_head_without_a_host_stays_in_its_pool(aws: Aws) -> None:
+    given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
+    found = aws.end(given_up, Spec=LADDER.to_json(), Asked=time.time() - 60)
+    assert (found["again"], found["pools"]) == (True, ["l4", "default"])
+
+
 def test_what_aws_has_suspended_is_resumed_and_what_a_person_has_is_not(
     aws: Aws, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -974,6 +1060,25 @@ def test_a_job_that_gets_no_turn_ends_with_a_record(
     record = queue.objects["runs/r1/jobs/third.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == (status, 0, None)
     assert reason in record["reason"]
+
+
+def test_a_job_is_admitted_to_the_pools_that_have_room_for_it(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(max_heads=4, max_workers=3, pools={"l4": 2})
+    monkeypatch.setattr(keeper, "LIMITS", limits)
+    queue.execute("third")
+    event = {"Action": "admit", "Job": "third", "Began": time.time() - 60}
+
+    def asked(*pools: str) -> dict[str, Any]:
+        spec = replace(SPEC, nodes=Range(1, 1), pools=pools)
+        found: dict[str, Any] = keeper.handler(event | {"Spec": spec.to_json()}, None)
+        return found
+
+    found = asked("default", "l4")
+    assert (found["status"], found["pools"], found["nodes"]) == ("running", ["l4"], "1")
+    assert asked("default")["status"] == "queued"
+    assert "has 0 in pool gone: give fewer --nodes" in asked("gone")["reason"]
 
 
 # --- the state machine ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import pytest
 
 from contract.outputs import CORE_STACK, TRAINING_STACK
 from tests.conftest import ROOT
-from tests.stacks.conftest import EXISTING, OPTIONS, PRESETS, Synth, context, synthesized
+from tests.stacks.conftest import EXISTING, OPTIONS, POOLS, PRESETS, Synth, context, synthesized
 
 Settings = dict[str, str]
 
@@ -31,6 +31,7 @@ DEPLOYMENTS: dict[str, Settings] = {
     **{preset: {"preset": preset} for preset in PRESETS},
     # cfn-lint advises against a zone that is named, which a user may do.
     "taken": EXISTING,
+    "pools": POOLS,
     "everything": OPTIONS | {"efa": "on", "shared_storage": "fsx", "availability_zone": ""},
 }
 every_deployment = pytest.mark.parametrize("deployment", DEPLOYMENTS)

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from stacks import settings as deployment
 from stacks.settings import Settings
 from tests.conftest import ROOT
-from tests.stacks.conftest import EXISTING, Synth, context
+from tests.stacks.conftest import EXISTING, POOLS, Synth, context
 
 VPC, SUBNET = EXISTING["vpc_id"], EXISTING["subnet_id"]
 
@@ -109,7 +109,7 @@ def test_another_preset_is_one_more_entry_in_cdk_json(
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"preset": "fsdp", "efa": "on"}, {"shared_storage": "fsx"}], ids=str
+    "given", [{}, {"preset": "fsdp", "efa": "on"}, {"shared_storage": "fsx"}, POOLS], ids=str
 )
 def test_the_command_line_reads_the_shape_that_the_settings_have(given: dict[str, str]) -> None:
     shape = load(**given).shape
@@ -255,6 +255,52 @@ BAD: list[tuple[Any, ...]] = [
         "a type with EFA, as g5.12xlarge is, while head_trains is true",
     ),
     ({"shared_storage": "efs"}, "setting shared_storage is 'efs': it must be one of none, fsx"),
+    ({"pools": "l4"}, "pools", "tables by their names"),
+    ({"pools": '{"default": {}}'}, "pool default", "no default"),
+    ({"pools": '{"a": {"max_heads": 2}}'}, "pool a", "no setting max_heads"),
+    ({"pools": '{"a": {"worker_instance_type": "m5.large"}}'}, "pool a", "a type with GPUs"),
+    (
+        {"pools": '{"a": {"worker_instance_type": "p5e.48xlarge"}}'},
+        *("pool a", "capacity_reservation_id", "only sold as reserved capacity"),
+    ),
+    ({"preset": "fsdp", "pools": '{"a": {}}'}, "pool a", "head_trains", "false with pools"),
+    ({"pools": '{"a": {"availability_zone": "us-east-1b"}}'}, "pool a", "the deployment's, ''"),
+    (
+        {
+            "availability_zone": "us-east-1a",
+            "pools": '{"a": {"availability_zone": "us-west-2a"}}',
+        },
+        *("pool a", "in the region of the deployment's, 'us-east-1a'"),
+    ),
+    (
+        {
+            "availability_zone": "us-east-1a",
+            "vpc_cidr": "10.0.0.0/24",
+            "pools": '{"a": {"availability_zone": "us-east-1b", "max_workers": 6}}',
+        },
+        *("vpc_cidr", "a larger network: us-east-1b has 10.0.0.32/28"),
+    ),
+    (
+        {
+            "availability_zone": "us-east-1a",
+            "pools": '{"a": {"availability_zone": "us-east-1h"}}',
+        },
+        *("availability_zone", "one of the zones a to g"),
+    ),
+    (
+        {
+            "vpc_cidr": "10.0.0.0/24",
+            "pools": '{"a": {"max_workers": 30}, "b": {"max_workers": 30}}',
+        },
+        *("vpc_cidr", "for up to 63 hosts"),
+    ),
+    (
+        {
+            **{"vpc_id": VPC, "subnet_id": SUBNET, "availability_zone": "us-east-1a"},
+            "pools": '{"a": {"availability_zone": "us-east-1b"}}',
+        },
+        *("pool a", "subnet_id", "a subnet in us-east-1b"),
+    ),
     ({"fsx_capacity_gib": "3600"}, "1200 or a multiple of 2400: FSx has no others"),
     ({"fsx_mbps_per_tib": "200"}, "it must be one of 125, 250, 500, 1000"),
 ]

@@ -17,7 +17,7 @@ from stacks.teardown.custom_resources import HANDLER
 from tests.aws.account import Account, model_of, stamp
 from tests.clock import FakeClock
 from tests.stacks import lambda_functions
-from tests.stacks.conftest import Synth
+from tests.stacks.conftest import POOLS, Synth
 
 ORDER = [
     "AWS::ECS::Service",
@@ -55,9 +55,11 @@ def needs(resources: dict[str, Any], name: str) -> set[str]:
     return found & resources.keys()
 
 
-@pytest.mark.parametrize("preset", ["ddp", "fsdp"])
-def test_the_order_of_deletion_is_the_one_that_cannot_hang(synth: Synth, preset: str) -> None:
-    resources = synth(preset=preset).training["Resources"]
+@pytest.mark.parametrize("given", [{}, {"preset": "fsdp"}, POOLS])
+def test_the_order_of_deletion_is_the_one_that_cannot_hang(
+    synth: Synth, given: dict[str, str]
+) -> None:
+    resources = synth(**given).training["Resources"]
     by_type = {
         kind: {name for name, each in resources.items() if each["Type"] == kind}
         for kind in [*ORDER, "AWS::EC2::PlacementGroup", "AWS::ECS::Cluster"]
@@ -83,11 +85,16 @@ def test_the_order_of_deletion_is_the_one_that_cannot_hang(synth: Synth, preset:
     keeper = {n for n in resources if "Keeper" in n} & needs(resources, stop)
     assert {resources[each]["Type"].rpartition(":")[2] for each in keeper} >= {"Function", "Policy"}
     # Every group, not just one, outlives the function that ends its hosts.
-    (terminate,) = by_type["Custom::TerminateHosts"]
-    assert by_type["AWS::AutoScaling::AutoScalingGroup"] <= needs(resources, terminate)
+    needed = {each: needs(resources, each) for each in by_type["Custom::TerminateHosts"]}
+    assert by_type["AWS::AutoScaling::AutoScalingGroup"] <= set().union(*needed.values())
     # A placement group is "in use" until its hosts are gone, a cluster until they have left it.
-    assert by_type["AWS::EC2::PlacementGroup"] <= needs(resources, terminate)
-    assert by_type["AWS::ECS::Cluster"] <= needs(resources, terminate)
+    assert by_type["AWS::EC2::PlacementGroup"] <= set().union(*needed.values())
+    (whole,) = (each for each in needed if "Cluster" in resources[each]["Properties"])
+    assert by_type["AWS::ECS::Cluster"] <= needed[whole]
+    # Tasks in another zone save over its routes.
+    routes = {n for n, r in resources.items() if r["Type"].endswith("SubnetRouteTableAssociation")}
+    assert len(routes) == ("pools" in given)
+    assert routes <= needs(resources, stop)
 
 
 def test_the_function_keeps_its_rights_and_its_log_until_it_has_run(synth: Synth) -> None:
@@ -287,6 +294,16 @@ def test_hosts_are_ended_without_waiting_for_their_tasks(aws: Aws, call: Call) -
         "workers",
     ]
     assert aws.slept == 10
+
+
+def test_a_pool_that_is_removed_ends_its_own_hosts_and_no_others(aws: Aws, call: Call) -> None:
+    given = {"Action": "TerminateHosts", "Groups": ["workers"]}
+    group = aws.group("workers")
+    group.instances["i-3"] = {"InstanceId": "i-3", "_leaves": False, "_fate": ""}
+    assert call("Delete", "TerminateHosts", ResourceProperties=given)[0] == "SUCCESS"
+    assert group.instances == {}
+    assert {each["ec2InstanceId"] for each in aws.model.hosts.values()} == {"i-1", "i-2"}
+    assert not aws.sent("deregister_container_instance")
 
 
 def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, call: Call) -> None:

@@ -36,6 +36,17 @@ SHAPE = {
     "log_retention_days": 30,
     "order": ORDER_VERSION,
 }
+#: Pools of a deployment that has some.
+POOLS = {
+    "l4": {
+        **{"worker_instance_type": "g6.xlarge", "max_workers": 2, "spot": True, "efa": False},
+        **{"image_tag": "mine", "root_volume_gib": 0, "availability_zone": "us-east-1c"},
+    },
+    "l40s": {
+        **{"worker_instance_type": "g6e.12xlarge", "max_workers": 8, "spot": False, "efa": False},
+        **{"image_tag": "abc123", "root_volume_gib": 0, "availability_zone": ""},
+    },
+}
 #: Of the orders that are there: of another deployment than today's.
 PRICES = Prices.of(
     region="us-east-1",

@@ -18,8 +18,10 @@ from contract.job import JobSpec
 from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
+from trainctl import pricing
 from trainctl.__main__ import main
 from trainctl.pricing import usd_at_most
+from training.record.goodput import Paid
 
 SUBMIT = ["submit", "ddp", "--yes"]
 
@@ -34,6 +36,17 @@ def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
         "stoppedAt": (began + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"),
         **more,
     }
+
+
+def test_each_worker_costs_what_hosts_of_its_pool_cost() -> None:
+    """Of the default pool, where it was first, and of another one."""
+    other = dataclasses.replace(PRICES.worker, usd_per_hour=7.0)
+    prices = dataclasses.replace(PRICES, pools={"default": PRICES.worker, "l40s": other})
+    hour = Paid(is_head=False, pulled=0, started=0, ended=3600)
+    paid = [dataclasses.replace(hour, pool=each) for each in ("default", "l40s")]
+    assert PRICES.worker.usd_per_hour
+    assert pricing._usd(prices, paid) == PRICES.worker.usd_per_hour + 7
+    assert prices.dearest.worker == other
 
 
 # --- before it starts -----------------------------------------------------------------------------

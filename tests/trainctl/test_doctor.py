@@ -11,7 +11,7 @@ from botocore.exceptions import NoCredentialsError
 from contract import exits
 from contract.outputs import CORE_STACK, SUBNET, TRAINING_STACK
 from tests.aws.calls import refused
-from tests.trainctl.account import OTHERS, VPC, Account
+from tests.trainctl.account import OTHERS, POOLS, VPC, Account
 from tests.trainctl.conftest import Cli, Found, Looked
 from trainctl import checks, laptop
 from trainctl.aws.deployment import LOCAL_ACCOUNT
@@ -38,6 +38,18 @@ def test_doctor_finds_nothing_where_all_is_well(account: Account, looked: Looked
     assert "quota G, spot" in found
     surplus = "takes 8, with the second head host that ECS starts from zero"
     assert found["quota standard, on demand"]["found"].endswith(surplus)
+
+
+def test_each_pool_is_checked_where_it_is(account: Account, looked: Looked) -> None:
+    account.shape["pools"] = POOLS
+    account.zones = {"g6.xlarge": ["us-east-1a"], "g6e.12xlarge": ["us-east-1a"]}
+    code, found = looked()
+    assert (code, bad(found)) == (exits.FAILED, {"pool l4 offered"})
+    assert "not in us-east-1c" in found["pool l4 offered"]["found"]
+    assert found["quota G, spot"]["found"].endswith("takes 8")
+    assert found["quota G, on demand"]["found"].endswith("takes 384"), "of the largest pool"
+    assert "role AWSServiceRoleForEC2Spot" in found
+    assert {"image of the worker", "image of the worker, mine"} <= found.keys()
 
 
 def test_a_missing_image_is_bad_and_one_that_cannot_be_looked_up_is_unknown(

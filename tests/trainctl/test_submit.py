@@ -14,7 +14,7 @@ from contract import exits
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
 from tests.aws.calls import refused
-from tests.trainctl.account import Account
+from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
@@ -238,6 +238,50 @@ def test_a_head_that_trains_needs_the_workers_image_only(account: Account) -> No
     account.without_images = {"head"}
     assert main(["submit", "ddp", "--nodes", "1", "--yes"]) == 0
     assert account.changes == ["start_execution"]
+
+
+def test_a_job_in_a_pool_has_the_hosts_the_price_and_the_image_of_the_pool(
+    account: Account, cli: Cli
+) -> None:
+    account.shape["max_heads"] = 9
+    account.shape["pools"] = POOLS
+    submit = ["submit", "ddp", "--yes", "--pool"]
+    said = cli(*submit, "l40s").err
+    assert "8 workers (g6e.12xlarge)" in said
+    assert "pool      l40s" in said
+    assert "2 workers (g6.xlarge, spot)" in cli(*submit, "l4", "--spot", "--run", "other").err
+    l40s, l4 = account.orders
+    assert (l40s.pools, l40s.nodes, l4.pools, l4.nodes) == (
+        *(("l40s",), Range(8, 8), ("l4",), Range(2, 2)),
+    )
+    assert l40s.command[-2:] == ("--workers", "32")
+    for given, words in (
+        (["l4s"], "there is no pool l4s: did you mean l4"),
+        (["l4", "--nodes", "3"], "takes 1 to 2 worker nodes"),
+        (
+            ["l40s", "--spot"],
+            "--pool l40s starts on-demand instances; for spot ones, give --pool l4",
+        ),
+    ):
+        assert words in cli.refuses(*submit, *given)
+    asked = [each["imageIds"] for each in account.sent("describe_images")]
+    assert {"imageTag": "mine"} in [each[0] for each in asked]
+
+
+def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dearest(
+    account: Account, cli: Cli
+) -> None:
+    account.shape |= {"max_heads": 9, "pools": POOLS}
+    submit = ["submit", "ddp", "--yes", "--nodes", "2", "--max-hours", "10", "--pool"]
+    said = cli(*submit, "default,l40s,default").err
+    assert "pool      default, then l40s" in said
+    (spec,) = account.orders
+    assert (spec.pools, spec.command[-2:]) == (("default", "l40s"), ("--workers", "8"))
+    assert spec.prices is not None
+    assert spec.prices.worker.type == "g5.12xlarge"
+    alone = cli(*submit, "l40s", "--run", "dearest").err
+    assert re.findall(r"maximum .*", alone) == re.findall(r"maximum .*", said)
+    assert "as many GPUs on each node, by which its" in cli.refuses(*submit, "l4,l40s")
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)

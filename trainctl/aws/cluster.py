@@ -1,6 +1,7 @@
 """The standing cluster: two ECS services that keep a head and workers."""
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,16 +131,17 @@ class StandingCluster:
             cluster=self._cluster, service=self._services[node], desiredCount=count
         )
 
-    def refusal(self, node: str, *, since: datetime) -> str:
+    def refusal(self, node: str, pool: str, *, since: datetime) -> str:
         """AWS's sentence why no host comes for a kind of node; "" if there is none, or the user may
         not ask."""
         from botocore.exceptions import ClientError
 
         with suppress(ClientError):
             found = self._clients.autoscaling.describe_scaling_activities()["Activities"]
-            # CloudFormation's names of the groups.
-            own = f"{self._stack}-Cluster{node.title()}"
-            listed = [each for each in found if each["AutoScalingGroupName"].startswith(own)]
+            own = nodes.pool_hosts(self._stack, pool)
+            if pool == nodes.DEFAULT_POOL:  # CloudFormation's names
+                own = rf"{self._stack}-Cluster{node.title()}.*"
+            listed = [each for each in found if re.fullmatch(own, each["AutoScalingGroupName"])]
             return refusal(listed, since=since.timestamp())
         return ""
 

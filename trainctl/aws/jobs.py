@@ -23,7 +23,6 @@ from contract.job import (
     execution_arn,
 )
 from contract.job_outcome import job_of
-from contract.nodes import Range
 from contract.text import did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
@@ -286,7 +285,7 @@ class Jobs:
 
         Args:
             limits: of the deployment.
-            new: a job that would be submitted now; its id is "".
+            new: order of a job that would be submitted now; its id is "".
         """
         described = functools.cache(self._described)
 
@@ -303,12 +302,12 @@ class Jobs:
         names = in_order(pages.search("executions[]")) + ([] if new is None else [""])
         order = limits.in_turn(names, user)
         # All behind them wait for a head in any case.
-        first = map(spec, order[: limits.max_heads + 1])
-        wanted = [each.nodes if each else Range(0, 0) for each in first]
+        first = order[: limits.max_heads + 1]
+        wanted = [*map(spec, first)]
         queued = [
             name
             for number, name in enumerate(order)
-            if number >= limits.max_heads or limits.admit(wanted[number], wanted[:number]) is None
+            if number >= limits.max_heads or limits.place(wanted[number], wanted[:number]) is None
         ]
         places: dict[str, Place] = {}
         if queued and (at := order.index(queued[0])):  # one that never fits is refused
@@ -321,7 +320,7 @@ class Jobs:
             fits = (
                 end
                 for number, end in enumerate(ends, start=1)
-                if limits.admit(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
+                if limits.place(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
             )
             until, number = next(fits, ends[-1])
             places[queued[0]] = Place(number=1, after=order[number], until=until)

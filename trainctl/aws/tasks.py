@@ -43,6 +43,8 @@ class Task:
     stop_code: str
     stopped_reason: str
     exit_code: int | None
+    pool: str = nodes.DEFAULT_POOL
+    """Pool of its host, where it is a worker."""
 
     @classmethod
     def from_ecs(cls, node: str, task: "TaskTypeDef") -> Self:
@@ -68,6 +70,7 @@ class Task:
             stop_code=task.get("stopCode", ""),
             stopped_reason=container.get("reason") or task.get("stoppedReason", ""),
             exit_code=container.get("exitCode"),
+            pool=nodes.pool_of(task.get("taskDefinitionArn", "")),
         )
 
     @property

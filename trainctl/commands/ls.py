@@ -65,7 +65,7 @@ def ls(
             [
                 job.id,
                 _state(deployment, job, queue.get(job.id), nodes[job.id]),
-                str(job.spec.nodes) if job.spec else "",
+                " ".join((str(job.spec.nodes), *job.spec.pools)) if job.spec else "",
                 progress.share if progress else "",
                 age((datetime.now(tz=UTC) - job.began).total_seconds()),
                 "" if costs[job.id] is None else dollars(costs[job.id]),

@@ -79,6 +79,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         "deadline": utc(deadline) if deadline else "",
         "command": shlex.join(job.spec.command) if job.spec else "",
         "nodes": _nodes(job, tasks),
+        "pool": ", ".join(job.spec.pools) if job.spec else "",
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
         "paid for": goodput.words(uses),
         "record": f"{record}/" if record else "",

@@ -153,6 +153,8 @@ class Paid:
     started: float | None
     """None for a container that never ran."""
     ended: float
+    pool: str = ""
+    """Pool of a worker's host."""
 
 
 class _Period(NamedTuple):

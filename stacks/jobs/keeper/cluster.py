@@ -3,6 +3,7 @@
 Packed beside it, under this name; not for other parts of the project.
 """
 
+import json
 import os
 import time
 from collections.abc import Collection, Iterator
@@ -15,7 +16,7 @@ import boto3
 from contract import times
 from contract.job import JobStatus, stop_reason
 from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, refusal, seen_since
-from contract.nodes import GROUP_TAG
+from contract.nodes import GROUP_TAG, pool_hosts, pool_provider
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
     from mypy_boto3_ecs.type_defs import (
@@ -25,8 +26,12 @@ if TYPE_CHECKING:  # Lambda has boto3 and not its types
     )
 
 CLUSTER = os.environ.get("CLUSTER", "")
-#: Groups of hosts and their capacity providers.
+STACK = os.environ.get("STACK", "")
+#: Pools of workers beside the deployment's own, and the most hosts of each.
+POOLS: dict[str, int] = json.loads(os.environ.get("POOLS", "{}"))
+#: Groups of hosts and their capacity providers: heads, workers, and workers in pools.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
+GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in POOLS}
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -67,6 +72,17 @@ def refusal_of(provider: str, since: float) -> str:
             found = groups.describe_scaling_activities(AutoScalingGroupName=name)
             return refusal(found["Activities"], since=since)
     return ""
+
+
+def unused_hosts(provider: str, tasks: "list[TaskTypeDef]") -> int:
+    """How many instances of a capacity provider's group none of these tasks is on, those that boot
+    among them."""
+    names = [name for name, own in GROUPS.items() if own == provider]
+    found = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    there = [each for group in found["AutoScalingGroups"] for each in group["Instances"]]
+    staying = [each for each in there if "Terminating" not in each.get("LifecycleState", "")]
+    used = [each for each in tasks if each.get("containerInstanceArn")]
+    return len(staying) - len(used)
 
 
 def tasks_of_services() -> set[str]:

@@ -7,8 +7,9 @@ project's ``contract`` package, which is packed beside it. Its events, told apar
     end      the state machine, after its head task has ended in any way: stops what is left of the
              job, releases its hosts, says why it ended and whether it should be tried again
     aborted  EventBridge, when an execution was aborted or timed out: the same, without a retry
-    sweep    EventBridge, every few minutes: stops the tasks of executions that have ended, and
-             heads that have waited for a host for longer than their job wants to; terminates
+    sweep    EventBridge, every few minutes, and where there are pools when EC2 has refused a host:
+             stops the tasks of executions that have ended, and heads that have waited for a host
+             for longer than their job wants to, or whose job can try another pool; terminates
              hosts that have had no task for a while, that never joined the cluster, or that
              cannot take the task that waits
     release  a job's head, of ``Hosts`` that it needs no more: terminates those without a task; no
@@ -40,6 +41,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    Placement,
     execution_arn,
     record_json,
     stop_reason,
@@ -56,9 +58,11 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC, Range
+from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
 from stacks.jobs.keeper.cluster import (
     GROUPS,
+    POOLS,
+    STACK,
     each_of,
     refusal_of,
     release,
@@ -66,6 +70,7 @@ from stacks.jobs.keeper.cluster import (
     running,
     stop,
     tasks_of_services,
+    unused_hosts,
 )
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
@@ -78,6 +83,7 @@ LIMITS = Limits(
     max_heads=int(os.environ.get("MAX_HEADS", "1")),
     max_workers=int(os.environ.get("MAX_WORKERS", "1")),
     max_jobs_per_user=int(os.environ.get("MAX_JOBS_PER_USER", "0")),
+    pools=POOLS,
 )
 #: Families of the deployment's tasks.
 FAMILIES = os.environ.get("FAMILIES", "").split()
@@ -214,20 +220,22 @@ def told_by_head(run: str, job: str) -> str:
 
 # --- what it is called for ------------------------------------------------------------------------
 def admit(event: dict[str, Any]) -> dict[str, Any]:
-    """Before the first attempt: whether the head may start (``running``, with the ``nodes`` that
-    its job may have), is to ask again after a ``pause``, in seconds (``queued``), or how the job
-    ended that gets no turn."""
+    """Before the first attempt: whether the head may start (``running``, with the ``pools`` and the
+    ``nodes`` that its job may have), is to ask again after a ``pause``, in seconds (``queued``), or
+    how the job ended that gets no turn."""
     job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
     waited = now - event["Began"]
-    status, reason, nodes = JobStatus.FAILED, "failed: its order is not understood", None
-    if spec and LIMITS.admit(spec.nodes, []) is None:
+    status, reason, place = JobStatus.FAILED, "failed: its order is not understood", None
+    if spec and LIMITS.place(spec, []) is None:
+        there = [f"{LIMITS.workers.get(each, 0)} in pool {each}" for each in spec.ladder]
+        has = ", ".join(there) if spec.pools else f"{LIMITS.max_workers} at most"
         reason = (
-            f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has "
-            f"{LIMITS.max_workers} at most: give fewer --nodes, or deploy a higher max_workers"
+            f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has {has}: give "
+            "fewer --nodes, or deploy a higher max_workers"
         )
     elif spec and spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
-    elif spec and (nodes := admitted(job, spec.nodes)):
+    elif spec and (place := admitted(job, spec)):
         status, reason = JobStatus.RUNNING, "running"
     elif spec and waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
@@ -241,21 +249,23 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(outcome.to_json())
     # It grows with the time that has been waited, as an execution has at most 25,000 events.
     answer["pause"] = math.floor(min(times.QUEUE_LOOK_S, max(times.CONSISTENT_S, waited / 20)))
-    return answer | {"nodes": str(nodes)} if nodes else answer
+    return answer | {"pools": [*place[0]], "nodes": str(place[1])} if place else answer
 
 
-def admitted(job: str, nodes: Range) -> Range | None:
-    """The worker nodes that a job may have now; None where it is not its turn."""
-    found = turn_of(job, nodes, lambda _: False)
+def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
+    """The pools and worker nodes that a job may have now; None where it is not its turn."""
+    found = turn_of(job, spec, lambda _: False)
     if not (found and LIMITS.max_jobs_per_user):
         return found
     # Later jobs may have passed this one by while it waited for its user's others. The last that
     # did not know that it waits no more has begun by then, and its history shows it.
     time.sleep(3 * times.CONSISTENT_S)
-    return turn_of(job, nodes, has_begun)
+    return turn_of(job, spec, has_begun)
 
 
-def turn_of(job: str, nodes: Range, begun: Callable[[str], bool]) -> Range | None:
+def turn_of(
+    job: str, spec: JobSpec, begun: Callable[[str], bool]
+) -> tuple[tuple[str, ...], Range] | None:
     """The same, beside earlier jobs, and later ones that have ``begun``."""
     states = boto3.client("stepfunctions")
     of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
@@ -269,24 +279,24 @@ def turn_of(job: str, nodes: Range, begun: Callable[[str], bool]) -> Range | Non
     earlier = []
     for each in before:
         found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, each))
-        spec = spec_of(found.get("input"))
-        # An order that is not understood, of another version maybe, holds no more than a head.
-        earlier.append(spec.nodes if spec else Range(0, 0))
-    return LIMITS.admit(nodes, earlier)
+        earlier.append(spec_of(found.get("input")))
+    return LIMITS.place(spec, earlier)
 
 
 def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
     task, error = head_of(event)
+    own_pools = pools = spec.pools if spec else ()
     if hold := hold_of(job, spec):
         task, error = at_hold(task, hold), ""
+    # An execution that began before an update of the stack does not send all of this.
+    patience = event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0)
     outcome = verdict(
         task,
         error,
         deadline=event["Deadline"],
-        # An execution that began before an update of the stack does not send all of this.
-        patience=event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0),
+        patience=patience,
         attempt=event["Attempt"],
         in_a_row=event.get("InARow", event["Attempt"]),
     )
@@ -298,7 +308,9 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
         if outcome.reason == "no capacity":
             # Of the head's group, or of the workers', for which the head has waited.
-            heads, workers = GROUPS.values()
+            heads, workers, *_ = GROUPS.values()
+            if spec and spec.ladder[0] in POOLS:
+                workers = pool_provider(STACK, spec.pools[0])
             waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
             if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
                 again = outcome.again and not is_in_vain(why)
@@ -307,6 +319,8 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             ended = record_of(job, spec) if spec and outcome.again else None
             if ended and ended.status is JobStatus.NO_CAPACITY:
                 outcome = ended
+        if spec and len(spec.pools) > 1 and outcome.status is JobStatus.NO_CAPACITY:
+            pools, outcome = moved(task, outcome, spec, patience=patience)
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
@@ -319,7 +333,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             time.sleep(times.CONSISTENT_S)
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
         hosts = end_tasks(job, reason)
-        if outcome.again:  # they stay for another attempt
+        if outcome.again and pools == own_pools:  # they stay for another attempt
             hosts = set()
         own = {host} if (host := text_of(task, "ContainerInstanceArn")) else set()
         if ending_of(task) is Ending.BAD_HOST:  # neither the next attempt nor another job finds it
@@ -328,7 +342,32 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             hosts |= own
         release(hosts)
     answer: dict[str, Any] = json.loads(outcome.to_json())
-    return answer
+    return answer | {"pools": [*pools]} if outcome.again else answer
+
+
+def moved(
+    task: Mapping[str, Any], outcome: Outcome, spec: JobSpec, *, patience: float
+) -> tuple[tuple[str, ...], Outcome]:
+    """The pools of a job in the order in which they are tried from now on, and how its attempt has
+    ended: where the first had no hosts for its workers, the next is tried.
+
+    Args:
+        patience: Unix time until which it waits for hosts. After a loss it waits as long again.
+    """
+    if "StartedAt" not in task:  # its head had no host, which is in no pool
+        return spec.pools, outcome
+    ran_s = task.get("StoppedAt", time.time() * 1000) / 1000 - task["StartedAt"] / 1000
+    waits_s = spec.capacity_wait_s if outcome.exit_code == exits.NO_CAPACITY else 0
+    has_lost = ran_s > waits_s + times.HOST_JOINS_S  # it has had them
+    if not has_lost and time.time() >= patience:
+        return spec.pools, outcome
+    pools = (*spec.pools[1:], spec.pools[0])
+    reason = f"{outcome.reason} (pool {spec.pools[0]}); pool {pools[0]} is next"
+    found = replace(outcome, again=True, reason=reason)
+    if has_lost:
+        return pools, replace(found, status=JobStatus.HOST_LOST)
+    # An attempt that has found no hosts says nothing of the program.
+    return pools, replace(found, in_a_row=(outcome.in_a_row or 1) - 1)
 
 
 def aborted(event: "Mapping[str, Any]") -> None:
@@ -462,11 +501,31 @@ def reason_to_stop(
     why = ""
     if waits or (for_s < spec.capacity_wait_s and own and all(map(is_waiting, own))):
         why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
+    if not waits and (said := why_next(spec, own, is_new=for_s < spec.capacity_wait_s)):
+        return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {said}")
     if waits and for_s > spec.capacity_wait_s:
         why = why or f"no host within {spec.capacity_wait_s} s"
     elif not is_in_vain(why):
         return ""
     return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
+
+
+def why_next(spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool) -> str:
+    """AWS's sentence, where it has no host for the workers of a job that can try another pool; ""
+    where it has, or hosts are about to come, or the job goes on without.
+
+    Args:
+        is_new: it may not have had all of its nodes yet.
+    """
+    lacking = [each for each in workers if is_waiting(each)]
+    missing = spec.nodes.low - (len(workers) - len(lacking))
+    goes_on = not (is_new or spec.recipe or spec.on == Placement.NODES)
+    if len(spec.pools) < 2 or missing <= 0 or not lacking or goes_on:
+        return ""
+    provider = lacking[0].get("capacityProviderName", "")
+    since = min(each["createdAt"].timestamp() for each in lacking)
+    why = refusal_of(provider, since)
+    return why if why and unused_hosts(provider, workers) < missing else ""
 
 
 def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:

@@ -1,0 +1,142 @@
+"""Pools are more workers of other kinds, and change nothing for the deployment's own."""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from contract.nodes import ENV_EFA, ENV_POOLS, ENV_SPOT, ENV_SUBNETS, ENV_WORKER_GPUS
+from rehearsal.policies import Call, allows
+from tests.stacks.conftest import POOLS, Synth, Templates, statements, text, variables
+from tests.stacks.test_roles import Deployed, arn
+
+ZONE: Final = {"availability_zone": "us-west-2a"}
+#: Beginnings of the ids of resources of the default deployment that list all pools.
+LISTS: Final = (
+    *("ClusterCapacityProviders", "ClusterTeardownRole", "ClusterTeardownStopTasks"),
+    *("Dashboard7", "JobsKeeper", "JobsRoleDefaultPolicy", "JobsTask"),
+)
+
+
+@pytest.fixture
+def pools(synth: Synth) -> Templates:
+    return synth(**POOLS)
+
+
+def of_pool(templates: Templates, kind: str, name: str) -> dict[str, Any]:
+    """Properties of the one resource of a type that belongs to a pool."""
+    part = f"{name.replace('-', '')}Pool"
+    (found,) = [each for id_, each in templates.of_type(kind).items() if part in id_]
+    return found
+
+
+def test_the_deployments_own_resources_are_the_same_but_for_lists(
+    synth: Synth, pools: Templates
+) -> None:
+    own = synth(preset="ddp", **ZONE)
+    assert pools.core == own.core
+    before, after = own.training["Resources"], pools.training["Resources"]
+    assert before.keys() <= after.keys()
+    changed = {name for name, each in before.items() if after[name] != each}
+    assert {each for each in changed if not each.startswith(LISTS)} == set()
+    more = sorted(after[name]["Type"] for name in after.keys() - before.keys())
+    each_has = {"AutoScalingGroup", "LaunchTemplate", "InstanceProfile", "CapacityProvider"}
+    each_has |= {"TaskDefinition"}
+    assert {kind: more.count(kind) for kind in {*more}} == {
+        **{kind: 6 for kind in more if kind.rpartition(":")[2] in each_has},
+        "Custom::TerminateHosts": 6,
+        "AWS::EC2::PlacementGroup": 4,  # not with reserved capacity
+        "AWS::EC2::Subnet": 1,
+        "AWS::EC2::SubnetRouteTableAssociation": 1,
+        **{"AWS::Events::Rule": 1, "AWS::Lambda::Permission": 1},  # of refused launches
+    }
+    (other,) = (after[each]["Properties"] for each in after if each.startswith("Subnet"))
+    assert (other["AvailabilityZone"], other["CidrBlock"]) == ("us-west-2c", "10.0.48.0/20")
+    rules = pools.of_type("AWS::Events::Rule").items()
+    (refused,) = (each for name, each in rules if "Refused" in name)
+    groups = refused["EventPattern"]["detail"]["AutoScalingGroupName"]
+    assert groups == [{"prefix": "TrainingStack-"}]
+
+
+#: Of each pool: type, market, GPUs, whether its hosts are reserved; all by their names.
+FACTS: Final = {
+    "a10g-spot": ("g5.12xlarge", "spot", "4", False),
+    "a10g": ("g5.12xlarge", None, "4", False),
+    "l40s-c": ("g6e.24xlarge", None, "4", False),
+    "l4-c": ("g6.xlarge", None, "1", False),
+    "block": ("p5.48xlarge", "capacity-block", "8", True),
+    "odcr": ("p4d.24xlarge", None, "8", True),
+}
+
+
+@pytest.mark.parametrize(("name", "facts"), FACTS.items())
+def test_each_pool_has_its_type_market_place_and_task(
+    pools: Templates, name: str, facts: tuple[Any, ...]
+) -> None:
+    data = of_pool(pools, "AWS::EC2::LaunchTemplate", name)["LaunchTemplateData"]
+    group = of_pool(pools, "AWS::AutoScaling::AutoScalingGroup", name)
+    task = of_pool(pools, "AWS::ECS::TaskDefinition", name)
+    (container,) = task["ContainerDefinitions"]
+    told, market = variables(container), data.get("InstanceMarketOptions", {}).get("MarketType")
+    is_reserved = "CapacityReservationSpecification" in data
+    assert (data["InstanceType"], market, told[ENV_WORKER_GPUS], is_reserved) == facts
+    assert ("Placement" in data) is not is_reserved
+    assert group["AutoScalingGroupName"] == task["Family"] == f"TrainingStack-pool-{name}"
+    assert text(group["VPCZoneIdentifier"][0]).startswith("<Subnet") is name.endswith("-c")
+    assert told[ENV_SPOT] == str(int(market == "spot"))
+    assert (ENV_EFA in told) is (name in ("l40s-c", "block")), "one node of p4d needs none"
+    assert text(container["Image"]).endswith(":mine") is (name == "odcr")
+
+
+def test_the_head_of_a_job_is_told_of_each_pool(pools: Templates) -> None:
+    (task,) = [
+        each["ContainerDefinitions"][0]
+        for name, each in pools.of_type("AWS::ECS::TaskDefinition").items()
+        if name.startswith("JobsTask")
+    ]
+    found = json.loads(variables(task)[ENV_POOLS])
+    assert [*found] == [*FACTS]
+    own = variables(task)
+    for name, each in found.items():
+        assert {*each} == {*each} & own.keys(), "each takes the place of one of its own"
+        assert (each[ENV_SUBNETS] != own[ENV_SUBNETS]) is (name[-2:] == "-c")
+    assert found["block"][ENV_WORKER_GPUS] == "8"
+
+
+def test_the_keeper_and_the_head_may_do_with_pools_what_they_do_with_the_others(
+    pools: Templates,
+) -> None:
+    deployed = Deployed(pools)
+    group = arn("autoscaling", "autoScalingGroup:x:autoScalingGroupName/{}")
+    family = arn("ecs", "task-definition/{}:3")
+    cluster = deployed.id("Cluster", "AWS::ECS::Cluster")
+    only = {"ecs_cluster": arn("ecs", f"cluster/{cluster}")}
+    own, other = "TrainingStack-pool-a10g", "Other-TrainingStack-pool-a10g"
+    keeper, head = deployed.role("JobsKeeperRole"), deployed.role("JobsRole")
+    for name, may in ((own, True), (other, False)):
+        assert deployed.may(keeper, "autoscaling:SetDesiredCapacity", group.format(name)) is may
+        assert deployed.may(head, "ecs:RunTask", family.format(name), **only) is may
+        tag = {"aws:ResourceTag/aws:autoscaling:groupName": name}
+        end = Call(
+            caller="",
+            action="ec2:TerminateInstances",
+            resource=arn("ec2", "instance/i-1"),
+            keys=tag,
+        )
+        assert allows(end, identity=deployed.roles[keeper]) is may
+
+
+def test_eighteen_pools_are_within_what_aws_takes(synth: Synth) -> None:
+    pools = {
+        f"a-pool-of-hosts-{number:02}": {"worker_instance_type": "g5.12xlarge", "max_workers": 4}
+        for number in range(18)
+    }
+    found = synth(**ZONE, pools=json.dumps(pools)).training
+    assert len(found["Resources"]) < 500
+    assert len(json.dumps(found)) < 1_000_000
+    for name, each in found["Resources"].items():
+        given = each.get("Properties", {})
+        if each["Type"] == "AWS::IAM::Policy":
+            assert len(json.dumps(statements(given["PolicyDocument"]))) < 10_240, name
+        if environment := given.get("Environment"):
+            assert len(text(environment)) < 4096, name
