@@ -235,7 +235,9 @@ def _writable() -> list[Path]:
     found = _temporary()
     if os.geteuid():  # root may write everywhere
         tops = [path for path in Path("/").iterdir() if path.name not in ("proc", "sys", "dev")]
-        for path in [*tops, *(inner for top in tops for inner in _inner(top))]:
+        # What is in a temporary folder is looked at with it, but for what Ray and others write.
+        inner = [path for top in tops if top not in found for path in _inner(top)]
+        for path in [*tops, *inner]:
             if os.access(path, os.W_OK) and path.is_dir() and not path.is_symlink():
                 found.add(path.resolve())
     return [*found]

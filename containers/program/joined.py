@@ -73,7 +73,7 @@ def peers(pids: Collection[int], folder: Path, others: Collection[str]) -> Peers
     """
     found = set[str]()
     for pid in pids:
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended
             for each in psutil.Process(pid).net_connections("tcp"):
                 if each.status == psutil.CONN_ESTABLISHED:
                     # Of a socket of version 6, which torch's store has, too.

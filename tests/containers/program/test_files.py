@@ -506,6 +506,17 @@ def test_files_in_other_places_are_reported_once_and_when_they_double(
     assert "warning: 4 files" in node.said[-1]
 
 
+#: Other tests look at no folder of this machine.
+WRITABLE = disk._writable
+
+
+def test_what_others_write_to_a_temporary_folder_is_not_the_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert Path("/tmp") not in {path.parent for path in {*WRITABLE()} - disk._temporary()}
+
+
 # --- a bucket in trouble
 def test_what_time_does_not_change_is_given_up(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
