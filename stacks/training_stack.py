@@ -92,8 +92,8 @@ class TrainingStack(cdk.Stack):
             self.cluster,
             "Teardown",
             cluster=cluster,
-            groups=groups,
-            pools=pools,
+            groups={each.name: each.capacity_provider for each in groups},
+            pools={name: (each.name, each.capacity_provider) for name, each in pools.items()},
             associations=self.cluster.associate([*groups, *pools.values()]),
             shared_storage=settings.shared_storage,
         )

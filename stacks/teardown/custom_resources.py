@@ -23,7 +23,6 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct, IConstruct
 
 from stacks import rights
-from stacks.cluster.host_group import HostGroup
 from stacks.lambda_functions import custom_resource, lambda_function
 
 HANDLER: Final = Path(__file__).parent / "handler.py"
@@ -43,14 +42,19 @@ class Teardown(Construct):
         id_: str,
         *,
         cluster: ecs.Cluster,
-        groups: Sequence[HostGroup],
-        pools: Mapping[str, HostGroup],
+        groups: Mapping[str, ecs.CfnCapacityProvider],
+        pools: Mapping[str, tuple[str, ecs.CfnCapacityProvider]],
         associations: ecs.CfnClusterCapacityProviderAssociations,
         shared_storage: str,
     ) -> None:
-        """``shared_storage``: setting of this name."""
+        """
+        Args:
+            groups: capacity providers by the names of their Auto Scaling groups.
+            pools: the name of the group of each pool, and its capacity provider.
+            shared_storage: setting of this name.
+        """
         super().__init__(scope, id_)
-        names = [each.name for each in groups]
+        names = [*groups]
         function = lambda_function(
             self,
             "",
@@ -81,18 +85,18 @@ class Teardown(Construct):
             function=function,
             properties={"Action": "StopTasks", "Cluster": cluster.cluster_name},
         )
-        for each in groups:
-            each.capacity_provider.node.add_dependency(self.hosts)
+        for provider in groups.values():
+            provider.node.add_dependency(self.hosts)
         # Each by itself: a pool may be removed from a deployment that goes on.
-        for name, pool in pools.items():
+        for name, (group, provider) in pools.items():
             hosts = custom_resource(
                 self,
                 f"{name}TerminateHosts",
                 function=function,
-                properties={"Action": "TerminateHosts", "Groups": [pool.name]},
+                properties={"Action": "TerminateHosts", "Groups": [group]},
                 kind="TerminateHosts",
             )
-            pool.capacity_provider.node.add_dependency(hosts)
+            provider.node.add_dependency(hosts)
         self.stop_tasks.node.add_dependency(associations)
         assert isinstance(function.role, iam.Role)
         self._role = function.role
