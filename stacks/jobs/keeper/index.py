@@ -41,6 +41,7 @@ from contract.job import (
     Placement,
     execution_arn,
     record_json,
+    status_of_stop,
     stop_reason,
 )
 from contract.job_outcome import (
@@ -409,7 +410,9 @@ def sweep() -> dict[str, Any]:
             if reason:
                 stop([task], reason)
                 stopped.append(task["taskArn"])
-                if task.get("containerInstanceArn"):
+                # The host of a head that lacks others may serve its next one: its clean-up decides.
+                is_kept = status_of_stop(reason) is JobStatus.NO_CAPACITY
+                if task.get("containerInstanceArn") and not is_kept:
                     release({task["containerInstanceArn"]})
         except Exception as error:  # one task must not keep the others running
             left.append(f"{task['taskArn']}: {error}")
