@@ -463,7 +463,9 @@ def reason_to_stop(
     why = ""
     if waits or (for_s < spec.capacity_wait_s and own and all(map(is_waiting, own))):
         why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
-    if not waits and (said := why_next(spec, own, is_new=for_s < spec.capacity_wait_s)):
+    # Before it has started, its workers are those of the attempt before.
+    said = why_next(spec, own, is_new=for_s < spec.capacity_wait_s) if "startedAt" in task else ""
+    if said:
         return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {said}")
     if waits and for_s > spec.capacity_wait_s:
         why = why or f"no host within {spec.capacity_wait_s} s"
