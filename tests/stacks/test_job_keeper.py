@@ -888,6 +888,7 @@ def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
     assert (head_task["desiredStatus"] == "STOPPED") is moves
     if moves:
         assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
+        assert "h1" not in aws.states, "its host waits for the next head"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from contract.job import (
     Placement,
     execution_arn,
     record_json,
+    status_of_stop,
     stop_reason,
 )
 from contract.job_outcome import (
@@ -450,7 +451,9 @@ def sweep() -> dict[str, Any]:
             if reason:
                 stop([task], reason)
                 stopped.append(task["taskArn"])
-                if task.get("containerInstanceArn"):
+                # The host of a head that lacks others may serve its next one: its clean-up decides.
+                is_kept = status_of_stop(reason) is JobStatus.NO_CAPACITY
+                if task.get("containerInstanceArn") and not is_kept:
                     release({task["containerInstanceArn"]})
         except Exception as error:  # one task must not keep the others running
             left.append(f"{task['taskArn']}: {error}")
@@ -501,7 +504,9 @@ def reason_to_stop(
     why = ""
     if waits or (for_s < spec.capacity_wait_s and own and all(map(is_waiting, own))):
         why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
-    if not waits and (said := why_next(spec, own, is_new=for_s < spec.capacity_wait_s)):
+    # Before it has started, its workers are those of the attempt before.
+    said = why_next(spec, own, is_new=for_s < spec.capacity_wait_s) if "startedAt" in task else ""
+    if said:
         return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {said}")
     if waits and for_s > spec.capacity_wait_s:
         why = why or f"no host within {spec.capacity_wait_s} s"
