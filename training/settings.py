@@ -348,8 +348,10 @@ def differences(
     found = []
     for name, field in fields_of(type(wanted)).items():
         value = getattr(wanted, name)
-        # A run that was begun before there was this setting has its default.
-        before = recorded.get(name, value if field.default is MISSING else field.default)
+        # A run that was begun before there was this setting has its default; a record that names no
+        # preset is of a few settings only.
+        default = value if field.default is MISSING or "preset" not in recorded else field.default
+        before = recorded.get(name, default)
         if not field.metadata["same_on_resume"] or before == value:
             continue
         line = f"{option_name(name)}: the run has {before!r}, now {value!r}"

@@ -193,9 +193,11 @@ IN_TWO = {"max_workers": "2"}
 BOUNDARY: dict[str, Any] = {"@aws-cdk/core:permissionsBoundary": {"name": "Boundary"}}
 ROW = {"vcpus": 4, "memory_mib": 32768, "network_gbps": 1.25, "usd_per_hour": 0.252}
 #: Name -> settings. Those of CI come first; the others are tried at night.
+#: Without a pool, whose zone is one of a region.
+TAKEN = {name: value for name, value in EXISTING.items() if name != "pools"}
 ACCOUNTS: dict[str, dict[str, Any]] = {
     "own type": {"head_instance_type": "r5.xlarge", "instance_types": {"r5.xlarge": ROW}},
-    "sovereign, taken": EXISTING
+    "sovereign, taken": TAKEN
     | {"region": "eusc-de-east-1", "availability_zone": "eusc-de-east-1a"},
     "GovCloud, EFA": {"region": "us-gov-west-1", "worker_instance_type": "p4d.24xlarge"},
     "China, endpoints": {"region": "cn-north-1", "interface_endpoints": "true"},
@@ -224,7 +226,7 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "GovCloud": {"region": "us-gov-west-1"},
     "GovCloud, shared files": {"region": "us-gov-east-1", "shared_storage": "fsx"},
     "China": {"region": "cn-northwest-1"},
-    "China, taken": EXISTING | {"region": "cn-north-1", "availability_zone": "cn-north-1a"},
+    "China, taken": TAKEN | {"region": "cn-north-1", "availability_zone": "cn-north-1a"},
     "sovereign": {"region": "eusc-de-east-1"},
     "shared files": {"shared_storage": "fsx", "preset": "fsdp"},
     "shared files, kept": {"shared_storage": "fsx", "fsx_deployment": "persistent"},
