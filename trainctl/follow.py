@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import typer
 
-from contract import exits, nodes, runs
+from contract import exits, faults, nodes, runs
 from contract.errors import InputError
 from contract.job import Hold, JobStatus
 from contract.runs import PROGRESS_FILE
@@ -17,7 +17,7 @@ from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.errors import CliError
+from trainctl.aws.errors import DENIED, CliError
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job, Place
 from trainctl.aws.logs import LogLine
@@ -240,7 +240,8 @@ def stop(deployment: Deployment, job: Job) -> bool:
         deployment.jobs.stop(job)
     except ClientError as error:
         is_own = job.spec and job.spec.user_id == deployment.user_id
-        if error.operation_name != "StopExecution" or not is_own or deployment.jobs.heads(job):
+        is_denied = error.operation_name == "StopExecution" and faults.code_of(error) in DENIED
+        if not (is_own and is_denied) or deployment.jobs.heads(job):
             raise
         deployment.bucket.put(runs.job_stop(deployment.user_id, job.id), b"stop")
         return False

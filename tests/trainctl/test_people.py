@@ -8,11 +8,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import boto3
 import botocore.session
 import pytest
 from botocore import xform_name
+from botocore.exceptions import ClientError
 
 from contract import exits
 from contract.outputs import OPERATE, READ, SUBMIT
@@ -23,6 +25,7 @@ from tests.stacks.conftest import Synth, synth
 from tests.stacks.test_roles import Deployed, arn
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
+from trainctl import follow
 
 __all__ = ["synth"]  # a fixture
 
@@ -150,6 +153,15 @@ def test_each_role_may_give_its_commands_and_those_of_the_role_before(
     else:
         assert "not allowed: " in cli.refuses(*given, code=exits.FAILED)
         assert theirs.changes == []
+
+
+def test_a_stop_that_aws_throttles_calls_no_job_off() -> None:
+    deployment = Mock(user_id=BERT)
+    deployment.jobs.stop.side_effect = refused("ThrottlingException", "StopExecution")
+    deployment.jobs.heads.return_value = []
+    with pytest.raises(ClientError, match="Throttling"):
+        follow.stop(deployment, Mock(spec=Mock(user_id=BERT)))
+    assert not deployment.bucket.put.called
 
 
 def test_operators_have_each_right_that_a_command_needs(

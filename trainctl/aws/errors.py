@@ -27,7 +27,7 @@ class UsageError(CliError):
         super().__init__(message, exit_code=EXIT_BAD_INPUT)
 
 
-_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
+DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch")
 
 
@@ -106,7 +106,7 @@ def _of_the_service(error: "ClientError") -> CliError:
             f"AWS does not know these credentials ({code}): check the profile, and the region, "
             "which the account may have to enable"
         )
-    if code in _DENIED:
+    if code in DENIED:
         return CliError(
             f"not allowed: {error.operation_name}: {said}. Ask the owner of the deployment for the "
             "permission, or use another --profile"
