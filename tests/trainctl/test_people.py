@@ -156,11 +156,12 @@ def test_each_role_may_give_its_commands_and_those_of_the_role_before(
 
 
 def test_a_stop_that_aws_throttles_calls_no_job_off() -> None:
-    deployment = Mock(user_id=BERT)
+    deployment, job = Mock(user_id=BERT), Mock()
+    job.spec.user_id = BERT
     deployment.jobs.stop.side_effect = refused("ThrottlingException", "StopExecution")
     deployment.jobs.heads.return_value = []
     with pytest.raises(ClientError, match="Throttling"):
-        follow.stop(deployment, Mock(spec=Mock(user_id=BERT)))
+        follow.stop(deployment, job)
     assert not deployment.bucket.put.called
 
 
