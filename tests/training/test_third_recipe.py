@@ -8,6 +8,7 @@ its evaluation, and it has no model that could be kept.
 import json
 import os
 import re
+import re
 import shutil
 import subprocess
 import sys
