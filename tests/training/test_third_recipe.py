@@ -8,7 +8,6 @@ its evaluation, and it has no model that could be kept.
 import json
 import os
 import re
-import re
 import shutil
 import subprocess
 import sys
@@ -156,9 +155,9 @@ def project(tmp_path: Path) -> Path:
     (toy / "train.py").write_text(LOOP)
     recipes = folder / "training" / "recipes.py"
     text = recipes.read_text()
-    assert ", BANDWIDTH)" in text
-    entry = "from training.toy import RECIPE as TOY\n\nALL"
-    recipes.write_text(text.replace("BANDWIDTH)", "BANDWIDTH, TOY)").replace("\nALL", entry, 1))
+    longer = re.sub(r"(?m)^(ALL: Final = \(.*)\)$", r"\1, TOY)", text)
+    assert longer != text
+    recipes.write_text(longer.replace("\nALL", "from training.toy import RECIPE as TOY\n\nALL", 1))
     return folder
 
 
