@@ -113,7 +113,7 @@ class JobPlan:
     @property
     def usd_hold(self) -> float | None:
         """US dollars for the hosts that stay after a failure; None: not known."""
-        hourly = self.usd_per_hour
+        hourly = self.prices.dearest.usd_per_hour(self.spec.nodes.high)
         return None if hourly is None else hourly * self.spec.hold_s / 3600
 
     @property
@@ -405,7 +405,7 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
         CliError: there is no image to run.
     """
     check_images(deployment, plan.tags)
-    for pool in plan.spec.ladder:
+    for pool in plan.spec.ladder if plan.spec.nodes.high else ():
         _check_reservation(deployment, plan.spec, pool)
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
