@@ -245,7 +245,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         given.check_fit(each)
     program = request.program
     is_alone = program is not None and program.is_alone
-    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else shape.max_workers
+    most = min(each.max_workers for each in shapes.values())
+    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else most
     wanted = request.nodes or Range(by_default, by_default)
     nodes = wanted
     for each in shapes.values():

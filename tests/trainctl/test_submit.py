@@ -286,6 +286,9 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     for row in (r"maximum .*", r"costs\s+(\S+)\s+of\s+the"):
         assert re.findall(row, alone) == re.findall(row, said) != []
     assert "as many GPUs on each node, by which its" in cli.refuses(*submit, "l4,l40s")
+    account.shape["pools"] = POOLS | {"few": POOLS["l40s"] | {"max_workers": 3}}
+    cli("submit", "ddp", "--yes", "--pool", "l40s,few", "--run", "few")
+    assert account.orders[-1].nodes == Range(3, 3), "as many as each of them has"
     # One of a type that only the settings know, without a price.
     machine = dataclasses.asdict(instance_type("g6e.12xlarge"))
     account.shape["instance_types"] = {"q1.large": machine | {"name": "q1.large"}}
