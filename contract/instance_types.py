@@ -428,13 +428,14 @@ class Prices:
     @property
     def why_unknown(self) -> str:
         """Reason for a missing price, in a phrase; "" if none is missing."""
+        hosts = (self.head, self.worker, *self.pools.values())
         if self.region not in PRICED_REGIONS:
-            types = " and ".join(sorted({self.head.type, self.worker.type}))
+            types = " and ".join(sorted({host.type for host in hosts}))
             return (
                 f"list prices are known for {' and '.join(PRICED_REGIONS)} only, not for "
                 f"{self.region} (AWS's price pages have those of {types})"
             )
-        for host in (self.head, self.worker):
+        for host in hosts:
             if host.usd_per_hour is None:
                 return f"{host.type} has no list price"
         return ""

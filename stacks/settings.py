@@ -84,7 +84,8 @@ class Settings:
     pools: Mapping[str, Mapping[str, Any]]
     """More worker hosts, for ``submit --pool``: name -> ``worker_instance_type``, ``max_workers``,
     ``spot``, ``capacity_reservation_id`` and its type, ``efa``, ``root_volume_gib``,
-    ``worker_ami``, ``image_tag``, ``availability_zone``: [pools](operations.md#pools)."""
+    ``worker_ami``, ``image_tag``, ``availability_zone``, ``subnet_id``:
+    [pools](operations.md#pools)."""
     efa: str
     """``auto``: EFA where several nodes train on a type that needs it for its full bandwidth;
     ``on``: where the type has it; ``off``: never, at most 100 Gb/s per node. EFA needs an image

@@ -201,26 +201,24 @@ class TrainingStack(cdk.Stack):
     def _subnets_of_pools(
         self, settings: Settings, core: CoreStack
     ) -> tuple[dict[str, ec2.ISubnet], list[IConstruct]]:
-        """Subnets of the pools in other zones, by the pools' names, and their routes."""
-        of_zones: dict[str, ec2.ISubnet] = {}
+        """Subnets of the pools that have others, by the pools' names, and their routes."""
+        found: dict[tuple[str, str], ec2.ISubnet] = {}
         routes: list[IConstruct] = []
         for pool in settings.in_pools.values():
-            zone = pool.availability_zone
-            if zone == settings.availability_zone or zone in of_zones:
+            zone, subnet = where = pool.availability_zone, pool.subnet_id
+            if where == (settings.availability_zone, settings.subnet_id) or where in found:
                 continue
-            if pool.vpc_id:
-                of_zones[zone] = network.existing_subnet(
-                    self, f"Zone-{zone[-1]}", subnet_id=pool.subnet_id, zone=zone
-                )
+            if subnet:
+                found[where] = network.existing_subnet(self, subnet, subnet_id=subnet, zone=zone)
             else:
-                of_zones[zone], route = network.add_subnet(
+                found[where], route = network.add_subnet(
                     self, core.vpc, zone=zone, cidr=settings.pool_cidr(zone)
                 )
                 routes.append(route)
         return {
-            name: of_zones[pool.availability_zone]
+            name: found[where]
             for name, pool in settings.in_pools.items()
-            if pool.availability_zone in of_zones
+            if (where := (pool.availability_zone, pool.subnet_id)) in found
         }, routes
 
     def _hosts(

@@ -113,7 +113,7 @@ class JobPlan:
     @property
     def usd_hold(self) -> float | None:
         """US dollars for the hosts that stay after a failure; None: not known."""
-        hourly = self.usd_per_hour
+        hourly = self.prices.dearest.usd_per_hour(self.spec.nodes.high)
         return None if hourly is None else hourly * self.spec.hold_s / 3600
 
     @property
@@ -245,7 +245,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         given.check_fit(each)
     program = request.program
     is_alone = program is not None and program.is_alone
-    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else shape.max_workers
+    most = min(each.max_workers for each in shapes.values())
+    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else most
     wanted = request.nodes or Range(by_default, by_default)
     nodes = wanted
     for each in shapes.values():
@@ -405,7 +406,7 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
         CliError: there is no image to run.
     """
     check_images(deployment, plan.tags)
-    for pool in plan.spec.ladder:
+    for pool in plan.spec.ladder if plan.spec.nodes.high else ():
         _check_reservation(deployment, plan.spec, pool)
     variables.check_secrets(plan.spec.secrets.values(), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID

@@ -271,7 +271,9 @@ class Account(base.Account):
         # Eventually consistent, says the API reference.
         shown = self.world.now - self.model.times.shows / 2
         job = self.execution(executionArn)
-        entered = {"type": "TaskStateEntered", "stateEnteredEventDetails": {"name": HEAD_STATE}}
+        answer = {"Payload": {"nodes": str(job.granted), "pools": [*job.pools]}}
+        details = {"name": HEAD_STATE, "input": json.dumps(answer)}
+        entered = {"type": "TaskStateEntered", "stateEnteredEventDetails": details}
         begun = [entered] if 0 < job.admitted_at < shown else []
         heads = [base.submitted(arn, stamp(at)) for at, arn in job.heads if at < shown]
         return {"events": begun + heads}

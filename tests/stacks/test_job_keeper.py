@@ -1016,6 +1016,24 @@ def test_a_user_has_few_jobs_at_a_time_and_the_others_are_passed_by(
     assert admitted(keeper, "second", Range(2, 2))["status"] == "queued"
 
 
+def test_what_a_later_job_was_granted_counts_and_not_what_it_asked_for(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later one of two pools has begun in the one that the first job does not want."""
+    monkeypatch.setattr(keeper.time, "sleep", lambda _: None)
+    limits = Limits(max_heads=3, max_workers=2, max_jobs_per_user=1, pools={"l4": 2})
+    monkeypatch.setattr(keeper, "LIMITS", limits)
+    queue.executions.clear()
+    queue.execute("first", input=replace(SPEC, nodes=Range(2, 2), submitter="anna").to_json())
+    both = replace(SPEC, nodes=Range(1, 2), submitter="bert", pools=("default", "l4"))
+    queue.execute("second", input=both.to_json())
+    for pools, nodes, status in ((["l4"], "2", "running"), (["default"], "1", "queued")):
+        answer = json.dumps({"Payload": {"nodes": nodes, "pools": pools}})
+        entered = {"name": "Head", "input": answer}
+        queue.history["second"] = [{"stateEnteredEventDetails": entered}]
+        assert admitted(keeper, "first", Range(2, 2))["status"] == status
+
+
 def test_a_job_that_its_user_has_called_off_ends_before_its_turn(
     keeper: ModuleType, queue: Aws
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from contract.nodes import ENV_EFA, ENV_POOLS, ENV_SPOT, ENV_SUBNETS, ENV_WORKER_GPUS
 from rehearsal.policies import Call, allows
-from tests.stacks.conftest import POOLS, Synth, Templates, statements, text, variables
+from tests.stacks.conftest import EXISTING, POOLS, Synth, Templates, statements, text, variables
 from tests.stacks.test_roles import Deployed, arn
 
 ZONE: Final = {"availability_zone": "us-west-2a"}
@@ -28,6 +28,17 @@ def of_pool(templates: Templates, kind: str, name: str) -> dict[str, Any]:
     part = f"{name.replace('-', '')}Pool"
     (found,) = [each for id_, each in templates.of_type(kind).items() if part in id_]
     return found
+
+
+def of_head(templates: Templates) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Variables of a job's head, and those of its pools."""
+    (task,) = [
+        each["ContainerDefinitions"][0]
+        for name, each in templates.of_type("AWS::ECS::TaskDefinition").items()
+        if name.startswith("JobsTask")
+    ]
+    own = variables(task)
+    return own, json.loads(own[ENV_POOLS])
 
 
 def test_the_deployments_own_resources_are_the_same_but_for_lists(
@@ -89,14 +100,8 @@ def test_each_pool_has_its_type_market_place_and_task(
 
 
 def test_the_head_of_a_job_is_told_of_each_pool(pools: Templates) -> None:
-    (task,) = [
-        each["ContainerDefinitions"][0]
-        for name, each in pools.of_type("AWS::ECS::TaskDefinition").items()
-        if name.startswith("JobsTask")
-    ]
-    found = json.loads(variables(task)[ENV_POOLS])
+    own, found = of_head(pools)
     assert [*found] == [*FACTS]
-    own = variables(task)
     for name, each in found.items():
         assert {*each} == {*each} & own.keys(), "each takes the place of one of its own"
         assert (each[ENV_SUBNETS] != own[ENV_SUBNETS]) is (name[-2:] == "-c")
@@ -124,6 +129,19 @@ def test_the_keeper_and_the_head_may_do_with_pools_what_they_do_with_the_others(
             keys=tag,
         )
         assert allows(end, identity=deployed.roles[keeper]) is may
+
+
+def test_each_pool_in_an_existing_network_has_the_subnet_that_it_names(synth: Synth) -> None:
+    wanted = {"one": "c", "two": "c", "own": "b"}  # and their zones
+    pools = {
+        name: {"availability_zone": f"eu-west-1{zone}", "subnet_id": f"subnet-{number:017}"}
+        for number, (name, zone) in enumerate(wanted.items())
+    }
+    found = synth(**EXISTING | {"pools": json.dumps(pools)})
+    for name, given in pools.items():
+        group = of_pool(found, "AWS::AutoScaling::AutoScalingGroup", name)
+        assert group["VPCZoneIdentifier"] == [given["subnet_id"]]
+        assert of_head(found)[1][name][ENV_SUBNETS] == given["subnet_id"]
 
 
 def test_eighteen_pools_are_within_what_aws_takes(synth: Synth) -> None:

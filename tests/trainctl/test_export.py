@@ -86,6 +86,9 @@ def test_an_export_is_made_by_a_head_alone_and_fetched(
     ends_at_once(
         account, monkeypatch, names=names, status="SUCCEEDED", output='{"status": "succeeded"}'
     )
+    # It has no hosts of a capacity block that is over.
+    account.shape["capacity_reservation_id"] = "cr-0123456789abcdef0"
+    account.reservation = {"EndDate": account.now}
     place = tmp_path / "model"
     said = cli("export", "r1", "--to", str(place), "--dtype", "bf16", "--yes")
     (spec,) = account.orders

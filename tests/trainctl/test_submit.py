@@ -1,5 +1,6 @@
 """``trainctl submit`` and ``trainctl plan``: refusals on the laptop, and the order that is sent."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from contract import exits
+from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
 from tests.aws.calls import refused
@@ -272,7 +274,8 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     account: Account, cli: Cli
 ) -> None:
     account.shape |= {"max_heads": 9, "pools": POOLS}
-    submit = ["submit", "ddp", "--yes", "--nodes", "2", "--max-hours", "10", "--pool"]
+    submit = ["submit", "ddp", "--yes", "--nodes", "2", "--max-hours", "10", "--hold", "60"]
+    submit.append("--pool")
     said = cli(*submit, "default,l40s,default").err
     assert "pool      default, then l40s" in said
     (spec,) = account.orders
@@ -280,8 +283,19 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     assert spec.prices is not None
     assert spec.prices.worker.type == "g5.12xlarge"
     alone = cli(*submit, "l40s", "--run", "dearest").err
-    assert re.findall(r"maximum .*", alone) == re.findall(r"maximum .*", said)
+    for row in (r"maximum .*", r"costs\s+(\S+)\s+of\s+the"):
+        assert re.findall(row, alone) == re.findall(row, said) != []
     assert "as many GPUs on each node, by which its" in cli.refuses(*submit, "l4,l40s")
+    account.shape["pools"] = POOLS | {"few": POOLS["l40s"] | {"max_workers": 3}}
+    cli("submit", "ddp", "--yes", "--pool", "l40s,few", "--run", "few")
+    assert account.orders[-1].nodes == Range(3, 3), "as many as each of them has"
+    # One of a type that only the settings know, without a price.
+    machine = dataclasses.asdict(instance_type("g6e.12xlarge"))
+    account.shape["instance_types"] = {"q1.large": machine | {"name": "q1.large"}}
+    account.shape["instance_types"]["q1.large"]["usd_per_hour"] = None
+    account.shape["pools"] = POOLS | {"q1": POOLS["l40s"] | {"worker_instance_type": "q1.large"}}
+    said = cli.refuses(*submit, "l40s,q1", "--max-cost", "9")
+    assert "--max-cost 9 cannot be kept: q1.large has no list price; leave it out" in said
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)

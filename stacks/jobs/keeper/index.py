@@ -120,18 +120,31 @@ def history(job: str) -> list[dict[str, Any]]:
     return [*each_of("stepfunctions", "get_execution_history", "events", **of)]
 
 
-def has_begun(job: str) -> bool:
-    """Whether a job was admitted: its head is asked for."""
+def order_of(job: str) -> JobSpec | None:
+    """A job's order, as it was submitted."""
+    states, arn = boto3.client("stepfunctions"), execution_arn(STATE_MACHINE, job)
+    return spec_of(states.describe_execution(executionArn=arn).get("input"))
+
+
+def begun(job: str) -> list[JobSpec | None]:
+    """The order of a job that was admitted, with what it was granted; empty: its head is not asked
+    for yet."""
     entered = (each.get("stateEnteredEventDetails") for each in history(job))
-    return any(each and each["name"] == HEAD_STATE for each in entered)
+    heads = [each for each in entered if each and each["name"] == HEAD_STATE]
+    if not heads:
+        return []
+    # The answer by which it was admitted.
+    spec, found = order_of(job), json.loads(heads[0].get("input") or "{}").get("Payload")
+    if spec and found:
+        pools = found.get("pools", spec.pools)
+        spec = replace(spec, nodes=Range.parse(found["nodes"], option="nodes"), pools=(*pools,))
+    return [spec]
 
 
 @functools.cache
 def user_of(job: str) -> str:
     """Who has submitted a job."""
-    states, arn = boto3.client("stepfunctions"), execution_arn(STATE_MACHINE, job)
-    spec = spec_of(states.describe_execution(executionArn=arn).get("input"))
-    return spec.submitter if spec else ""
+    return spec.submitter if (spec := order_of(job)) else ""
 
 
 def head_starts(job: str) -> list[float] | None:
@@ -255,20 +268,19 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
 
 def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
     """The pools and worker nodes that a job may have now; None where it is not its turn."""
-    found = turn_of(job, spec, lambda _: False)
+    found = turn_of(job, spec, lambda _: [])
     if not (found and LIMITS.max_jobs_per_user):
         return found
     # Later jobs may have passed this one by while it waited for its user's others. The last that
     # did not know that it waits no more has begun by then, and its history shows it.
     time.sleep(3 * times.CONSISTENT_S)
-    return turn_of(job, spec, has_begun)
+    return turn_of(job, spec, begun)
 
 
 def turn_of(
-    job: str, spec: JobSpec, begun: Callable[[str], bool]
+    job: str, spec: JobSpec, later: Callable[[str], list[JobSpec | None]]
 ) -> tuple[tuple[str, ...], Range] | None:
-    """The same, beside earlier jobs, and later ones that have ``begun``."""
-    states = boto3.client("stepfunctions")
+    """The same, beside earlier jobs, and what ``later`` ones have."""
     of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
     names = in_order(each_of("stepfunctions", "list_executions", "executions", **of))
     order = LIMITS.in_turn(names, user_of)
@@ -276,11 +288,10 @@ def turn_of(
     if job not in order or order.index(job) >= LIMITS.max_heads:
         return None
     before = order[: order.index(job)]
-    before += [each for each in names if each not in (*before, job) and begun(each)]
-    earlier = []
-    for each in before:
-        found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, each))
-        earlier.append(spec_of(found.get("input")))
+    earlier = [order_of(each) for each in before]
+    for each in names:
+        if each not in (*before, job):
+            earlier += later(each)
     return LIMITS.place(spec, earlier)
 
 
