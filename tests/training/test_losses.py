@@ -97,3 +97,10 @@ def test_where_no_label_counts_the_loss_is_zero_and_nothing_is_learned() -> None
     loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORE))
     assert loss.item() == 0
     assert all(not grad.any() for grad in torch.autograd.grad(loss, (hidden, weight)))
+
+
+@pytest.mark.parametrize("num", [1, 7])
+def test_shapes_that_do_not_fit_are_refused(num: int) -> None:
+    hidden, weight, labels = inputs(8)
+    with pytest.raises(ValueError, match=rf"hidden is \[8, 16\], labels \[{num}\]"):
+        linear_cross_entropy(hidden, weight, labels[:num])

@@ -59,6 +59,8 @@ def linear_cross_entropy(
     Returns:
         A scalar, differentiable in ``hidden``, ``weight`` and ``bias``; 0 where no label counts.
     """
+    if hidden.dim() != 2 or labels.shape != hidden.shape[:1]:
+        raise ValueError(f"hidden is {[*hidden.shape]}, labels {[*labels.shape]}")
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, bend, chunk_tokens
     )
