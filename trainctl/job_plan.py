@@ -299,10 +299,12 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
                 )
             elif is_alone:
                 why += f"; {program.entries[0].name} is one process, so one node by default"
-    prices = shape.prices(deployment.region)
-    if len(shapes) > 1:
-        hosts = {name: each.prices(deployment.region).worker for name, each in shapes.items()}
-        prices = dataclasses.replace(prices, pools=hosts)
+    hosts = {name: each.prices(deployment.region).worker for name, each in shapes.items()}
+    prices = dataclasses.replace(
+        deployment.shape.prices(deployment.region),  # its head is in no pool
+        worker=next(iter(hosts.values())),
+        pools=hosts if len(hosts) > 1 else {},
+    )
     max_seconds, why_deadline = _deadline(given, prices, shape, nodes, training_s)
     spec = JobSpec(
         run=run,

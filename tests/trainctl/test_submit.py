@@ -257,6 +257,13 @@ def test_a_job_in_a_pool_has_the_hosts_the_price_and_the_image_of_the_pool(
         *(("l40s",), Range(8, 8), ("l4",), Range(2, 2)),
     )
     assert l40s.command[-2:] == ("--workers", "32")
+    account.shape["pools"] = {**POOLS, "disk": POOLS["l40s"] | {"root_volume_gib": 1000}}
+    cli(*submit, "disk", "--run", "disk")
+    prices = account.orders[-1].prices
+    assert l40s.prices is not None
+    assert prices is not None
+    assert prices.head == l40s.prices.head, "the head is in no pool"
+    assert prices.worker != l40s.prices.worker
     for given, words in (
         (["l4s"], "there is no pool l4s: did you mean l4"),
         (["l4", "--nodes", "3"], "takes 1 to 2 worker nodes"),
