@@ -96,7 +96,10 @@ def main(answers: list[str]) -> None:
 
         found = ask(boto3.client("ec2"))
     read = f"{time.strftime('%Y-%m-%d')}, from EC2's DescribeInstanceTypes"
-    table, left_out = updated(json.loads(TABLE.read_text()), found, read=read)
+    old = json.loads(TABLE.read_text())
+    if kept := old["types"].keys() - {each["InstanceType"] for each in found}:
+        read = f"{read}, but for {len(kept)} types: {old['read']}"
+    table, left_out = updated(old, found, read=read)
     TABLE.write_text(text_of(table))
     print(*left_out, sep="\n", file=sys.stderr)
 
