@@ -50,8 +50,8 @@ class BenchmarkStep:
 STEPS: Final = (
     BenchmarkStep(
         name="gpus",
-        words="python -c 'import sys; from containers.host import checks; "
-        "sys.exit(checks.gpu_faults({gpus}) or 0)'",
+        words="python -c 'import sys; from containers.host import hardware; "
+        "sys.exit(hardware.gpu_faults({gpus}) or 0)'",
         limit_s=120,
     ),
     BenchmarkStep(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),
