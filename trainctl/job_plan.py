@@ -422,19 +422,21 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
 
 
 def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
-    """Warn of what may exceed the month's budget; fail if it is spent and that refuses jobs."""
+    """Warn of what may exceed the month's budget; fail if no more is left and that refuses jobs."""
     shape, most = deployment.shape, plan.usd_at_most
     budget = shape.monthly_budget_usd
     if not budget:
         return []
-    used = spent(deployment)
+    used, left = spent(deployment)
     said = f"{dollars(used)} of this month's budget of {dollars(budget)} are spent"
-    if used >= budget and shape.budget_refuses:
+    said += f", jobs that run or wait can cost {dollars(left)} more" if left else ""
+    if used + left >= budget and shape.budget_refuses:
+        until = "they end" if used < budget else "next month (UTC)"
         raise UsageError(
-            f"{said}: wait until next month (UTC), or have monthly_budget_usd raised in cdk.json "
+            f"{said}: wait until {until}, or have monthly_budget_usd raised in cdk.json "
             "and deployed. trainctl cost --by user shows who has spent it"
         )
-    exceeds = most is None or used + most > budget
+    exceeds = most is None or used + left + most > budget
     return [f"{said}, and this job can cost {dollars(most)}"] if exceeds else []
 
 
