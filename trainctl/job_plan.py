@@ -325,6 +325,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         submitter=deployment.user,
         user_id=deployment.user_id,
         pools=given.pools,
+        notify=given.notify or "",
     )
     return JobPlan(
         spec=spec,
@@ -410,7 +411,8 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
     check_images(deployment, plan.tags)
     for pool in plan.spec.ladder if plan.spec.nodes.high else ():
         _check_reservation(deployment, plan.spec, pool)
-    variables.check_secrets(plan.spec.secrets.values(), deployment.account)
+    wanted = {*plan.spec.secrets.values(), plan.spec.webhook} - {""}
+    variables.check_secrets(sorted(wanted), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
         address = f"{deployment.bucket.uri}/{runs.job_code(spec.run, longest)}"
@@ -537,6 +539,8 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
             sha256 = plan.code.pack(archive)
             address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
+    if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
+        output.say(f"{spec.notify} gets no mail before the link in the one of AWS is followed")
     deployment.jobs.start(job, spec)
     return job
 
