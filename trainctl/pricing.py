@@ -130,7 +130,7 @@ def spent(deployment: Deployment) -> tuple[float, float]:
     return used, left
 
 
-def _usd_at_most(job: Job, shape: ClusterShape) -> float:
+def _usd_at_most(job: JobExecution, shape: ClusterShape) -> float:
     """US dollars that a job can cost; 0 where that is not known."""
     if not (job.spec and job.prices):
         return 0
