@@ -84,7 +84,7 @@ class Account(Paged):
         """By their names, the newest last, as DescribeExecution has them."""
         self.history: dict[str, list[Record]] = {}
 
-    def client(self, _service: str, **_: Any) -> Any:
+    def client(self, _service: str, /, **_: Any) -> Any:
         return self
 
     def __getattr__(self, name: str) -> Any:
