@@ -15,6 +15,7 @@ from contract.job import (
     DEFAULT_MAX_SECONDS,
     MAX_HOLD_S,
     MAX_SECONDS,
+    NOTIFY_SECRETS,
     SECRETS_PREFIX,
 )
 from contract.nodes import Range
@@ -185,6 +186,14 @@ class JobOptions:
         typer.Option(
             metavar="NAME",
             help="A file, variable or option that was refused as a secret.",
+        ),
+    ] = None
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Report its end: to a mail address, which has to confirm once, or to the webhook "
+            f"whose address this secret holds; names begin with {NOTIFY_SECRETS}.",
         ),
     ] = None
     code: Annotated[

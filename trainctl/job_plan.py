@@ -325,6 +325,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         submitter=deployment.user,
         user_id=deployment.user_id,
         pools=given.pools,
+        notify=given.notify or "",
     )
     return JobPlan(
         spec=spec,
@@ -410,7 +411,8 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
     check_images(deployment, plan.tags)
     for pool in plan.spec.ladder if plan.spec.nodes.high else ():
         _check_reservation(deployment, plan.spec, pool)
-    variables.check_secrets(plan.spec.secrets.values(), deployment.account)
+    wanted = {*plan.spec.secrets.values(), plan.spec.webhook} - {""}
+    variables.check_secrets(sorted(wanted), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
         address = f"{deployment.bucket.uri}/{runs.job_code(spec.run, longest)}"
@@ -422,19 +424,21 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
 
 
 def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
-    """Warn of what may exceed the month's budget; fail if it is spent and that refuses jobs."""
+    """Warn of what may exceed the month's budget; fail if no more is left and that refuses jobs."""
     shape, most = deployment.shape, plan.usd_at_most
     budget = shape.monthly_budget_usd
     if not budget:
         return []
-    used = spent(deployment)
+    used, left = spent(deployment)
     said = f"{dollars(used)} of this month's budget of {dollars(budget)} are spent"
-    if used >= budget and shape.budget_refuses:
+    said += f", jobs that run or wait can cost {dollars(left)} more" if left else ""
+    if used + left >= budget and shape.budget_refuses:
+        until = "they end" if used < budget else "next month (UTC)"
         raise UsageError(
-            f"{said}: wait until next month (UTC), or have monthly_budget_usd raised in cdk.json "
+            f"{said}: wait until {until}, or have monthly_budget_usd raised in cdk.json "
             "and deployed. trainctl cost --by user shows who has spent it"
         )
-    exceeds = most is None or used + most > budget
+    exceeds = most is None or used + left + most > budget
     return [f"{said}, and this job can cost {dollars(most)}"] if exceeds else []
 
 
@@ -535,6 +539,8 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
             sha256 = plan.code.pack(archive)
             address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
+    if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
+        output.say(f"{spec.notify} gets no mail before the link in the one of AWS is followed")
     deployment.jobs.start(job, spec)
     return job
 

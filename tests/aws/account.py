@@ -84,7 +84,7 @@ class Account(Paged):
         """By their names, the newest last, as DescribeExecution has them."""
         self.history: dict[str, list[Record]] = {}
 
-    def client(self, _service: str) -> Any:
+    def client(self, _service: str, /, **_: Any) -> Any:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -266,6 +266,10 @@ class Account(Paged):
                 if all(has[one["Name"]] in one["Values"] for one in Filters):
                     found.append(each | {"State": {"Name": state}})
         return {"Reservations": [{"Instances": [each]} for each in found]}
+
+    # --- messages
+    def on_publish(self, **_: Any) -> Any:
+        return {"MessageId": "1"}
 
     # --- executions
     def on_list_executions(self, statusFilter: str = "", **page: Any) -> Any:  # noqa: N803

@@ -229,7 +229,7 @@ class Account(base.Account):
         self.calm_at = float("inf")
         """When the last fault is over."""
 
-    def client(self, who: str) -> Client:
+    def client(self, who: str, /, **_: Any) -> Client:
         if who not in self._clients:
             self._clients[who] = Client(self, who)
         return self._clients[who]

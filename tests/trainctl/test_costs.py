@@ -20,6 +20,7 @@ from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl import pricing
 from trainctl.__main__ import main
+from trainctl.options import Where
 from trainctl.pricing import usd_at_most
 from training.record.goodput import Paid
 
@@ -315,14 +316,37 @@ def test_costs_are_added_up_by_user_run_and_month_as_ls_shows_them(
 def test_a_budget_of_the_month_warns_and_refuses_if_asked(account: Account, cli: Cli) -> None:
     month(account)
     given = ("submit", "ddp", "--yes", "--max-hours", "1", "--run")
-    account.shape["monthly_budget_usd"] = 20
-    assert "warning: $6.32 of this month's budget of $20.00 are spent" in cli(*given, "a").err
+    account.shape["monthly_budget_usd"] = 30
+    said = cli(*given, "a").err
+    assert "warning: $6.32 of this month's budget of $30.00 are spent, and this job can" in said
+    # It waits now, and holds its maximum.
+    most = re.findall(r"and this job can cost (\$[\d.]+)", said)[0]
+    held = f"of $30.00 are spent, jobs that run or wait can cost {most} more"
+    assert held in cli(*given, "b").err
     account.shape["monthly_budget_usd"] = 500
-    assert "budget" not in cli(*given, "b").err
-    account.shape |= {"monthly_budget_usd": 6, "budget_refuses": True}
+    assert "budget" not in cli("plan", "ddp", "--max-hours", "1").err
+    account.shape |= {"monthly_budget_usd": 30, "budget_refuses": True}
     said = cli.refuses(*given, "c")
-    assert "$6.32 of this month's budget of $6.00 are spent: wait until next month" in said
+    assert "$6.32 of this month's budget of $30.00 are spent, jobs that run or wait can" in said
+    assert "more: wait until they end" in said
+    account.shape["monthly_budget_usd"] = 6
+    assert "more: wait until next month (UTC)" in cli.refuses(*given, "c")
     assert len(account.sent("start_execution")) == 2
+
+
+def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account: Account) -> None:
+    began = account.now.replace(day=1) - timedelta(days=2)
+    account.add("job", startDate=began)
+    account.task_events = [event("w", 3600, startedBy="job")]
+    deployment = Where().find()
+    used, left = pricing.spent(deployment)
+    (job,) = deployment.jobs.newest(limit=9)
+    assert job.spec
+    most = usd_at_most(
+        PRICES, deployment.shape, num_nodes=job.spec.nodes.high, max_seconds=job.spec.max_seconds
+    )
+    assert most
+    assert (used, left) == pytest.approx((0, most - 1.006 - 35 / 730))
 
 
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:

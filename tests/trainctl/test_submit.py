@@ -115,6 +115,10 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--secret", "=training/key"], "--secret is '=training/key': it must be NAME="),
     ([*SUBMIT, "--env", "NOT_SET_ANYWHERE"], "there is no such variable here"),
     ([*SUBMIT, "--env", "TRAIN_JOB=mine"], "--env TRAIN_JOB: names that begin with TRAIN_"),
+    ([*SUBMIT, "--notify", "anna"], "notify is 'anna': it must be a mail address, or the name of"),
+    ([*SUBMIT, "--notify", "https://hooks.example/x"], "or the name of a secret that begins with"),
+    ([*SUBMIT, "--notify", "training/key"], "a secret that begins with training/notify/"),
+    ([*SUBMIT, "--notify", "training/notify/x"], "there is no secret 'training/notify/x'"),
     ([*SUBMIT, "--secret", "KEY=mine"], "it must be NAME=training/SECRET"),
     ([*SUBMIT, "--secret", "KEY=training/none"], "there is no secret 'training/none'"),
     ([*SUBMIT, "--secret", "A=training/key", "--env", "A=b"], "both --env and --secret"),
@@ -508,6 +512,24 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(account: Account, 
     (job,) = account.executions
     assert len(job) <= MAX_JOB_ID
     assert said.out.strip() == job
+
+
+def test_who_is_to_get_mail_confirms_once_and_a_webhook_is_named_only(
+    account: Account, cli: Cli
+) -> None:
+    link = "anna@example.com gets no mail before the link in the one of AWS is followed"
+    assert link in cli(*SUBMIT, "--run", "a", "--notify", "anna@example.com").err
+    (asked,) = account.sent("subscribe")
+    assert asked["Attributes"] == {"FilterPolicy": '{"to": ["anna@example.com"]}'}, "not others'"
+    account.confirmed = {"anna@example.com"}
+    assert link not in cli(*SUBMIT, "--run", "b", "--notify", "anna@example.com").err
+    cli(*SUBMIT, "--run", "c", "--notify", "training/notify/slack")
+    assert len(account.sent("subscribe")) == 2
+    cli("plan", "ddp", "--notify", "anna@example.com")
+    assert len(account.sent("subscribe")) == 2, "a plan changes nothing"
+    told = ["anna@example.com", "anna@example.com", "training/notify/slack"]
+    assert [spec.notify for spec in account.orders] == told
+    assert not account.sent("get_secret_value")
 
 
 @pytest.mark.parametrize(

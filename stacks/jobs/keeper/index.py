@@ -60,6 +60,7 @@ from contract.job_outcome import (
     verdict,
 )
 from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
+from stacks.jobs.keeper import notices
 from stacks.jobs.keeper.cluster import (
     GROUPS,
     POOLS,
@@ -169,7 +170,7 @@ def end_tasks(job: str, reason: str) -> set[str]:
 
 
 def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
-    """Write down how a job ended, beside what it was; return what is written.
+    """Write down how a job ended, beside what it was, and report it; return what is written.
 
     Once: neither an abort that comes while its end is being cleaned up, nor another try of this
     function, changes how it ended.
@@ -188,6 +189,7 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
             raise
         print(f"{job} has its record already")
         return record_of(job, spec) or outcome
+    notices.send(job, spec, outcome)
     return outcome
 
 
