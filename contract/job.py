@@ -35,7 +35,7 @@ USER_ID_TAG: Final = "user-id"  # by which IAM tells who may stop them
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 12
+ORDER_VERSION: Final = 13
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -76,6 +76,14 @@ class Placement(StrEnum):
     NODES = "nodes"
     """Once on every worker node, and on a head that trains: programs with a launcher or a process
     group of their own."""
+
+
+class Priority(StrEnum):
+    """Place of a job in the queue, before the order of submission."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +140,7 @@ class JobSpec:
     """Its ``aws:userid``, which says that it is the same in a policy."""
     pools: tuple[str, ...] = ()
     """Pools of its worker nodes; it starts in the first. Empty: the deployment's own hosts."""
+    priority: Priority = Priority.NORMAL
 
     def __post_init__(self) -> None:
         check_run_name(self.run)

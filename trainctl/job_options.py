@@ -17,10 +17,11 @@ from contract.job import (
     MAX_HOLD_S,
     MAX_SECONDS,
     SECRETS_PREFIX,
+    Priority,
 )
 from contract.nodes import DEFAULT_POOL, Range
 from contract.text import counted
-from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
+from contract.times import COUNTS_AS_HIGH_S, DEFAULT_GRACE_S, MAX_GRACE_S
 from trainctl.aws.errors import UsageError
 from training import recipes
 
@@ -93,6 +94,13 @@ class JobOptions:
             show_default="any",
         ),
     ] = None
+    priority: Annotated[
+        Priority,
+        typer.Option(
+            help="Place in the queue, before the order of submission; after "
+            f"{COUNTS_AS_HIGH_S // 3600} hours it is high.",
+        ),
+    ] = Priority.NORMAL
     on: Annotated[
         On,
         typer.Option(

@@ -21,7 +21,7 @@ from typing import Final
 from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
+from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement, Priority
 from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration, utc
 from trainctl import (
@@ -143,6 +143,7 @@ class JobPlan:
             "pool": ", then ".join(spec.pools),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
+            "priority": "" if spec.priority == Priority.NORMAL else spec.priority,
             "queue": self.place.words if self.place else "",
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
@@ -328,6 +329,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         submitter=deployment.user,
         user_id=deployment.user_id,
         pools=(*shapes,) if given.names_pools else (),
+        priority=given.priority,
     )
     return JobPlan(
         spec=spec,

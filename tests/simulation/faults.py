@@ -250,6 +250,7 @@ def deploy_of_another_version_of_orders(life: Life) -> list[Execution] | None:
     if not (running := life.running()):
         return None
     life.account.outdated.update(each.spec.run for each in running if each.spec)
+    life.account.keeper.order_of.cache_clear()
     return running
 
 

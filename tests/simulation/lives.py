@@ -31,6 +31,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Placement,
+    Priority,
 )
 from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
@@ -281,6 +282,7 @@ class Life:
         world.after(chance.uniform(0, times.SWEEP_EVERY_S), self.account.sweep)
         # Of their own: without one, a life stays as it was.
         holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
+        levels = Random(f"priorities {world.seed}")
         submits = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
@@ -299,6 +301,7 @@ class Life:
                 hold_s=holds.choice([0, 0, 600, 1800]),
                 submitter=self.users.choice(["anna", "bert"]),
                 pools=pools.choice(POOLS),
+                priority=levels.choice([*Priority]),
             )
             program = Program(
                 seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
@@ -809,7 +812,9 @@ def _handed_in(
         # A life asks very often.
         account.understood = functools.cache(keeper.spec_of)
         patch.setattr(keeper, "spec_of", account.spec_of)
-        patch.setattr(keeper, "user_of", functools.cache(keeper.user_of.__wrapped__))
+        patch.setattr(keeper, "order_of", functools.cache(keeper.order_of.__wrapped__))
+        high_after_s = Random(f"waits {world.seed}").choice([900, 3600, times.COUNTS_AS_HIGH_S])
+        patch.setattr(times, "COUNTS_AS_HIGH_S", high_after_s)
         yield
 
 

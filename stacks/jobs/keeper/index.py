@@ -24,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from contract.job import (
     JobStatus,
     Outcome,
     Placement,
+    Priority,
     execution_arn,
     record_json,
     status_of_stop,
@@ -120,8 +121,9 @@ def history(job: str) -> list[dict[str, Any]]:
     return [*each_of("stepfunctions", "get_execution_history", "events", **of)]
 
 
+@functools.lru_cache(maxsize=1000)
 def order_of(job: str) -> JobSpec | None:
-    """A job's order, as it was submitted."""
+    """A job's order, as it was submitted, which never changes."""
     states, arn = boto3.client("stepfunctions"), execution_arn(STATE_MACHINE, job)
     return spec_of(states.describe_execution(executionArn=arn).get("input"))
 
@@ -141,10 +143,13 @@ def begun(job: str) -> list[JobSpec | None]:
     return [spec]
 
 
-@functools.cache
 def user_of(job: str) -> str:
     """Who has submitted a job."""
     return spec.submitter if (spec := order_of(job)) else ""
+
+
+def priority_of(job: str) -> Priority:
+    return spec.priority if (spec := order_of(job)) else Priority.NORMAL
 
 
 def head_starts(job: str) -> list[float] | None:
@@ -268,31 +273,37 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
 
 def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
     """The pools and worker nodes that a job may have now; None where it is not its turn."""
-    found = turn_of(job, spec, lambda _: [])
-    if not (found and LIMITS.max_jobs_per_user):
+    found, overtakes = turn_of(job, spec)
+    if not (found and overtakes):
         return found
-    # Later jobs may have passed this one by while it waited for its user's others. The last that
-    # did not know that it waits no more has begun by then, and its history shows it.
+    # Those that it overtakes may have begun, or have passed it by while it waited for its user's
+    # others. The last that did not know of this one has begun by then, and its history shows it.
     time.sleep(3 * times.CONSISTENT_S)
-    return turn_of(job, spec, begun)
+    return turn_of(job, spec)[0]
 
 
-def turn_of(
-    job: str, spec: JobSpec, later: Callable[[str], list[JobSpec | None]]
-) -> tuple[tuple[str, ...], Range] | None:
-    """The same, beside earlier jobs, and what ``later`` ones have."""
+def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | None, bool]:
+    """The same, beside those that are before it and those that have begun without knowing of it;
+    and whether there may be some of the latter."""
     of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
-    names = in_order(each_of("stepfunctions", "list_executions", "executions", **of))
+    listed = each_of("stepfunctions", "list_executions", "executions", **of)
+    names = in_order(listed, priority_of, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order or order.index(job) >= LIMITS.max_heads:
-        return None
+        return None, False
     before = order[: order.index(job)]
+    # What was submitted after it, in the same way, has always known of it.
+    overtaken = [
+        each
+        for each in names
+        if each not in (*before, job)
+        and (LIMITS.max_jobs_per_user or priority_of(each) != spec.priority)
+    ]
     earlier = [order_of(each) for each in before]
-    for each in names:
-        if each not in (*before, job):
-            earlier += later(each)
-    return LIMITS.place(spec, earlier)
+    for each in overtaken:
+        earlier += begun(each)
+    return LIMITS.place(spec, earlier), bool(overtaken)
 
 
 def end(event: dict[str, Any]) -> dict[str, Any]:
