@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import processes
+from benchmarks import rank_groups
 from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
 from training.command import read_command
 from training.fsdp import inputs
 from training.fsdp.settings import FsdpConfig
-from training.system import machine
+from training.system import devices
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -37,10 +37,10 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
 
     counted = functools.partialmethod(nn.Module.compile, backend=backend)
     monkeypatch.setattr(nn.Module, "compile", counted)
-    monkeypatch.setattr(machine, "check_compiler", lambda _option: None)
+    monkeypatch.setattr(devices, "check_compiler", lambda _option: None)
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**rank, "MASTER_PORT": str(processes.free_port())}.items():
+    for name, value in {**rank, "MASTER_PORT": str(rank_groups.free_port())}.items():
         monkeypatch.setenv(name, value)
     words = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
     words += ["--max-steps", "2", "--evaluate-every", "1", "--sample-tokens", "3", "--compile"]

@@ -28,7 +28,7 @@ from training.bookkeeping import Bookkeeping, check_longer
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
-from training.data.text import TokenStore
+from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.held_out import HeldOut, on_device
 from training.fsdp.model import build, describe, fill
@@ -38,7 +38,7 @@ from training.loop.worker import Worker, displayed, uses_bf16
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
-from training.system import machine
+from training.system import devices
 
 _NUM_PROMPTS: Final = 3
 _PROMPT_TOKENS: Final = 16
@@ -98,7 +98,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         language_models.keep_in_bf16(model, only_frozen=True)
     language_models.recompute(model, config.recompute)
     if config.compile:
-        machine.check_compiler("--compile")
+        devices.check_compiler("--compile")
         for block in language_models.blocks(model):
             block.compile()
     trained = WithLoss(model)
