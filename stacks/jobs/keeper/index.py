@@ -60,7 +60,7 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
+from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range, pool_provider
 from stacks.jobs.keeper.cluster import (
     GROUPS,
     POOLS,
@@ -331,9 +331,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
         if outcome.reason == "no capacity":
             # Of the head's group, or of the workers', for which the head has waited.
-            heads, workers, *_ = GROUPS.values()
-            if spec and spec.ladder[0] in POOLS:
-                workers = pool_provider(STACK, spec.pools[0])
+            heads, workers = next(iter(GROUPS.values())), provider_of(spec)
             waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
             if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
                 again = outcome.again and not is_in_vain(why)
@@ -364,8 +362,20 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         elif not outcome.again:
             hosts |= own
         release(hosts)
+        if spec and (
+            pools != own_pools or (outcome.status is JobStatus.NO_CAPACITY and not outcome.again)
+        ):
+            # What has come without the others would idle until a sweep ends it.
+            release_idle(running(), idle_s=times.IDLE_HOST_S, missed=provider_of(spec))
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer | {"pools": [*pools]} if outcome.again else answer
+
+
+def provider_of(spec: JobSpec | None) -> str:
+    """Capacity provider of the first pool of a job."""
+    _, workers, *_ = GROUPS.values()
+    pool = spec.ladder[0] if spec else DEFAULT_POOL
+    return pool_provider(STACK, pool) if pool in POOLS else workers
 
 
 def moved(
