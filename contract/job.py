@@ -84,6 +84,14 @@ class Placement(StrEnum):
     group of their own."""
 
 
+class Priority(StrEnum):
+    """Place of a job in the queue, before the order of submission."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
     """Order of a job: its command, its nodes and its time limits.
@@ -140,6 +148,7 @@ class JobSpec:
     """Pools of its worker nodes; it starts in the first. Empty: the deployment's own hosts."""
     notify: str = ""
     """Where its end is reported: a mail address, or a secret with the address of a webhook."""
+    priority: Priority = Priority.NORMAL
 
     def __post_init__(self) -> None:
         check_run_name(self.run)

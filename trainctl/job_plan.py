@@ -21,8 +21,8 @@ from typing import Final
 from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
-from contract.nodes import DEFAULT_POOL, HEAD, WORKER, Range
+from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement, Priority
+from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration, utc
 from trainctl import (
     data_sets,
@@ -143,6 +143,7 @@ class JobPlan:
             "pool": ", then ".join(spec.pools),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
+            "priority": "" if spec.priority == Priority.NORMAL else spec.priority,
             "queue": self.place.words if self.place else "",
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
@@ -239,7 +240,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         InputError, UsageError: it does not suit the deployment.
     """
     given, words = request.options, request.words
-    shapes = {name: deployment.shape.in_pool(name) for name in given.pools or (DEFAULT_POOL,)}
+    shapes, left_out = given.ladder(deployment.shape, request.nodes)
     shape = next(iter(shapes.values()))
     for each in shapes.values():
         given.check_fit(each)
@@ -279,11 +280,14 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         slowest = [_training_s(config, each) for each in found.values()]
         training_s = max(filter(None, slowest), default=None)
         lacking = [name for name, each in found.items() if each and not each.fits]
-        if lacking and len(shapes) > 1:
-            raise UsageError(
-                f"--pool {given.pool}: the training does not fit the GPUs of {', '.join(lacking)}, "
-                "by the arithmetic of training.plan; leave that out"
-            )
+        by_plan = f"the training does not fit the GPUs of {', '.join(lacking)}, by training.plan"
+        if lacking and not given.pool and len(lacking) < len(shapes):
+            left_out.append(f"left out: {by_plan}")
+            shapes = {name: shapes[name] for name in shapes if name not in lacking}
+            found = {name: found[name] for name in shapes}
+            shape, expected = next(iter(shapes.values())), next(iter(found.values()))
+        elif lacking and len(shapes) > 1:
+            raise UsageError(f"{by_plan}: name others")
         recipe, on, why = words[0], Placement.HEAD, ""
     else:
         command, recipe = [*words], ""
@@ -324,7 +328,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         prices=prices,
         submitter=deployment.user,
         user_id=deployment.user_id,
-        pools=given.pools,
+        pools=(*shapes,) if given.names_pools else (),
+        priority=given.priority,
         notify=given.notify or "",
     )
     return JobPlan(
@@ -336,7 +341,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
-        warnings=warnings,
+        warnings=[*warnings, *left_out],
     )
 
 

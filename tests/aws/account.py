@@ -229,9 +229,19 @@ class Account(Paged):
         return found
 
     def on_describe_auto_scaling_groups(self, **which: Any) -> Any:
-        groups = map(self.group, which["AutoScalingGroupNames"])
-        found = [each.record | {"Instances": [*each.instances.values()]} for each in groups]
-        return {"AutoScalingGroups": found}
+        states = ("InService", "Terminating:Wait")
+        return {
+            "AutoScalingGroups": [
+                group.record
+                | {
+                    "Instances": [
+                        each | {"LifecycleState": states[each["_leaves"]]}
+                        for each in group.instances.values()
+                    ]
+                }
+                for group in map(self.group, which["AutoScalingGroupNames"])
+            ]
+        }
 
     def on_describe_scaling_activities(self, **which: str) -> Any:
         return {"Activities": self.group(which["AutoScalingGroupName"]).activities}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from contract.job import (
     JobStatus,
     Outcome,
     Placement,
+    Priority,
     head_variables,
     overrides,
 )
@@ -543,7 +544,7 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(aws: Aws) -> Non
     workers.desired += 5
     assert aws.sweep() == {"stopped": [], "released": ["left", "surplus"]}
     assert sorted(aws.terminated) == ["i-left", "i-surplus"]
-    assert workers.desired == len(workers.instances), "no host comes without a task for it"
+    assert workers.desired == workers.there, "no host comes without a task for it"
     # What stops a standing cluster does not wait.
     aws.sweep(Action="release")
     assert sorted(aws.terminated) == ["i-left", "i-new", "i-surplus", "i-used"]
@@ -599,7 +600,7 @@ def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(aws: Aws) -> No
     aws.group("heads").desired = aws.group("workers").desired = 9
     aws.wait("waiting")
     assert aws.sweep()["released"] == ["of_head"]
-    assert (aws.group("heads").desired, aws.group("workers").desired) == (1, 9)
+    assert (aws.group("heads").desired, aws.group("workers").desired) == (0, 9)
     aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
     aws.join("heads", other=9000)
     aws.group("heads").desired = 9
@@ -1117,6 +1118,37 @@ def test_a_user_has_few_jobs_at_a_time_and_the_others_are_passed_by(
     queue.history["third"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
     assert admitted(keeper, "second", Range(1, 1))["status"] == "running"
     assert admitted(keeper, "second", Range(2, 2))["status"] == "queued"
+
+
+def test_a_job_of_a_higher_priority_overtakes_those_that_wait_and_none_that_has_begun(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "sleep", waited.append)
+    monkeypatch.setattr(keeper, "LIMITS", Limits(max_heads=3, max_workers=2))
+    queue.executions.clear()
+    jobs = (("first", "low", 1), ("second", "normal", 1), ("third", "high", 2))
+    for minutes, (job, level, nodes) in enumerate(jobs, start=-9):
+        spec = replace(SPEC, nodes=Range(nodes, nodes), priority=Priority(level))
+        began = datetime.now(tz=UTC) + timedelta(minutes=minutes)
+        queue.execute(job, input=spec.to_json(), startDate=began)
+        queue.history[job] = []
+    event = {"Action": "admit", "Began": time.time() - 60}
+
+    def status(job: str) -> str:
+        given = {"Job": job, "Spec": queue.executions[job]["input"]}
+        return str(keeper.handler(event | given, None)["status"])
+
+    assert [*map(status, ("first", "second"))] == ["queued", "queued"], "the third is before them"
+    assert waited == []
+    assert status("third") == "running"
+    assert waited == [3 * times.CONSISTENT_S], "until those that did not know of it have begun"
+    queue.history["first"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
+    assert status("third") == "queued"
+    # A job that has waited for half a day is before it.
+    queue.executions["first"]["startDate"] -= timedelta(seconds=times.COUNTS_AS_HIGH_S)
+    del queue.history["first"][:]
+    assert (status("first"), status("third")) == ("running", "queued")
 
 
 def test_what_a_later_job_was_granted_counts_and_not_what_it_asked_for(

@@ -309,6 +309,74 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     assert "--max-cost 9 cannot be kept: q1.large has no list price; leave it out" in said
 
 
+_L40S = POOLS["l40s"]
+#: Of a deployment with four hosts of 4 A10G, and pools of others: options, pools of the job, and
+#: what is said of those that are left out.
+BY_GPUS: list[tuple[str, tuple[str, ...], str]] = [
+    ("--gpus l4", ("l4",), ""),
+    ("--gpus L40S:4,a10g", ("l40s", "spot", "block", "default"), ""),
+    ("--gpus l40s --market spot,on-demand", ("spot", "l40s"), ""),
+    ("--gpus l40s --market reserved", ("block",), ""),
+    ("--market on-demand,reserved", ("default",), ""),
+    (
+        "--gpus a10g,l40s --nodes 6",
+        ("l40s", "spot", "block"),
+        "pool default is left out: it has 4 nodes at most",
+    ),
+    ("--gpus a10g,l4", ("default",), "pool l4 is left out: it has 1 GPU per node, not 4"),
+    (
+        "--gpus h200,a10g:4,l40s:8,l40s:4 --market reserved,on-demand",
+        ("default", "block", "l40s"),
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "pools", "words"), BY_GPUS)
+def test_gpus_and_markets_name_the_pools_that_have_them(
+    account: Account, cli: Cli, options: str, pools: tuple[str, ...], words: str
+) -> None:
+    block = {"capacity_reservation_id": "cr-0123456789abcdef0"}
+    account.shape["pools"] = POOLS | {"spot": _L40S | {"spot": True}, "block": _L40S | block}
+    account.reservation = {"ReservationType": "default"}
+    said = cli("submit", "ddp", "--yes", *options.split()).err
+    (spec,) = account.orders
+    assert spec.pools == pools
+    assert words in said
+    assert ("left out" in said) is bool(words)
+
+
+def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    account.shape["pools"] = POOLS | {"efa": _L40S | {"efa": True}}
+    fsdp = ["plan", "fsdp", *DATA, "--model", "new:6.9b", "--max-steps", "9", "--recompute", "full"]
+    found = cli(*fsdp, "--gpus", "a10g,l40s", "--nodes", "1")
+    assert "left out: the training does not fit the GPUs of default, by training.plan" in found.err
+    assert "pool      l40s, then efa" in found.out
+    assert "expected  warning" not in found.out
+    account.shape["pools"] = dict(reversed(account.shape["pools"].items()))
+    found = cli(*fsdp, "--gpus", "l40s", "--nodes", "2")
+    assert "pool l40s is left out: it has no EFA" in found.err
+    for options, words in (
+        (
+            ["--gpus", "h100"],
+            "--gpus h100, --market any: no pool fits, of default (4 x NVIDIA A10G",
+        ),
+        (["--gpus", "l4", "--nodes", "3"], "pool l4 is left out: it has 2 nodes at most"),
+        (
+            ["--market", "cheap"],
+            "--market cheap: no pool fits, of default (4 x NVIDIA A10G, on-dem",
+        ),
+        (["--gpus", "l4", "--pool", "l4"], "--pool is l4: give it, or --gpus and --market"),
+    ):
+        assert words in cli.refuses("submit", "ddp", "--yes", *options)
+    account.shape["pools"] = {"other": POOLS["l40s"] | {"worker_instance_type": "g5.12xlarge"}}
+    said = cli.refuses(*fsdp, "--gpus", "a10g", "--nodes", "1")
+    assert "the training does not fit the GPUs of default, other, by training.plan: name" in said
+
+
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)
 @pytest.mark.usefixtures("runs")
 def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(
