@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks import rank_groups
+from benchmarks.tables import report, say
 from store import storage
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
@@ -37,7 +37,7 @@ _VOCAB: Final = 512
 _BYTES_PER_PARAMETER: Final = 12  # a weight and two moments, fp32
 
 
-class State:
+class ShardedState:
     """A sharded GPT-NeoX with moments, of about ``mb`` megabytes altogether."""
 
     def __init__(self, run_uri: str, mb: int) -> None:
@@ -94,7 +94,7 @@ def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    state = State(run_uri, mb)
+    state = ShardedState(run_uri, mb)
     group = dist.new_group(backend="gloo")
     step = 0
 
@@ -128,7 +128,7 @@ def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
     )
 
 
-def waited_for(begin: Callable[[], Callable[[], bool]], state: State) -> float:
+def waited_for(begin: Callable[[], Callable[[], bool]], state: ShardedState) -> float:
     """Begin a save and train until it is written on all ranks; return the seconds before training
     continued.
 
@@ -147,7 +147,7 @@ def waited_for(begin: Callable[[], Callable[[], bool]], state: State) -> float:
     return waited
 
 
-def save_gathered(state: State, uri: str) -> float:
+def save_gathered(state: ShardedState, uri: str) -> float:
     """Save in the plain way: rank 0 gathers and writes everything, and all wait; return seconds."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
@@ -175,7 +175,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as scratch:
         root = options.storage or scratch
-        found = processes.run(
+        found = rank_groups.run(
             WORKERS, measure, storage.join(root, "timed"), options.mb, options.rounds
         )
     waited = {

@@ -25,10 +25,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks import rank_groups
+from benchmarks.tables import report, say
 from contract import faults
-from training.data import DIGITS, images
+from training.data import DIGITS, small_images
 from training.ddp import train as ddp
 from training.ddp.settings import DdpConfig
 from training.models import classifiers as models
@@ -44,7 +44,7 @@ _STEPS_PER_ROUND: Final = 4
 class PlainImages(Dataset[tuple[torch.Tensor, int]]):
     """One image at a time through PIL, as torchvision's FashionMNIST, ToTensor and Normalize do."""
 
-    def __init__(self, image_set: images.ImageSet) -> None:
+    def __init__(self, image_set: small_images.ImageSet) -> None:
         self._images = image_set.train_images
         self._labels = image_set.train_labels
         self._mean, self._std = image_set.mean, image_set.std
@@ -67,8 +67,8 @@ class PlainLoop:
 
     def __init__(
         self,
-        image_set: images.ImageSet,
-        order: images.BatchOrder,
+        image_set: small_images.ImageSet,
+        order: small_images.BatchOrder,
         rank: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -96,20 +96,20 @@ class RecipeLoop:
 
     def __init__(
         self,
-        image_set: images.ImageSet,
-        order: images.BatchOrder,
+        image_set: small_images.ImageSet,
+        order: small_images.BatchOrder,
         rank: int,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         torch.manual_seed(0)
         self._config = _config()
         self.model = ResNet18()
-        models.keep_live_taps(self.model, image_size=images.IMAGE_SIZE)
+        models.keep_live_taps(self.model, image_size=small_images.IMAGE_SIZE)
         self.model.to(dtype)
         self.replica = replicas.distribute(self.model)
         cpu = torch.device("cpu")
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
-        self._data = images.DeviceImages(image_set, cpu)
+        self._data = small_images.DeviceImages(image_set, cpu)
         self._order, self._rank = order, rank
 
     def batches(self, first: int, num: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -130,8 +130,8 @@ def measure(data: str, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    image_set = images.load(data)
-    order = images.BatchOrder(
+    image_set = small_images.load(data)
+    order = small_images.BatchOrder(
         num_images=len(image_set.train_images), global_batch=_config().images_per_step, seed=0
     )
     kinds: dict[str, Any] = {"plain": PlainLoop, "recipe": RecipeLoop}
@@ -166,8 +166,8 @@ def main() -> int:
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
     parser.add_argument("--rounds", type=int, default=7, help="of a few steps of each loop")
     options = parser.parse_args()
-    images.load(options.data)
-    figures, _ = processes.run(WORLD_SIZE, measure, options.data, options.rounds)
+    small_images.load(options.data)
+    figures, _ = rank_groups.run(WORLD_SIZE, measure, options.data, options.rounds)
     result = {
         "benchmark": "ddp",
         "ratio": figures["images_per_s"]["recipe"] / figures["images_per_s"]["plain"],
@@ -196,9 +196,9 @@ def _steps(first: int, num: int) -> range:
     return range(first, first + num)
 
 
-def _shard(order: images.BatchOrder, step: int, rank: int) -> torch.Tensor:
+def _shard(order: small_images.BatchOrder, step: int, rank: int) -> torch.Tensor:
     indices = order.indices(step)
-    first, end = images.shard_bounds(len(indices), rank=rank, world_size=WORLD_SIZE)
+    first, end = small_images.shard_bounds(len(indices), rank=rank, world_size=WORLD_SIZE)
     return indices[first:end]
 
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks import rank_groups
+from benchmarks.tables import report, say
 from contract import faults
 from contract.errors import InputError
 from training.ddp.settings import PRESETS, DdpConfig
@@ -71,7 +71,7 @@ def main() -> int:
     for seed in options.seeds:
         with tempfile.TemporaryDirectory(prefix="fashion-") as folder:
             arguments = (folder, options.data, seed, options.epochs)
-            ranks = processes.run(WORLD_SIZE, measure, *arguments)
+            ranks = rank_groups.run(WORLD_SIZE, measure, *arguments)
         own = (sum(each for each, _ in ranks), ranks[0][1])
         other = plain(options.plain, options.data, seed, options.budget)
         # Both of this seed

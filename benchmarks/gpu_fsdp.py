@@ -26,8 +26,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks import rank_groups
+from benchmarks.tables import report, say
 from contract.errors import InputError
 from training.data import PYTHON_HELP
 from training.data.feed import Feed, feed_of
@@ -110,7 +110,7 @@ ALL: Final = (*CASES, POST, TINY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class LoopFigures:
     """Figures of one of the two loops."""
 
     tokens_per_s: float = 0.0
@@ -175,7 +175,7 @@ def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
     )
 
 
-def run_recipe(case: Case, folder: str, steps: int) -> Measured:
+def run_recipe(case: Case, folder: str, steps: int) -> LoopFigures:
     """The recipe's own loop, in a group of one process, stopped before it saves."""
     worker = TorchrunWorker(run_uri=folder)
     watch = _Watch(case, worker.device, steps=steps)
@@ -195,8 +195,8 @@ def run_recipe(case: Case, folder: str, steps: int) -> Measured:
     except _EnoughError:
         pass
     except InputError as error:
-        return Measured(failure=str(error))
-    return Measured(
+        return LoopFigures(failure=str(error))
+    return LoopFigures(
         tokens_per_s=watch.tokens_per_s,
         peak_memory_bytes=metrics.peak_memory(worker.device),
         losses=tuple(losses),
@@ -241,7 +241,7 @@ def train_by_trainer(
 
     on_gpu = next(model.parameters()).device.type == "cuda"
 
-    class Watch(TrainerCallback):
+    class StepCallback(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
             on_step_end(int(state.global_step))
@@ -275,14 +275,14 @@ def train_by_trainer(
                 remove_unused_columns=False,
             ),
             train_dataset=Packed(feed),
-            callbacks=[Watch()],
+            callbacks=[StepCallback()],
         )
         trainer.remove_callback(PrinterCallback)  # it prints on stdout, which is for the result
         trainer.train()
     return [float(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
 
-def run_trainer(case: Case, folder: str, steps: int) -> Measured:
+def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
     """transformers' Trainer."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # one process, and no group
         os.environ.pop(name, None)
@@ -299,8 +299,8 @@ def run_trainer(case: Case, folder: str, steps: int) -> Measured:
     try:
         losses = train_by_trainer(_model(config, device), feed, config, on_step_end=watch.step)
     except torch.OutOfMemoryError as error:
-        return Measured(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
-    return Measured(
+        return LoopFigures(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
+    return LoopFigures(
         tokens_per_s=watch.tokens_per_s,
         peak_memory_bytes=metrics.peak_memory(device),
         losses=tuple(losses),
@@ -320,11 +320,11 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
         Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
         say(f"{case.name}: the recipe")
-        [recipe] = processes.run(1, run_recipe, case, folder, steps)
+        [recipe] = rank_groups.run(1, run_recipe, case, folder, steps)
         say(f"{case.name}: {_words(recipe)}")
-        trainer = Measured(failure="left out")
+        trainer = LoopFigures(failure="left out")
         if trainer_too and not case.lora_rank:
-            [trainer] = processes.run(1, run_trainer, case, folder, steps)
+            [trainer] = rank_groups.run(1, run_trainer, case, folder, steps)
             say(f"{case.name}: transformers' Trainer: {_words(trainer)}")
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
@@ -356,7 +356,7 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
     }
 
 
-def _words(found: Measured) -> str:
+def _words(found: LoopFigures) -> str:
     return found.failure or (
         f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / 2**30:.1f} GiB, "
         f"loss {found.losses[-1]:.4f}"

@@ -32,15 +32,15 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.output import report, say
+from benchmarks.tables import report, say
 from training.data import augmentation
-from training.data.images import BatchOrder
 from training.data.pictures import library
+from training.data.pictures.batches import PictureReader, rank_plan
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS
 from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
-from training.data.pictures.reader import PictureReader, rank_plan
+from training.data.small_images import BatchOrder
 
 MODEL_SIZE: Final = 224
 #: Evaluation shows 0.875 of the shorter side: at this size, just what the model sees.

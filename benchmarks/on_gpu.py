@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.output import report, say
-from training.system import machine
+from benchmarks.tables import report, say
+from training.system import devices
 
 _LAUNCH: Final = "python -m training.launch"
 #: Three epochs of pictures that are made on the GPU: in the first cuDNN chooses its algorithms, and
@@ -36,7 +36,7 @@ _FSDP: Final = f"{_LAUNCH} fsdp --local --model new:160m --seq-len 512 --max-ste
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class BenchmarkStep:
     """A command, and its time limit."""
 
     name: str
@@ -48,52 +48,52 @@ class Step:
 
 
 STEPS: Final = (
-    Step(
+    BenchmarkStep(
         name="gpus",
-        words="python -c 'import sys; from containers.host import checks; "
-        "sys.exit(checks.gpu_faults({gpus}) or 0)'",
+        words="python -c 'import sys; from containers.host import hardware; "
+        "sys.exit(hardware.gpu_faults({gpus}) or 0)'",
         limit_s=120,
     ),
-    Step(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),
-    Step(name="ddp-again", words=f"{_LAUNCH} ddp --local --run images --json"),
-    Step(
+    BenchmarkStep(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),
+    BenchmarkStep(name="ddp-again", words=f"{_LAUNCH} ddp --local --run images --json"),
+    BenchmarkStep(
         name="ddp-torchrun",
         words="python -m torch.distributed.run --standalone --nproc-per-node {gpus} "
         "-m training.launch -- ddp --run images-torchrun --json",
     ),
-    Step(name="fsdp", words=f"{_FSDP} text --checkpoint-every 10"),
-    Step(name="fsdp-compiled", words=f"{_FSDP} compiled --compile"),
-    Step(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
-    Step(name="export", words="python -m training.export text --to {runs}/exported"),
-    Step(name="generate", words="python -m training.generate text 'The function returns'"),
-    Step(
+    BenchmarkStep(name="fsdp", words=f"{_FSDP} text --checkpoint-every 10"),
+    BenchmarkStep(name="fsdp-compiled", words=f"{_FSDP} compiled --compile"),
+    BenchmarkStep(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
+    BenchmarkStep(name="export", words="python -m training.export text --to {runs}/exported"),
+    BenchmarkStep(name="generate", words="python -m training.generate text 'The function returns'"),
+    BenchmarkStep(
         name="bandwidth",
         words=f"{_LAUNCH} bandwidth --local --run links --json",
         least_gpus=2,
     ),
-    Step(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
-    Step(
+    BenchmarkStep(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
+    BenchmarkStep(
         name="gpu_fsdp-compiled",
         words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile",
         limit_s=600,
     ),
     # Figures of the table of the public posts (docs/benchmarks.md).
-    Step(
+    BenchmarkStep(
         name="fashion",
         words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
         limit_s=480,
     ),
-    Step(
+    BenchmarkStep(
         name="dolly",
         words="python -m benchmarks.gpu_fsdp --cases 6.9b --without-trainer",
         limit_s=480,
     ),
-    Step(
+    BenchmarkStep(
         name="resnet50",
         words=f"{_PICTURES} --run resnet50 --batch-per-worker 256 --synthetic-images 15360",
         limit_s=480,
     ),
-    Step(
+    BenchmarkStep(
         name="b7",
         words=f"{_PICTURES} --run b7 --model efficientnet-b7 --batch-per-worker 64 "
         "--synthetic-images 3840",
@@ -103,7 +103,7 @@ STEPS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class StepOutcome:
     """End of a step."""
 
     exit_code: int | None
@@ -117,13 +117,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=[each.name for each in STEPS], metavar="NAME")
     parser.add_argument("--data", default="fashion-mnist", help="FashionMNIST, if not fetched")
     options = parser.parse_args()
-    gpus = machine.gpu_names()
+    gpus = devices.gpu_names()
     if not gpus:
         print("error: nvidia-smi shows no GPU here", file=sys.stderr)
         return 2
     folder = Path(options.to).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, StepOutcome] = {}
     for step in STEPS:
         if step.name not in (options.only or [step.name]):
             continue
@@ -145,7 +145,7 @@ def main() -> int:
     return 0 if len(worked) == len(outcomes) else 1
 
 
-def command(step: Step, *, gpus: int, runs: Path, data: str) -> list[str]:
+def command(step: BenchmarkStep, *, gpus: int, runs: Path, data: str) -> list[str]:
     """The words of a step on this machine."""
     _, *words = (word.format(gpus=gpus, runs=runs, data=data) for word in shlex.split(step.words))
     words.insert(0, sys.executable)
@@ -154,7 +154,7 @@ def command(step: Step, *, gpus: int, runs: Path, data: str) -> list[str]:
     return words
 
 
-def run(words: Sequence[str], into: Path, *, limit_s: int) -> Outcome:
+def run(words: Sequence[str], into: Path, *, limit_s: int) -> StepOutcome:
     """Run a command with its output in a file; kill it, and all it started, after its limit."""
     began = time.monotonic()
     with into.open("w", encoding="utf-8") as output:
@@ -173,10 +173,10 @@ def run(words: Sequence[str], into: Path, *, limit_s: int) -> Outcome:
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-    return Outcome(exit_code=code, seconds=round(time.monotonic() - began, 1))
+    return StepOutcome(exit_code=code, seconds=round(time.monotonic() - began, 1))
 
 
-def in_words(outcome: Outcome) -> str:
+def in_words(outcome: StepOutcome) -> str:
     """``worked, 41 s``."""
     how = {0: "worked", None: "did not end in time"}.get(
         outcome.exit_code, f"failed with exit code {outcome.exit_code}"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from containers.host.machine import say
-from containers.node import Node, NodeConfig
+from containers.node import NodeConfig, NodeRunner
 from contract import faults, nodes
 from contract.errors import InputError
 
@@ -16,10 +16,10 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         raise InputError("one argument is needed: head, worker or job")
     if arguments[0] == nodes.JOB:
-        from containers import job  # a worker has no use for it
+        from containers import job_head  # a worker has no use for it
 
-        return job.run(os.environ)
-    return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
+        return job_head.run(os.environ)
+    return NodeRunner(NodeConfig.from_environment(arguments[0], os.environ)).run()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ Resources = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class ResourceRequest:
     """A task, an actor or a placement group that waits."""
 
     bundles: tuple[Resources, ...]
@@ -41,15 +41,15 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class RayReport:
     """Ray's report at a moment."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[ResourceRequest, ...]
     idle_s: tuple[float, ...]
     """Seconds that each live worker node has been idle; 0 while it works."""
 
 
-def impossible(request: Request, nodes: Sequence[Resources]) -> str | None:
+def impossible(request: ResourceRequest, nodes: Sequence[Resources]) -> str | None:
     """Reason why a job can never fulfill a request, in words; None where it can, or might: of
     bundles that differ, each kind is counted as if it were the only one.
 
@@ -97,18 +97,18 @@ class Reader:
         self._client = raylet.GcsClient(address)
         self._messages: Any = importlib.import_module("ray.core.generated.autoscaler_pb2")
 
-    def __call__(self) -> Seen:
+    def __call__(self) -> RayReport:
         """Read Ray's report now. Raises Ray's own errors where it does not answer."""
         reply = self._messages.GetClusterResourceStateReply()
         reply.ParseFromString(self._client.get_cluster_resource_state())
         return parse(reply.cluster_resource_state)
 
 
-def parse(state: Any) -> Seen:
+def parse(state: Any) -> RayReport:
     """Read ``ClusterResourceState``, the protocol buffer that Ray's autoscaler gets."""
     # Labels, which a request may ask for beside resources, only leave it fewer nodes.
     single = [
-        Request(bundles=(dict(each.request.resources_bundle),))
+        ResourceRequest(bundles=(dict(each.request.resources_bundle),))
         for each in state.pending_resource_requests
     ]
     groups = []
@@ -116,10 +116,10 @@ def parse(state: Any) -> Seen:
         found = _STRATEGY.search(gang.details)
         bundles = tuple(dict(each.resources_bundle) for each in gang.requests)
         if bundles:
-            groups.append(Request(bundles=bundles, strategy=found[1] if found else "PACK"))
+            groups.append(ResourceRequest(bundles=bundles, strategy=found[1] if found else "PACK"))
     # A task inside a placement group asks for parts of that group, which counts itself.
     single = [each for each in single if not any("_group_" in name for name in each.bundles[0])]
-    return Seen(
+    return RayReport(
         requests=(*single, *groups),
         idle_s=tuple(
             node.idle_duration_ms / 1000
@@ -129,7 +129,7 @@ def parse(state: Any) -> Seen:
     )
 
 
-class Watch:
+class DemandWatch:
     """Looks again and again; for a thread of its own."""
 
     def __init__(self, nodes: Sequence[Resources]) -> None:
@@ -152,7 +152,7 @@ class Watch:
                 continue
             self.take(seen, now=time.monotonic())
 
-    def take(self, seen: Seen, *, now: float) -> None:
+    def take(self, seen: RayReport, *, now: float) -> None:
         """Take note of what Ray reports at ``now``, in seconds."""
         self.idle_s = seen.idle_s
         found = {text for each in seen.requests if (text := impossible(each, self._nodes))}

@@ -23,9 +23,9 @@ from types import FrameType
 from typing import Final, Self
 
 from containers import health, spot
-from containers.host import checks, machine
+from containers.host import hardware, machine
 from containers.host.machine import say
-from containers.program import cache, code, requirements
+from containers.program import code, host_cache, packages
 from containers.program.process import own_output
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
@@ -106,9 +106,9 @@ def host_faults(config: NodeConfig, *, is_in_use: bool = False) -> list[str]:
     Args:
         is_in_use: Whether processes of a training may still hold memory of the host.
     """
-    found = checks.gpu_faults(config.num_gpus, is_in_use=is_in_use) if config.num_gpus else []
-    found += checks.efa_faults(config.num_efa) if config.num_efa else []
-    return found + (checks.mount_faults(config.shared) if config.shared else [])
+    found = hardware.gpu_faults(config.num_gpus, is_in_use=is_in_use) if config.num_gpus else []
+    found += hardware.efa_faults(config.num_efa) if config.num_efa else []
+    return found + (hardware.mount_faults(config.shared) if config.shared else [])
 
 
 def watch_host(
@@ -183,7 +183,7 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
     only_coordinates = config.kind == nodes.HEAD and config.num_cpus == 0
     return {
         nodes.ENV_NODE: config.kind,
-        **cache.variables(),
+        **host_cache.variables(),
         # A node that trains has this long to tell the others and to save. A head that does not
         # train has nothing to hand over.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(
@@ -236,7 +236,7 @@ def token_refused(head: str, token: str) -> str | None:
     return None
 
 
-class Node:
+class NodeRunner:
     """Runs one node until Ray ends or the container is told to stop."""
 
     def __init__(self, config: NodeConfig) -> None:
@@ -261,7 +261,7 @@ class Node:
             for fault in faults:
                 say(f"not joining: {fault}")
             return exits.BAD_HOST
-        cache.make_room()
+        host_cache.make_room()
         if config.kind == nodes.WORKER:
             if not self._prepare_code():
                 say("stopped while requirements were installed")
@@ -337,7 +337,7 @@ class Node:
                 code.prepare_worker(
                     os.environ, Path(folder), should_stop=lambda: self._stopped_by is not None
                 )
-            except requirements.Stopped:
+            except packages.PreparationStopped:
                 return False
         return True
 

@@ -1,6 +1,6 @@
 """Ray's head on this machine: its settings, and the autoscaler that starts a job's workers.
 
-Only for the head of a job (``containers.job``); workers and clusters start Ray in
+Only for the head of a job (``containers.job_head``); workers and clusters start Ray in
 ``containers.node``.
 """
 
@@ -19,7 +19,7 @@ from containers.host import machine
 from containers.host.machine import say
 from containers.node import TOKEN, NodeConfig, count
 from containers.program import code as user_code
-from containers.program.process import Program
+from containers.program.process import ProgramProcess
 from contract import times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
@@ -247,11 +247,11 @@ class RayHead:
         self._folder, self._provider = folder, provider
         self._said = deque[str](maxlen=20)
         self._ended = threading.Event()
-        self._ray: Program | None = None
+        self._ray: ProgramProcess | None = None
         self.address = address
         self.size: ClusterSize | None = None
         """Size of the cluster now; None until Ray is up."""
-        self.demand = demand.Watch(nodes_of(config, head))
+        self.demand = demand.DemandWatch(nodes_of(config, head))
 
     def hold(self) -> None:
         """Ask for no worker until ``scale`` is called; to be called before ``start``."""
@@ -266,7 +266,7 @@ class RayHead:
         command = node.ray_command(self._head, self.address)
         command += [f"--autoscaling-config={self._folder / _SCALING}"]
         # `ray start` prints hints for interactive use; keep them out of the job's log.
-        self._ray = Program(
+        self._ray = ProgramProcess(
             tuple(command), folder=None, environment=self._environment, emit=self._said.append
         )
 

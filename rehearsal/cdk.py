@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rehearsal import processes
+from rehearsal import children
+from rehearsal.children import CommandError
 from rehearsal.local_aws import ACCOUNT, REGION, ROOT
-from rehearsal.processes import CommandError
 
 COMMAND: Final = ROOT / "node_modules" / ".bin" / "cdk"
 #: It waits less between its looks at a stack: a deploy takes 3 seconds instead of 13.
@@ -49,7 +49,7 @@ class Cdk:
         """
         place = str(self.templates)
         output = ("--app", place) if again else ("--output", place)
-        return processes.run(
+        return children.run(
             [*before, str(COMMAND), *arguments, *output],
             environment=self.environment,
             folder=ROOT,

@@ -23,12 +23,12 @@ from contract import outputs as stack_outputs
 from contract.errors import ReportedError
 from contract.images import content_tag
 from contract.nodes import HEAD, WORKER
-from rehearsal import cdk, images, local_aws, processes
+from rehearsal import cdk, children, image_builds, local_aws
 from rehearsal.cdk import Cdk
+from rehearsal.children import Steps, interruptible, uninterrupted
 from rehearsal.engine import RUN_GB, Engine, check_space, find_engine
 from rehearsal.inventory import Inventory, account_at, difference, inventory
 from rehearsal.local_aws import ROOT, LocalAws, is_healthy
-from rehearsal.processes import Steps, interruptible, uninterrupted
 
 #: With the two that ``trainctl local`` and the benchmarks need beside a rehearsal.
 __all__ = (
@@ -154,7 +154,7 @@ class Rehearsal:
     def _there(self) -> dict[str, Sequence[object]]:
         """What the rehearsal has on this machine, by kind."""
         return {
-            "processes": processes.find(self.name),
+            "processes": children.find(self.name),
             "containers": self.engine.labelled("container", self.name),
             "networks": self.engine.labelled("network", self.name),
         }
@@ -165,7 +165,7 @@ class Rehearsal:
     ) -> None:
         """Bring up the local AWS, the stacks, the images and, if ``standing``, a cluster."""
         # Processes started from here are found by it, should this one be killed.
-        os.environ[processes.NAME] = self.name
+        os.environ[children.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
         steps.say(f"in detail: tail -f {self.log}")
         with steps.step("check the Docker Engine and what must be installed"):
@@ -175,7 +175,7 @@ class Rehearsal:
         tag = content_tag(ROOT)
         docker = self.docker()
         with steps.step("build the images of head and worker"):
-            built = images.build(self.engine, docker, image_tag=tag, say=steps.say)
+            built = image_builds.build(self.engine, docker, image_tag=tag, say=steps.say)
         with steps.step("deploy CoreStack and TrainingStack"):
             self.deploy(aws.environment(), image_tag=tag, settings=settings)
         with steps.step("push the images"):
@@ -191,8 +191,8 @@ class Rehearsal:
         with steps.step("start the local AWS and the image registry"):
             gateway = self.engine.make_network(self.name)
             store = ""
-            if images.registry_program():
-                store = images.start_registry(self.folder / "registry", name=self.name)
+            if image_builds.registry_program():
+                store = image_builds.start_registry(self.folder / "registry", name=self.name)
             else:
                 steps.say("no docker-registry here: the nodes take the images from the engine")
             aws = local_aws.start_detached(
@@ -226,12 +226,12 @@ class Rehearsal:
         command_line("deploy", *stacks, "--require-approval", "never", *context)
 
     def _cdk(self, environment: Mapping[str, str]) -> Cdk:
-        mark = {processes.NAME: self.name}
+        mark = {children.NAME: self.name}
         return Cdk(self.folder, {**environment, **mark}, log=self.log)
 
-    def docker(self) -> images.QuietDocker:
+    def docker(self) -> image_builds.QuietDocker:
         """For the functions of ``containers.publish``."""
-        return images.QuietDocker(
+        return image_builds.QuietDocker(
             client=self.engine.client,
             environment=self.engine.environment(),
             name=self.name,
@@ -269,7 +269,7 @@ class Rehearsal:
 
     def trainctl(self, *arguments: str) -> str:
         """The command line as a user gives it; return what it prints on stdout."""
-        return processes.run(
+        return children.run(
             [sys.executable, "-m", "trainctl", *arguments],
             environment=self.shell(),
             folder=ROOT,
@@ -281,7 +281,7 @@ class Rehearsal:
         """Environment of a shell whose AWS and Docker Engine are those of the rehearsal."""
         own = {
             "DOCKER_HOST": self.engine.address,
-            processes.NAME: self.name,
+            children.NAME: self.name,
             "PYTHONPATH": str(ROOT),  # trainctl, in any working directory
         }
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
@@ -314,7 +314,7 @@ class Rehearsal:
             for container in self.engine.labelled("container", self.name):
                 self._keep_log(container)
             # The local AWS first: it would replace the containers that are removed.
-            found = processes.end(self.name, timeout_s=10)
+            found = children.end(self.name, timeout_s=10)
             found += self.engine.remove(self.name)
             self._forget_pulled_images()
             self._tidy(keep_logs=keep_logs, keep_images=keep_images)
@@ -337,7 +337,12 @@ class Rehearsal:
             else:
                 path.unlink(missing_ok=True)
         if not keep_images:
-            names = ("ecs-train-head", "ecs-train-worker", images.DEBIAN_IMAGE, images.WHEELS_IMAGE)
+            names = (
+                "ecs-train-head",
+                "ecs-train-worker",
+                image_builds.DEBIAN_IMAGE,
+                image_builds.WHEELS_IMAGE,
+            )
             for name in names:
                 if found := self.engine("image", "ls", "--quiet", name).split():
                     self.engine("image", "rm", "--force", *found, check=False)
@@ -404,7 +409,7 @@ def build_images() -> dict[str, str]:
     steps = Steps(1)
     steps.say(f"in detail: tail -f {rehearsal.log}")
     with interruptible(), steps.step("build the images of head and worker"):
-        return images.build(
+        return image_builds.build(
             rehearsal.engine,
             rehearsal.docker(),
             image_tag=content_tag(ROOT),

@@ -94,7 +94,7 @@ ARGUMENTS: Final[Mapping[str, dict[str, Any]]] = {
 }
 
 
-class Account:
+class AccountClients:
     """Clients of the account at an endpoint, independent of this process's environment."""
 
     def __init__(self, endpoint: str) -> None:
@@ -122,9 +122,9 @@ class Account:
 
 
 @functools.cache
-def account_at(endpoint: str) -> Account:
+def account_at(endpoint: str) -> AccountClients:
     # Making twenty clients takes seconds; asking them takes less than one.
-    return Account(endpoint)
+    return AccountClients(endpoint)
 
 
 def inventory(endpoint: str) -> Inventory:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from contract.errors import ReportedError
-from rehearsal import processes
+from rehearsal import children
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv-aws" / "bin" / "python"
@@ -141,7 +141,7 @@ def local_aws(
 
 
 def start_detached(folder: Path, *, host: str, port: int, containers: Containers) -> LocalAws:
-    """Start a local AWS that stays when this process ends; ``rehearsal.processes`` ends it.
+    """Start a local AWS that stays when this process ends; ``rehearsal.children`` ends it.
 
     Raises:
         LocalAwsError: as ``local_aws``.
@@ -174,7 +174,7 @@ def _start(
     command = [str(python), "-m", "rehearsal.ministack.server"]
     environment = _server_environment(folder, endpoint, host, port, containers) | dict(strictness)
     if containers:
-        server = processes.start(
+        server = children.start(
             command, name=containers.name, role=ROLE, environment=environment, log=log
         )
     else:

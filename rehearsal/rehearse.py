@@ -16,10 +16,10 @@ from typing import Final
 
 from contract import exits
 from contract.errors import ReportedError
-from rehearsal import processes
+from rehearsal import children
+from rehearsal.children import Steps, interruptible, uninterrupted
 from rehearsal.cycle import Rehearsal, RehearsalError, take_away
 from rehearsal.local_aws import ROOT
-from rehearsal.processes import Steps, interruptible, uninterrupted
 from training.data import catalog, download
 
 DATA: Final = "fashion-mnist"
@@ -131,12 +131,12 @@ def run_lines(
             with steps.step(line):
                 words = _words(line, added)
                 if line.endswith(FOLLOW):
-                    process = processes.open_group(words, environment=shell, folder=folder)
+                    process = children.open_group(words, environment=shell, folder=folder)
                     following[line] = process
                     at_the_end.callback(_end, process)
                     shown[line] = _read_until_it_trains(line, process)
                     continue
-                shown[line] = processes.run(
+                shown[line] = children.run(
                     words,
                     environment=shell,
                     folder=folder,
@@ -169,7 +169,7 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
     printed = ""
     for text in process.stdout:
         printed += text
-        processes.hear(text)
+        children.hear(text)
         if "training: " in text:
             return printed
     raise RehearsalError(f"{line} ended before it trained:\n{printed}")
@@ -177,5 +177,5 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
-        processes.end_group(process)
+        children.end_group(process)
         process.communicate()

@@ -20,7 +20,7 @@ from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
 from stacks.dashboard.dashboard import Dashboard
 from stacks.dashboard.task_events import TaskEvents
-from stacks.jobs.infrastructure import JobRunner, Pool
+from stacks.jobs.infrastructure import JobRunner, WorkerPool
 from stacks.log_groups import retain_logs
 from stacks.network import vpc as network
 from stacks.settings import Settings
@@ -35,7 +35,7 @@ class TrainingStack(cdk.Stack):
     files: SharedFileSystem | None
     heads: HostGroup
     workers: HostGroup
-    pools: dict[str, Pool]
+    pools: dict[str, WorkerPool]
     teardown: Teardown
     nodes: RayNodes
     jobs: JobRunner
@@ -115,7 +115,7 @@ class TrainingStack(cdk.Stack):
             shell_logs=self.cluster.shell_logs,
         )
         self.pools = {
-            name: Pool(
+            name: WorkerPool(
                 hosts=hosts,
                 task=self.nodes.pool_task(name, hosts),
                 max_workers=settings.in_pools[name].max_workers,

@@ -467,11 +467,11 @@ def _counting() -> Any:
     """What s3fs tells of each part of a file that it has uploaded."""
     import fsspec
 
-    class Counting(fsspec.Callback):  # type: ignore[misc]
+    class CountingCallback(fsspec.Callback):  # type: ignore[misc]
         def relative_update(self, inc: int = 1) -> None:
             Written.add(inc)
 
-    return Counting()
+    return CountingCallback()
 
 
 @contextlib.contextmanager

@@ -46,9 +46,9 @@ _STACKS_EVERY_S: Final = 85
 
 def run(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run ``work(*arguments)`` as so many ranks; return what each returns."""
-    from benchmarks import processes  # which imports torch
+    from benchmarks import rank_groups  # which imports torch
 
-    return processes.run(world_size, work, *arguments, method=METHOD)
+    return rank_groups.run(world_size, work, *arguments, method=METHOD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,9 +23,9 @@ MEMORY: Final = "nothing on a disk or in a bucket"
 
 #: File:function -> its calls and the guard: what it removes, or whom it asks.
 GUARDS: Final = {
-    "containers/node.py:Node._give_notice": ("replace", OURS, "its notice"),
+    "containers/node.py:NodeRunner._give_notice": ("replace", OURS, "its notice"),
     "store/bucket.py:Bucket.delete": ("delete_objects", OURS, "keys of its callers"),
-    "containers/program/cache.py:_remove": (
+    "containers/program/host_cache.py:_remove": (
         "rename rmtree unlink",
         OURS,
         "entries of the host's cache by their places; what a link leads to stays",
@@ -33,11 +33,15 @@ GUARDS: Final = {
     "containers/program/code.py:forget_failure_of_worker": ("delete", OURS, "failed, of a job"),
     "containers/program/disk.py:Disk.create": ("unlink", OURS, "the node's copy, restored"),
     "containers/program/disk.py:Disk.finish": ("unlink", OURS, "a file that it has begun"),
-    "containers/program/files.py:Mirror._remove_unused": ("delete", OURS, "pieces and lists"),
-    "containers/program/launch.py:Launcher._prepare": ("rename", OURS, "its folder on the node"),
-    "containers/program/launch.py:prepare_head": ("copytree", OURS, "into a folder of the job"),
-    "containers/program/nodes.py:Group._gather": ("remove", MEMORY, "a list"),
-    "containers/program/requirements.py:_check": ("rmtree", OURS, "copies that INSTALLER marks"),
+    "containers/program/program_files.py:Mirror._remove_unused": (
+        "delete",
+        OURS,
+        "pieces and lists",
+    ),
+    "containers/program/on_node.py:Launcher._prepare": ("rename", OURS, "its folder on the node"),
+    "containers/program/on_node.py:prepare_head": ("copytree", OURS, "into a folder of the job"),
+    "containers/program/supervisor.py:NodeGroup._gather": ("remove", MEMORY, "a list"),
+    "containers/program/packages.py:_check": ("rmtree", OURS, "copies that INSTALLER marks"),
     "containers/program/shell.py:note": ("replace", OURS, "where the program runs"),
     "containers/program/starts.py:_sweep": ("delete", OURS, "claims and lists of old starts"),
     "containers/program/startup/sitecustomize.py:_note_errors.note": ("replace", OURS, "PID.json"),
@@ -121,8 +125,8 @@ GUARDS: Final = {
     "training/data/sources.py:_fetch": ("whole_file", OURS, "a file of the cache"),
     "training/data/sources.py:_fetched": ("unlink", OURS, ".NAME.etag of the cache"),
     "training/data/sources.py:discard": ("unlink", OURS, "fetched files of the cache"),
-    "training/data/text.py:_is_there": ("staged_folder", OURS, "a store of the cache"),
-    "training/data/text.py:build": ("staged_folder", OURS, "a store of the cache"),
+    "training/data/rows.py:_is_there": ("staged_folder", OURS, "a store of the cache"),
+    "training/data/rows.py:build": ("staged_folder", OURS, "a store of the cache"),
     "training/export.py:export": ("staged_folder", OURS, "refuses a target that holds anything"),
     "training/export.py:export_adapters": (
         "staged_folder",

@@ -27,10 +27,10 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 import containers.__main__ as container
-from containers import job, node
-from containers.program import bucket, nodes
+from containers import job_head, node
 from containers.program import code as user_code
-from containers.program.launch import Ended, LaunchSpec, Status
+from containers.program import s3_files, supervisor
+from containers.program.on_node import Ended, LaunchSpec, Status
 from contract import exits, times
 from contract.errors import InputError, UnreachableError
 from contract.job import JobStatus, Outcome, Placement, stop_reason
@@ -104,7 +104,7 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
             own = UserExceptionWithTraceback(found, "")
             raise ray.train.WorkerGroupError(str(found), {0: own, 1: peer}) from None
 
-    names = ("outcome", "processes", "machine", "dist")
+    names = ("outcome", "processes", "devices", "dist")
     around: dict[str, Any] = dict.fromkeys(names, MagicMock())
     around |= {"recipes": loop, "RayWorker": lambda **_: MagicMock(_events=events)}
     for name, double in around.items():
@@ -149,7 +149,7 @@ def in_driver(patch: pytest.MonkeyPatch, fit: Callable[[Any], Any], events: obje
 
 
 def in_container(patch: pytest.MonkeyPatch, run: Callable[[], int]) -> int:
-    patch.setattr(job, "run", lambda _environment: run())
+    patch.setattr(job_head, "run", lambda _environment: run())
     return container.main(["job"])
 
 
@@ -161,7 +161,7 @@ def in_head(patch: pytest.MonkeyPatch, error: Exception, *, secret: bool = False
 
     client = SimpleNamespace(get_secret_value=fail, get_object=fail)
     client.delete_objects = lambda **_: {}
-    patch.setattr(bucket, "_client", lambda: client)
+    patch.setattr(s3_files, "_client", lambda: client)
     patch.setattr("boto3.client", lambda _service: client)
     patch.setattr(user_code, "ARCHIVE", Path(os.environ["PYTEST_TMP"], "code.zip"))
     order: dict[str, Any] = {"secrets": {"A": "training/a"}} if secret else {}
@@ -180,17 +180,17 @@ def on_node(patch: pytest.MonkeyPatch, error: Exception) -> int:
     """When a node prepares a program of all nodes; its answer brings the error."""
     ended = Ended(code=exits.FAILED, at=0.0, was_told=False, trouble=error)
     seat: Any = {"number": 0, "node": None, "launcher": None, "start": 0}
-    group = nodes.Group(LaunchSpec(order=ordered(on=Placement.NODES).spec, variables={}))
-    group._seats = [nodes.Seat(**seat, status=Status(start=0, ended=ended))]
+    group = supervisor.NodeGroup(LaunchSpec(order=ordered(on=Placement.NODES).spec, variables={}))
+    group._seats = [supervisor.Seat(**seat, status=Status(start=0, ended=ended))]
     patch.setattr(group, "run", group._failure)
-    return Life(codes=(nodes.run(group),), on=Placement.NODES).run()
+    return Life(codes=(supervisor.run(group),), on=Placement.NODES).run()
 
 
 def at_start(patch: pytest.MonkeyPatch, fault: str) -> int:
     """The head's own check of its host."""
     patch.setattr(node, "host_faults", lambda _: [fault])
     patch.setattr(signal, "signal", lambda *_: None)
-    return job.run(ENVIRONMENT)
+    return job_head.run(ENVIRONMENT)
 
 
 XID = "GPU 3 has fallen off the bus (Xid 79)"

@@ -40,7 +40,7 @@ from trainctl.commands import (
     wait,
 )
 from trainctl.commands import open as open_
-from trainctl.help import WIDTH, Command, Group, RecipeCommand, ShellCommand
+from trainctl.help import WIDTH, HelpCommand, HelpGroup, RecipeCommand, ShellCommand
 from trainctl.options import flattened, refusal
 
 _EPILOG = (
@@ -56,7 +56,7 @@ _OTHER: Final = "Clusters and deployment"
 
 app = typer.Typer(
     name="trainctl",
-    cls=Group,
+    cls=HelpGroup,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
@@ -76,14 +76,14 @@ for panel, commands in (
 ):
     for command in commands:
         name = command.__name__.rstrip("_")
-        kind = ShellCommand if command is shell.shell else Command
+        kind = ShellCommand if command is shell.shell else HelpCommand
         app.command(name, cls=kind, rich_help_panel=panel)(flattened(command))
 
 
 def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:
-    group = typer.Typer(cls=Group, help=about)
+    group = typer.Typer(cls=HelpGroup, help=about)
     for each in commands:
-        group.command(cls=Command)(flattened(each))
+        group.command(cls=HelpCommand)(flattened(each))
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 

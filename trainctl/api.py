@@ -23,9 +23,9 @@ from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
 from trainctl import downloads, follow, job_plan, pricing
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError, UsageError, explained
-from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job as FoundJob
+from trainctl.aws.jobs import JobExecution as FoundJob
 from trainctl.job_options import JobOptions
 from trainctl.job_plan import JobPlan
 from trainctl.job_request import JobRequest

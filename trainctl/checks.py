@@ -19,7 +19,7 @@ from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
 from trainctl.checkout_settings import Planned
-from trainctl.images import check_image, repositories
+from trainctl.node_images import check_image, repositories
 
 if TYPE_CHECKING:
     from stacks.settings import Settings

@@ -21,8 +21,8 @@ from contract.errors import InputError
 from contract.nodes import is_shared
 from contract.text import byte_size, counted
 from contract.typed_json import from_json, loads
+from trainctl.aws.deployment_bucket import DeploymentBucket
 from trainctl.aws.errors import UsageError
-from trainctl.aws.files import Bucket
 from training import recipes
 from training.data import catalog, mixture
 from training.data.contents import Contents
@@ -86,13 +86,13 @@ def check_name(name: str) -> str:
     return name
 
 
-def find(bucket: Bucket, name: str) -> StoredSet | None:
+def find(bucket: DeploymentBucket, name: str) -> StoredSet | None:
     """The complete data set of that name in the bucket."""
     content = bucket.get(list_key(name))
     return None if content is None else StoredSet.from_json(content)
 
 
-def stored(bucket: Bucket) -> tuple[list[StoredSet], list[str]]:
+def stored(bucket: DeploymentBucket) -> tuple[list[StoredSet], list[str]]:
     """All complete data sets in the bucket, and the names of those that are not complete."""
     lists, folders = bucket.listed(PREFIX)
     keys = [each.key for each in lists if each.key != PREFIX]
@@ -103,7 +103,7 @@ def stored(bucket: Bucket) -> tuple[list[StoredSet], list[str]]:
 
 
 def put(
-    bucket: Bucket,
+    bucket: DeploymentBucket,
     name: str,
     files: Mapping[str, Path],
     *,
@@ -191,7 +191,7 @@ def files_of(place: Path) -> dict[str, Path]:
     return found
 
 
-def resolve(words: Sequence[str], recipe: Recipe, bucket: Bucket) -> list[str]:
+def resolve(words: Sequence[str], recipe: Recipe, bucket: DeploymentBucket) -> list[str]:
     """The words of a recipe with the address of a data set in place of its name.
 
     Names that the bucket does not have, and the node can fetch by itself, stay.
@@ -213,7 +213,7 @@ def resolve(words: Sequence[str], recipe: Recipe, bucket: Bucket) -> list[str]:
     return found
 
 
-def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None:
+def check_places(config: RunConfig, bucket: DeploymentBucket, *, has_shared: bool) -> None:
     """
     Raises:
         UsageError: data, model, tokenizer or template are where no node of a job can read them.
@@ -248,7 +248,7 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
             )
 
 
-def check_contents(config: RunConfig, recipe: Recipe, bucket: Bucket) -> None:
+def check_contents(config: RunConfig, recipe: Recipe, bucket: DeploymentBucket) -> None:
     """
     Raises:
         InputError: a recipe's reader refuses a data set in the bucket, in its own words.
@@ -262,14 +262,14 @@ def check_contents(config: RunConfig, recipe: Recipe, bucket: Bucket) -> None:
             raise InputError(f"recipe {recipe.name} cannot read data set {there.name}: {reason}")
 
 
-def _stored(place: str, bucket: Bucket) -> StoredSet | None:
+def _stored(place: str, bucket: DeploymentBucket) -> StoredSet | None:
     """The data set of an address that ``resolve`` has given."""
     folder = f"{bucket.uri}/{PREFIX}"
     name = place.removeprefix(folder).rstrip("/")
     return find(bucket, name) if place.startswith(folder) and _NAME.fullmatch(name) else None
 
 
-def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
+def _address(data: str, recipe: Recipe, bucket: DeploymentBucket) -> str:
     if not data or "://" in data or data == recipe.built_in_data or data.startswith("--"):
         return data
     recipe.check_data(data)
@@ -298,7 +298,7 @@ def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
     )
 
 
-def text_bytes(data: str, bucket: Bucket) -> int | None:
+def text_bytes(data: str, bucket: DeploymentBucket) -> int | None:
     """Size of the plain text of all sources, from which the number of tokens of an epoch follows.
 
     Args:
@@ -312,7 +312,7 @@ def text_bytes(data: str, bucket: Bucket) -> int | None:
     return sum(known) if len(known) == len(sizes) else None
 
 
-def _text_bytes(data: str, bucket: Bucket) -> int | None:
+def _text_bytes(data: str, bucket: DeploymentBucket) -> int | None:
     if (published := catalog.find(data)) is not None:
         return published.num_bytes if published.kind == catalog.TEXT else None
     there = _stored(data, bucket)

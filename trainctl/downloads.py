@@ -14,8 +14,8 @@ from contract.errors import InputError
 from contract.files import FileList, Mark, SavedFile, sha256_of
 from contract.runs import safe_join
 from contract.text import byte_size, counted
+from trainctl.aws.deployment_bucket import DeploymentBucket
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.aws.files import Bucket
 from trainctl.code_folder import DOWNLOADED
 
 
@@ -37,7 +37,7 @@ class Wanted:
 
 
 def find(
-    bucket: Bucket,
+    bucket: DeploymentBucket,
     run: str,
     to: Path,
     *,
@@ -92,7 +92,7 @@ def find(
     return matching
 
 
-def _lists(bucket: Bucket, prefix: str) -> dict[int, FileList]:
+def _lists(bucket: DeploymentBucket, prefix: str) -> dict[int, FileList]:
     """The newest list of each node: of the newest start that has one."""
     keys = [key.removeprefix(prefix) for key in bucket.keys(prefix + files.STARTS)]
     newest: dict[int, str] = {}
@@ -109,7 +109,7 @@ def _lists(bucket: Bucket, prefix: str) -> dict[int, FileList]:
     return {number: FileList.from_json(each) for number, each in contents.items() if each}
 
 
-def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
+def _fetch_one(bucket: DeploymentBucket, run: str, wanted: Wanted) -> None:
     target = wanted.target
     folder = target.parents[wanted.name.count("/")]
     if not folder.exists():  # what was there may be the user's own
@@ -140,7 +140,7 @@ def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
 
 
 def download(
-    bucket: Bucket,
+    bucket: DeploymentBucket,
     run: str,
     to: Path,
     *,

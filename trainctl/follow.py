@@ -17,9 +17,9 @@ from contract.text import counted, dollars, duration
 from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import DENIED, CliError
-from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job, Place
+from trainctl.aws.jobs import JobExecution, QueuePlace
 from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
 from trainctl.job_log import JobLog, Printer
@@ -90,7 +90,7 @@ def watch(
     tail: int | None = None,
     printer: Printer | None = None,
     clock: Callable[[], float] = time.time,
-) -> Job:
+) -> JobExecution:
     """Watch a job to its end, with a line that shows its state.
 
     Args:
@@ -104,7 +104,7 @@ def watch(
     waits: Waits | None = None
     reached: Progress | None = None
     said = ""
-    with output.Progress(clock=clock) as progress:
+    with output.ProgressLine(clock=clock) as progress:
         while True:
             job = jobs.find(name)
             # Its nodes are asked for less often than its state.
@@ -143,7 +143,7 @@ def watch(
 
 
 def _line(
-    job: Job, waits: Waits, tasks: Sequence[Task], figures: str
+    job: JobExecution, waits: Waits, tasks: Sequence[Task], figures: str
 ) -> Callable[[float], str] | None:
     """The state of a job at any moment: ``running 3 min 12 s, $0.04, step 45/184``.
 
@@ -164,7 +164,7 @@ def _line(
 
 
 def waiting(
-    deployment: Deployment, job: Job, tasks: Sequence[Task], *, explains: bool = True
+    deployment: Deployment, job: JobExecution, tasks: Sequence[Task], *, explains: bool = True
 ) -> Waits:
     """Find what a running job waits for.
 
@@ -209,7 +209,7 @@ def waiting(
     return Waits()
 
 
-def hold_of(deployment: Deployment, job: Job) -> Hold | None:
+def hold_of(deployment: Deployment, job: JobExecution) -> Hold | None:
     """How long the hosts of a job stay that has failed; None: they do not."""
     if not (job.spec and job.spec.hold_s):
         return None
@@ -228,7 +228,7 @@ def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
     return ""
 
 
-def stop(deployment: Deployment, job: Job) -> bool:
+def stop(deployment: Deployment, job: JobExecution) -> bool:
     """End a job for its user; return whether it ends now.
 
     Else it was called off, by a user who may stop no execution: the keeper ends it when it next
@@ -250,7 +250,7 @@ def stop(deployment: Deployment, job: Job) -> bool:
 
 def wait_until_gone(
     deployment: Deployment, name: str, *, hear: Callable[[str], None] = lambda _text: None
-) -> Job:
+) -> JobExecution:
     """Wait until a job that was told to stop has ended, and all of its nodes too.
 
     Args:
@@ -276,7 +276,7 @@ def wait_until_gone(
         polling.wait(changed=True)
 
 
-def ending(deployment: Deployment, job: Job) -> str:
+def ending(deployment: Deployment, job: JobExecution) -> str:
     """End of a job, its duration and its cost, in a line."""
     found = f"{job.id}: {job.reason}, after {lasted(job)}"
     with contextlib.suppress(Exception):  # how it ended matters more than its price
@@ -284,7 +284,7 @@ def ending(deployment: Deployment, job: Job) -> str:
     return found
 
 
-def progress_of(deployment: Deployment, job: Job) -> Progress | None:
+def progress_of(deployment: Deployment, job: JobExecution) -> Progress | None:
     """Progress of a running job's run; None if it has written none, or is over."""
     if job.is_over or not job.run:
         return None
@@ -296,12 +296,12 @@ def progress_of(deployment: Deployment, job: Job) -> Progress | None:
     return found if found.job == job.id else None  # else it is of an earlier job
 
 
-def lasted(job: Job) -> str:
+def lasted(job: JobExecution) -> str:
     """Duration of a job so far, or in all."""
     return duration(round(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds()))
 
 
-def values(job: Job, place: Place | None = None) -> dict[str, object]:
+def values(job: JobExecution, place: QueuePlace | None = None) -> dict[str, object]:
     """A job for ``--json``, with its place in the queue."""
     spec = json_object(job.spec.to_json()) if job.spec else None
     return {

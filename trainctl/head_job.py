@@ -12,8 +12,8 @@ from contract.nodes import Range
 from contract.runs import CONFIG_FILE
 from trainctl import follow, job_plan, run_list
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError
-from trainctl.aws.files import json_object
 from trainctl.job_log import Printer
 from training import recipes
 

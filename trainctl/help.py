@@ -17,7 +17,7 @@ from training.command import NOT_FOR_JOBS, UnknownOptionError
 WIDTH = 100
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -43,7 +43,7 @@ class Group(TyperGroup):
                 formatter.write_dl(rows)
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command whose help shows arguments by their names, without the types of Python."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -55,7 +55,7 @@ class Command(TyperCommand):
         super().format_options(ctx, formatter)
 
 
-class ShellCommand(Command):
+class ShellCommand(HelpCommand):
     """A command with an optional JOB, and another command after ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -67,7 +67,7 @@ class ShellCommand(Command):
         return super().parse_args(ctx, args)
 
 
-class RecipeCommand(Command):
+class RecipeCommand(HelpCommand):
     """A command that takes a recipe and its settings."""
 
     def invoke(self, ctx: Any) -> Any:

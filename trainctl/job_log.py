@@ -7,7 +7,7 @@ from typing import Final
 
 from contract import nodes
 from trainctl import output
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import JobExecution
 from trainctl.aws.logs import LogLine, NodeLogs
 from trainctl.aws.tasks import Task
 
@@ -32,7 +32,7 @@ class JobLog:
         self._newest = 0
         self._seen: dict[str, int] = {}
 
-    def new(self, job: Job, tasks: Sequence[Task]) -> list[LogLine]:
+    def new(self, job: JobExecution, tasks: Sequence[Task]) -> list[LogLine]:
         """Lines that are new since the last call. ``tasks``: the job's nodes."""
         first = self._first(job)
         again = max(first, self._newest, _ms(datetime.now(tz=UTC)) - _SKEW_MS)
@@ -46,7 +46,7 @@ class JobLog:
                 lines += self._logs.lines(some, since=max(first, since))
         return self._fresh(read, lines)
 
-    def last(self, job: Job, tasks: Sequence[Task], number: int) -> list[LogLine]:
+    def last(self, job: JobExecution, tasks: Sequence[Task], number: int) -> list[LogLine]:
         """The last ``number`` of the lines that are wanted; ``new`` continues after them."""
         first, end = self._first(job), _ms(job.ended or datetime.now(tz=UTC))
         read, since = self._started(tasks), end - _SKEW_MS
@@ -61,7 +61,7 @@ class JobLog:
     def _is_wanted(self, line: LogLine) -> bool:
         return self._node in (None, nodes.labelled_node(line.text))
 
-    def _first(self, job: Job) -> int:
+    def _first(self, job: JobExecution) -> int:
         """Time of the first line that may be shown; a node's clock may differ."""
         return _ms(job.began) - _SKEW_MS
 

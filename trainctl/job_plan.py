@@ -35,12 +35,12 @@ from trainctl import (
 from trainctl.aws.clients import unless
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
-from trainctl.aws.jobs import Place
+from trainctl.aws.jobs import QueuePlace
 from trainctl.code_folder import CodeFolder
-from trainctl.images import check_images
 from trainctl.job_file import OF_SUBMIT
 from trainctl.job_options import JobOptions, On, check_nodes
 from trainctl.job_request import JobRequest
+from trainctl.node_images import check_images
 from trainctl.pricing import NOT_INCLUDED, an_hour, machines, spent, usd_at_most
 from training import recipes
 from training.command import (
@@ -84,7 +84,7 @@ class JobPlan:
     """Reason for a deadline shorter than usual, in words."""
     expected: Expected | None = None
     """Expected training time; None where that cannot be computed."""
-    place: Place | None = None
+    place: QueuePlace | None = None
     """In the queue, if it were submitted now; None: it would start at once."""
     tags: Sequence[str] = ()
     """Of its workers' images, in each pool."""

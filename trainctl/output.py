@@ -131,7 +131,7 @@ def confirm(question: str, *, yes: bool, default: bool = True) -> None:
         raise typer.Exit(exits.OK)
 
 
-class Progress:
+class ProgressLine:
     """A moving line on a terminal; elsewhere a line whenever the text changes, and each minute of a
     wait."""
 

@@ -16,8 +16,8 @@ from contract.job import JobStatus
 from contract.nodes import Range
 from contract.text import dollars
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job
+from trainctl.aws.deployment_bucket import json_object
+from trainctl.aws.jobs import JobExecution
 from trainctl.aws.tasks import Task
 from training.record.goodput import Activity, Paid, goodput
 
@@ -73,7 +73,7 @@ class Cost:
         return None if self.paid is None else _seconds(self.paid)
 
 
-def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = None) -> Cost:
+def cost_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task] | None = None) -> Cost:
     """Cost of a job so far, with the hosts and prices of its order.
 
     Args:
@@ -104,7 +104,9 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
 
 
 def costs_of(
-    deployment: Deployment, jobs: Sequence[Job], tasks: Mapping[str, Sequence[Task]] | None = None
+    deployment: Deployment,
+    jobs: Sequence[JobExecution],
+    tasks: Mapping[str, Sequence[Task]] | None = None,
 ) -> dict[str, float | None]:
     """Costs of jobs so far, by their ids, as are all nodes that they have had."""
     tasks = tasks or deployment.jobs.all_nodes_of(jobs)
@@ -118,7 +120,7 @@ def spent(deployment: Deployment) -> float:
     return sum(filter(None, costs_of(deployment, jobs).values()))
 
 
-def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
+def usd_so_far(job: JobExecution, tasks: Sequence[Task], *, now: datetime) -> float | None:
     """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
     known. Asks AWS for nothing."""
     paid = paid_of(tasks, now=now)
@@ -162,7 +164,7 @@ def paid_of(tasks: Sequence[Task], *, now: datetime) -> list[Paid] | None:
 
 
 def goodput_of(
-    deployment: Deployment, job: Job, cost: Cost, *, held: float | None
+    deployment: Deployment, job: JobExecution, cost: Cost, *, held: float | None
 ) -> dict[str, float]:
     """Seconds of each use of the paid time of a job; empty where that is not known.
 
@@ -175,7 +177,7 @@ def goodput_of(
     return goodput(cost.paid, activity, least=least, is_over=job.is_over, held=held)
 
 
-def activity_of(deployment: Deployment, job: Job) -> Activity:
+def activity_of(deployment: Deployment, job: JobExecution) -> Activity:
     """Activity of a job's program; empty where there is none that can be read."""
     with contextlib.suppress(ValueError):
         if job.run:

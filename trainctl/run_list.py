@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from contract import runs
 from store.bucket import Stored
+from trainctl.aws.deployment_bucket import DeploymentBucket, json_object
 from trainctl.aws.errors import UsageError
-from trainctl.aws.files import Bucket, json_object
 from training import recipes
 from training.record.events import described
 from training.record.result import measures_of
@@ -58,7 +58,7 @@ class Run:
     """Size of all its files, in bytes."""
 
 
-def newest(bucket: Bucket, *, limit: int, running: Mapping[str, str]) -> list[Run]:
+def newest(bucket: DeploymentBucket, *, limit: int, running: Mapping[str, str]) -> list[Run]:
     """The runs whose files changed last, newest first.
 
     Args:
@@ -75,7 +75,7 @@ def newest(bucket: Bucket, *, limit: int, running: Mapping[str, str]) -> list[Ru
         return sorted(found, key=lambda run: run.updated, reverse=True)
 
 
-def _changed(bucket: Bucket, name: str) -> datetime | None:
+def _changed(bucket: DeploymentBucket, name: str) -> datetime | None:
     """Last time that a run wrote a file; None where it has none but the leases of starts that were
     refused.
 
@@ -88,7 +88,7 @@ def _changed(bucket: Bucket, name: str) -> datetime | None:
     return max((each.modified for each in files if not each.key.startswith(leases)), default=None)
 
 
-def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
+def _run(bucket: DeploymentBucket, name: str, *, running: Mapping[str, str]) -> Run:
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
     files = bucket.stored(prefix)
     config = json_object(bucket.get(f"{prefix}{runs.CONFIG_FILE}"))
@@ -109,7 +109,7 @@ def _run(bucket: Bucket, name: str, *, running: Mapping[str, str]) -> Run:
     )
 
 
-def _record(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> dict[str, object]:
+def _record(bucket: DeploymentBucket, prefix: str, files: Sequence[Stored]) -> dict[str, object]:
     """How the run's last job ended; empty where no job trained it."""
     folder = f"{prefix}{runs.JOBS_DIR}/"
     records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
@@ -128,7 +128,7 @@ def measures(result: Mapping[str, object]) -> list[str]:
     return [described(name, declared).phrase(found[name]) for name in names if name in found]
 
 
-def files_of(bucket: Bucket, run: str) -> list[Stored]:
+def files_of(bucket: DeploymentBucket, run: str) -> list[Stored]:
     """All files of a run.
 
     Raises:
@@ -141,12 +141,14 @@ def files_of(bucket: Bucket, run: str) -> list[Stored]:
     return files
 
 
-def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint]:
+def checkpoints(bucket: DeploymentBucket, run: str) -> list[Checkpoint]:
     """The checkpoints of a recipe's run, newest first. Raises as ``files_of``."""
     return _checkpoints(bucket, runs.run_prefix(run), files_of(bucket, run))
 
 
-def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[Checkpoint]:
+def _checkpoints(
+    bucket: DeploymentBucket, prefix: str, files: Sequence[Stored]
+) -> list[Checkpoint]:
     folder = f"{prefix}{runs.CHECKPOINTS_DIR}/"
     # Two writers of one step have a folder each: one of them had lost the run.
     of_key: dict[tuple[int, int], dict[str, Stored]] = {}
@@ -166,7 +168,7 @@ def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[C
     ]
 
 
-def _is_complete(bucket: Bucket, parts: Mapping[str, Stored]) -> bool:
+def _is_complete(bucket: DeploymentBucket, parts: Mapping[str, Stored]) -> bool:
     """Check that a checkpoint has its manifest, which is written last, and every file in it.
 
     Contents are not compared: training does that before it uses one.

@@ -209,14 +209,14 @@ def _workers(command: Command) -> Range | None:
 
 
 def _local_workers(wanted: Range | None) -> Range:
-    from training.system import machine
+    from training.system import devices
 
     if wanted is not None and wanted.low != wanted.high:
         raise InputError(
             f"--workers is {wanted}: a range needs a cluster that grows; with --local, "
             "give a number"
         )
-    available, kind = machine.num_devices()
+    available, kind = devices.num_devices()
     # Two to a CPU are slow but right, and enough to try how a run resumes elsewhere.
     most = available if kind == "GPUs" else 2 * available
     if wanted is None:

@@ -20,8 +20,8 @@ from typing import Any, Final
 import boto3
 
 from containers.host.machine import say
-from containers.program import requirements
-from containers.program.bucket import ERRORS, open_bucket
+from containers.program import packages
+from containers.program.s3_files import ERRORS, open_bucket
 from contract import faults
 from contract.errors import InputError
 from contract.job import JobSpec
@@ -65,7 +65,7 @@ def prepare(
     variables = dict(spec.variables)
     for name, secret in spec.secrets.items():
         variables[name] = _secret(secrets or boto3.client("secretsmanager"), name, secret)
-    of_pip = sorted(name for name in spec.secrets if name.startswith(requirements.PREFIXES))
+    of_pip = sorted(name for name in spec.secrets if name.startswith(packages.PREFIXES))
     if spec.code and of_pip and spec.nodes.high:
         raise InputError(
             f"secret of {of_pip[0]}: only the head reads secrets, and every node installs "
@@ -74,7 +74,7 @@ def prepare(
     if spec.code:
         unpack(fetch(spec.code, spec.code_sha256, client=client), folder)
         if runs_here:
-            requirements.install(folder, PACKAGES, environment=variables, should_stop=should_stop)
+            packages.install(folder, PACKAGES, environment=variables, should_stop=should_stop)
         variables |= search_paths(folder, variables)
     return variables
 
@@ -94,7 +94,7 @@ def for_workers(spec: JobSpec) -> dict[str, str]:
     """Variables with which a worker node of a job is started, so that it can prepare its code."""
     if not spec.code:
         return {}
-    of_pip = {k: v for k, v in spec.variables.items() if k.startswith(requirements.PREFIXES)}
+    of_pip = {k: v for k, v in spec.variables.items() if k.startswith(packages.PREFIXES)}
     return {ENV_CODE: spec.code, ENV_CODE_SHA256: spec.code_sha256, **of_pip}
 
 
@@ -123,7 +123,7 @@ def prepare_worker(
     # A failure here may be this node's own: the next one may succeed.
     unpack(fetch(address, environment.get(ENV_CODE_SHA256, ""), client=client), folder)
     try:
-        requirements.install(folder, PACKAGES, should_stop=should_stop)
+        packages.install(folder, PACKAGES, should_stop=should_stop)
     except InputError as error:
         if not faults.is_full(error):  # another host may have room on its disk
             with contextlib.suppress(*ERRORS):
@@ -219,7 +219,7 @@ def search_paths(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
         variables: those that the user has set; they stay, behind.
     """
     # A script is run by its path; modules beside it must be importable too.
-    modules = [str(requirements.site_packages(PACKAGES)), *source_folders(folder)]
+    modules = [str(packages.site_packages(PACKAGES)), *source_folders(folder)]
     modules.append(variables.get("PYTHONPATH", ""))
     programs = [str(PACKAGES / "bin"), variables.get("PATH", os.environ.get("PATH", ""))]
     return {

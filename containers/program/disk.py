@@ -54,7 +54,7 @@ _LOOK_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FileState:
     """A file or symbolic link at one moment; equal at two if nothing was written between them."""
 
     size: int
@@ -68,7 +68,7 @@ class Seen:
     """Target of a link."""
 
     @classmethod
-    def of(cls, status: os.stat_result, link: str = "") -> "Seen":
+    def of(cls, status: os.stat_result, link: str = "") -> "FileState":
         return cls(
             size=status.st_size,
             changed_ns=status.st_ctime_ns,
@@ -84,7 +84,7 @@ class Seen:
 class Look:
     """Files in a node's folders at one moment, by name: ``work/checkpoints/last.pt``."""
 
-    files: dict[str, Seen] = field(default_factory=dict)
+    files: dict[str, FileState] = field(default_factory=dict)
     folders: dict[str, int] = field(default_factory=dict)
     """Folder -> when an entry was last added or removed, Unix time in nanoseconds."""
     refused: list[str] = field(default_factory=list)
@@ -101,9 +101,9 @@ class Content(contextlib.AbstractContextManager["Content"]):
         """Up to ``size`` bytes."""
         return os.pread(self._number, size, offset)
 
-    def is_as(self, seen: Seen) -> bool:
+    def is_as(self, seen: FileState) -> bool:
         """True if it has the content that was seen. A rename over it changes its ctime."""
-        now = Seen.of(os.fstat(self._number))
+        now = FileState.of(os.fstat(self._number))
         return replace(now, changed_ns=seen.changed_ns) == seen
 
     def __exit__(self, *_: object) -> None:
@@ -138,11 +138,11 @@ class Disk:
                         entries = [(f"{name}/{each}", path / each) for each in inner]
                         pending += [entry for entry in entries if entry[0] not in _OF_HOME]
                 elif stat.S_ISLNK(status.st_mode):
-                    found.files[name] = Seen.of(status, self._target(path))
+                    found.files[name] = FileState.of(status, self._target(path))
                 elif stat.S_ISREG(status.st_mode):
                     if not os.access(path, os.R_OK):
                         raise PermissionError(os.strerror(errno.EACCES))
-                    found.files[name] = Seen.of(status)
+                    found.files[name] = FileState.of(status)
             except FileNotFoundError:
                 # It has left its folder since that was listed, unless it is no entry of one.
                 if name not in self._folders:
@@ -214,7 +214,7 @@ class Disk:
             while data:
                 data = data[file.write(data) :]
 
-    def finish(self, file: SavedFile) -> Seen:
+    def finish(self, file: SavedFile) -> FileState:
         """Make a file, which was written, what it was; return how it lies here."""
         path = self._path(file.name)
         if file.link:
@@ -223,7 +223,7 @@ class Disk:
         else:
             path.chmod(file.mode | 0o600)  # this node must be able to replace it
             os.utime(path, ns=(file.modified_ns, file.modified_ns))
-        return Seen.of(path.lstat(), file.link)
+        return FileState.of(path.lstat(), file.link)
 
 
 def _temporary() -> set[Path]:

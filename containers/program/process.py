@@ -98,7 +98,7 @@ _POLL_S: Final = 0.1
 _KILL_S: Final = 5.0
 
 
-class Program:
+class ProgramProcess:
     """One start of a command, with all that it starts itself."""
 
     def __init__(

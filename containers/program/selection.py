@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from containers.program.disk import Seen
+from containers.program.disk import FileState
 from contract import files, runs
 from contract.files import OUTPUT
 from contract.text import duration, listed
@@ -42,13 +42,13 @@ class Selection:
         """
         self._keep, self._skip, self._limit_bytes = keep, skip, limit_bytes
         self._say_once = say_once
-        self._data: dict[str, Seen] = {}
+        self._data: dict[str, FileState] = {}
 
-    def without_skipped(self, own: Mapping[str, Seen]) -> dict[str, Seen]:
+    def without_skipped(self, own: Mapping[str, FileState]) -> dict[str, FileState]:
         """Those of some files that the user wants to be saved."""
         return {name: seen for name, seen in own.items() if not files.matches(name, self._skip)}
 
-    def is_data(self, name: str, seen: Seen) -> bool:
+    def is_data(self, name: str, seen: FileState) -> bool:
         """True if a file is taken for downloaded data."""
         return self._data.get(name) == seen
 
@@ -56,7 +56,7 @@ class Selection:
         """True if the user has said that a file must be saved."""
         return name.startswith(f"{OUTPUT}/") or files.matches(name, self._keep)
 
-    def bulk(self, new: Mapping[str, Seen], *, began: float, now: float) -> set[str]:
+    def bulk(self, new: Mapping[str, FileState], *, began: float, now: float) -> set[str]:
         """Names in folders of many files; notes those that are taken for data.
 
         Args:
@@ -91,7 +91,7 @@ class Selection:
                 )
         return found
 
-    def above_limits(self, own: Mapping[str, Seen], bulk: Collection[str]) -> set[str]:
+    def above_limits(self, own: Mapping[str, FileState], bulk: Collection[str]) -> set[str]:
         """Names of files that are not kept: ``OUTPUT`` comes first, then the newest, bulk last."""
         size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
         left_out: set[str] = set()

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from containers.program.bucket import ERRORS
+from containers.program.s3_files import ERRORS
 from contract import files
 from contract.errors import InputError
 from contract.files import Claim, FileList, Mark, common_round
@@ -17,7 +17,7 @@ from store.bucket import Bucket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class ProgramStart:
     """A start of a program on all of its nodes, as each node is told."""
 
     number: int
@@ -29,7 +29,7 @@ class Start:
     """Number of the round that it is of; 0: what the start before restored."""
 
 
-def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
+def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> ProgramStart:
     """Begin a start of a program on some nodes; earlier starts save nothing from then on.
 
     Args:
@@ -55,7 +55,7 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
         if _is_newest(bucket, number):
             raise
         raise InputError("another job has just taken them over") from None
-    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base, round=of_round)
+    return ProgramStart(number=number, nodes=tuple(nodes), writer=writer, base=base, round=of_round)
 
 
 def _is_newest(bucket: Bucket, number: int) -> bool:

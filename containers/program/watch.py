@@ -22,7 +22,7 @@ from containers.host import machine
 from contract.text import duration
 from training.record.events import Process
 from training.runtime import processes
-from training.system.machine import born
+from training.system.devices import born
 
 #: Between two samples of a node.
 EVERY_S: Final = 5.0

@@ -20,7 +20,7 @@ CHECKPOINT = Path("checkpoint")
 OLD = CHECKPOINT.with_suffix(".old")
 
 
-class Progress:
+class EpochCount:
     """How far the training is; accelerate saves it with the rest."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    progress = Progress()
+    progress = EpochCount()
     accelerator.register_for_checkpointing(progress)
 
     recover(accelerator)

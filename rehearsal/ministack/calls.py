@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rehearsal.ministack import rights
+from rehearsal.ministack import authorization
 from rehearsal.ministack.internals import (
     autoscaling,
     ec2,
@@ -49,7 +49,7 @@ class Calls:
         """Write calls down that were not before; return the first that is not allowed."""
         found = None
         for call in wanted:
-            is_allowed = rights.are_given(call)
+            is_allowed = authorization.are_given(call)
             self.note(call, is_allowed=is_allowed)
             if not is_allowed and found is None:
                 found = call

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rehearsal.ministack import rights
+from rehearsal.ministack import authorization
 from rehearsal.ministack.internals import cloudwatch_logs, eventbridge, lambda_svc
 
 SERVICE = "events.amazonaws.com"
@@ -45,8 +45,8 @@ def may_write(group: str, rule: str) -> bool:
     stream = f"{group}:log-stream:new"
     return (
         not group.endswith(":*")
-        and rights.of_service(SERVICE, "logs:CreateLogStream", stream)
-        and rights.of_service(SERVICE, "logs:PutLogEvents", stream, source=rule)
+        and authorization.of_service(SERVICE, "logs:CreateLogStream", stream)
+        and authorization.of_service(SERVICE, "logs:PutLogEvents", stream, source=rule)
     )
 
 
@@ -61,7 +61,7 @@ def install_targets() -> None:
         if _GROUP in arn:
             if may_write(arn, source):
                 deliver(arn, event)
-        elif _FUNCTION not in arn or rights.of_service(
+        elif _FUNCTION not in arn or authorization.of_service(
             SERVICE, "lambda:InvokeFunction", arn, source=source
         ):
             stock(target, event, rule, view)

@@ -1,7 +1,7 @@
 """EFA: network interfaces, devices and variables that follow from the instance type.
 
 Without any of these parts NCCL uses TCP and says so only in its log: the workers of a recipe look
-there before they train (``training.system.machine``).
+there before they train (``training.system.devices``).
 """
 
 from aws_cdk import aws_ec2 as ec2
@@ -68,7 +68,7 @@ def variables(machine: InstanceType, *, uses_efa: bool) -> dict[str, str]:
     found |= {
         nodes.ENV_EFA: str(machine.efa_interfaces),
         "FI_PROVIDER": "efa",
-        # Read by training.system.machine, and by the recipe that measures bandwidth.
+        # Read by training.system.devices, and by the recipe that measures bandwidth.
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,NET",
         "NCCL_DEBUG_FILE": NCCL_LOG,

@@ -43,7 +43,7 @@ KEEPER: Final = Path(__file__).parent / "keeper"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class WorkerPool:
     """Workers of another kind."""
 
     hosts: HostGroup
@@ -93,7 +93,7 @@ class JobRunner(Construct):
         cluster: ecs.Cluster,
         heads: HostGroup,
         workers: HostGroup,
-        pools: Mapping[str, Pool],
+        pools: Mapping[str, WorkerPool],
         subnet_ids: Sequence[str],
         security_group_id: str,
         bucket: s3.IBucket,

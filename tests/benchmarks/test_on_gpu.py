@@ -12,7 +12,7 @@ from training import command as commands
 
 
 @pytest.mark.parametrize("step", on_gpu.STEPS, ids=lambda step: step.name)
-def test_each_step_is_a_command_of_this_code(step: on_gpu.Step, tmp_path: Path) -> None:
+def test_each_step_is_a_command_of_this_code(step: on_gpu.BenchmarkStep, tmp_path: Path) -> None:
     words = on_gpu.command(step, gpus=2, runs=tmp_path, data="d")
     assert words[0] == sys.executable
     assert ("--storage" in words) == any(word.startswith("training.") for word in words)

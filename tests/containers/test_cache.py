@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from containers import node
-from containers.program import cache
+from containers.program import host_cache
 from contract.nodes import ENV_HEAD_ADDRESS, ENV_NUM_CPUS, HEAD, WORKER
 
 
@@ -45,8 +45,11 @@ def test_what_was_used_least_recently_goes_until_a_fifth_of_the_disk_is_free(
     tmp_path: Path,
 ) -> None:
     fill(tmp_path, **ENTRIES)
-    assert cache.trim(tmp_path, space=disk(5000)) == []
-    assert cache.trim(tmp_path, space=disk(2600)) == ["huggingface/hub/models--old", "packages/uv"]
+    assert host_cache.trim(tmp_path, space=disk(5000)) == []
+    assert host_cache.trim(tmp_path, space=disk(2600)) == [
+        "huggingface/hub/models--old",
+        "packages/uv",
+    ]
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("content")}
     assert left == {"data/images/content", "huggingface/hub/models--new/content"}
 
@@ -54,28 +57,28 @@ def test_what_was_used_least_recently_goes_until_a_fifth_of_the_disk_is_free(
 def test_to_read_a_file_is_to_use_it(tmp_path: Path) -> None:
     fill(tmp_path, **ENTRIES)
     os.utime(tmp_path / "huggingface/hub/models--old/content", (500, 100))
-    order = [path.name for path in cache.entries(tmp_path)]
+    order = [path.name for path in host_cache.entries(tmp_path)]
     assert order == ["uv", "images", "models--new", "models--old"]
 
 
 def test_the_cache_of_uv_stays_while_a_container_installs(tmp_path: Path) -> None:
     fill(tmp_path, packages__uv=100, data__images=200)
-    with cache.installing(tmp_path), cache.installing(tmp_path):
-        assert cache.trim(tmp_path, space=disk(1)) == ["data/images"]
-    assert cache.trim(tmp_path, space=disk(1)) == ["packages/uv"]
-    with cache.installing(tmp_path / "none"):
+    with host_cache.installing(tmp_path), host_cache.installing(tmp_path):
+        assert host_cache.trim(tmp_path, space=disk(1)) == ["data/images"]
+    assert host_cache.trim(tmp_path, space=disk(1)) == ["packages/uv"]
+    with host_cache.installing(tmp_path / "none"):
         assert not (tmp_path / "none").exists()
 
 
 def test_programs_are_sent_to_the_cache_where_there_is_one(tmp_path: Path) -> None:
-    found = cache.variables(tmp_path)
+    found = host_cache.variables(tmp_path)
     assert found["HF_HUB_CACHE"] == f"{tmp_path}/huggingface/hub"
     assert found["HF_DATASETS_CACHE"] == f"{tmp_path}/huggingface/datasets"
     assert found["TORCH_HOME"] == f"{tmp_path}/torch"
     assert found["UV_CACHE_DIR"] == f"{tmp_path}/packages/uv"
     assert found["TRAINING_CACHE_DIR"] == f"{tmp_path}/data"
     assert "HF_HOME" not in found, "a token is below it, and all jobs of a host read the cache"
-    assert cache.variables(tmp_path / "none") == {}
+    assert host_cache.variables(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -93,18 +96,18 @@ def test_a_node_trims_the_cache_where_there_is_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     space = Mock(side_effect=answer)
-    monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", space)
-    cache.make_room(tmp_path / "missing")
+    monkeypatch.setitem(host_cache.trim.__kwdefaults__ or {}, "space", space)
+    host_cache.make_room(tmp_path / "missing")
     fill(tmp_path, **ENTRIES)
-    cache.make_room(tmp_path)
+    host_cache.make_room(tmp_path)
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [HEAD, WORKER])
 def test_head_and_worker_begin_with_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "make_room", Mock(side_effect=InterruptedError))
+    monkeypatch.setattr(host_cache, "make_room", Mock(side_effect=InterruptedError))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     environment = {node.TOKEN: "0" * 20, ENV_HEAD_ADDRESS: "127.0.0.1", ENV_NUM_CPUS: "1"}
     own = node.NodeConfig.from_environment(kind, environment)
     with pytest.raises(InterruptedError):
-        node.Node(own).run()
+        node.NodeRunner(own).run()

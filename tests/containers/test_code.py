@@ -18,7 +18,7 @@ import pytest
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
 
-from containers.program import code, requirements
+from containers.program import code, packages
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, Range
@@ -93,7 +93,7 @@ def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path
 def test_code_is_where_the_command_runs(tmp_path: Path) -> None:
     path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
     found = prepare(CODE, tmp_path / "code", client(path))
-    assert found["PYTHONPATH"] == f"{requirements.site_packages(code.PACKAGES)}:."
+    assert found["PYTHONPATH"] == f"{packages.site_packages(code.PACKAGES)}:."
     assert found["PATH"].startswith(f"{code.PACKAGES}/bin:")
     assert (tmp_path / "code" / "sub" / "more.py").exists()
 
@@ -136,12 +136,12 @@ def test_a_worker_node_checks_the_code_and_has_the_packages_at_the_heads_path(
         ENV_CODE_SHA256: sha256,
         "PIP_RETRIES": "0",
     }
-    packages = requirements.site_packages(code.PACKAGES)
+    installed = packages.site_packages(code.PACKAGES)
     on_head = prepare(spec, tmp_path / "head", client(path), runs_here=False)
-    assert on_head["PYTHONPATH"] == f"{packages}:."
-    assert not packages.exists(), "a head that runs nothing installs nothing"
+    assert on_head["PYTHONPATH"] == f"{installed}:."
+    assert not installed.exists(), "a head that runs nothing installs nothing"
     prepare_worker(told, tmp_path / "worker", client(path))
-    assert (packages / "greeting.py").exists()
+    assert (installed / "greeting.py").exists()
     with pytest.raises(InputError, match="is not what was submitted"):
         prepare_worker(told | {ENV_CODE_SHA256: "0" * 64}, tmp_path / "worker", client(path))
 
@@ -164,7 +164,7 @@ def test_a_worker_whose_disk_is_full_does_not_end_the_job(
     def fail(*_: Any, **__: Any) -> bool:
         raise InputError(f"requirements.txt cannot be installed:\n{os.strerror(errno.ENOSPC)}")
 
-    monkeypatch.setattr(requirements, "install", fail)
+    monkeypatch.setattr(packages, "install", fail)
     s3 = client(archive(tmp_path))
     with pytest.raises(InputError):
         prepare_worker(code.for_workers(CODE), tmp_path / "worker", s3)

@@ -3,7 +3,7 @@
 import pytest
 
 from containers import demand
-from containers.demand import Request, Seen, Watch
+from containers.demand import DemandWatch, RayReport, ResourceRequest
 
 #: Preset cpu with two nodes: the head only coordinates.
 CPU = [{"CPU": 0}, {"CPU": 2}, {"CPU": 2}]
@@ -12,12 +12,12 @@ TRAINS = [{"CPU": 8, "GPU": 4}] * 2
 ONE, TWO, ON_GPU = {"CPU": 1.0}, {"CPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}
 
 
-def group(num: int, bundle: dict[str, float], strategy: str = "PACK") -> Request:
-    return Request(bundles=(bundle,) * num, strategy=strategy)
+def group(num: int, bundle: dict[str, float], strategy: str = "PACK") -> ResourceRequest:
+    return ResourceRequest(bundles=(bundle,) * num, strategy=strategy)
 
 
-def of(*bundles: dict[str, float], strategy: str = "") -> Request:
-    return Request(bundles=bundles, strategy=strategy)
+def of(*bundles: dict[str, float], strategy: str = "") -> ResourceRequest:
+    return ResourceRequest(bundles=bundles, strategy=strategy)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ def of(*bundles: dict[str, float], strategy: str = "") -> Request:
     ],
 )
 def test_what_can_never_be_is_told_from_what_only_waits(
-    request_: Request, nodes: list[dict[str, int]], words: str
+    request_: ResourceRequest, nodes: list[dict[str, int]], words: str
 ) -> None:
     assert demand.impossible(request_, nodes) == (f"asks for {words}" if words else None)
 
 
-def seen(*requests: Request) -> Seen:
-    return Seen(requests=requests, idle_s=())
+def seen(*requests: ResourceRequest) -> RayReport:
+    return RayReport(requests=requests, idle_s=())
 
 
-def reason(*looks: tuple[float, Seen]) -> str:
-    watch = Watch(CPU)
+def reason(*looks: tuple[float, RayReport]) -> str:
+    watch = DemandWatch(CPU)
     for now, each in looks:
         watch.take(each, now=now)
     return watch.reason

@@ -20,12 +20,12 @@ from botocore.exceptions import EndpointConnectionError
 from ray.autoscaler._private.util import validate_config
 
 import containers.__main__ as container
-from containers import demand, job, ray_head
+from containers import demand, job_head, ray_head
 from containers.host.machine import OwnTask
 from containers.node import NodeConfig
-from containers.program import cache, code, launch
+from containers.program import code, host_cache, on_node
 from containers.program.code import RAY_VARIABLE
-from containers.program.files import Mirror, open_mirror
+from containers.program.program_files import Mirror, open_mirror
 from containers.ray_head import RayHead
 from contract import exits, nodes, times
 from contract.errors import InputError
@@ -172,7 +172,7 @@ class Ray:
     def __init__(self, own: ray_head.JobConfig) -> None:
         self.size: ClusterSize | None = None
         head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-        self.demand = demand.Watch(ray_head.nodes_of(own, head))
+        self.demand = demand.DemandWatch(ray_head.nodes_of(own, head))
         self.code: int | None = None
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
@@ -209,8 +209,8 @@ class Ray:
         self.code = 1
 
     def be_asked(self, requests: int, *, now: float) -> None:
-        request = demand.Request(bundles=({"CPU": 8.0},) * requests, strategy="PACK")
-        self.demand.take(demand.Seen(requests=(request,), idle_s=()), now=now)
+        request = demand.ResourceRequest(bundles=({"CPU": 8.0},) * requests, strategy="PACK")
+        self.demand.take(demand.RayReport(requests=(request,), idle_s=()), now=now)
 
     def idle(self, *seconds: float) -> None:
         self.demand.idle_s = seconds
@@ -270,7 +270,7 @@ class Life:
         self.clock, self.ray, self.commands = FakeClock(), Ray(own), list[Command]()
         self._codes, self._lasts, self._stops_in = codes, lasts, stops_in
         self.s3 = S3()
-        self.job = job.Job(
+        self.job = job_head.JobHead(
             own,
             cast(RayHead, self.ray),
             {},
@@ -590,7 +590,7 @@ def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
 # --- the files of a program on the head -----------------------------------------------------------
 def on_head(
     s3: S3, monkeypatch: pytest.MonkeyPatch, *words: str, clock: Any = time, lasts: int = 600
-) -> job.Job:
+) -> job_head.JobHead:
     """One attempt at a job whose bucket is in memory.
 
     Args:
@@ -601,7 +601,7 @@ def on_head(
     order = ordered(command=words, on=Placement.HEAD, max_seconds=lasts, code="s3://bucket/c.zip")
     own = replace(order, deadline=time.time() + lasts)
     every_s, quiet_s = (0.05, 0) if clock is time else (30, 5)
-    return job.Job(
+    return job_head.JobHead(
         own,
         cast(RayHead, Ray(own)),
         {**os.environ, nodes.ENV_STORAGE: "s3://bucket"},
@@ -666,7 +666,7 @@ def test_the_last_files_of_a_program_on_the_head_are_tried_until_the_deadline(
 
 
 @contextmanager
-def saving(own: job.Job, s3: S3) -> Iterator[tuple[threading.Thread, list[int]]]:
+def saving(own: job_head.JobHead, s3: S3) -> Iterator[tuple[threading.Thread, list[int]]]:
     """A job that runs in a thread and has saved its program's file ``step``; it is stopped in the
     end. Yields the thread, and a list that gets the job's exit code."""
     codes: list[int] = []
@@ -810,7 +810,7 @@ def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
     tmp_path: Path, has_code: bool, storage: str
 ) -> None:
     work = tmp_path if has_code else None
-    found = launch.prepare_head(SPEC, {"A": "b"}, work, {nodes.ENV_STORAGE: storage})
+    found = on_node.prepare_head(SPEC, {"A": "b"}, work, {nodes.ENV_STORAGE: storage})
     assert found == ({"A": "b"} | code.for_ray({"A": "b"}, work), None)
 
 
@@ -829,7 +829,7 @@ def test_a_program_on_the_head_and_its_ray_workers_share_variables(
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
-    found, _ = launch.prepare_head(spec, own, work, environment, make_mirror=make_mirror)
+    found, _ = on_node.prepare_head(spec, own, work, environment, make_mirror=make_mirror)
     told = json.loads(found[RAY_VARIABLE])["runtime_env"]
     for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
         assert told["env_vars"][name] == found[name]
@@ -846,7 +846,7 @@ def test_a_job_begins_with_the_cache_of_its_host_and_needs_ecs_to_start_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began: list[bool] = []
-    monkeypatch.setattr(cache, "make_room", lambda: began.append(True))
+    monkeypatch.setattr(host_cache, "make_room", lambda: began.append(True))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from containers import health, node
-from containers.host import checks, machine
+from containers.host import hardware, machine
 from containers.node import NodeConfig
 from contract import exits, host_check, nodes
 from contract.errors import InputError
@@ -174,13 +174,13 @@ def test_gpus_that_are_not_as_they_should_be_are_named(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     answer(nvidia_smi, output, code)
-    (found,) = checks.gpu_faults(2)
+    (found,) = hardware.gpu_faults(2)
     assert fault in found
 
 
 def test_a_container_without_the_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert checks.gpu_faults(1) == [
+    assert hardware.gpu_faults(1) == [
         "nvidia-smi is not here: the container was started without GPUs"
     ]
 
@@ -216,11 +216,11 @@ def test_memory_that_a_training_holds_is_no_fault_of_its_gpu(
     nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_fault: bool
 ) -> None:
     answer(nvidia_smi, "0, NVIDIA A100, 0")
-    monkeypatch.setattr(checks, "_in_a_child", lambda _: [printed])
-    assert checks.gpu_faults(1) == [printed], (
+    monkeypatch.setattr(hardware, "_in_a_child", lambda _: [printed])
+    assert hardware.gpu_faults(1) == [printed], (
         "before a node joins, nothing else may hold its memory"
     )
-    assert checks.gpu_faults(1, is_in_use=True) == ([printed] if is_fault else [])
+    assert hardware.gpu_faults(1, is_in_use=True) == ([printed] if is_fault else [])
 
 
 def test_a_hanging_driver_is_not_waited_for_though_its_process_stays(
@@ -228,7 +228,7 @@ def test_a_hanging_driver_is_not_waited_for_though_its_process_stays(
 ) -> None:
     nvidia_smi.write_text("#!/bin/sh\nexec sleep 20\n")
     nvidia_smi.chmod(0o755)
-    monkeypatch.setattr(checks, "_DRIVER_S", 0.2)
+    monkeypatch.setattr(hardware, "_DRIVER_S", 0.2)
     started: list[subprocess.Popen[str]] = []
 
     def kill(process: subprocess.Popen[str]) -> None:
@@ -237,7 +237,7 @@ def test_a_hanging_driver_is_not_waited_for_though_its_process_stays(
     with monkeypatch.context() as changed:
         changed.setattr(subprocess.Popen, "kill", kill)
         began = time.monotonic()
-        (found,) = checks.gpu_faults(1)
+        (found,) = hardware.gpu_faults(1)
         assert time.monotonic() - began < 10
     assert found == "nvidia-smi did not answer within 0.2 s: the driver hangs"
     started[0].kill()
@@ -266,7 +266,7 @@ def test_a_node_whose_gpu_fails_later_leaves_with_the_code_of_a_bad_host(
         return list(faults)
 
     monkeypatch.setattr(node, "host_faults", host_faults)
-    own = node.Node(NodeConfig.from_environment("worker", WORKER))
+    own = node.NodeRunner(NodeConfig.from_environment("worker", WORKER))
     request = tmp_path / "check"
     codes: list[int] = []
     ray = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -303,7 +303,7 @@ sys.exit(1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setattr(nodes, "AGENT_PORT", port)
-    own = node.Node(NodeConfig.from_environment("head", WORKER))
+    own = node.NodeRunner(NodeConfig.from_environment("head", WORKER))
     environment = {**os.environ, nodes.ENV_HOST_CHECK: str(tmp_path / "check")}
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     code = own._run_ray([sys.executable, "-c", ray, str(port)], environment, "127.0.0.1")
@@ -414,10 +414,10 @@ def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
 def test_efa_devices_that_are_missing_or_shut_are_named(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"uverbs{number}").touch()
-    assert checks.efa_faults(3, tmp_path) == []
-    assert checks.efa_faults(4, tmp_path) == [f"3 EFA devices are in {tmp_path}, 4 should be"]
+    assert hardware.efa_faults(3, tmp_path) == []
+    assert hardware.efa_faults(4, tmp_path) == [f"3 EFA devices are in {tmp_path}, 4 should be"]
     (tmp_path / "uverbs3").symlink_to("/nowhere")
-    assert checks.efa_faults(4, tmp_path) == [
+    assert hardware.efa_faults(4, tmp_path) == [
         f"this user may not read and write {tmp_path / 'uverbs3'}"
     ]
 
@@ -428,9 +428,9 @@ def test_a_folder_that_is_not_the_shared_file_system_keeps_the_node_out(tmp_path
     files = "30 21 0:40 / /mnt/shared rw,relatime master:9 - lustre 10.0.1.2@tcp:/abcd rw,flock"
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"{root}\n{files}\n")
-    assert checks.mount_faults("/mnt/shared", mounts) == []
+    assert hardware.mount_faults("/mnt/shared", mounts) == []
     mounts.write_text(f"{root}\n{disk}\n")
-    assert checks.mount_faults("/mnt/shared", mounts) == [
+    assert hardware.mount_faults("/mnt/shared", mounts) == [
         "/mnt/shared is xfs and not lustre: the shared file system is not there"
     ]
     # As Linux writes it here.

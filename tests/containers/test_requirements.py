@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from containers.program import requirements
+from containers.program import packages
 from contract.errors import InputError
 from contract.requirements import file_of, source_folders
 from tests.conftest import write_wheel
@@ -35,18 +35,18 @@ def folder_with(folder: Path, **files: str) -> Path:
 def install(folder: Path, **options: object) -> Path | None:
     """The new environment; None where nothing is asked for."""
     target = folder.with_name(f"{folder.name}-environment")
-    found = requirements.install(folder, target, **options)  # type: ignore[arg-type]
+    found = packages.install(folder, target, **options)  # type: ignore[arg-type]
     return target if found else None
 
 
 def names(folder: Path | None) -> list[str]:
     assert folder is not None
-    return sorted(each.name for each in requirements.site_packages(folder).glob("*.py"))
+    return sorted(each.name for each in packages.site_packages(folder).glob("*.py"))
 
 
 def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
     code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
-    with pytest.raises(requirements.Stopped):
+    with pytest.raises(packages.PreparationStopped):
         install(code, should_stop=lambda: True)
 
 
@@ -84,7 +84,7 @@ def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
     assert names(found) == ["greeting.py", "torch.py", "torchvision.py"]
     assert found is not None
     # Nothing else claims to be in the environment: entry points would be looked for there.
-    assert sorted(each.name for each in requirements.site_packages(found).glob("*-info")) == [
+    assert sorted(each.name for each in packages.site_packages(found).glob("*-info")) == [
         "greeting-1.0.dist-info",
         "torch-1.0.dist-info",
         "torchvision-1.0.dist-info",
@@ -138,9 +138,9 @@ def test_torchvision_comes_from_the_index_of_the_images_torch(
         asked.append((variables.get("UV_TORCH_BACKEND"), variables.get("UV_DEFAULT_INDEX")))
         return 0, ""
 
-    monkeypatch.setattr(requirements, "_uv", uv)
+    monkeypatch.setattr(packages, "_uv", uv)
     versions = {"ray": "2.60.0", "torch": image}
-    monkeypatch.setattr(requirements, "_version", lambda name, _folders: versions.get(name, ""))
+    monkeypatch.setattr(packages, "_version", lambda name, _folders: versions.get(name, ""))
     install(folder_with(tmp_path / "code", requirements__txt="torchvision\n"), environment=given)
     assert asked == [(backend, given.get("PIP_INDEX_URL"))]
 

@@ -6,7 +6,7 @@ ends by itself before the state machine ends it, and that before the sweep does.
 
 import pytest
 
-from containers.host import checks
+from containers.host import hardware
 from contract import job, times
 from training.runtime.local import LocalWorkers
 
@@ -45,7 +45,7 @@ IN_ORDER = [
     ),
     (times.FILES_LIST_S, times.FILES_SAVE_S, "the list leaves time for the files that it names"),
     (times.FILES_QUIET_S, times.FILES_EVERY_S, "a folder that is whole is copied the next time"),
-    (checks._DRIVER_S, times.HOST_CHECK_S - 15, "a driver that hangs is reported in time"),
+    (hardware._DRIVER_S, times.HOST_CHECK_S - 15, "a driver that hangs is reported in time"),
     (times.RAY_DRAIN_S, times.STOP_TIMEOUT_S, "Ray drains before ECS kills the container"),
     (times.COORDINATOR_DRAIN_S, times.RAY_STOP_S, "a job's Ray drains before the head kills it"),
     (

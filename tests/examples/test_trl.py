@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from containers.program import requirements
-from containers.program.launch import Place, launcher_environment
+from containers.program import packages
+from containers.program.on_node import NodePlace, launcher_environment
 from contract.errors import InputError
 from tests.conftest import ROOT
 from tests.eventually import eventually
@@ -56,7 +56,7 @@ def write_model(folder: Path) -> None:
 
 
 @contextmanager
-def two_nodes(folder: Path, packages: Path, *words: str, log: Path) -> Iterator[Callable[[], str]]:
+def two_nodes(folder: Path, installed: Path, *words: str, log: Path) -> Iterator[Callable[[], str]]:
     """Run the example on two nodes that share a folder, as restored nodes do; yield a function that
     returns their log once one of them has failed."""
     started = []
@@ -64,14 +64,14 @@ def two_nodes(folder: Path, packages: Path, *words: str, log: Path) -> Iterator[
         port = str(server.getsockname()[1])
     with log.open("w") as out:
         for rank in range(2):
-            here = Place(number=rank, rank=rank, start=0, addresses=("127.0.0.1",) * 2, gpus=0)
+            here = NodePlace(number=rank, rank=rank, start=0, addresses=("127.0.0.1",) * 2, gpus=0)
             environment = {
                 **os.environ,
                 **launcher_environment(here),
                 "MASTER_PORT": port,
                 "PET_MASTER_PORT": port,
-                "PATH": f"{packages / 'bin'}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": str(requirements.site_packages(packages)),
+                "PATH": f"{installed / 'bin'}{os.pathsep}{os.environ['PATH']}",
+                "PYTHONPATH": str(packages.site_packages(installed)),
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
             }
@@ -96,12 +96,12 @@ def two_nodes(folder: Path, packages: Path, *words: str, log: Path) -> Iterator[
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_trl_resumes_from_its_newest_checkpoint(method: str, tmp_path: Path) -> None:
-    folder, packages = tmp_path / "code", tmp_path / "packages"
+    folder, installed = tmp_path / "code", tmp_path / "installed"
     shutil.copytree(ROOT / "examples" / "trl", folder)
     try:
         # torch is there: its own index, which uv would ask too, is not needed.
         index = {"UV_DEFAULT_INDEX": "https://pypi.org/simple"}
-        requirements.install(folder, packages, environment=index)
+        packages.install(folder, installed, environment=index)
     except InputError as error:
         pytest.skip(f"trl cannot be installed here: {f'{error}'.splitlines()[-1]}")
     write_model(folder / "model")
@@ -118,10 +118,10 @@ def test_trl_resumes_from_its_newest_checkpoint(method: str, tmp_path: Path) -> 
         return max((int(each.parent.name.rpartition("-")[2]) for each in states), default=0)
 
     first, second = tmp_path / "first.log", tmp_path / "second.log"
-    with two_nodes(folder, packages, *words, "100000", log=first) as failed:
+    with two_nodes(folder, installed, *words, "100000", log=first) as failed:
         eventually("two checkpoints", lambda: newest() >= 4, timeout_s=900, over=failed)
     reached = newest()
-    with two_nodes(folder, packages, *words, str(reached + 4), log=second) as failed:
+    with two_nodes(folder, installed, *words, str(reached + 4), log=second) as failed:
         # Its end is not waited for: gloo may hang there, which the product ends.
         is_saved = lambda: "Model saved to out" in second.read_text()  # noqa: E731
         eventually("the model", is_saved, timeout_s=900, over=failed)

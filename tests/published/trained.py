@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks import processes
+from benchmarks import rank_groups
 from contract.errors import InputError
 from contract.runs import RunPaths
 from store import storage
@@ -63,7 +63,7 @@ def measure(names: Iterable[str], folder: Path) -> list[Outcome]:
     Args:
         folder: for models, checkpoints and exports; it stays as small as one of them.
     """
-    found: list[Outcome] = processes.run(2, _pair, tuple(names), folder)[0]
+    found: list[Outcome] = rank_groups.run(2, _pair, tuple(names), folder)[0]
     return found
 
 

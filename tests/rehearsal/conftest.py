@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rehearsal import processes
+from rehearsal import children
+from rehearsal.children import Steps
 from rehearsal.cycle import SETTINGS, Rehearsal
 from rehearsal.engine import EngineError
-from rehearsal.processes import Steps
 from tests.conftest import ROOT
 
 #: Whose calls those of the command line are, in the list of all calls.
@@ -57,7 +57,7 @@ def deployment() -> Iterator[Rehearsal]:
         found.up(Steps(5), standing=False, settings=DEPLOYED)
         yield found
     finally:
-        os.environ.pop(processes.NAME, None)
+        os.environ.pop(children.NAME, None)
         found.down(Steps(1))
 
 

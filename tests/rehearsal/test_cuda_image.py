@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from containers import publish
-from rehearsal import images
+from rehearsal import image_builds
 from rehearsal.cycle import Rehearsal
 from tests.conftest import ROOT
 
@@ -47,8 +47,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
     subprocess.run(["sh", "-c", script, "sh", *made], env=engine.environment(), check=True)
     # Of the default index, and of no other place that has a build without CUDA.
     pip = {name: value for name, value in os.environ.items() if name != "PIP_FIND_LINKS"}
-    wheels = images.wheels(
-        engine, images.DEBIAN_PYTHON, environment=pip | {"PIP_CONFIG_FILE": os.devnull}, mark="cuda"
+    wheels = image_builds.wheels(
+        engine,
+        image_builds.DEBIAN_PYTHON,
+        environment=pip | {"PIP_CONFIG_FILE": os.devnull},
+        mark="cuda",
     )
     arguments = [f"BASE_IMAGE={BASE}", f"WHEELS_IMAGE={wheels}", "WORKER_TORCH=cuda"]
     arguments.append("EFA_INSTALLER=")  # AWS's installer cannot be reached

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from containers import publish
-from rehearsal import cycle, images, processes
+from rehearsal import children, cycle, image_builds
+from rehearsal.children import CommandError
 from rehearsal.engine import Engine, EngineError, check_space, find_engine
-from rehearsal.processes import CommandError
 from tests.conftest import ROOT
 
 Install = Callable[..., None]
@@ -104,7 +104,7 @@ def test_elsewhere_than_on_linux_it_says_why_not(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """One that nothing may be asked of."""
-    monkeypatch.setattr(images, "check_space", lambda *_, **__: None)
+    monkeypatch.setattr(image_builds, "check_space", lambda *_, **__: None)
     return Engine(client="docker", address="unix:///nowhere")
 
 
@@ -116,7 +116,7 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
 
     def build(_docker: publish.Docker, *, git_sha: str, **_options: object) -> None:
         built.append(git_sha)
-        label[images.REVISION_LABEL] = git_sha
+        label[image_builds.REVISION_LABEL] = git_sha
 
     monkeypatch.delenv("BASE_IMAGE", raising=False)
     monkeypatch.setenv("TORCH_INDEX", "https://index.example")
@@ -124,17 +124,19 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
     monkeypatch.setattr(
         Engine, "inspect", lambda *_: {"Config": {"Labels": label}} if label else None
     )
-    monkeypatch.setattr(images, "_reachable", lambda _engine, image: image)
+    monkeypatch.setattr(image_builds, "_reachable", lambda _engine, image: image)
     monkeypatch.setattr(Engine, "__call__", lambda *_, **__: "")  # it has no older images
-    docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
+    docker = image_builds.QuietDocker(
+        client="docker", environment={}, name="n", log=tmp_path / "log"
+    )
     for commit in ("a", "a", "b"):
-        monkeypatch.setattr(images, "_git_sha", lambda sha=commit: sha)
-        found = images.build(no_engine, docker, image_tag="t", say=print)
+        monkeypatch.setattr(image_builds, "_git_sha", lambda sha=commit: sha)
+        found = image_builds.build(no_engine, docker, image_tag="t", say=print)
         assert found == {node: f"ecs-train-{node}:t" for node in ("head", "worker")}
     assert built == ["a", "b"]
     # Another base makes other images, which the tag does not tell.
     monkeypatch.setenv("BASE_IMAGE", "another")
-    images.build(no_engine, docker, image_tag="t", say=print)
+    image_builds.build(no_engine, docker, image_tag="t", say=print)
     assert built == ["a", "b", "b"]
 
 
@@ -177,7 +179,7 @@ def test_older_images_of_this_checkout_are_removed_unless_a_container_uses_them(
     engine = Engine(client=str(script), address="unix:///nowhere")
     # What is built may be old: the engine had it, and only its label was renewed.
     built = {node: f"ecs-train-{node}:content-2" for node in ("head", "worker")}
-    assert images._remove_older(engine, built, name="this") == 4
+    assert image_builds._remove_older(engine, built, name="this") == 4
     kept = {path.name.removeprefix("ecs-train-") for path in (stored / "this").iterdir()}
     assert kept == {
         *("head-content-5", "head-content-4", "head-content-2"),
@@ -192,15 +194,15 @@ def test_a_registry_that_ends_at_once_says_why(
     broken = tmp_path / "docker-registry"
     broken.write_text("#!/bin/sh\necho out of luck\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(images, "registry_program", lambda: str(broken))
-    with pytest.raises(images.RegistryError, match="out of luck"):
-        images.start_registry(tmp_path / "registry", name=f"test-{os.getpid()}")
+    monkeypatch.setattr(image_builds, "registry_program", lambda: str(broken))
+    with pytest.raises(image_builds.RegistryError, match="out of luck"):
+        image_builds.start_registry(tmp_path / "registry", name=f"test-{os.getpid()}")
 
 
 # --- other programs -------------------------------------------------------------------------------
 def run(script: str, **arguments: object) -> str:
     command = [sys.executable, "-c", script]
-    return processes.run(command, environment=os.environ, folder=ROOT, **arguments)  # type: ignore[arg-type]
+    return children.run(command, environment=os.environ, folder=ROOT, **arguments)  # type: ignore[arg-type]
 
 
 def test_what_a_program_prints_is_returned_and_logged(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_an_interruption_ends_the_program_and_all_that_it_has_started(tmp_path: 
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt), processes.interruptible():
+    with pytest.raises(KeyboardInterrupt), children.interruptible():
         run(script)
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert mark not in shown.stdout
@@ -244,19 +246,19 @@ def test_processes_are_found_by_their_mark_and_ended_even_if_they_do_not_want_to
     name = f"test-{os.getpid()}-{time.monotonic_ns()}"
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     for role in ("a", "b"):
-        processes.start(
+        children.start(
             [sys.executable, "-c", stubborn],
             name=name,
             role=role,
             environment={"PATH": os.environ["PATH"]},
             log=tmp_path / role,
         )
-    assert len(processes.find(name)) == 2
-    assert len(processes.find(name, "b")) == 1
+    assert len(children.find(name)) == 2
+    assert len(children.find(name, "b")) == 1
     time.sleep(0.3)  # until it ignores the signal
-    assert processes.end(name, timeout_s=0.5) == 2
-    assert processes.find(name) == []
-    assert processes.end(name, timeout_s=0.5) == 0
+    assert children.end(name, timeout_s=0.5) == 2
+    assert children.find(name) == []
+    assert children.end(name, timeout_s=0.5) == 0
 
 
 # --- long steps -----------------------------------------------------------------------------------
@@ -293,9 +295,9 @@ LEGACY = "Step 4/17 : RUN pip install torch"
 def test_a_long_step_shows_what_it_is_at_and_for_how_long(
     printed: list[str], shown: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "QUIET_S", 0.05)
+    monkeypatch.setattr(children, "QUIET_S", 0.05)
     reader, writer = os.openpty() if is_terminal else os.pipe()
-    steps = processes.Steps(7)
+    steps = children.Steps(7)
     with os.fdopen(writer, "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
         with steps.step("build the images"):

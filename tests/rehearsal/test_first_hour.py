@@ -16,9 +16,9 @@ import typer
 
 from contract import exits, runs
 from contract.errors import InputError
+from rehearsal.children import Steps
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from rehearsal.processes import Steps
 from rehearsal.rehearse import (
     FIRST,
     FOLLOW,

@@ -15,9 +15,9 @@ import pytest
 from containers import publish
 from contract import nodes, runs
 from contract import outputs as stack_outputs
+from rehearsal.children import Steps
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from rehearsal.processes import Steps
 from tests.eventually import eventually
 from tests.rehearsal.conftest import cluster_status, command, succeeded, trainctl
 

@@ -33,7 +33,7 @@ from tests.rehearsal.conftest import LAPTOP, command, show, succeeded, trainctl
 from tests.rehearsal.watch import Watch
 from tests.stacks.stage import Stage
 from tests.training.sample_pictures import write_tree
-from training.data.images import BatchOrder
+from training.data.small_images import BatchOrder
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,11 +17,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from contract import exits, outputs
 from contract.nodes import WORKER
-from rehearsal import processes
+from rehearsal import children
+from rehearsal.children import Steps
 from rehearsal.cycle import Rehearsal
 from rehearsal.engine import LABEL
 from rehearsal.inventory import account_at
-from rehearsal.processes import Steps
 from rehearsal.rehearse import SUBMIT
 from tests.conftest import ROOT
 from tests.eventually import eventually
@@ -41,7 +41,7 @@ def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
     image = f"ecs-train-{WORKER}:{deployment.state()['image_tag']}"
     a_node = ("--detach", "--label", f"{LABEL}={deployment.name}", "--entrypoint", "sleep")
     deployment.engine("run", *a_node, image, "600")
-    for pid in processes.find(deployment.name):
+    for pid in children.find(deployment.name):
         os.kill(pid, signal.SIGKILL)
     run = trainctl(deployment, "cluster", "status")
     assert run.returncode == exits.STORAGE
@@ -107,7 +107,7 @@ def test_an_interrupted_rehearsal_leaves_nothing(
 ) -> None:
     deployment.down(Steps(1))  # what the tests above have left
     assert left_over(deployment) == []
-    environment = {k: v for k, v in os.environ.items() if k != processes.NAME}
+    environment = {k: v for k, v in os.environ.items() if k != children.NAME}
     said = tmp_path / "said"
     with said.open("wb") as output:
         run = subprocess.Popen(
@@ -136,5 +136,5 @@ def test_an_interrupted_rehearsal_leaves_nothing(
     assert code == exits.INTERRUPTED, text
     assert "Traceback" not in text
     assert left_over(deployment) == []
-    assert processes.find(deployment.name) == []
+    assert children.find(deployment.name) == []
     assert not deployment.state()

@@ -22,7 +22,7 @@ from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USE
 
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
-from containers.job import Decisions, Seen
+from containers.job_head import Decisions, Observation
 from contract import exits, job_outcome, runs, times
 from contract.admission import Limits
 from contract.job import (
@@ -677,7 +677,7 @@ class Head:
                 world.sleep(tick)
             there = self._reconcile()
             found = decisions.decide(
-                Seen(
+                Observation(
                     now=world.now,
                     monotonic=world.now,
                     num_workers=there,

@@ -15,7 +15,7 @@ from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import data_sets
 from trainctl.__main__ import main
-from trainctl.aws.files import Bucket
+from trainctl.aws.deployment_bucket import DeploymentBucket
 from training.data import catalog, download
 from training.data.catalog import DataSet
 
@@ -308,7 +308,7 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     storage.filesystem("s3://").mkdir("s3://data-sets")
-    bucket = Bucket("s3://data-sets", boto3.client("s3", region_name="us-east-1"))
+    bucket = DeploymentBucket("s3://data-sets", boto3.client("s3", region_name="us-east-1"))
     seen: list[tuple[int, int]] = []
     asked: list[str] = []
 

@@ -209,7 +209,7 @@ def test_lines_of_a_followed_log_go_above_the_line_or_into_the_file_that_stdout_
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(sys, "stdout", opened if to_file else terminal)
         output._console.cache_clear()
-        with output.Progress() as progress:
+        with output.ProgressLine() as progress:
             progress.update("running")
             assert progress._live
             progress._live.refresh()  # now, and not when its thread comes to it
@@ -249,7 +249,7 @@ def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = FakeClock()
-    with output.Progress(clock=lambda: clock.now) as progress:
+    with output.ProgressLine(clock=lambda: clock.now) as progress:
         for second in range(0, 190, 10):
             clock.now = second
             progress.update("waiting for 1 x g5.xlarge")

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from contract import exits
-from rehearsal import cdk, cycle, images, local_aws, processes
+from rehearsal import cdk, children, cycle, image_builds, local_aws
 from rehearsal.engine import Engine
 from tests.trainctl.conftest import Cli
 
@@ -59,7 +59,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cdk, "COMMAND", tmp_path / "node_modules" / ".bin" / "cdk")
     monkeypatch.setattr(local_aws, "PYTHON", tmp_path / ".venv-aws" / "bin" / "python")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv(processes.NAME, "")  # which `up` sets
+    monkeypatch.setenv(children.NAME, "")  # which `up` sets
     return tmp_path
 
 
@@ -110,8 +110,8 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
         return ""
 
     monkeypatch.setattr(local_aws, "start_detached", start)
-    monkeypatch.setattr(images, "registry_program", lambda: None)
-    monkeypatch.setattr(images, "build", lambda *_, **__: {"head": "h", "worker": "w"})
+    monkeypatch.setattr(image_builds, "registry_program", lambda: None)
+    monkeypatch.setattr(image_builds, "build", lambda *_, **__: {"head": "h", "worker": "w"})
     for name, found in (("check_installed", None), ("content_tag", "content-1")):
         monkeypatch.setattr(cycle, name, Mock(return_value=found))
     monkeypatch.setattr(cycle, "is_healthy", lambda _: True)

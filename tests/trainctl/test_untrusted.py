@@ -23,7 +23,7 @@ from tests.trainctl.account import SHAPE
 from trainctl import job_file, output, run_list
 from trainctl.__main__ import app
 from trainctl.aws.errors import UsageError
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import JobExecution
 from trainctl.aws.logs import LogLine
 from trainctl.data_sets import StoredSet
 from trainctl.job_log import Printer
@@ -39,19 +39,19 @@ def test_executions_that_were_started_by_hand() -> None:
     def described(**more: Any) -> Any:
         return cast("Any", {"name": "job", "startDate": now, "stopDate": now, **more})
 
-    def shown(job: Job) -> object:
+    def shown(job: JobExecution) -> object:
         return job.run, job.status, job.reason, job.shell_code, job.is_over
 
     def by_input(text: str) -> object:
-        return shown(Job.from_execution(described(status="RUNNING", input=text)))
+        return shown(JobExecution.from_execution(described(status="RUNNING", input=text)))
 
     def by_output(text: str) -> object:
         found = described(status="SUCCEEDED", input=SPEC.to_json(), output=text)
-        return shown(Job.from_execution(found))
+        return shown(JobExecution.from_execution(found))
 
     def by_cause(text: str) -> object:
         found = described(status="FAILED", input=SPEC.to_json(), error="x", cause=text)
-        return shown(Job.from_execution(found))
+        return shown(JobExecution.from_execution(found))
 
     fuzz_text(SPEC.to_json(), by_input)
     outcome = Outcome(status=JobStatus.FAILED, reason="x", exit_code=3, attempts=1)

@@ -176,7 +176,7 @@ def ranked(folder: Path, recipe: str) -> Iterator[Callable[..., RankedRun]]:
 
 
 def trained(config: RunConfig) -> list[Event]:
-    """Train as one of the ranks of ``benchmarks.processes.run``; return this rank's events."""
+    """Train as one of the ranks of ``benchmarks.rank_groups.run``; return this rank's events."""
     os.environ[CACHE_VARIABLE] = f"{config.storage}/cache"  # a fork has its server's variables
     worker = TorchrunWorker(run_uri=RunPaths.of(config.storage, config.run).uri)
     events: list[Event] = []

@@ -17,7 +17,7 @@ from training.bandwidth.train import Timing, bus_gb_per_s, train
 from training.command import read_command
 from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker
-from training.system.machine import EFA, check_efa, named, transport
+from training.system.devices import EFA, check_efa, named, transport
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import processes
+from benchmarks import rank_groups
 from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
@@ -21,7 +21,7 @@ from training.command import read_command
 from training.fsdp import inputs
 from training.fsdp.settings import FsdpConfig
 from training.models import language_models
-from training.system import machine
+from training.system import devices
 
 #: Operations that read values of a tensor: from a GPU, the host waits for them.
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2"}
@@ -30,7 +30,9 @@ READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal
 class Reads(TorchDispatchMode):
     """Counts them."""
 
-    num = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num += func.name().removeprefix("aten::").partition(".")[0] in READS
@@ -41,7 +43,7 @@ def config_of(words: str, folder: Path, patch: pytest.MonkeyPatch) -> FsdpConfig
     """A run of this process by itself, of two passes a step."""
     patch.setenv("TRAINING_CACHE_DIR", str(folder))
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**rank, "MASTER_PORT": str(processes.free_port())}.items():
+    for name, value in {**rank, "MASTER_PORT": str(rank_groups.free_port())}.items():
         patch.setenv(name, value)
     given = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
     given += ["--global-batch", "8", *words.split()]
@@ -95,7 +97,7 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
 
     counted = functools.partialmethod(nn.Module.compile, backend=backend)
     monkeypatch.setattr(nn.Module, "compile", counted)
-    monkeypatch.setattr(machine, "has_compiler", lambda: True)
+    monkeypatch.setattr(devices, "has_compiler", lambda: True)
     monkeypatch.setattr(language_models, "COMPILED", ("cpu",))
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
     words = "--max-steps 2 --evaluate-every 1 --sample-tokens 3 --microbatch 5 --eval-sequences 6"

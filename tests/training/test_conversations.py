@@ -29,7 +29,7 @@ from training.data.conversations import (
     content_of,
 )
 from training.data.feed import Feed, Packs, best_fit, feed_of
-from training.data.text import TokenStore, store_for
+from training.data.rows import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
 

@@ -14,9 +14,9 @@ import torch
 from contract.errors import InputError, UnreachableError
 from store.cache import CACHE_VARIABLE
 from tests.training.mirror import Mirror, served
-from training.data import download, images
+from training.data import download, small_images
 from training.data.catalog import IDX_FILES
-from training.data.images import BatchOrder, DeviceImages
+from training.data.small_images import BatchOrder, DeviceImages
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def write_images(folder: Path, num_train: int = 40, num_test: int = 10, size: in
 
 
 def test_a_folder_of_idx_files_is_read_as_it_was_written(tmp_path: Path) -> None:
-    found = images.load(str(write_images(tmp_path)))
+    found = small_images.load(str(write_images(tmp_path)))
     expected = np.random.default_rng(0).integers(0, 256, (40, 28, 28))
     np.testing.assert_array_equal(found.train_images, expected)
     np.testing.assert_array_equal(found.test_labels, np.arange(10))
@@ -52,7 +52,7 @@ def test_a_folder_of_idx_files_is_read_as_it_was_written(tmp_path: Path) -> None
 def test_digits_are_there_without_network_and_every_fifth_is_held_out() -> None:
     from sklearn.datasets import load_digits
 
-    found = images.load("digits")
+    found = small_images.load("digits")
     assert (len(found.train_images), len(found.test_images)) == (1438, 359)
     held_out = np.arange(1797) % 5 == 4
     np.testing.assert_array_equal(found.test_labels, load_digits().target[held_out])
@@ -86,7 +86,7 @@ def test_damaged_data_is_refused_with_the_file_and_the_reason(tmp_path: Path, da
     file = write_images(tmp_path) / IDX_FILES[number]
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(InputError, match=words) as found:
-        images.load(str(tmp_path))
+        small_images.load(str(tmp_path))
     assert str(tmp_path) in str(found.value)
 
 
@@ -105,10 +105,10 @@ def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
 ) -> None:
     url, handler = mirror
     with ThreadPoolExecutor(3) as pool:  # a lock keeps threads apart as it does processes
-        fingerprints = [each.fingerprint for each in pool.map(images.load, [url] * 3)]
+        fingerprints = [each.fingerprint for each in pool.map(small_images.load, [url] * 3)]
     assert len(set(fingerprints)) == 1
     assert sorted(handler.asked) == sorted((f"/{name}", "") for name in IDX_FILES)
-    assert images.load(url + "/").fingerprint == fingerprints[0]
+    assert small_images.load(url + "/").fingerprint == fingerprints[0]
     assert len(handler.asked) == len(IDX_FILES)
     left_over = [path.name for path in cache.rglob("*") if path.is_file()]
     assert sorted(left_over) == sorted([".lock", *IDX_FILES])
@@ -122,14 +122,14 @@ def test_a_download_that_fails_or_is_damaged_is_forgotten_and_tried_anew(
     name = f"/{IDX_FILES[0]}"
     handler.break_off_after = [1000] * 3
     with pytest.raises(UnreachableError, match=r"broke off|could not be fetched"):
-        images.load(url)
+        small_images.load(url)
     good, handler.files[name] = handler.files[name], handler.files[name][:-100]
     with pytest.raises(InputError, match="truncated"):
-        images.load(url)
+        small_images.load(url)
     assert not list(cache.rglob(IDX_FILES[0]))
     assert not list(cache.rglob("*.part"))
     handler.files[name] = good
-    assert len(images.load(url).train_images) == 40
+    assert len(small_images.load(url).train_images) == 40
     # Always from the beginning: the file may have changed, and nothing tells.
     assert [each for each in handler.asked if each[0] == name] == [(name, "")] * 5
 
@@ -141,14 +141,14 @@ def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=rf"has pictures, .*; recipe imagenet takes them: {command}"
     ):
-        images.load(str(tmp_path))
+        small_images.load(str(tmp_path))
 
 
 def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
     # A folder in the way of the lock: root, as whom containers run, may write everywhere.
     (cache / "mnist" / ".lock").mkdir(parents=True)
     with pytest.raises(InputError, match=f"cannot be written .*{CACHE_VARIABLE}"):
-        images.load("mnist")
+        small_images.load("mnist")
 
 
 # ---- batches -------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_each_epoch_has_each_image_once_in_an_order_of_seed_and_epoch_only() -> 
 
 
 def test_batches_are_normalised_and_mirrored_as_drawn(tmp_path: Path) -> None:
-    image_set = images.load(str(write_images(tmp_path)))
+    image_set = small_images.load(str(write_images(tmp_path)))
     chosen, is_mirrored = torch.tensor([3, 1, 17]), torch.tensor([True, False, True])
     split = DeviceImages(image_set, CPU)
     plain, labels = split.batch(chosen)
@@ -190,7 +190,7 @@ def test_batches_are_normalised_and_mirrored_as_drawn(tmp_path: Path) -> None:
 
 def test_images_are_mirrored_by_seed_and_step() -> None:
     draws = [
-        images.mirrored(seed=seed, step=step, num=64)
+        small_images.mirrored(seed=seed, step=step, num=64)
         for seed, step in [(0, 5), (0, 5), (1, 5), (0, 6)]
     ]
     assert torch.equal(draws[0], draws[1])

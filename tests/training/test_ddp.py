@@ -13,7 +13,7 @@ from contract.errors import InputError
 from tests import forks
 from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
-from training.data import images
+from training.data import small_images
 from training.ddp import train as ddp
 from training.ddp.settings import DdpConfig
 from training.models.resnet import ResNet18
@@ -54,10 +54,10 @@ def test_weight_decay_spares_biases_and_normalisation() -> None:
 def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
     flip: bool, tmp_path: Path
 ) -> None:
-    image_set = images.load(str(write_images(tmp_path, num_train=100)))
+    image_set = small_images.load(str(write_images(tmp_path, num_train=100)))
     chosen = config(flip=flip)
-    split = images.DeviceImages(image_set, CPU)
-    order = images.BatchOrder(num_images=100, global_batch=32, seed=0)
+    split = small_images.DeviceImages(image_set, CPU)
+    order = small_images.BatchOrder(num_images=100, global_batch=32, seed=0)
     for step in (0, 2, 5):
         pixels, labels, size = ddp._batch(split, order, chosen, step, place(0, 1))
         assert size == len(labels)
@@ -75,8 +75,8 @@ def evaluated(folder: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = ResNet18()
-    image_set = images.load(folder)
-    split = images.DeviceImages(image_set, CPU, is_test=True)
+    image_set = small_images.load(folder)
+    split = small_images.DeviceImages(image_set, CPU, is_test=True)
     worker = place(dist.get_rank(), dist.get_world_size())
     found = ddp.evaluate(model, image_set, split, worker=worker, use_bf16=False)
     assert model.training

@@ -28,7 +28,7 @@ from training.fsdp.passes import ahead
 from training.fsdp.settings import FsdpConfig
 from training.imagenet import train as imagenet
 from training.loop import optimizers
-from training.system import machine
+from training.system import devices
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -85,7 +85,7 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(InputError, match=r"--compile .* no compiler here"):
-        machine.check_compiler("--compile")
+        devices.check_compiler("--compile")
     with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
         optimizers.build(
             torch.nn.Linear(2, 2),

@@ -23,8 +23,8 @@ from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, write_tree
 from training.checkpoint import checkpoints
 from training.data import augmentation
-from training.data.images import BatchOrder
-from training.data.pictures.reader import rank_plan
+from training.data.pictures.batches import rank_plan
+from training.data.small_images import BatchOrder
 from training.imagenet import train as imagenet
 from training.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.models import picture_shapes

@@ -10,7 +10,7 @@ import pytest
 from contract.runs import RunPaths
 from training import command, launch
 from training.data.catalog import IDX_FILES
-from training.system import machine
+from training.system import devices
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(machine, "gpu_names", list)
-    monkeypatch.setattr(machine, "num_cpus", lambda: 2)
+    monkeypatch.setattr(devices, "gpu_names", list)
+    monkeypatch.setattr(devices, "num_cpus", lambda: 2)
     return folder
 
 

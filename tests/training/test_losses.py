@@ -83,7 +83,7 @@ def test_gradients_in_16_bits_are_rounded_once(divisor: float) -> None:
     # Small logits, whose own rounding counts less. Rounded twice, it is 1.4 to 1.6 times as much.
     hidden = (hidden.detach() / 16).requires_grad_()
     exact = [each.detach().double().requires_grad_() for each in (hidden, weight)]
-    (plain_cross_entropy(*exact, labels) * (200 / (divisor or 200))).backward()
+    (plain_cross_entropy(exact[0], exact[1], labels) * (200 / (divisor or 200))).backward()
     linear_cross_entropy(hidden, weight, labels, chunk_tokens=64, divisor=divisor).backward()
     for found, truth in zip((hidden, weight), exact, strict=True):
         assert found.grad is not None

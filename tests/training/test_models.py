@@ -97,9 +97,9 @@ import sys
 import training.ddp.train
 from training.models import classifiers as models
 from training.models.resnet import ResNet18, ResNet18Config
-from training.data import images
+from training.data import small_images
 
-images.load("digits")
+small_images.load("digits")
 model = ResNet18()
 models.keep_live_taps(model, image_size=28)
 models.forward_flops(model, image_size=28)

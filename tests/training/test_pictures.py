@@ -18,22 +18,22 @@ from PIL import Image
 from contract.errors import InputError
 from store import storage
 from tests.training import sample_pictures
-from training.data.images import BatchOrder
 from training.data.pictures import decode as decoding
 from training.data.pictures import library, mirror
-from training.data.pictures.decode import decode, draw, pixels
-from training.data.pictures.destination import Destination
-from training.data.pictures.index import FORMS, JPEG, RAW, Entry, StoredFile
-from training.data.pictures.library import PictureSet
-from training.data.pictures.picture import DamagedPictureError
-from training.data.pictures.prepare import Wish, prepare
-from training.data.pictures.reader import (
+from training.data.pictures.batches import (
     PictureBatch,
     PictureReader,
     ReadingError,
     rank_part,
     rank_plan,
 )
+from training.data.pictures.decode import decode, draw, pixels
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import FORMS, JPEG, RAW, Entry, StoredFile
+from training.data.pictures.library import PictureSet
+from training.data.pictures.picture import DamagedPictureError
+from training.data.pictures.prepare import Wish, prepare
+from training.data.small_images import BatchOrder
 
 CPU = torch.device("cpu")
 #: No picture has more on its shorter side: packing does not shrink them, so all forms have equal

@@ -13,11 +13,11 @@ from contract.errors import InputError
 from tests.training import sample_pictures
 from training.data.pictures import __main__ as pictures
 from training.data.pictures import library, mirror
+from training.data.pictures.batches import PictureReader
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import INDEX_FILE, SHARDS
 from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import Wish, prepare
-from training.data.pictures.reader import PictureReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cache")]
 

@@ -26,7 +26,7 @@ from tests.published.models import from_pretrained
 from tests.training.test_conversations import tokenizer_folder
 from training import export
 from training.data.feed import feed_of
-from training.data.text import open_store
+from training.data.rows import open_store
 from training.fsdp import inputs
 from training.fsdp import train as fsdp
 from training.fsdp.settings import FsdpConfig

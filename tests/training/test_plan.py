@@ -26,7 +26,7 @@ from store.cache import CACHE_VARIABLE
 from training import plan
 from training.data import catalog, hub
 from training.data.feed import feed_of
-from training.data.text import store_for
+from training.data.rows import store_for
 from training.fsdp import estimate
 from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop import optimizers

@@ -19,7 +19,7 @@ from contract.errors import AdvisedError, InputError, UnreachableError
 from contract.nodes import ENV_JOB
 from tests.training.mirror import Mirror, served
 from training import command, launch
-from training.data import catalog, documents, download, hub, images
+from training.data import catalog, documents, download, hub, small_images
 from training.data.catalog import DataSet
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -176,10 +176,10 @@ def test_data_sets_by_name_are_the_real_ones(mirror: type[Mirror], data_dir: Pat
     names = [f"fashion-mnist/{name}" for name in catalog.IDX_FILES]
     text = "tiny-shakespeare/input.txt"
     mirror.files = {f"/{name}": (data_dir / name).read_bytes() for name in (*names, text)}
-    found = images.load("fashion-mnist")
+    found = small_images.load("fashion-mnist")
     assert (len(found.train_images), len(found.test_images)) == (60_000, 10_000)
     assert found.class_names[9] == "Ankle boot"
-    assert images.load(str(data_dir / "fashion-mnist")).fingerprint == found.fingerprint
+    assert small_images.load(str(data_dir / "fashion-mnist")).fingerprint == found.fingerprint
     (file,) = documents.text_files("tiny-shakespeare")
     assert file.read_bytes() == mirror.files[f"/{text}"]
     assert len(mirror.asked) == 5

@@ -22,9 +22,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from contract.errors import InputError
 from tests.fuzzing import fuzz
 from tests.training.bucket import CrashError, install
-from training.data import documents, text
+from training.data import documents, rows
 from training.data.feed import Feed, Windows, feed_of, positions_in_documents
-from training.data.text import TokenStore, store_for
+from training.data.rows import TokenStore, store_for
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -96,7 +96,7 @@ def test_a_store_is_built_once_and_anew_for_another_text_tokenizer_or_split(
     first = store_of(corpus, tokenizer)
     keys = {first.info.key}
     with monkeypatch.context() as patch:
-        patch.setattr(text, "build", lambda *_a, **_k: pytest.fail("built a second time"))
+        patch.setattr(rows, "build", lambda *_a, **_k: pytest.fail("built a second time"))
         assert store_of(corpus, tokenizer).info == first.info
     keys.add(store_of(corpus, tokenizer, every=20).info.key)
     corpus.write_text(corpus.read_text() + "\n\nw1 w2\n")
@@ -115,7 +115,7 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     download = bucket.get_file
 
     def get_file(uri: str, local: str) -> None:
-        if uri.endswith(text.TRAIN_FILE):  # the last one of a store
+        if uri.endswith(rows.TRAIN_FILE):  # the last one of a store
             raise OSError(errno.EBUSY, "Please reduce your request rate.")
         download(uri, local)
 
@@ -130,7 +130,7 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     bucket.crash_at = None
     built = store_on("second")
 
-    monkeypatch.setattr(text, "build", lambda *_a, **_k: pytest.fail("built a second time"))
+    monkeypatch.setattr(rows, "build", lambda *_a, **_k: pytest.fail("built a second time"))
     with monkeypatch.context() as patch:
         patch.setattr(bucket, "get_file", get_file)
         with pytest.raises(OSError, match="reduce your request rate"):
@@ -141,10 +141,10 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     assert not [*fetched.folder.parent.glob(".*")], "nothing of the first attempt is left"
     # A worker has the key, and may not have the text.
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "fourth"))
-    by_key = text.open_store(built.info.key, shared="s3://bucket/runs/.cache")
+    by_key = rows.open_store(built.info.key, shared="s3://bucket/runs/.cache")
     assert by_key is not None
     assert np.array_equal(by_key.held_out, built.held_out)
-    assert text.open_store("other", shared="s3://bucket/runs/.cache") is None
+    assert rows.open_store("other", shared="s3://bucket/runs/.cache") is None
 
 
 def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_tokens_go_to_the_disk_while_the_text_is_read_and_progress_is_shown(
 
     def report(done: int, total: int) -> None:
         seen.append((done, total))
-        parts = (tmp_path / "cache" / "tokens").glob(f".*/{text.TRAIN_FILE}")
+        parts = (tmp_path / "cache" / "tokens").glob(f".*/{rows.TRAIN_FILE}")
         sizes.append(sum(part.stat().st_size for part in parts))
 
     path = tmp_path / "long.txt"
@@ -219,14 +219,14 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(
 
 def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: Path) -> None:
     folder = store_of(corpus, tokenizer).folder
-    (folder / text.TRAIN_FILE).write_bytes(b"123")
+    (folder / rows.TRAIN_FILE).write_bytes(b"123")
     with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
         TokenStore.open(folder)
-    (folder / text.TRAIN_FILE).write_bytes(bytes(432))
-    content = (folder / text.STORE_FILE).read_bytes()
+    (folder / rows.TRAIN_FILE).write_bytes(bytes(432))
+    content = (folder / rows.STORE_FILE).read_bytes()
 
     def opened(given: bytes) -> object:
-        (folder / text.STORE_FILE).write_bytes(given)
+        (folder / rows.STORE_FILE).write_bytes(given)
         store = TokenStore.open(folder)
         return store.train.sum(), store.held_out.sum()
 

@@ -15,12 +15,12 @@ from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients, unless
-from trainctl.aws.cluster import StandingCluster
+from trainctl.aws.deployment_bucket import DeploymentBucket, EmptyBucket
 from trainctl.aws.errors import CliError
-from trainctl.aws.files import Bucket, EmptyBucket
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.logs import NodeLogs
 from trainctl.aws.sessions import Sessions
+from trainctl.aws.standing_cluster import StandingCluster
 
 if TYPE_CHECKING:
     from boto3 import Session
@@ -225,8 +225,8 @@ class Deployment:
         return NodeLogs(self._clients, group=self.output(stack_outputs.LOG_GROUP))
 
     @cached_property
-    def bucket(self) -> Bucket:
-        return Bucket(f"s3://{self.output(stack_outputs.BUCKET)}", self._clients.s3)
+    def bucket(self) -> DeploymentBucket:
+        return DeploymentBucket(f"s3://{self.output(stack_outputs.BUCKET)}", self._clients.s3)
 
     @cached_property
     def sessions(self) -> Sessions:

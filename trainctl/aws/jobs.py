@@ -26,8 +26,8 @@ from contract.job_outcome import job_of
 from contract.text import did_you_mean, utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, unless
+from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import UsageError
-from trainctl.aws.files import json_object
 from trainctl.aws.tasks import Task, Tasks, node_of
 from training.record.fields import number
 
@@ -55,7 +55,7 @@ _SHELL_CODES: Final[Mapping[JobStatus, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class JobExecution:
     """One submission of a run: an execution of the state machine."""
 
     id: str
@@ -146,7 +146,7 @@ def _ended(event: Mapping[str, Any]) -> Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class QueuePlace:
     """A job's place in the queue."""
 
     number: int
@@ -190,7 +190,7 @@ class Jobs:
 
     def newest(
         self, *, limit: int, running: bool = False, since: datetime | None = None
-    ) -> list[Job]:
+    ) -> list[JobExecution]:
         """The newest jobs, newest first; one call for each of them."""
         # The list has no orders.
         ids = self.newest_ids(limit=limit, running=running, since=since)
@@ -213,15 +213,15 @@ class Jobs:
         found = pages.search("executions[]")
         return [each["name"] for each in found if since is None or each["startDate"] >= since]
 
-    def _described(self, job: str) -> Job | None:
+    def _described(self, job: str) -> JobExecution | None:
         """The job with this id, if Step Functions knows of it."""
         with unless("ExecutionDoesNotExist", "InvalidArn"):
-            return Job.from_execution(
+            return JobExecution.from_execution(
                 self._clients.stepfunctions.describe_execution(executionArn=self._execution(job))
             )
         return None
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> JobExecution:
         """The job with this id, or the newest one of the run with this name.
 
         Raises:
@@ -243,14 +243,14 @@ class Jobs:
         hint = did_you_mean(name, there, otherwise="trainctl ls lists the jobs there are")
         raise UsageError(f"there is no job and no run {name!r}: {hint}")
 
-    def heads(self, job: Job) -> list[Task]:
+    def heads(self, job: JobExecution) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
         arns: list[str] = []
         for event in self._submissions(job):
             arns += _submitted(event.get("taskSubmittedEventDetails", {}).get("output"))
         return self._tasks.described(nodes.JOB, arns)
 
-    def pause(self, job: Job) -> tuple[str, float | None] | None:
+    def pause(self, job: JobExecution) -> tuple[str, float | None] | None:
         """Reason and end (Unix time) of a job's pause between two attempts; None: it has none."""
         events = self._history(job)
         entered = [each for each in events if each["type"].endswith("StateEntered")]
@@ -260,25 +260,25 @@ class Jobs:
         told = json_object(last.get("input"))
         return str(told.get("reason")), number(told.get("until"))
 
-    def _submissions(self, job: Job) -> "list[HistoryEventTypeDef]":
+    def _submissions(self, job: JobExecution) -> "list[HistoryEventTypeDef]":
         """The starts of its heads."""
         return [event for event in self._history(job) if event["type"] == "TaskSubmitted"]
 
-    def _history(self, job: Job) -> "list[HistoryEventTypeDef]":
+    def _history(self, job: JobExecution) -> "list[HistoryEventTypeDef]":
         """All its events, oldest first: many where it has queued for days."""
         pages = self._clients.stepfunctions.get_paginator("get_execution_history").paginate(
             executionArn=self._execution(job.id), PaginationConfig={"PageSize": 1000}
         )
         return [*pages.search("events[]")]
 
-    def deadline(self, job: Job) -> datetime | None:
+    def deadline(self, job: JobExecution) -> datetime | None:
         """Deadline of a job; None before its head was requested."""
         starts = self._submissions(job)
         if not starts or not job.spec:
             return None
         return starts[0]["timestamp"] + timedelta(seconds=job.spec.max_seconds)
 
-    def queue(self, limits: Limits, *, new: JobSpec | None = None) -> dict[str, Place]:
+    def queue(self, limits: Limits, *, new: JobSpec | None = None) -> dict[str, QueuePlace]:
         """The jobs that are not admitted yet, by their ids, in the order of their turns.
 
         With a limit for each user, it may have one that has begun, and passed another by.
@@ -309,7 +309,7 @@ class Jobs:
             for number, name in enumerate(order)
             if number >= limits.max_heads or limits.place(wanted[number], wanted[:number]) is None
         ]
-        places: dict[str, Place] = {}
+        places: dict[str, QueuePlace] = {}
         if queued and (at := order.index(queued[0])):  # one that never fits is refused
             # The next one has room once some of those before it have ended, at their deadlines.
             ends = [
@@ -323,22 +323,22 @@ class Jobs:
                 if limits.place(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
             )
             until, number = next(fits, ends[-1])
-            places[queued[0]] = Place(number=1, after=order[number], until=until)
+            places[queued[0]] = QueuePlace(number=1, after=order[number], until=until)
             for number, before in enumerate(queued[:-1], start=2):
-                places[queued[number - 1]] = Place(number=number, after=before, until=None)
+                places[queued[number - 1]] = QueuePlace(number=number, after=before, until=None)
         for name in names:
             if name not in order:
                 after = next(each for each in order if user(each) == user(name))
                 limit = limits.max_jobs_per_user
                 number = len(places) + 1
-                places[name] = Place(number=number, after=after, until=None, limit=limit)
+                places[name] = QueuePlace(number=number, after=after, until=None, limit=limit)
         return places
 
-    def workers(self, job: Job) -> list[Task]:
+    def workers(self, job: JobExecution) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""
         return self._tasks.started_by(job.id)
 
-    def all_nodes(self, job: Job) -> list[Task]:
+    def all_nodes(self, job: JobExecution) -> list[Task]:
         """All tasks that a job has had, heads first; those that have ended as ECS reported it."""
         heads, workers = self.heads(job), self.workers(job)
         # After them: what ends in between is among these.
@@ -346,7 +346,7 @@ class Jobs:
         tasks = [*heads, *ended, *workers, *ended]  # of each the last one
         return [*{task.id: task for task in tasks}.values()]
 
-    def all_nodes_of(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+    def all_nodes_of(self, jobs: Sequence[JobExecution]) -> dict[str, list[Task]]:
         """The same of many jobs, by their ids, in a few calls for all of them."""
         found: dict[str, dict[str, Task]] = {job.id: {} for job in jobs}
         if not jobs:
@@ -356,11 +356,11 @@ class Jobs:
             found.get(job, {}).setdefault(task.id, task)
         return {job: [*tasks.values()] for job, tasks in found.items()}
 
-    def alive(self, job: Job) -> list[Task]:
+    def alive(self, job: JobExecution) -> list[Task]:
         """The tasks of a job that have not ended yet, heads first."""
         return [task for task in [*self.heads(job), *self.workers(job)] if not task.has_stopped]
 
-    def stop(self, job: Job) -> None:
+    def stop(self, job: JobExecution) -> None:
         """End a job for its user: stop its head, or, before there is one, its execution.
 
         Of one that has ended already, stop the nodes that are left.

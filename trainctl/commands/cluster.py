@@ -19,12 +19,12 @@ from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
 from contract.text import counted, dollars, duration
 from trainctl import output
-from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError, explained
+from trainctl.aws.standing_cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.tasks import Task
-from trainctl.images import check_images
 from trainctl.job_options import check_nodes
+from trainctl.node_images import check_images
 from trainctl.options import AsJson, Wait, Where, Yes
 from trainctl.polling import Polling
 from trainctl.pricing import an_hour, machines
@@ -123,7 +123,7 @@ def _wait_until_up(
     deadline = time.monotonic() + timeout_s
     reported = shown = ""
     polling = Polling(is_local=deployment.is_local)
-    with output.Progress() as progress:
+    with output.ProgressLine() as progress:
         while True:
             services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
             size = _ray_size(deployment, tasks)
@@ -265,7 +265,7 @@ def down(
         output.say("Going down. Its state: trainctl cluster status")
         return
     polling, shown = Polling(is_local=deployment.is_local), 0
-    with output.Progress() as progress:
+    with output.ProgressLine() as progress:
         # Those that were told to stop and have not ended yet are listed as stopped.
         while left := [
             task for task in cluster.tasks() + cluster.tasks(stopped=True) if not task.has_stopped

@@ -13,7 +13,7 @@ from contract.text import dollars
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import JobExecution
 from trainctl.options import AsJson, JobName, Where
 from trainctl.pricing import MOST_JOBS, NOT_INCLUDED, at_list_prices, cost_of, costs_of
 
@@ -26,7 +26,7 @@ class By(StrEnum):
     MONTH = "month"
 
 
-_OF: Final[Mapping[By, Callable[[Job], str]]] = {
+_OF: Final[Mapping[By, Callable[[JobExecution], str]]] = {
     By.USER: lambda job: job.spec.submitter if job.spec else "",
     By.RUN: lambda job: job.run,
     By.MONTH: lambda job: f"{job.began.astimezone(UTC):%Y-%m}",

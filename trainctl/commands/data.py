@@ -46,7 +46,7 @@ def put(
     called = data_sets.check_name(default if name is None else name)
     deployment = where.find()
     bucket = deployment.bucket
-    with output.Progress() as progress:
+    with output.ProgressLine() as progress:
 
         def ask(there: str) -> None:
             jobs = removal.users(deployment, f"{data_sets.PREFIX}{called}/")
@@ -86,7 +86,7 @@ def put(
     output.print_text(f"{bucket.uri}/{data_sets.PREFIX}{stored.name}")
 
 
-def _shown(progress: output.Progress, what: str) -> data_sets.Report:
+def _shown(progress: output.ProgressLine, what: str) -> data_sets.Report:
     def show(done: int, total: int) -> None:
         progress.update(f"{what}: {_tenths(done, total)} of {byte_size(total)}")
 

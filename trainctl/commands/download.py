@@ -36,7 +36,7 @@ def download(
     """
     bucket = where.find().bucket
     folder = Path(to or run)
-    with output.Progress() as progress:
+    with output.ProgressLine() as progress:
         found = downloads.download(
             bucket,
             run,

@@ -11,8 +11,8 @@ import typer
 
 from contract.runs import DEFAULT_NEW_TOKENS
 from trainctl import head_job, job_plan, output
+from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError, UsageError
-from trainctl.aws.files import json_object
 from trainctl.options import AsJson, Best, RunName, Where, Yes
 
 #: Loading a model of 7 B parameters takes minutes.

@@ -7,7 +7,7 @@ import typer
 from contract.job import Placement
 from trainctl import follow, output
 from trainctl.aws.errors import UsageError
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import JobExecution
 from trainctl.job_log import JobLog, Printer
 from trainctl.options import JobName, Where
 
@@ -55,7 +55,7 @@ def logs(
         output.say("There are no such lines so far.")
 
 
-def _check_node(job: Job, node: int) -> None:
+def _check_node(job: JobExecution, node: int) -> None:
     if job.spec is None or job.spec.on != Placement.NODES:
         raise UsageError(
             f"--node: the command of {job.id} runs on its head only; trainctl logs {job.id} shows "

@@ -11,13 +11,15 @@ from contract.job import JobStatus
 from contract.text import age, dollars, duration
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.jobs import Job, Place
+from trainctl.aws.jobs import JobExecution, QueuePlace
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, Where
 from trainctl.pricing import costs_of
 
 
-def _state(deployment: Deployment, job: Job, place: Place | None, tasks: Sequence[Task]) -> str:
+def _state(
+    deployment: Deployment, job: JobExecution, place: QueuePlace | None, tasks: Sequence[Task]
+) -> str:
     """Its state in a word or two; ``trainctl show`` has the reason."""
     if place:
         return "user's limit" if place.limit else f"queued {place.number}"

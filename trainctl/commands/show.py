@@ -10,8 +10,8 @@ from contract.nodes import WORKER
 from contract.runs import RESULT_FILE
 from contract.text import dollars, duration, significant, utc
 from trainctl import follow, job_log, output, run_list
-from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job
+from trainctl.aws.deployment_bucket import json_object
+from trainctl.aws.jobs import JobExecution
 from trainctl.aws.tasks import Task
 from trainctl.job_log import JobLog
 from trainctl.options import AsJson, JobName, Where
@@ -94,7 +94,7 @@ def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
         )
 
 
-def _nodes(job: Job, tasks: Sequence[Task]) -> str:
+def _nodes(job: JobExecution, tasks: Sequence[Task]) -> str:
     """Number of worker nodes; for a range, also how many run or were started."""
     if job.spec is None:
         return ""

@@ -33,7 +33,7 @@ def stop(
     if not wait:
         output.say(f"Stopping. Its state: trainctl show {job.id}")
         return
-    with output.Progress() as progress:
+    with output.ProgressLine() as progress:
         now = follow.wait_until_gone(deployment, job.id, hear=progress.update)
     output.say(follow.ending(deployment, now))
     output.say(f"Resume it: give the same trainctl submit again, with --run {job.run}")

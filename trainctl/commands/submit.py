@@ -34,7 +34,7 @@ def submit(
     deployment = where.find(to_start=True)
     plan = job_plan.plan_of(deployment, request)
     job_plan.ask(plan, yes=yes)
-    with output.Progress() as progress:
+    with output.ProgressLine() as progress:
         progress.update("starting the job")
         job = job_plan.start(deployment, plan)
     if as_json:

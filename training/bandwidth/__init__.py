@@ -20,7 +20,7 @@ RECIPE: Final = Recipe(
     measures=(ALL_REDUCE,),
     model=ModelForm.NONE,
     variables={
-        # NCCL tells only in its log over what it sends; read by ``training.system.machine``.
+        # NCCL tells only in its log over what it sends; read by ``training.system.devices``.
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,NET",
         "NCCL_DEBUG_FILE": "/tmp/nccl-%h-%p.log",

@@ -20,7 +20,7 @@ from training.loop import metrics
 from training.loop.worker import Worker
 from training.record.events import Evaluation, Finished, Start, Stopped, phase
 from training.record.result import Table
-from training.system.machine import transport
+from training.system.devices import transport
 
 _ELEMENT: Final = 4  # bytes of a float32
 #: A size is measured in so many rounds, of which the median counts: one stall fails no job.

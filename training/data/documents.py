@@ -2,7 +2,7 @@
 
 Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line),
 ``.parquet``, ``.json`` or ``.csv`` (a document a row), all but Parquet also with ``.gz``. A line or
-a row may also hold a conversation (``training.data.conversations``). ``training.data.text`` makes
+a row may also hold a conversation (``training.data.conversations``). ``training.data.rows`` makes
 tokens of them.
 """
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from contract.text import counted
-from training.data.text import ChatPart, Tokens, TokenStore
+from training.data.rows import ChatPart, Tokens, TokenStore
 from training.loop.losses import IGNORE
 
 #: Stands for a sequence that holds nothing.

@@ -14,7 +14,7 @@ import numpy as np
 from contract.errors import InputError
 from training.data.feed import Batch, Feed, Shuffle, feed_of
 from training.data.mixture import Source
-from training.data.text import Tokens, TokenStore
+from training.data.rows import Tokens, TokenStore
 
 #: A source that is seen more often teaches little more (Muennighoff et al., arXiv:2305.16264).
 _MANY_EPOCHS: Final = 4

@@ -24,7 +24,7 @@ def prepare(config: DdpConfig, report: Report | None = None) -> DdpConfig:
     Raises:
         InputError: they cannot be used.
     """
-    from training.data import images
+    from training.data import small_images
 
-    images.load(config.data, report=report)
+    small_images.load(config.data, report=report)
     return config

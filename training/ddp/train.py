@@ -8,7 +8,7 @@ through it on a laptop, without AWS and without a GPU:
 
 ``train`` below is the algorithm; what follows each step is in ``training.bookkeeping``. A
 run may be restarted at any step and on any number of workers: the batch of step N depends only on N
-and the seed (see ``training.data.images``).
+and the seed (see ``training.data.small_images``).
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ from contract.errors import InputError
 from contract.text import counted
 from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
-from training.data import images
+from training.data import small_images
 from training.ddp.settings import SMALL, DdpConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups
@@ -47,10 +47,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
 
-    image_set = images.load(config.data)
-    train_set = images.DeviceImages(image_set, device)
-    test_set = images.DeviceImages(image_set, device, is_test=True)
-    order = images.BatchOrder(
+    image_set = small_images.load(config.data)
+    train_set = small_images.DeviceImages(image_set, device)
+    test_set = small_images.DeviceImages(image_set, device, is_test=True)
+    order = small_images.BatchOrder(
         num_images=len(train_set), global_batch=config.images_per_step, seed=config.seed
     )
     if order.smallest_batch < 2 * world_size:
@@ -64,7 +64,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     model = Small() if config.model == SMALL else ResNet18()
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
-    models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
+    models.keep_live_taps(model, image_size=small_images.IMAGE_SIZE)
     course = metrics.Course(
         items="images",
         items_per_step=order.global_batch,
@@ -73,7 +73,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         total_steps=total_steps,
         learning_rate=lambda step: learning_rate(config, step, total_steps),
         # Backward costs twice the forward pass.
-        flops_per_item=3 * models.forward_flops(model, image_size=images.IMAGE_SIZE),
+        flops_per_item=3 * models.forward_flops(model, image_size=small_images.IMAGE_SIZE),
         world_size=world_size,
         device=device,
     )
@@ -161,15 +161,15 @@ def build_optimizer(
 
 def evaluate(
     model: nn.Module,
-    image_set: images.ImageSet,
-    test_set: images.DeviceImages,
+    image_set: small_images.ImageSet,
+    test_set: small_images.DeviceImages,
     *,
     worker: Worker,
     use_bf16: bool,
 ) -> Score:
     """Evaluate every test image once, each worker its part; all get the exact same result."""
     num, device = len(test_set), worker.device
-    first, end = images.shard_bounds(num, rank=worker.rank, world_size=worker.world_size)
+    first, end = small_images.shard_bounds(num, rank=worker.rank, world_size=worker.world_size)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     predictions = torch.zeros(num, dtype=torch.int64, device=device)
     num_correct = torch.zeros((), dtype=torch.int64, device=device)
@@ -194,14 +194,14 @@ def evaluate(
     )
 
 
-def confusion_of(image_set: images.ImageSet, predictions: torch.Tensor) -> Table:
+def confusion_of(image_set: small_images.ImageSet, predictions: torch.Tensor) -> Table:
     """Confusion matrix of the test split.
 
     Args:
         predictions: int64 ``[num]`` on the host.
     """
     labels = torch.tensor(image_set.test_labels, dtype=torch.int64)
-    num_classes = images.NUM_CLASSES
+    num_classes = small_images.NUM_CLASSES
     counts = torch.bincount(labels * num_classes + predictions, minlength=num_classes**2)
     names = tuple(image_set.class_names)
     return Table(
@@ -213,17 +213,19 @@ def confusion_of(image_set: images.ImageSet, predictions: torch.Tensor) -> Table
 
 
 def _batch(
-    train_set: images.DeviceImages,
-    order: images.BatchOrder,
+    train_set: small_images.DeviceImages,
+    order: small_images.BatchOrder,
     config: DdpConfig,
     step: int,
     worker: Worker,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """This worker's part of the batch of ``step``, and the size of the whole batch."""
     indices = order.indices(step)
-    first, end = images.shard_bounds(len(indices), rank=worker.rank, world_size=worker.world_size)
+    first, end = small_images.shard_bounds(
+        len(indices), rank=worker.rank, world_size=worker.world_size
+    )
     own = slice(first, end)
     mirrored = None
     if config.flip:
-        mirrored = images.mirrored(seed=config.seed, step=step, num=len(indices))[own]
+        mirrored = small_images.mirrored(seed=config.seed, step=step, num=len(indices))[own]
     return *train_set.batch(indices[own], mirrored=mirrored), len(indices)

@@ -10,7 +10,7 @@ from store import storage
 from training.data import PYTHON_HELP, catalog, mixture, sources
 from training.data.conversations import columns_given
 from training.data.download import Report
-from training.data.text import TokenStore, open_store, store_for
+from training.data.rows import TokenStore, open_store, store_for
 from training.fsdp.settings import FsdpConfig
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
 

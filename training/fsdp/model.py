@@ -8,7 +8,7 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data import vocabulary
-from training.data.text import TokenStore
+from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.settings import PACKED_BITS, FsdpConfig
 from training.models import (

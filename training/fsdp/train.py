@@ -28,7 +28,7 @@ from training.bookkeeping import Bookkeeping, check_longer
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
-from training.data.text import TokenStore
+from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.held_out import HeldOut
 from training.fsdp.model import build, describe, fill

@@ -7,7 +7,7 @@ from store import storage
 from training.data.download import Report
 from training.data.pictures import library
 from training.imagenet.settings import SYNTHETIC, ImagenetConfig
-from training.system import machine
+from training.system import devices
 
 
 def look_at(config: ImagenetConfig) -> None:
@@ -37,5 +37,5 @@ def num_decoders(config: ImagenetConfig, world_size: int) -> int:
     over the workers that it has room for."""
     if config.decoders:
         return config.decoders
-    gpus = len(machine.gpu_names())
-    return max(1, machine.num_cpus() // (gpus or world_size) - 1)
+    gpus = len(devices.gpu_names())
+    return max(1, devices.num_cpus() // (gpus or world_size) - 1)

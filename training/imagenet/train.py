@@ -27,10 +27,10 @@ from contract.text import counted
 from training.bookkeeping import Bookkeeping, Score, check_longer
 from training.checkpoint import checkpoints
 from training.data import augmentation
-from training.data.images import BatchOrder
 from training.data.pictures import library, mirror
+from training.data.pictures.batches import PictureBatch, PictureReader, rank_part, rank_plan
 from training.data.pictures.picture import canvas_side
-from training.data.pictures.reader import PictureBatch, PictureReader, rank_part, rank_plan
+from training.data.small_images import BatchOrder
 from training.imagenet.inputs import num_decoders
 from training.imagenet.settings import MIDDLE, STEPS, SYNTHETIC, ImagenetConfig
 from training.loop import metrics

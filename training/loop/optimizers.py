@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from contract.errors import InputError
-from training.system import machine
+from training.system import devices
 
 # Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
 _BETAS = (0.9, 0.95)
@@ -33,7 +33,7 @@ def build(
         return torch.optim.AdamW(groups, lr=lr, betas=_BETAS, fused=fused)
     if device.type != "cuda":
         raise InputError("--optimizer is adamw-8bit, which needs a GPU: use adamw here")
-    machine.check_compiler("--optimizer adamw-8bit")
+    devices.check_compiler("--optimizer adamw-8bit")
     try:
         from torchao.optim import AdamW8bit
     except ImportError:

@@ -30,7 +30,7 @@ from contract.errors import InputError
 from training.loop.losses import Bend, linear_cross_entropy
 from training.models.estimates import logit_tokens
 from training.models.nf4 import PackedLinear, num_weights
-from training.system import machine
+from training.system import devices
 
 #: What the name of each weight of an expert has in it, in transformers.
 _EXPERTS: Final = ".experts."
@@ -301,7 +301,7 @@ def num_experts(config: Any) -> int:
 def compile_blocks(model: nn.Module) -> str:
     """Compile each block when it is first used; one that torch cannot compile runs as it is. Return
     what to tell the user."""
-    if not machine.has_compiler():
+    if not devices.has_compiler():
         return "there is no C compiler here, which torch.compile needs: training is slower"
     torch._dynamo.config.suppress_errors = True
     for block in blocks(model):

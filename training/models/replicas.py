@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.system import machine
+from training.system import devices
 
 #: Gradients that are sent together, in MB: small enough that sending begins while backward is still
 #: at work.
@@ -35,7 +35,7 @@ def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
     )
     if not compiles:
         return replica
-    machine.check_compiler("--compile")
+    devices.check_compiler("--compile")
     return cast("nn.Module", torch.compile(replica))
 
 

@@ -39,8 +39,8 @@ class Small(nn.Module):
             nn.Conv2d(1, first, 4, stride=2, padding=1, bias=False),
             nn.BatchNorm2d(first),
             nn.GELU(),
-            _Block(first, second),
-            _Block(second, third),
+            _SmallBlock(first, second),
+            _SmallBlock(second, third),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
             nn.Linear(third, _NUM_LABELS, bias=False),
@@ -53,7 +53,7 @@ class Small(nn.Module):
         return Output(logits=self.layers(pixels))
 
 
-class _Block(nn.Module):
+class _SmallBlock(nn.Module):
     """Two convolutions; the maps become half as high and wide between them."""
 
     def __init__(self, num_in: int, num_out: int) -> None:

@@ -34,7 +34,7 @@ from training.runtime import outcome, processes
 from training.runtime.outcome import Failures, prepared
 from training.runtime.processes import ProcessState
 from training.settings import RunConfig
-from training.system import machine
+from training.system import devices
 
 _METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"
 _CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)
@@ -125,7 +125,7 @@ class LocalWorkers:
         if not self._is_verbose:
             self._logs = Path(tempfile.mkdtemp(prefix="train-logs-"))
         # Read by torch when it is loaded: the workers share the processors.
-        threads = max(1, machine.num_cpus() // num_workers)
+        threads = max(1, devices.num_cpus() // num_workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         os.environ.update(self._recipe.variables)
         if _METHOD != "forkserver":

@@ -19,8 +19,8 @@ from training.record.result import Result
 from training.record.writer import EventDisplay, RunRecord
 from training.runtime import processes
 from training.settings import RunConfig
+from training.system.devices import environment
 from training.system.lease import Lease
-from training.system.machine import environment
 
 if TYPE_CHECKING:
     from training.loop.worker import Worker

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from training.record.events import Process
-from training.system import machine
+from training.system import devices
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 #: SIGRTMAX - 5: programs, and libraries such as Lightning, have their own use for SIGUSR1 and 2.
@@ -66,7 +66,7 @@ def this_one(rank: int, node: str) -> Process | None:
     _FILES.append(file)
     faulthandler.register(SIGNAL, file=file, all_threads=True)
     pid = os.getpid()
-    return Process(rank=rank, node=node, pid=pid, born=machine.born(pid), stacks=file.fileno())
+    return Process(rank=rank, node=node, pid=pid, born=devices.born(pid), stacks=file.fileno())
 
 
 def end_with_parent() -> None:
@@ -153,7 +153,7 @@ def on_nodes(task: Any, given: Mapping[str, tuple[Any, ...]], within_s: float) -
 def _state(process: Process) -> str:
     """Its state as Linux has it, or ``gone``."""
     status = _status(f"/proc/{process.pid}/status")
-    return status if status and machine.born(process.pid) == process.born else "gone"
+    return status if status and devices.born(process.pid) == process.born else "gone"
 
 
 def _status(file: str, name: str = "State") -> str:

@@ -18,7 +18,7 @@ from training import recipes
 from training.loop.saving import Saves
 from training.record.events import Event, Failed, Preempted
 from training.runtime import outcome, processes
-from training.system import machine
+from training.system import devices
 
 #: Between two questions whether the record has what was sent: the command looks ten times a second.
 _RECORD_POLL_S: Final = 0.1
@@ -108,7 +108,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         host=ray.util.get_node_ip_address(),
     )
     try:
-        machine.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
+        devices.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.saves.finish()
     except Exception as error:

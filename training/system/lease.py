@@ -28,7 +28,7 @@ from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
 from contract.typed_json import loads_if_any
 from store import storage
-from training.system import machine
+from training.system import devices
 
 
 class LostError(InputError):
@@ -60,7 +60,7 @@ class Holder:
             machine=_machine(),
             host=socket.gethostname(),
             pid=pid,
-            born=machine.born(pid),
+            born=devices.born(pid),
         )
 
     @classmethod
@@ -84,7 +84,7 @@ class Holder:
             return True
         if not self.machine or self.machine != own.machine:
             return False
-        return self.pid == own.pid or machine.born(self.pid) != self.born
+        return self.pid == own.pid or devices.born(self.pid) != self.born
 
     def __str__(self) -> str:
         return f"job {self.job}" if self.job else f"process {self.pid} on {self.host or 'a host'}"

@@ -64,7 +64,7 @@ def _print_whole_lines() -> None:
     one after the other, and another process may write between them. torchrun and DeepSpeed start
     their processes with ``python -u``, so this has to be undone here.
     """
-    # As in containers.program.launch; a test compares them. Another value is the user's own.
+    # As in containers.program.on_node; a test compares them. Another value is the user's own.
     if os.environ.get("PYTHONUNBUFFERED") != "lines":
         return
     for stream in (sys.stdout, sys.stderr):

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from containers.program import launch
+from containers.program import on_node
 from containers.program.cause import (
     Error,
     LogEnd,
@@ -166,7 +166,7 @@ def environment(errors: Path, **more: str) -> dict[str, str]:
     """Of a program, as the launcher gives it."""
     errors.mkdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {nodes.ENV_ERRORS: str(errors), "PYTHONPATH": str(launch.STARTUP), "PATH": path}
+    own = {nodes.ENV_ERRORS: str(errors), "PYTHONPATH": str(on_node.STARTUP), "PATH": path}
     return {**os.environ, **own, **more}
 
 
@@ -259,10 +259,10 @@ def test_torchruns_of_two_nodes_meet_and_tell_which_rank_has_failed(
         port = str(free.getsockname()[1])
     running = []
     for rank in (0, 1):
-        place = launch.Place(
+        place = on_node.NodePlace(
             number=rank, rank=rank, start=0, addresses=("127.0.0.1", "127.0.0.2"), gpus=0
         )
-        given = launch.launcher_environment(place) | {"PET_MASTER_PORT": port}
+        given = on_node.launcher_environment(place) | {"PET_MASTER_PORT": port}
         env = environment(
             tmp_path / str(rank), **given, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"
         )

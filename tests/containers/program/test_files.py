@@ -20,10 +20,10 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from containers.program import disk, selection, starts
-from containers.program import files as files_of_program
-from containers.program.files import Mirror, open_mirror
-from containers.program.requirements import Stopped
-from containers.program.starts import Start as StartOfAll
+from containers.program import program_files as files_of_program
+from containers.program.packages import PreparationStopped
+from containers.program.program_files import Mirror, open_mirror
+from containers.program.starts import ProgramStart as StartOfAll
 from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
@@ -557,7 +557,7 @@ def test_a_bucket_in_trouble_is_waited_for(
 def test_a_start_that_waits_for_the_bucket_ends_when_the_job_does(start: Start, s3: S3) -> None:
     s3.is_down = True
     node = start(restore=False)
-    with pytest.raises(Stopped):
+    with pytest.raises(PreparationStopped):
         node.mirror.restore(should_stop=lambda: "cannot be restored" in "".join(node.said))
 
 
@@ -575,7 +575,7 @@ def test_a_restore_that_is_broken_off_returns_at_once_and_changes_nothing(
             assert ended.wait(30)
 
     s3.on_download = download
-    with pytest.raises(Stopped):
+    with pytest.raises(PreparationStopped):
         second.mirror.restore(should_stop=asked.is_set)
     ended.set()
     # What the program of another start may have written here is no news for the bucket.

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from containers.program import files as files_of_program
-from containers.program.bucket import until_answered
-from containers.program.disk import Content, Disk, Look, Seen
-from containers.program.files import Mirror, Moment
+from containers.program import program_files as files_of_program
+from containers.program.disk import Content, Disk, FileState, Look
+from containers.program.program_files import Mirror, Moment
+from containers.program.s3_files import until_answered
 from containers.program.starts import begin
 from contract import files
 from contract.errors import InputError, UnreachableError
@@ -166,7 +166,7 @@ def reached(world: World, actor: Actor) -> Bucket:
 @dataclass
 class File:
     data: bytes
-    seen: Seen
+    seen: FileState
 
 
 class OpenFile(Content):
@@ -177,7 +177,7 @@ class OpenFile(Content):
         self._world.sleep(0.01)
         return self._file.data[offset : offset + size]
 
-    def is_as(self, seen: Seen) -> bool:
+    def is_as(self, seen: FileState) -> bool:
         return self._file.seen == seen
 
     def __exit__(self, *_: object) -> None: ...
@@ -192,11 +192,11 @@ class MemoryDisk(Disk):
         self._parts: dict[str, dict[int, bytes]] = {}
         self._inode = itertools.count()
 
-    def put(self, name: str, data: bytes, *, is_renamed: bool = False) -> Seen:
+    def put(self, name: str, data: bytes, *, is_renamed: bool = False) -> FileState:
         before = self.found.get(name)
         now_ns = int(self._world.now * 1e9)
         inode = before.seen.inode if before and not is_renamed else next(self._inode)
-        seen = Seen(len(data), now_ns, now_ns, 0, inode, 0o644)
+        seen = FileState(len(data), now_ns, now_ns, 0, inode, 0o644)
         if before and not is_renamed:
             before.data, before.seen = data, seen
         else:
@@ -222,7 +222,7 @@ class MemoryDisk(Disk):
     def write(self, name: str, offset: int, data: bytes) -> None:
         self._parts[name][offset] = data
 
-    def finish(self, file: SavedFile) -> Seen:
+    def finish(self, file: SavedFile) -> FileState:
         parts = self._parts[file.name]
         return self.put(file.name, b"".join(parts[at] for at in sorted(parts)), is_renamed=True)
 

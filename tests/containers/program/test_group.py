@@ -20,11 +20,11 @@ from unittest.mock import Mock
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, joined, launch, nodes, starts, watch
-from containers.program.launch import Ended, Launcher, LaunchSpec, Place
-from containers.program.nodes import Group, Next, NodeInfo, Seat, alive
-from containers.program.requirements import Stopped
-from containers.program.starts import Start
+from containers.program import joined, on_node, s3_files, starts, supervisor, watch
+from containers.program.on_node import Ended, Launcher, LaunchSpec, NodePlace
+from containers.program.packages import PreparationStopped
+from containers.program.starts import ProgramStart
+from containers.program.supervisor import Next, NodeGroup, NodeInfo, Seat, alive
 from contract import exits, times
 from contract.errors import InputError
 from contract.job import JobSpec
@@ -100,7 +100,7 @@ class Ray:
             for name in self.there
         ]
 
-    def prepare_on(self, node: str, call: Callable[[Actor, Place], None]) -> None:
+    def prepare_on(self, node: str, call: Callable[[Actor, NodePlace], None]) -> None:
         """Let this happen on a node ("": on each) instead of its preparation."""
 
         def replace_it(name: str, actor: Actor) -> None:
@@ -136,20 +136,22 @@ class Ray:
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     here = Ray(tmp_path)
-    monkeypatch.setattr(nodes, "ray", here)
-    monkeypatch.setattr(nodes, "alive", here.alive)
-    monkeypatch.setattr(nodes, "start_launcher", here.start_launcher)
+    monkeypatch.setattr(supervisor, "ray", here)
+    monkeypatch.setattr(supervisor, "alive", here.alive)
+    monkeypatch.setattr(supervisor, "start_launcher", here.start_launcher)
     for name, seconds in (
         *(("_POLL_S", 0.05), ("_OTHERS_S", 0.5)),
         *(("_SETTLE_S", 0.5), ("_GROW_AFTER_S", 0.5)),
     ):
-        monkeypatch.setattr(nodes, name, seconds)
+        monkeypatch.setattr(supervisor, name, seconds)
     yield here
     for actor in here.actors:
         actor.launcher.stop(0)
 
 
-def group(script: str, *, workers: str = "2", capacity_wait_s: int = 30, hang_s: int = 0) -> Group:
+def group(
+    script: str, *, workers: str = "2", capacity_wait_s: int = 30, hang_s: int = 0
+) -> NodeGroup:
     order = JobSpec(
         run="r1",
         command=("sh", "-c", script),
@@ -157,13 +159,13 @@ def group(script: str, *, workers: str = "2", capacity_wait_s: int = 30, hang_s:
         capacity_wait_s=capacity_wait_s,
         hang_s=hang_s,
     )
-    return Group(LaunchSpec(order=order, variables={}))
+    return NodeGroup(LaunchSpec(order=order, variables={}))
 
 
 class Running:
     """A group that runs in a thread."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: NodeGroup) -> None:
         self.group, self._codes = group, list[int]()
         run = lambda: self._codes.append(group.run())  # noqa: E731
         self._thread = threading.Thread(target=run, daemon=True)
@@ -217,7 +219,7 @@ def test_a_head_that_trains_is_node_0_and_counts_beside_the_workers(
 
     found = [node("worker"), node("head", **{"node:__internal_head__": 1.0})]
     monkeypatch.setattr(ray, "nodes", lambda: found, raising=False)
-    monkeypatch.setattr(nodes, "alive", alive)
+    monkeypatch.setattr(supervisor, "alive", alive)
     assert group(f"echo of $NUM_NODES > {tmp_path}/$NODE_RANK", workers="1").run() == exits.OK
     assert [*ray.there] == ["head", "worker"]
     assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["of 2\n"] * 2
@@ -244,7 +246,7 @@ def test_a_node_lost_at_the_start_leaves_no_program_behind(ray: Ray, script: Scr
 
 
 def test_an_error_on_one_node_ends_the_program_on_the_others(ray: Ray, script: Script) -> None:
-    def fail(_actor: Actor, _place: Place) -> None:
+    def fail(_actor: Actor, _place: NodePlace) -> None:
         wait_until(lambda: script.count("up") == 1)
         raise KeyError("not here")
 
@@ -259,8 +261,8 @@ def test_an_error_on_one_node_ends_the_program_on_the_others(ray: Ray, script: S
 def test_a_launcher_that_is_lost_alone_is_replaced_on_its_node(
     ray: Ray, script: Script, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_LONG_RUN_S", 0.0)
-    monkeypatch.setattr(nodes, "_STARTS_IN_VAIN", 2)
+    monkeypatch.setattr(supervisor, "_LONG_RUN_S", 0.0)
+    monkeypatch.setattr(supervisor, "_STARTS_IN_VAIN", 2)
     num_lost = 2 if when.startswith("while") else 1
 
     def prepare(_name: str, actor: Actor) -> None:
@@ -328,7 +330,7 @@ def test_a_disk_in_trouble_is_tried_again_some_times(
 ) -> None:
     errors = iter([OSError(errno.ENOSPC, "No space left on device")] * times_bad)
 
-    def fail(actor: Actor, place: Place) -> None:
+    def fail(actor: Actor, place: NodePlace) -> None:
         if error := next(errors, None):
             raise error
         Launcher._prepare(actor.launcher, place)
@@ -374,7 +376,7 @@ class Files:
     is_down: bool = False
     """The last copy lasts until it is hurried."""
     limits: list[float | None] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
+    starts: list[ProgramStart] = field(default_factory=list)
     hurried: threading.Event = field(default_factory=threading.Event)
 
     def save(self, within_s: float | None = None) -> bool:
@@ -383,7 +385,7 @@ class Files:
             assert self.hurried.wait(60)
         return not self.lost
 
-    def restore(self, start: Start, **_: object) -> None:
+    def restore(self, start: ProgramStart, **_: object) -> None:
         self.starts.append(start)
 
     def hurry(self, within_s: float) -> None:
@@ -419,9 +421,9 @@ class Stored:
             return [*files.values()][node]
 
         self.s3 = S3()
-        monkeypatch.setattr(bucket, "_client", lambda: self.s3)
-        monkeypatch.setattr(launch, "open_mirror", open_mirror)
-        monkeypatch.setattr(nodes, "report", report)
+        monkeypatch.setattr(s3_files, "_client", lambda: self.s3)
+        monkeypatch.setattr(on_node, "open_mirror", open_mirror)
+        monkeypatch.setattr(supervisor, "report", report)
         monkeypatch.setenv(ENV_JOB, "j1")
         add(ray, *(files if not workers else [*files][:2]))
 
@@ -561,10 +563,10 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
 ) -> None:
     restoring = threading.Event()
 
-    def restore(actor: Actor, _place: Place) -> None:
+    def restore(actor: Actor, _place: NodePlace) -> None:
         restoring.set()
         wait_until(lambda: actor.launcher._is_told)
-        raise Stopped
+        raise PreparationStopped
 
     add(ray, "a", "b")
     ray.prepare_on("b", restore)
@@ -606,13 +608,13 @@ def test_a_program_has_its_grace_where_what_it_saves_counts(
 
 @pytest.mark.usefixtures("ray")
 def test_nodes_that_do_not_answer_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_LAUNCHER_START_S", 0.3)
+    monkeypatch.setattr(supervisor, "_LAUNCHER_START_S", 0.3)
     silent = SimpleNamespace(status=SimpleNamespace(remote=Ref))
     node = NodeInfo(id="a", address="127.0.0.1", cpus=1, gpus=0, is_head=False)
     seats = [Seat(number=number, node=node, launcher=silent) for number in range(20)]
     began = time.monotonic()
     while not all(seat.is_lost for seat in seats):
-        nodes.ask(seats)
+        supervisor.ask(seats)
         assert time.monotonic() - began < 5
     assert time.monotonic() - began > 0.3
 
@@ -646,7 +648,7 @@ def test_files_that_cannot_be_restored_end_the_job_before_its_start(
 ) -> None:
     here = Stored(ray, monkeypatch, "true", a=Files(), b=Files())
     monkeypatch.setattr(starts, "begin", Mock(side_effect=InputError("damaged")))
-    assert nodes.run(here.group) == exits.BAD_INPUT
+    assert supervisor.run(here.group) == exits.BAD_INPUT
     assert "the files of the run cannot be restored: damaged" in here.reported[0][0]
 
 
@@ -674,7 +676,7 @@ TOLD = Ended(code=143, at=0.5, was_told=True)
 def test_a_program_ends_or_is_started_again(
     ends: list[Ended | None], given: dict[str, bool], expected: Next
 ) -> None:
-    assert nodes.after(ends, **{"is_lost": False, "can_grow": False, **given}) is expected
+    assert supervisor.after(ends, **{"is_lost": False, "can_grow": False, **given}) is expected
 
 
 # --- ranges of nodes ------------------------------------------------------------------------------
@@ -708,7 +710,7 @@ def test_a_range_shrinks_with_a_loss_and_grows_when_a_node_comes(
 def test_more_nodes_wait_until_files_are_restored(ray: Ray, script: Script) -> None:
     restoring, is_restored = threading.Event(), threading.Event()
 
-    def restore(actor: Actor, place: Place) -> None:
+    def restore(actor: Actor, place: NodePlace) -> None:
         restoring.set()
         assert is_restored.wait(60)
         Launcher._prepare(actor.launcher, place)
@@ -918,7 +920,9 @@ def test_a_program_whose_nodes_train_apart_has_a_warning_everywhere(
     here = Stored(ray, monkeypatch, f"{sys.executable} {path}", a=Files(), b=Files())
     of_ray, addresses = ray.alive, {"a": "127.0.0.1", "b": "127.0.0.2"}
     monkeypatch.setattr(
-        nodes, "alive", lambda: [replace(each, address=addresses[each.id]) for each in of_ray()]
+        supervisor,
+        "alive",
+        lambda: [replace(each, address=addresses[each.id]) for each in of_ray()],
     )
     running = Running(here.group)
 

@@ -15,12 +15,12 @@ from typing import ClassVar
 import pytest
 
 from containers.host import machine
-from containers.program import bucket as store
-from containers.program import launch, process
+from containers.program import on_node, process
+from containers.program import s3_files as store
 from containers.program.disk import Disk
-from containers.program.files import Mirror
-from containers.program.launch import Ended, Launcher, LaunchSpec, Place
+from containers.program.on_node import Ended, Launcher, LaunchSpec, NodePlace
 from containers.program.process import Lines
+from containers.program.program_files import Mirror
 from containers.program.starts import begin
 from contract import exits
 from contract.errors import InputError
@@ -33,11 +33,11 @@ from tests.eventually import eventually
 
 ORDER = JobSpec(run="r1", command=("true",), nodes=Range(2, 2))
 BOTH = ("10.0.0.6", "10.0.0.7")
-PLACE = Place(number=1, rank=1, start=0, addresses=BOTH, gpus=4)
+PLACE = NodePlace(number=1, rank=1, start=0, addresses=BOTH, gpus=4)
 
 
 def environment(**changed: object) -> dict[str, str]:
-    return launch.launcher_environment(replace(PLACE, **changed))  # type: ignore[arg-type]
+    return on_node.launcher_environment(replace(PLACE, **changed))  # type: ignore[arg-type]
 
 
 def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_they_meet() -> None:
@@ -53,7 +53,7 @@ def test_launchers_and_plain_programs_read_how_many_nodes_there_are_and_where_th
         "NUM_NODES": "2",
         "NNODES": "2",
         "GPUS_PER_NODE": "4",
-        "PYTHONUNBUFFERED": launch.LINES,
+        "PYTHONUNBUFFERED": on_node.LINES,
     }
     assert environment(start=3)["MASTER_PORT"] == "29503"
     assert environment(gpus=0)["ACCELERATE_USE_CPU"] == "true"
@@ -79,7 +79,7 @@ def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
 
 
 def test_accelerate_finds_the_nodes_in_its_default_file() -> None:
-    found = json.loads(launch.accelerate_config(PLACE))
+    found = json.loads(on_node.accelerate_config(PLACE))
     assert found["distributed_type"] == "MULTI_GPU"
     assert (found["num_machines"], found["num_processes"], found["machine_rank"]) == (2, 8, 1)
     assert (found["main_process_ip"], found["main_process_port"]) == ("10.0.0.6", 29500)
@@ -95,7 +95,7 @@ def test_a_program_sees_neither_rays_variables_nor_the_clusters_token() -> None:
         "TRAIN_SUBNETS": "s",
         "AWS_REGION": "eu-west-1",
     }
-    assert launch.base_environment(given) == {
+    assert on_node.base_environment(given) == {
         "PATH": "/bin",
         "TRAIN_RUN": "r1",
         "AWS_REGION": "eu-west-1",
@@ -221,7 +221,7 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
 
     found = opened("sh", "-c", script)
     if has_begun:
-        paths = f"{launch.STARTUP}:{folder / 'work'}:lib"
+        paths = f"{on_node.STARTUP}:{folder / 'work'}:lib"
         assert found.stdout.startswith(f"1 1 high {paths}"), "errors and steps are the program's"
         assert place.stat().st_mode & 0o777 == 0o600, "variables may be confidential"
     else:
@@ -354,7 +354,7 @@ def test_a_process_that_the_kernel_holds_keeps_no_job_waiting(
     """A GPU's driver may keep one for good, which no signal ends."""
     monkeypatch.setattr(process, "_KILL_S", 0.2)
     monkeypatch.setattr(process, "_signal", lambda *_: None)
-    program = process.Program(("sleep", "5"), folder=None, environment=os.environ)
+    program = process.ProgramProcess(("sleep", "5"), folder=None, environment=os.environ)
     assert program.end() == exits.KILLED
     monkeypatch.undo()
     program.end()

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from containers.program import ray_defaults
-from containers.program.launch import STARTUP
+from containers.program.on_node import STARTUP
 from contract import nodes
 from training.data import catalog
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from containers.program.launch import STARTUP
-from containers.program.process import Program
+from containers.program.on_node import STARTUP
+from containers.program.process import ProgramProcess
 from containers.program.watch import (
     EVERY_S,
     Found,
@@ -258,7 +258,7 @@ def test_steps_are_counted_and_stacks_read_from_outside(tmp_path: Path, is_real:
     watched = tmp_path / "watch"
     watched.mkdir()
     said: list[str] = []
-    program = Program(
+    program = ProgramProcess(
         (sys.executable, str(path)),
         folder=tmp_path,
         environment={**os.environ, "PYTHONPATH": str(STARTUP), nodes.ENV_WATCH: str(watched)},
@@ -277,7 +277,7 @@ def test_steps_are_counted_and_stacks_read_from_outside(tmp_path: Path, is_real:
 
 
 def test_a_process_that_has_become_another_program_gets_no_signal(tmp_path: Path) -> None:
-    program = Program(("sleep", "600"), folder=None, environment=os.environ, emit=print)
+    program = ProgramProcess(("sleep", "600"), folder=None, environment=os.environ, emit=print)
     try:
         (pid,) = program.left()
         (tmp_path / str(pid)).write_bytes(struct.pack("3q", 5, 0, 1))

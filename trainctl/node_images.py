@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from contract import nodes
 from contract.outputs import REPOSITORIES
-from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
+from trainctl.aws.standing_cluster import NODES
 
 
 def repositories(deployment: Deployment) -> dict[str, str]:

@@ -17,7 +17,7 @@ def json_object(text: str | bytes | None) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-class Bucket(bucket.Bucket):
+class DeploymentBucket(bucket.Bucket):
     """Objects of the deployment's bucket, by key."""
 
     def run(self, run: str) -> RunPaths:
@@ -53,7 +53,7 @@ class Bucket(bucket.Bucket):
         }
 
 
-class EmptyBucket(Bucket):
+class EmptyBucket(DeploymentBucket):
     """The bucket of a deployment that has not been made."""
 
     def __init__(self) -> None:

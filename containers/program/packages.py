@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from containers.host.machine import say
-from containers.program import cache
-from containers.program.process import Program
+from containers.program import host_cache
+from containers.program.process import ProgramProcess
 from contract.errors import InputError
 from contract.requirements import UV_LOCK, check
 
@@ -52,7 +52,7 @@ _VISION: Final = (
 )
 
 
-class Stopped(Exception):  # noqa: N818 - no error: the node was told to end
+class PreparationStopped(Exception):  # noqa: N818 - no error: the node was told to end
     """Preparation was interrupted because the node has to end."""
 
 
@@ -85,7 +85,7 @@ def install(
     ray, torch = (_version(each, _image_folders()) for each in ("ray", "torch"))
     variables = _variables({**os.environ, **(environment or {})})
     _show_image(folder)
-    with cache.installing(), tempfile.TemporaryDirectory(prefix="requirements-") as own:
+    with host_cache.installing(), tempfile.TemporaryDirectory(prefix="requirements-") as own:
         listed, fixed = name, Path(own, "fixed.txt")
         if name == UV_LOCK:
             listed = f"{own}/requirements.txt"
@@ -136,7 +136,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
         of_pip["UV_FIND_LINKS"] = ",".join(of_pip["UV_FIND_LINKS"].split())
     # Twice as often as by default, in about a minute: an installation that fails ends the job.
     of_pip["UV_HTTP_RETRIES"] = "6"
-    return {**cache.variables(), **of_pip, **environment}
+    return {**host_cache.variables(), **of_pip, **environment}
 
 
 def _uv(
@@ -148,11 +148,11 @@ def _uv(
     """Run uv in the folder of the code; return its exit code and what it printed."""
     said: list[str] = []
     command = (sys.executable, "-m", "uv", "--quiet", "--no-progress", *words)
-    program = Program(command, folder=code, environment=variables, emit=said.append)
+    program = ProgramProcess(command, folder=code, environment=variables, emit=said.append)
     try:
         while program.poll() is None:
             if should_stop():
-                raise Stopped
+                raise PreparationStopped
             time.sleep(_POLL_S)
     finally:
         failed = program.end()

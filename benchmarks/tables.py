@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from training.system.machine import environment
+from training.system.devices import environment
 
 
 def report(result: Mapping[str, Any]) -> None:

@@ -1,16 +1,16 @@
 """Supervisor of a program on all nodes: starts it together, watches it, restarts it after a loss.
 
-    python -m containers.program.nodes
+    python -m containers.program.supervisor
 
-The head of a job runs this as its command (``containers.job``); the order comes as JSON in
+The head of a job runs this as its command (``containers.job_head``); the order comes as JSON in
 ``TRAIN_PROGRAM``. Ray brings the nodes and says when one is lost; on each of them, an actor that
 holds all of the node runs a ``Launcher``.
 
 A program that fails on a node ends the job with its exit code, unless a host is found unfit then.
 A lost node does not end the job: the program is started again on all nodes as soon as there are
-enough, with the files of one moment (``containers.program.files``). With a range of nodes it is
-also started again when more have come. Each start has a fixed number of nodes, so any launcher can
-be used.
+enough, with the files of one moment (``containers.program.program_files``). With a range of
+nodes it is also started again when more have come. Each start has a fixed number of nodes, so any
+launcher can be used.
 """
 
 import contextlib
@@ -37,23 +37,23 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
 from containers.program import joined, starts, watch
-from containers.program.bucket import (
+from containers.program.cause import Error, cause, success
+from containers.program.on_node import (
+    ENV_PROGRAM,
+    Ended,
+    Launcher,
+    LaunchSpec,
+    NodePlace,
+    Status,
+)
+from containers.program.packages import PreparationStopped
+from containers.program.s3_files import (
     open_bucket,
     open_recorder,
     report,
     until_answered,
     write_records,
 )
-from containers.program.cause import Error, cause, success
-from containers.program.launch import (
-    ENV_PROGRAM,
-    Ended,
-    Launcher,
-    LaunchSpec,
-    Place,
-    Status,
-)
-from containers.program.requirements import Stopped
 from containers.program.selection import shortfall
 from containers.program.watch import Verdict
 from contract import exits, faults, runs, times
@@ -263,7 +263,7 @@ def unfit(seats: Sequence[Seat]) -> list[Seat]:
     return found
 
 
-class Group:
+class NodeGroup:
     """A program on its nodes, from the start of the job to its end."""
 
     def __init__(self, told: LaunchSpec) -> None:
@@ -402,14 +402,14 @@ class Group:
                     say=say,
                     should_stop=lambda: self._stopped,
                 )
-            except Stopped:
+            except PreparationStopped:
                 return exits.TERMINATED  # the program has not run since its files were saved
             if restored.round:
                 self._restored_at = float(restored.round * times.FILES_EVERY_S)
         addresses = tuple(seat.node.address for seat in self._seats)
         for rank, seat in enumerate(self._seats):
             seat.start = self._start
-            place = Place(
+            place = NodePlace(
                 number=seat.number,
                 rank=rank,
                 start=self._start,
@@ -655,7 +655,7 @@ def main() -> int:
     spec = LaunchSpec.from_json(os.environ[ENV_PROGRAM])
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # every ref is awaited
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    group = Group(spec)
+    group = NodeGroup(spec)
     # After ray.init, which sets a handler of its own.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, group.stop)
@@ -665,7 +665,7 @@ def main() -> int:
         ray.shutdown()
 
 
-def run(group: Group) -> int:
+def run(group: NodeGroup) -> int:
     """Run the program; return the exit code of the job, also where it could not be started."""
     try:
         return group.run()

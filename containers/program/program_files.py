@@ -58,7 +58,9 @@ from typing import Any, Final
 
 from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
-from containers.program.bucket import (
+from containers.program.disk import Content, Disk, FileState, Look
+from containers.program.packages import PreparationStopped
+from containers.program.s3_files import (
     ERRORS,
     LONGEST_PAUSE_S,
     PARALLEL,
@@ -66,10 +68,8 @@ from containers.program.bucket import (
     open_bucket,
     until_answered,
 )
-from containers.program.disk import Content, Disk, Look, Seen
-from containers.program.requirements import Stopped
 from containers.program.selection import Selection
-from containers.program.starts import Start, begin
+from containers.program.starts import ProgramStart, begin
 from contract import faults, files, runs, times
 from contract.errors import InputError
 from contract.files import Claim, FileList, Mark, SavedFile, common_round, sha256_of
@@ -101,7 +101,7 @@ class Moment:
     at_ns: float
     """T in Unix nanoseconds; infinite once the program has ended."""
     look: Look
-    own: Mapping[str, Seen]
+    own: Mapping[str, FileState]
     """The files that the round should have."""
     lost: Collection[str]
     """Names of those that are above the limits and matter."""
@@ -171,7 +171,7 @@ class Mirror:
         self._began = clock.time()  # the program, once restore() has ended
         self._whole_ns = 0.0  # T of the newest round that is saved
         self._make_pool = make_pool
-        self._start: Start  # set by restore()
+        self._start: ProgramStart  # set by restore()
         self._is_on = False  # between the restore and the end of this start
         self._until = math.inf  # by the monotonic clock: the files must have been sent
         self._trouble: Exception | None = None  # in the last round
@@ -180,8 +180,12 @@ class Mirror:
         # fast nodes meet.
         self._stride = 1
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
-        self._given: dict[str, Seen] = {}  # files of the code or of other nodes, as they were given
-        self._known: dict[str, tuple[Seen, SavedFile]] = {}  # how a file lay here, and its entry
+        self._given: dict[
+            str, FileState
+        ] = {}  # files of the code or of other nodes, as they were given
+        self._known: dict[
+            str, tuple[FileState, SavedFile]
+        ] = {}  # how a file lay here, and its entry
         self._waits: dict[str, int] = {}  # what was late once -> rounds in a row that it is
         self._objects: dict[str, str] = {}  # SHA-256 -> key of what the bucket has
         self._written: set[str] = set()  # keys of this start
@@ -193,7 +197,7 @@ class Mirror:
 
     # --- restore
     def restore(
-        self, start: Start | None = None, *, should_stop: Callable[[], bool] = lambda: False
+        self, start: ProgramStart | None = None, *, should_stop: Callable[[], bool] = lambda: False
     ) -> None:
         """Bring the base of a start into folders that hold the code.
 
@@ -261,7 +265,7 @@ class Mirror:
                 for each in done:
                     each.result()
                 if should_stop():
-                    raise Stopped
+                    raise PreparationStopped
         finally:
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -392,7 +396,7 @@ class Mirror:
         self.lost = sorted(lost | {name for name in own if not self._has(name, own[name])})
         return Moment(number, at_ns, look, own, lost, bulk)
 
-    def _is_restored(self, name: str, seen: Seen) -> bool:
+    def _is_restored(self, name: str, seen: FileState) -> bool:
         """True if a file is as an earlier start has saved it."""
         return self._has(name, seen) and self._known[name][1].start < self._start.number
 
@@ -553,14 +557,14 @@ class Mirror:
                 self._remove_unused()
         return True
 
-    def _has(self, name: str, seen: Seen) -> bool:
+    def _has(self, name: str, seen: FileState) -> bool:
         """True if a file has been sent as it was seen."""
         return name in self._known and self._known[name][0] == seen
 
     # --- uploads
     def _upload(
         self,
-        due: Mapping[str, Seen],
+        due: Mapping[str, FileState],
         *,
         as_they_are: Collection[str] = (),
         goes_on: bool = False,
@@ -686,6 +690,6 @@ class Mirror:
             self._tell(text)
 
 
-def _offsets(seen: Seen) -> range:
+def _offsets(seen: FileState) -> range:
     """Offsets of a file's pieces; a link has none."""
     return range(0, 0 if seen.link else seen.size, files.PIECE)

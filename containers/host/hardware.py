@@ -71,7 +71,7 @@ def _run(command: Sequence[str], within_s: float) -> "subprocess.CompletedProces
 def _in_a_child(num_gpus: int) -> list[str]:
     """``_from_arithmetic`` in a process that ends: one that has used a GPU keeps half a gigabyte of
     its memory, and can fork no process that uses it too."""
-    command = [sys.executable, "-m", "containers.host.checks", str(num_gpus)]
+    command = [sys.executable, "-m", "containers.host.hardware", str(num_gpus)]
     try:
         run = _run(command, _TRIAL_S)
     except subprocess.TimeoutExpired:

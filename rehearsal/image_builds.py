@@ -27,10 +27,10 @@ from typing import Final
 from containers import publish
 from contract import nodes
 from contract.errors import ReportedError
-from rehearsal import processes
+from rehearsal import children
+from rehearsal.children import CommandError
 from rehearsal.engine import BUILD_GB, LABEL, Engine, EngineError, check_space
 from rehearsal.local_aws import ROOT
-from rehearsal.processes import CommandError
 
 REGISTRY_ROLE: Final = "registry"
 SECONDS_TO_START: Final = 20
@@ -68,7 +68,7 @@ def start_registry(folder: Path, *, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     config, log = folder / "config.yml", folder / "log"
     config.write_text(_CONFIG.format(folder=folder / "images", address=address))
-    server = processes.start(
+    server = children.start(
         [command, "serve", str(config)],
         name=name,
         role=REGISTRY_ROLE,
@@ -125,7 +125,7 @@ class QuietDocker:
         if label := {"run": LABEL, "build": BUILT_BY}.get(arguments[0]):
             arguments = (arguments[0], "--label", f"{label}={self.name}", *arguments[1:])
         try:
-            output = processes.run(
+            output = children.run(
                 [self.client, *arguments], environment=self.environment, folder=ROOT, log=self.log
             )
         except CommandError as error:
@@ -196,7 +196,7 @@ def _torch_index() -> str:
 
 def _git_sha() -> str:
     try:
-        return processes.run(
+        return children.run(
             ["git", "rev-parse", "HEAD"], environment=os.environ, folder=ROOT
         ).strip()
     except (OSError, CommandError):
@@ -226,7 +226,7 @@ def _debian(engine: Engine) -> str:
             "debootstrap (apt-get install debootstrap); or name another with BASE_IMAGE=..."
         )
     with tempfile.TemporaryDirectory(prefix="debian-base-") as folder:
-        processes.run(
+        children.run(
             ["sh", str(recipe), engine.client, image, folder],
             environment=engine.environment(),
             folder=ROOT,
@@ -255,7 +255,7 @@ def wheels(
         constraints.write_text("\n".join(pins))
         own = ".".join(platform.python_version_tuple()[:2])
         other = [] if own == python else ["--python-version", python, "--only-binary", ":all:"]
-        processes.run(
+        children.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--dest", str(downloads)),
                 *(*other, "--constraint", str(constraints), "--requirement", str(files[1])),
@@ -264,7 +264,7 @@ def wheels(
             environment=environment,
             folder=ROOT,
         )
-        processes.run(
+        children.run(
             ["sh", "-c", 'tar -c wheels | "$0" import - "$1"', engine.client, image],
             environment=engine.environment(),
             folder=Path(folder),

@@ -24,15 +24,15 @@ from containers import node
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
-from containers.program import cache, shell
 from containers.program import code as user_code
-from containers.program.bucket import ERRORS as BUCKET_ERRORS
-from containers.program.bucket import open_bucket, open_recorder, report, write_records
+from containers.program import host_cache, shell
 from containers.program.cause import Error, LogEnd, cause, errors_in, success
-from containers.program.files import Mirror, open_mirror
-from containers.program.launch import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
-from containers.program.process import Program, own_output
-from containers.program.requirements import Stopped
+from containers.program.on_node import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
+from containers.program.packages import PreparationStopped
+from containers.program.process import ProgramProcess, own_output
+from containers.program.program_files import Mirror, open_mirror
+from containers.program.s3_files import ERRORS as BUCKET_ERRORS
+from containers.program.s3_files import open_bucket, open_recorder, report, write_records
 from containers.program.selection import shortfall
 from containers.ray_head import (
     JobConfig,
@@ -68,7 +68,7 @@ _RAY_ENDS_S: Final = 3.0
 
 # --- decisions ------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class Observation:
     """Observations of a head about its job at a moment."""
 
     now: float
@@ -122,12 +122,12 @@ class Decisions:
     def waits(self) -> bool:
         """True while it lacks worker nodes that it needs. A recipe waits for those that it has lost
         while the others are billed. A program may go on without them, and one on all nodes has its
-        own patience (``containers.program.nodes``)."""
+        own patience (``containers.program.supervisor``)."""
         has_lost = self.capacity_at is not None
         may_wait = bool(self._spec.nodes.low) and (bool(self._spec.recipe) or not has_lost)
         return may_wait and self.is_short
 
-    def decide(self, seen: Seen) -> tuple[int, str] | None:
+    def decide(self, seen: Observation) -> tuple[int, str] | None:
         """Exit code of a job that must not continue, and the reason in words; None while it may."""
         if seen.is_stopped:
             return exits.TERMINATED, "stopped on request"
@@ -169,7 +169,7 @@ class Decisions:
             return exits.FAILED, text
         return own, ""
 
-    def _lack_of_capacity(self, seen: Seen) -> tuple[int, str] | None:
+    def _lack_of_capacity(self, seen: Observation) -> tuple[int, str] | None:
         there, needed = seen.num_workers or 0, self._spec.nodes.low
         if seen.num_workers is not None and there >= needed:
             self._short_since = None
@@ -191,7 +191,7 @@ class Decisions:
 
 
 # --- the job --------------------------------------------------------------------------------------
-class Job:
+class JobHead:
     """Runs one job until its command ends, or has to."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Job:
         ray: RayHead,
         environment: Mapping[str, str],
         *,
-        spawn: Callable[..., Program] = Program,
+        spawn: Callable[..., ProgramProcess] = ProgramProcess,
         make_mirror: Callable[..., Mirror] = open_mirror,
         client: Any = None,
         clock: Clock = time,
@@ -300,7 +300,7 @@ class Job:
                 should_stop=self._must_end,
             )
             if spec.on == Placement.NODES:
-                words = (sys.executable, "-m", "containers.program.nodes")
+                words = (sys.executable, "-m", "containers.program.supervisor")
                 told = LaunchSpec(
                     order=spec,
                     variables=own,
@@ -327,7 +327,7 @@ class Job:
                 command = spawn((*words, LOOK) if self._looks else words)
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
-        except Stopped:
+        except PreparationStopped:
             return self._ending or exits.FAILED
         except InputError as error:
             if self._mirror:
@@ -477,7 +477,7 @@ class Job:
             "on every node)"
         )
 
-    def _wait(self, command: Program) -> int:
+    def _wait(self, command: ProgramProcess) -> int:
         """Exit code of the command, or of what ended it."""
         code: int | None = None
         while command.poll() is None and code is None:
@@ -533,7 +533,7 @@ class Job:
         now = self._clock.monotonic()
         size, was_short = self._ray.size, self._decisions.is_short
         found = self._decisions.decide(
-            Seen(
+            Observation(
                 now=self._clock.time(),
                 monotonic=now,
                 num_workers=size.num_nodes - 1 if size else None,
@@ -587,7 +587,7 @@ def run(environment: Mapping[str, str]) -> int:
         for fault in faults:
             say(f"not starting: {fault}")
         return exits.BAD_HOST
-    cache.make_room()
+    host_cache.make_room()
     task = machine.own_task()
     if task is None:
         raise InputError("a job's head starts workers on ECS, so it must run in an ECS task")
@@ -615,7 +615,7 @@ def run(environment: Mapping[str, str]) -> int:
             folder=Path(folder),
             provider=worker_provider(config, environment, task=task, address=address),
         )
-        job = Job(config, ray, given)
+        job = JobHead(config, ray, given)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: job.stop())
         node.start_watching_host(head, request, job.leave_host, ended)

@@ -4,7 +4,7 @@ A store is built once from plain text: documents are tokenized one after the oth
 the end-of-text token, and one document in so many is held out. Training reads fixed windows of the
 one long row (``training.data.feed``), so every token is predicted exactly once an epoch and
 none is padding. Conversations lie in the same row, with where each begins and which of its tokens
-are learned beside it (``training.data.conversations``). Use ``training.data.images`` for pictures.
+are learned beside it (``training.data.conversations``).
 """
 
 import hashlib

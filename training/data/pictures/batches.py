@@ -32,12 +32,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from contract.errors import InputError
-from training.data.images import BatchOrder, shard_bounds
 from training.data.pictures import workers
 from training.data.pictures.decode import Decoder, DecodingTask, Done
 from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet, Split
 from training.data.pictures.picture import canvas_side
+from training.data.small_images import BatchOrder, shard_bounds
 
 #: Batches that are decoded ahead of the one in use.
 AHEAD: Final = 3

@@ -1,9 +1,9 @@
 """The user's program on one node: working directory, environment, logs, exit.
 
-``containers.program.nodes`` runs a ``Launcher`` on each node of a job, inside Ray, which only holds
-the node for it: the program itself need not know Ray. What it finds in its environment is what
-torchrun, accelerate, DeepSpeed, Lightning and plain ``init_process_group`` read, so that a command
-that works on one machine works on all nodes without a change.
+``containers.program.supervisor`` runs a ``Launcher`` on each node of a job, inside Ray, which only
+holds the node for it: the program itself need not know Ray. Its environment has
+what torchrun, accelerate, DeepSpeed, Lightning and plain ``init_process_group`` read, so that a
+command that works on one machine works on all nodes without a change.
 
 ``prepare_head`` sets up a command that runs on the head itself, for programs that use Ray.
 """
@@ -23,10 +23,10 @@ from typing import Final, Self
 
 from containers.program import code, joined, shell, watch
 from containers.program.cause import Error, LogEnd, errors_in
-from containers.program.files import Mirror, open_mirror
-from containers.program.process import NodeLog, Program
-from containers.program.requirements import Stopped
-from containers.program.starts import Start
+from containers.program.packages import PreparationStopped
+from containers.program.process import NodeLog, ProgramProcess
+from containers.program.program_files import Mirror, open_mirror
+from containers.program.starts import ProgramStart
 from contract import exits, host_check, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK
@@ -58,8 +58,8 @@ ENV_PROGRAM: Final = "TRAIN_PROGRAM"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """Launch of a program on every node: the head passes it to ``containers.program.nodes``, which
-    passes it to the launchers."""
+    """Launch of a program on every node: the head passes it to
+    ``containers.program.supervisor``, which passes it to the launchers."""
 
     order: JobSpec
     variables: Mapping[str, str]
@@ -81,7 +81,7 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class NodePlace:
     """Place of one node among the others of a start."""
 
     number: int
@@ -94,7 +94,7 @@ class Place:
     """Addresses of the nodes that start together, by rank."""
     gpus: int
     """Number of GPUs of this node."""
-    files: Start | None = None
+    files: ProgramStart | None = None
     """Files to restore before this start; None: files are not kept."""
     most: int = 1
     """Number of nodes that a start of this job may have."""
@@ -157,7 +157,7 @@ class Status:
     """Its connections to other nodes."""
 
 
-def launcher_environment(place: Place) -> dict[str, str]:
+def launcher_environment(place: NodePlace) -> dict[str, str]:
     """The variables from which launchers and programs learn about the other nodes.
 
     The five ``PET_`` variables are torchrun's static rendezvous: its nodes are numbered by what
@@ -193,7 +193,7 @@ def launcher_environment(place: Place) -> dict[str, str]:
     return found
 
 
-def accelerate_config(place: Place) -> str:
+def accelerate_config(place: NodePlace) -> str:
     """Default file of ``accelerate launch``, which reads the nodes from no variable.
 
     It is JSON, which is YAML too.
@@ -252,7 +252,7 @@ class Launcher:
 
     def _reset(self, start: int) -> None:
         self._start = start
-        self._program: Program | None = None
+        self._program: ProgramProcess | None = None
         self._ended: Ended | None = None
         self._lost: tuple[str, ...] | None = None
         self._is_told = False
@@ -260,7 +260,7 @@ class Launcher:
         self._signs, self._sampled_at, self._num_lines = watch.Signs(), -math.inf, 0
         self._peers = joined.Peers()
 
-    def start(self, place: Place) -> Status:
+    def start(self, place: NodePlace) -> Status:
         """Bring the code and the files of the run to this node, and start the program."""
         if self._thread is not None:
             # Left over from a start during which another node died; two programs would clash.
@@ -344,7 +344,7 @@ class Launcher:
         except OSError:
             return None
 
-    def _run(self, place: Place) -> None:
+    def _run(self, place: NodePlace) -> None:
         at, trouble, code = time.time(), None, exits.TERMINATED
         try:
             self._prepare(place)
@@ -353,7 +353,7 @@ class Launcher:
             at, was_told = time.time(), self._is_told
             # Processes that outlive a program which has ended by itself are not waited for.
             code = program.end(lambda: self._kill_at if was_told else 0.0)
-        except Stopped:
+        except PreparationStopped:
             was_told = True
         except Exception as error:  # the head waits for a result, whatever has failed here
             trouble, code, was_told = error, exits.FAILED, False
@@ -386,7 +386,7 @@ class Launcher:
             self._mirror.close()
         return tuple(self._mirror.lost)
 
-    def _prepare(self, place: Place) -> None:
+    def _prepare(self, place: NodePlace) -> None:
         """Bring the code and the files of the run to this node."""
         self._mirror = None
         self._log = self._log or NodeLog(place.number, os.environ)
@@ -413,7 +413,7 @@ class Launcher:
             self._mirror.restore(place.files, should_stop=lambda: self._is_told)
             self._mirror.start()
 
-    def _begin(self, place: Place) -> Program:
+    def _begin(self, place: NodePlace) -> ProgramProcess:
         """Start the program.
 
         Raises:
@@ -447,9 +447,9 @@ class Launcher:
         words = self._told.order.command
         with self._lock:
             if self._is_told:
-                raise Stopped
+                raise PreparationStopped
             try:
-                self._program = Program(
+                self._program = ProgramProcess(
                     words, folder=self._work, environment=environment, emit=self._hear
                 )
             except OSError as error:

@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
-from containers.program.requirements import Stopped
+from containers.program.packages import PreparationStopped
 from contract import faults, runs, times
 from contract.errors import InputError, UnreachableError
 from store.bucket import Bucket
@@ -88,7 +88,7 @@ def until_answered(
             say(f"{_NOT_RESTORED}: {reason}; trying again")
         clock.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
-    raise Stopped
+    raise PreparationStopped
 
 
 def report(reason: str, *, storage: str, run: str, job: str, client: Any = None) -> None:
