@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.tables import report, say
+from benchmarks.tables import cpu_seconds, report, say
 from training.data import augmentation
 from training.data.pictures import library
 from training.data.pictures.batches import PictureReader, rank_plan
@@ -152,9 +151,9 @@ def measured(way: Way, *, seconds: float) -> Measured:
     batches = way()
     for _ in _until(batches, _WARM_UP_S):
         pass
-    began, cpu = time.perf_counter(), _cpu_seconds()
+    began, cpu = time.perf_counter(), cpu_seconds()
     num = sum(len(each) for each in _until(batches, seconds))
-    took, used = time.perf_counter() - began, _cpu_seconds() - cpu
+    took, used = time.perf_counter() - began, cpu_seconds() - cpu
     batches.close()  # type: ignore[attr-defined]
     return Measured(num / took, num / used)
 
@@ -163,12 +162,6 @@ def _until(batches: Iterator[torch.Tensor], seconds: float) -> Iterator[torch.Te
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         yield next(batches)
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of this process and of its children that are there now."""
-    own = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children()))
 
 
 def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:

@@ -21,6 +21,14 @@ def report(result: Mapping[str, Any]) -> None:
     print(json.dumps({**result, "environment": machine}, indent=1))
 
 
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of its children that are there now."""
+    import psutil
+
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
+
+
 def say(text: str) -> None:
     """Show progress on stderr."""
     print(text, file=sys.stderr, flush=True)

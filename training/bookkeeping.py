@@ -33,6 +33,8 @@ from training.record.result import HeldOutText, Table
 from training.settings import LENGTH, NO_BEST, TOO_LATE, TrainingConfig
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
+#: Longer steps are reported one by one: at reports ranks hear of a spot notice, two minutes ahead.
+_SLOW_STEP_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +234,8 @@ class Bookkeeping:
         is_last = num_done == self._course.total_steps
         evaluates = self._evaluates(num_done)
         saves = is_last or self._saves(num_done)
-        if not (evaluates or saves) and num_done % self._config.report_every:
+        is_due = not num_done % self._config.report_every or self._log.step_s > _SLOW_STEP_S
+        if not (evaluates or saves or is_due):
             return True
 
         # Report. One small reduction: the losses since the last report, and whether any worker was

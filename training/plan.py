@@ -307,7 +307,7 @@ def summary(plan: Plan, tokens: float) -> dict[str, object]:
         "fits": plan.fits,
         "memory_bytes": {**plan.memory.parts, "total": plan.memory.total},
         "memory_at": plan.memory.moment,
-        "available_bytes": plan.available,
+        "available_bytes": plan.setup.available,
         "usd_per_hour": setup.usd_per_hour,
         **(speed if plan.fits else dict.fromkeys(speed)),
     }
@@ -330,7 +330,7 @@ def text(plan: Plan, tokens: float) -> str:
         f"of {machine.name[0].upper()} instances\n"
         f"  passes per step: {passes}, of at most {rows} sequences per GPU; recompute "
         f"{setup.recompute}, {setup.optimizer}\n"
-        f"  memory per GPU: {memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
+        f"  memory per GPU: {memory.total / GIB:.1f} of {plan.setup.available / GIB:.1f} GiB: "
         f"{'fits' if plan.fits else 'DOES NOT FIT'} (most at {memory.moment}: {parts})"
     )
     if not plan.fits:

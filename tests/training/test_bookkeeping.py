@@ -16,6 +16,7 @@ import torch.distributed as dist
 from contract.errors import InputError
 from contract.runs import METRICS_FILE
 from contract.times import COLLECTIVE_S
+from training import bookkeeping
 from training.bookkeeping import Bookkeeping, Score, Timetable
 from training.checkpoint.checkpoints import Position
 from training.ddp.settings import DdpConfig
@@ -133,13 +134,18 @@ def saved(run: Run, config: DdpConfig = CONFIG) -> list[tuple[int, int]]:
     return [(each.step, each.epoch_items) for each in run.saved]
 
 
-def test_what_is_due_is_saved_with_the_losses_so_far_and_the_last_step_always() -> None:
+def test_what_is_due_is_saved_with_the_losses_so_far_and_the_last_step_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert saved(Run()) == [(4, 0), (8, 0)], "the evaluation reports them"
     assert saved(run := Run(saves_every=5)) == [(5, 8), (8, 0)]
     assert run.done.index("settled") < run.done.index("evaluated"), "without a save too"
     assert saved(Run(loses_a_node_at=2)) == [(2, 16), (4, 0), (8, 0)]
     by_time = replace(CONFIG, checkpoint_minutes=1e-9)
-    assert saved(Run(), by_time) == [(2, 16), (4, 0), (6, 16), (8, 0)]
+    # The first step is reported, and after it every second one, or every one that takes long.
+    assert saved(Run(), by_time) == [(1, 8), (2, 16), (4, 0), (6, 16), (8, 0)]
+    monkeypatch.setattr(bookkeeping, "_SLOW_STEP_S", -1.0)
+    assert [step for step, _ in saved(Run(), by_time)] == [*range(1, 9)]
 
 
 def evaluation(step: int, loss: float) -> str:

@@ -1,22 +1,82 @@
-"""Blocks are compiled for the shapes of training, by a backend that only looks at the graphs."""
+"""What a step asks of a GPU, as far as a CPU shows it: graphs of the shapes of training, and no
+value of the device that the host waits for."""
 
 import functools
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import rank_groups
 from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.training.local_runs import trained
+from training import bookkeeping
 from training.command import read_command
 from training.fsdp import inputs
 from training.fsdp.settings import FsdpConfig
+from training.models import language_models
 from training.system import devices
+
+#: Operations that read values of a tensor: from a GPU, the host waits for them.
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2"}
+
+
+class Reads(TorchDispatchMode):
+    """Counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func.name().removeprefix("aten::").partition(".")[0] in READS
+        return func(*args, **(kwargs or {}))
+
+
+def config_of(words: str, folder: Path, patch: pytest.MonkeyPatch) -> FsdpConfig:
+    """A run of this process by itself, of two passes a step."""
+    patch.setenv("TRAINING_CACHE_DIR", str(folder))
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**rank, "MASTER_PORT": str(rank_groups.free_port())}.items():
+        patch.setenv(name, value)
+    given = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
+    given += ["--global-batch", "8", *words.split()]
+    config = read_command(given, run="run", workers=Range(1, 1), storage=str(folder))
+    assert isinstance(config, FsdpConfig)
+    return inputs.prepare(config)
+
+
+@pytest.mark.parametrize("more", ["", "--isolate-documents"], ids=["text", "packed"])
+def test_between_reports_the_host_reads_no_value_of_the_device(
+    more: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bookkeeping, "_SLOW_STEP_S", 1e9)
+    reads, at = Reads(), list[int]()
+    real = bookkeeping.Bookkeeping.step
+
+    def step(self: bookkeeping.Bookkeeping, number: int) -> Any:
+        at.append(reads.num)
+        return real(self, number)
+
+    def to_list(self: torch.Tensor) -> Any:
+        reads.num += 1
+        return real_list(self)
+
+    real_list = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", to_list)
+    monkeypatch.setattr(bookkeeping.Bookkeeping, "step", step)
+    words = "--max-steps 7 --evaluate-every 9 --report-every 3 --sample-tokens 0 --microbatch 4"
+    config = config_of(f"{words} {more}", tmp_path, monkeypatch)
+    with reads:
+        trained(config)
+    found = [after - before for before, after in pairwise(at)]
+    assert [num > 0 for num in found] == [True, False, True, False, False, True]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -37,18 +97,11 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
 
     counted = functools.partialmethod(nn.Module.compile, backend=backend)
     monkeypatch.setattr(nn.Module, "compile", counted)
-    monkeypatch.setattr(devices, "check_compiler", lambda _option: None)
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in {**rank, "MASTER_PORT": str(rank_groups.free_port())}.items():
-        monkeypatch.setenv(name, value)
-    words = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
-    words += ["--max-steps", "2", "--evaluate-every", "1", "--sample-tokens", "3", "--compile"]
+    monkeypatch.setattr(devices, "has_compiler", lambda: True)
+    monkeypatch.setattr(language_models, "COMPILED", ("cpu",))
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
-    words += ["--global-batch", "8", "--microbatch", "5", "--eval-sequences", "6"]
-    config = read_command(words, run="run", workers=Range(1, 1), storage=str(tmp_path))
-    assert isinstance(config, FsdpConfig)
-    trained(inputs.prepare(config))
+    words = "--max-steps 2 --evaluate-every 1 --sample-tokens 3 --microbatch 5 --eval-sequences 6"
+    trained(config_of(words, tmp_path, monkeypatch))
     # One graph serves all blocks. A dynamic dimension is a symbol: s33.
     assert [trains for trains, _ in graphs] == [False, True]
     assert [shapes for _, shapes in graphs if "s" in shapes] == []

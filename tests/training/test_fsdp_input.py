@@ -1,10 +1,12 @@
 """A mistake with the sharded recipe is explained in a sentence, before it costs much."""
 
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,11 +18,13 @@ from tests.training.test_plan import config as fsdp
 from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture
+from training.data.feed import Batch
 from training.data.mixed_feed import feed_for
 from training.fsdp import inputs
 from training.fsdp import train as loop_of_fsdp
 from training.fsdp.held_out import HeldOut
 from training.fsdp.model import build
+from training.fsdp.passes import ahead
 from training.fsdp.settings import FsdpConfig
 from training.imagenet import train as imagenet
 from training.loop import optimizers
@@ -80,7 +84,7 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(InputError, match=r"--compile .* no C\+\+ compiler here"):
+    with pytest.raises(InputError, match=r"--compile .* no compiler here"):
         devices.check_compiler("--compile")
     with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
         optimizers.build(
@@ -90,6 +94,45 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
             weight_decay=0.0,
             device=torch.device("cpu"),
         )
+
+
+def test_inputs_are_made_one_step_ahead_and_what_fails_there_fails_the_step() -> None:
+    made: list[int] = []
+    batch = Batch(
+        tokens=np.arange(10).reshape(2, 5),
+        labels=np.arange(8).reshape(2, 4),
+        positions=None,
+        num_tokens=8,
+    )
+
+    class Fake:
+        def step(self, step: int, *, rank: int, world_size: int) -> Batch:
+            made.append(step)
+            if step == 9:
+                raise InputError(f"rank {rank} of {world_size}")
+            return batch
+
+        def num_labels(self, step: int) -> int:
+            return 100 + step
+
+    feed: Any = Fake()
+    worker: Any = SimpleNamespace(rank=1, world_size=2, device=torch.device("cpu"))
+    coming = ahead(feed, range(7, 11), worker, num_passes=2)
+    first = next(coming)
+    deadline = time.monotonic() + 60
+    while len(made) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert made == [7, 8], "the next one, and no more"
+    assert (first.num_labels, first.num_tokens, len(first.passes)) == (107, 8, 2)
+    tokens, positions, labels = first.passes[1]
+    assert positions is None
+    assert tokens is not None
+    assert labels is not None
+    assert tokens.tolist() == [[5, 6, 7, 8, 9]]
+    assert next(coming).num_labels == 108
+    with pytest.raises(InputError, match="rank 1 of 2"):
+        next(coming)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,16 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from contract.instance_types import instance_type
@@ -33,6 +36,8 @@ from training.runtime.torchrun import TorchrunWorker
 from training.settings import RunConfig
 
 SPOILED = ("loss", "gradient")
+#: FSDP's collectives, and their argument that is as large as what all ranks have together.
+WHOLE = {"all_gather_into_tensor": "output_tensor", "reduce_scatter_tensor": "input"}
 
 
 @dataclass
@@ -44,6 +49,9 @@ class Found:
     """Sum of the squares of this rank's weights, before each step's update."""
     num_beside: int = 0
     """Forward passes beside those of the steps."""
+    sent: Counter[str] = field(default_factory=Counter)
+    """Bytes of whole weights that were gathered in the steps' passes, and of gradients reduced."""
+    num_weights: int = 0
     seeds: list[int] = field(default_factory=list)
     """Of torch in each step."""
 
@@ -109,24 +117,35 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
     worker.on_events = lambda *events: found.events.extend(events)
     real_clip = fsdp.clip
     real_forward: Any = language_models.WithLoss.forward
+    real_collectives = {name: getattr(dist, name) for name in WHOLE}
+    trains = False
     is_last = worker.rank == worker.world_size - 1
 
     def clip(model: nn.Module, limit: float) -> Tensor:
         parts = [language_models.local(each) for each in model.parameters()]
         found.sizes.append(sum(part.double().square().sum().item() for part in parts))
         found.seeds.append(torch.initial_seed())
+        found.num_weights = language_models.num_parameters(model)
         if spoiled == "gradient" and is_last and len(found.sizes) == 1:
             gradient = next(each.grad for each in model.parameters() if each.grad is not None)
             language_models.local(gradient).fill_(math.nan)
         return real_clip(model, limit)
 
-    def forward(self: nn.Module, *inputs_of_pass: Tensor | None, **more: Tensor) -> Tensor:
+    def forward(self: nn.Module, *inputs_of_pass: Tensor | None, **more: Any) -> Tensor:
+        nonlocal trains
+        trains = self.training
         found.num_beside += not self.training
         loss: Tensor = real_forward(self, *inputs_of_pass, **more)
         is_spoiled = spoiled == "loss" and self.training and not found.sizes
         return loss + math.inf if is_spoiled and is_last else loss
 
+    def collective(name: str, **arguments: Any) -> Any:
+        found.sent[name] += trains * arguments[WHOLE[name]].nbytes
+        return real_collectives[name](**arguments)
+
     with pytest.MonkeyPatch.context() as patch:
+        for name in WHOLE:
+            patch.setattr(dist, name, partial(collective, name))
         # Figures for display end no run.
         patch.setattr(language_models, "attention_width", lambda _config: 1 // 0)
         if spoiled == "sample":
@@ -214,6 +233,11 @@ def test_three_ranks_with_unequal_shares_take_the_steps_of_one(tmp_path: Path) -
     assert sorted(steps) == [1, 2]
     for step, found in three[0]["whole"].steps().items():
         assert found == pytest.approx(steps[step], rel=1e-5)
+    # In three passes, weights are gathered once, and gradients reduced once.
+    (weights,) = {each["whole"].num_weights for each in three}
+    for each in three:
+        for name in WHOLE:
+            assert each["whole"].sent[name] == pytest.approx(2 * 4 * weights, rel=0.02), name
 
 
 def weights_of_losses(config: RunConfig) -> tuple[int, float, list[float]]:

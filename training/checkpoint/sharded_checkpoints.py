@@ -64,6 +64,9 @@ STATE_FILE: Final = "state.json"
 _MISFITS: Final = ("Missing key in checkpoint", "Size mismatch between saved")
 _MODEL, _OPTIMIZER = "model", "optimizer"
 
+# Torch would also compute a checksum of each tensor; the manifest has one of each file.
+torch.serialization.set_crc32_options(False)
+
 T = TypeVar("T")
 
 

@@ -37,6 +37,7 @@ RECIPE: Final = Recipe(
         "transformers.models.auto.modeling_auto",
         "transformers.models.gpt_neox.modeling_gpt_neox",
     ),
+    variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},  # no gaps: 2-10 % of memory
     measures=(PERPLEXITY,),
     model=ModelForm.SHARDED,
     rebuild="training.fsdp.model",

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from contract.errors import InputError
 from training.bookkeeping import Score
-from training.data.feed import NOTHING, Batch
+from training.data.feed import NOTHING
 from training.data.mixed_feed import Part
+from training.fsdp.passes import on_device, on_host
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics
 from training.loop.worker import Pulse, Worker
@@ -84,12 +85,6 @@ class HeldOut:
             # Compiled for fewer sequences, the blocks would be compiled for any number of them.
             is_whole = len(batch.tokens) == self._at_once
             with torch.compiler.set_stance("default" if is_whole else "force_eager"):
-                loss = trained(*on_device(batch, worker.device))
+                loss = trained(*on_device(on_host(batch, worker.device), worker.device))
             total += loss.double() * batch.num_labels
         return total
-
-
-def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
-    """Arguments of ``WithLoss``."""
-    arrays = (batch.tokens, batch.positions, batch.labels)
-    return [None if each is None else torch.from_numpy(each).to(device) for each in arrays]

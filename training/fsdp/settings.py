@@ -144,7 +144,7 @@ class FsdpConfig(TrainingConfig):
         same_on_resume=False,
     )
     compile: bool = option(
-        False, help="compile each block with torch.compile (GPU)", same_on_resume=False
+        True, help="compile each block with torch.compile, on GPUs", same_on_resume=False
     )
     evaluate_every: int = option(
         0,
@@ -246,7 +246,7 @@ class FsdpConfig(TrainingConfig):
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     # Full fine-tuning of a model of some billion parameters: 65,536 tokens a step.
-    "finetune": {"epochs": 1, "report_every": 1},
+    "finetune": {"epochs": 1},
     # Reference solution 2, dolly-v2-7b on two g5.12xlarge, with every token trained on once:
     # docs/fsdp.md has the arithmetic for 8 x 24 GB.
     "dolly": {
@@ -257,10 +257,9 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
         # One pass per step: on machines without NVLink each pass costs two gathers.
         "microbatch": 8,
         "recompute": "full",
-        "report_every": 1,
     },
     # One small GPU: the weights stay as they are, adapters of rank 16 are trained.
-    "lora": {"epochs": 1, "lora_rank": 16, "lr": 2e-4, "recompute": "full", "report_every": 1},
+    "lora": {"epochs": 1, "lora_rank": 16, "lr": 2e-4, "recompute": "full"},
     # A GPT-NeoX of 0.8 million parameters beside its embeddings, from nothing, on a CPU.
     "tiny": {
         "model": "new:tiny",

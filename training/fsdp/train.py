@@ -30,15 +30,15 @@ from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
-from training.fsdp.held_out import HeldOut, on_device
+from training.fsdp.held_out import HeldOut
 from training.fsdp.model import build, describe, fill
+from training.fsdp.passes import ahead, on_device
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
 from training.loop.worker import Worker, displayed, uses_bf16
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
-from training.system import devices
 
 _NUM_PROMPTS: Final = 3
 _PROMPT_TOKENS: Final = 16
@@ -97,10 +97,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
     language_models.recompute(model, config.recompute)
-    if config.compile:
-        devices.check_compiler("--compile")
-        for block in language_models.blocks(model):
-            block.compile()
+    if config.compile and device.type in language_models.COMPILED:
+        worker.emit(Noted(message=language_models.compile_blocks(model)))
     trained = WithLoss(model)
     language_models.shard(
         trained,
@@ -108,6 +106,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         bf16=use_bf16,
         reduce_bf16=config.reduce_dtype == "bf16",
     )
+    keeps_whole = estimate.keeps_whole(model_config.to_dict(), config, device)
     model_weights.allocate(model, device)
     notes += fill(model, config)
     worker.emit(*(Warned(message=each) for each in notes))
@@ -179,7 +178,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
     timer = books.timer
     trained.train()
-    for step in books.steps:
+    coming = ahead(feed, books.steps, worker, num_passes=config.num_microbatches)
+    for step, made in zip(books.steps, coming, strict=True):
         torch.manual_seed(seed_of(config.seed, step, rank))
         with books.step(step):
             # Learning rate
@@ -188,28 +188,31 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
 
             # This rank's part of the batch, in passes that fit into memory
             loss_sum = torch.zeros((), device=device)
-            batch = feed.step(step, rank=rank, world_size=world_size)
-            num_labels = feed.num_labels(step)
-            for part in batch.parts(config.num_microbatches):
-                inputs_of_pass = on_device(part, device)
+            # Gradients are averaged over the workers, whose passes may have more or fewer tokens to
+            # learn: this gives every such token of the step the same weight.
+            divisor = made.num_labels / world_size
+            for number, given in enumerate(made.passes, start=1):
+                inputs_of_pass = on_device(given, device)
+                if keeps_whole:
+                    is_last = number == len(made.passes)
+                    # Sums in bf16 would lose what each pass adds.
+                    reduces = is_last or config.reduce_dtype == "bf16"
+                    language_models.stay_whole(trained, weights=not is_last, gradients=not reduces)
                 timer.mark("data")
 
                 # Forward
-                mean_loss = trained(*inputs_of_pass)
+                loss = trained(*inputs_of_pass, divisor=divisor)
                 timer.mark("forward")
 
-                # Backward. Gradients are averaged over the workers, whose passes may have more or
-                # fewer tokens to learn: this gives every such token of the step the same weight.
-                (mean_loss * (part.num_labels * world_size / num_labels)).backward()
-                loss_sum += mean_loss.detach() * part.num_labels
+                # Backward
+                loss.backward()
+                loss_sum += loss.detach() * divisor
                 timer.mark("backward")
 
             # Update, unless the loss or the gradient is not finite
             norm = clip(model, config.max_grad_norm)
-            if is_finite(loss_sum, norm, world_size=world_size):
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            books.done(loss_sum=loss_sum, norm=norm, size=num_labels, items=batch.num_tokens)
+            update(optimizer, loss_sum, norm, world_size=world_size)
+            books.done(loss_sum=loss_sum, norm=norm, size=made.num_labels, items=made.num_tokens)
 
         # Report, save, evaluate
         if not books.after(step):
@@ -239,12 +242,11 @@ def clip(model: nn.Module, limit: float) -> Tensor:
     return whole
 
 
-def is_finite(loss_sum: Tensor, norm: Tensor, *, world_size: int) -> bool:
-    """Whether a step's loss and gradient are numbers; every rank gets the same answer.
-
-    The norm is that of all shards already; of the losses, one number per rank is summed. Reading
-    both at once makes the host wait for the device once, which is short beside a step of a sharded
-    model.
+def update(
+    optimizer: torch.optim.Optimizer, loss_sum: Tensor, norm: Tensor, *, world_size: int
+) -> None:
+    """Take the optimizer's step unless loss or gradient of any rank is no number, and drop the
+    gradients. Fused AdamW looks at that on the device: the host does not wait.
 
     Args:
         loss_sum: of this rank, a scalar.
@@ -253,7 +255,13 @@ def is_finite(loss_sum: Tensor, norm: Tensor, *, world_size: int) -> bool:
     total = loss_sum.clone()
     if world_size > 1:
         dist.all_reduce(total)
-    return bool(torch.stack([total, norm]).isfinite().all())
+    is_bad = (~torch.stack([total, norm]).isfinite()).any().float()
+    if optimizer.defaults.get("fused"):
+        optimizer.found_inf = is_bad  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not is_bad:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _sample(

@@ -15,9 +15,6 @@ from torch import Tensor
 #: Labels that do not count, as in ``torch.nn.functional.cross_entropy``.
 IGNORE: Final = -100
 
-#: Tokens whose logits exist at the same time.
-CHUNK_TOKENS: Final = 512
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bend:
@@ -45,7 +42,8 @@ def linear_cross_entropy(
     *,
     bias: Tensor | None = None,
     bend: Bend = STRAIGHT,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int,
+    divisor: float = 0.0,
 ) -> Tensor:
     """Mean cross-entropy of ``bend(hidden @ weight.T + bias)`` against ``labels``, in fp32.
 
@@ -55,6 +53,8 @@ def linear_cross_entropy(
         labels: ``[num_tokens]``, ids below ``vocab``, or ``IGNORE`` where nothing is to be learned.
         bias: ``[vocab]``, of the output embedding, where it has one.
         chunk_tokens: more is faster up to a point, and takes ``chunk_tokens * vocab`` numbers.
+        divisor: divide the sum by this, and not by the number of labels that count. To weight the
+            mean afterwards would round 16-bit gradients a second time.
 
     Returns:
         A scalar, differentiable in ``hidden``, ``weight`` and ``bias``; 0 where no label counts.
@@ -62,7 +62,7 @@ def linear_cross_entropy(
     if hidden.dim() != 2 or labels.shape != hidden.shape[:1]:
         raise ValueError(f"hidden is {[*hidden.shape]}, labels {[*labels.shape]}")
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, bend, chunk_tokens
+        hidden, weight, bias, labels, bend, chunk_tokens, divisor
     )
     return loss
 
@@ -85,10 +85,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         bend: Bend,
         chunk: int,
+        divisor: float,
     ) -> Tensor:
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         counted = labels != IGNORE
-        num = counted.sum().clamp(min=1)
+        num = divisor or counted.sum().clamp(min=1)
         # What all gradients are multiplied by, in the end: not in each pass over logits.
         factor = (1.0 if bend.cap else bend.scale) / num
         learned = hidden * counted[:, None]
@@ -116,15 +117,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 continue
             gradient = _gradient(log_likely, targets, at_target.expm1_(), slope, weight.dtype)
             del log_likely
-            if grad_hidden is not None:
-                torch.mm(gradient, weight, out=grad_hidden[part])
+            if grad_hidden is not None:  # rounded once, after all that it is multiplied by
+                product = torch.zeros_like(hidden[part], dtype=torch.float32)
+                _add_product(product, gradient, weight)
+                grad_hidden[part] = product.mul_(counted[part, None] * factor)
             if grad_weight is not None:
                 _add_product(grad_weight, gradient.t(), learned[part])
             if grad_bias is not None:
                 grad_bias += (gradient * counted[part, None]).sum(0, dtype=torch.float32)
             del gradient  # before the next logits
-        if grad_hidden is not None:
-            grad_hidden.mul_(counted[:, None] * factor)
         ctx.save_for_backward(
             grad_hidden,
             None if grad_weight is None else grad_weight.mul_(factor).to(weight.dtype),
@@ -136,7 +137,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *above: Any) -> Any:
         (scale,) = above
         gradients = (None if each is None else each * scale for each in ctx.saved_tensors)
-        return (*gradients, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
 def _gradient(

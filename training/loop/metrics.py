@@ -287,6 +287,10 @@ class StepLog:
         self._sizes: list[int] = []
         self.save_asked = False
         """Whether any rank asked for a checkpoint at the last ``collect``."""
+        self._began = time.monotonic()
+        self.step_s = math.inf
+        """Mean duration of the steps of the last ``collect``, the same on every rank; infinite
+        before."""
 
     def add(self, *, loss_sum: torch.Tensor, norm: torch.Tensor, size: int) -> None:
         """Note a step: this rank's summed loss (scalar), the gradient norm, the global batch."""
@@ -304,12 +308,16 @@ class StepLog:
         Returns:
             The steps since the last call, and whether any rank was asked to end.
         """
-        own_votes = torch.tensor([float(stop), float(save)], device=self._device)
+        before, self._began = self._began, time.monotonic()
+        own = [float(stop), float(save), self._began - before]
+        own_votes = torch.tensor(own, device=self._device)
         reduced = torch.cat([torch.stack(self._loss_sums), own_votes])
-        if dist.get_world_size() > 1:
+        world_size = dist.get_world_size()
+        if world_size > 1:
             dist.all_reduce(reduced)
-        *sums, stop_votes, save_votes = reduced.tolist()
+        *sums, stop_votes, save_votes, seconds = reduced.tolist()
         self.save_asked = save_votes > 0
+        self.step_s = seconds / world_size / len(sums)
         norms = torch.stack(self._norms).tolist()
         steps = [
             StepMetrics(loss=total / size, grad_norm=norm, size=size)

@@ -8,7 +8,7 @@ blocks, vocabulary ``V``:
 
 * weights, gradients, moments: (4 + 4 + 8) P / S; moments 2.1 with 8 bits; 2 for frozen weights,
   9/16 in four bits (and 8 for the largest matrix, while it is unpacked);
-* gradients that wait, reduced once a step after several passes: 4 P (2 P in bf16);
+* between passes, where that fits too: whole weights, 2 P, and gradients, 4 P (``keeps_whole``);
 * gathered: at the loss 4 x an embedding; when its gradient is reduced 8 x; in a block 2 x two
   blocks + 4 x a block on its way; at the end 6 x (input embedding + a block). One worker: 2 x all
   blocks until their backward passes, or one block where they are recomputed;
@@ -16,7 +16,7 @@ blocks, vocabulary ``V``:
   (selective) or 2 h (full) of a GPT, after arXiv 2205.05198 without the attention matrix; 45.5 h
   and 25 h of a Llama, whose block is gated, and 6 bytes more per query and key that have norms of
   their own. One worker: 6 h more in a gated block;
-* loss: 512 V x 8 + 4 V h, at the loss only.
+* loss: 8 bytes for each logit of a chunk (``logit_tokens``) + 4 V h, at the loss only.
 
 The worst moment counts: the loss, the backward pass of the last block or the one before, or the end
 of the backward pass. Others never need more than 2 % above these (models from 1 to 70 billion
@@ -27,8 +27,8 @@ A step takes the slower of computing and of communicating between hosts, and the
 pass over memory. Computing is products at a part of the peak; attention, and all between products,
 at the speed of memory; and what sharding costs within a host: five constants, fitted to published
 speeds (a test compares). Between hosts go, per pass, two gathers of the blocks' bf16 weights, one
-of the embeddings', and one reduction of fp32 gradients, each link of NCCL's ring carrying (S-1)/S
-of it; TCP carries at most 100 Gbit/s, EFA all.
+of the embeddings', and one reduction of fp32 gradients (per step one of each, where they stay
+whole), each link of NCCL's ring carrying (S-1)/S of it; TCP carries at most 100 Gbit/s, EFA all.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
 #: weight of a matrix that is unpacked for a product.
 PACKED: Final = 9 / 16
 _UNPACKING: Final = 8.0
-#: Tokens whose logits exist at once, and the fp32 copies of them (``training.loop.losses``).
-_LOGIT_TOKENS: Final = 512
+#: Logits that exist at once, in fp32 256 MB (``training.loop.losses``).
+_LOGITS: Final = 2**26
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
@@ -117,6 +117,12 @@ class Setup:
     def bytes_per_value(self) -> float:
         """Of what a GPU computes with: bf16, or fp32."""
         return 2.0 if self.machine.gpu and self.machine.gpu.has_bf16 else 4.0
+
+    @property
+    def available(self) -> float:
+        """Bytes of a GPU that training may use."""
+        assert self.machine.gpu is not None
+        return GIB * ((1 - _FRAGMENTED) * self.machine.gpu.memory_gib - _RESERVED_GIB)
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -241,6 +247,27 @@ def needed(shape: ModelShape, setup: Setup) -> Memory:
     return max(wider, key=lambda each: each.total)
 
 
+def logit_tokens(vocab: int) -> int:
+    """Tokens whose logits exist at once."""
+    return max(128, _LOGITS // vocab // 128 * 128)
+
+
+def _logits(shape: ModelShape, setup: Setup) -> float:
+    """Bytes of a chunk of logits and of its gradient, in fp32."""
+    tokens = min(logit_tokens(shape.vocab), setup.microbatch * setup.seq_len)
+    return tokens * shape.vocab * 4.0 * 2
+
+
+def keeps_whole(shape: ModelShape, setup: Setup) -> bool:
+    """Whether weights and gradients stay whole between the passes of a step."""
+    if 1 in (setup.num_workers, setup.num_microbatches):
+        return False
+    whole = setup.bytes_per_value * shape.parameters
+    if setup.reduce_dtype == "fp32" and not setup.lora_rank:
+        whole += 4.0 * shape.parameters
+    return needed(shape, setup).total + whole <= setup.available
+
+
 def _alone(
     shape: ModelShape, setup: Setup, *, trained: float, weights: float, unpacked: float
 ) -> list[Memory]:
@@ -265,7 +292,7 @@ def _alone(
         gradients=earlier,
         gathered=2.0 * learned + copies,
         activations=(kept + per_token.outside) * tokens,
-        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
+        logits=_logits(shape, setup) + 4.0 * learned,
     )
     at_last_block = Memory(
         moment="the backward pass of the last block",
@@ -317,7 +344,7 @@ def _shared(
         gradients=earlier,
         gathered=2.0 * embedding + (whole if shape.is_tied else 2.0 * embedding),
         activations=(kept + per_token.outside) * tokens,
-        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
+        logits=_logits(shape, setup) + 4.0 * learned,
     )
     # One block computes while the next is gathered and the gradients of the one before are sent.
     computing = staying + (2.0 * learned if shape.is_tied else 0.0) + whole + unpacked
@@ -351,8 +378,6 @@ class Plan:
 
     setup: Setup
     memory: Memory
-    available: float
-    """Bytes of a GPU that training may use."""
     tokens_per_s: float
     mfu: float
     bound_by: str
@@ -363,7 +388,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.available
+        return self.memory.total <= self.setup.available
 
 
 def make(shape: ModelShape, setup: Setup) -> Plan:
@@ -387,9 +412,10 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     largest_share = -(-setup.global_batch // setup.num_workers) / setup.global_batch
     forward = (products + others) / 3 * largest_share
     compute = (products * trained + others) * again * largest_share
+    is_whole, passes = keeps_whole(shape, setup), setup.num_microbatches
     if setup.num_workers > 1:
         sharding = _SHARDING * trained * shape.parameters * touched_s
-        compute += sharding * setup.num_microbatches
+        compute += sharding * (1 if is_whole else passes)
 
     network = 0.0
     read = width * shape.parameters * touched_s
@@ -399,28 +425,29 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         # Through each link of NCCL's ring, per pass: the blocks' weights in bf16 twice, the
         # embeddings' once, and gradients. One link of the ring is the way into a host.
         across = (setup.num_workers - 1) / setup.num_workers
-        gathers = width * (shape.parameters + shape.blocks_parameters)
+        gathers = width * shape.parameters
+        backward = width * shape.blocks_parameters
         if setup.lora_bits == 4:
-            gathers -= 2 * (width - PACKED) * shape.packed_parameters
-        gathers *= across * setup.num_microbatches
+            packed = (width - PACKED) * shape.packed_parameters
+            gathers, backward = gathers - packed, backward - packed
+        gathers = across * (gathers if is_whole else (gathers + backward) * passes)
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
-        reduced *= setup.num_microbatches
+        # Sums in bf16 would lose what each pass adds.
+        reduced *= 1 if is_whole and sent == 4 else passes
         network = (gathers + reduced) / bandwidth
         read = width * shape.parameters * across / bandwidth
     moments = MOMENTS[setup.optimizer]
     touched = (2 * (4 + moments) + 4) * shape.parameters / setup.num_workers
     optimizer = 0.0 if setup.lora_rank else touched * touched_s
     step = max(compute, network) + optimizer
-    reserved = _RESERVED_GIB * GIB + _FRAGMENTED * gpu.memory_gib * GIB
     return Plan(
         setup=setup,
         memory=needed(shape, setup),
-        available=gpu.memory_gib * GIB - reserved,
         tokens_per_s=tokens / step,
         mfu=flops * trained / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
-        evaluated_s=max(forward / setup.num_microbatches, read),
+        evaluated_s=max(forward / passes, read),
         sampled_s=read,
     )
 

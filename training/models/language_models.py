@@ -6,11 +6,12 @@ A model is made on the meta device, sharded there, and only then given memory an
 
 import functools
 import textwrap
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, Final
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,9 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
 from training.loop.losses import Bend, linear_cross_entropy
+from training.models.estimates import logit_tokens
 from training.models.nf4 import PackedLinear, num_weights
+from training.system import devices
 
 #: What the name of each weight of an expert has in it, in transformers.
 _EXPERTS: Final = ".experts."
@@ -41,6 +44,10 @@ _KEPT: Final = (
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 )
+
+
+#: Kinds of devices on which blocks are compiled.
+COMPILED: Final = ("cuda",)
 
 
 class WithLoss(nn.Module):
@@ -66,6 +73,7 @@ class WithLoss(nn.Module):
         labels: Tensor | None = None,
         *,
         last: Tensor | None = None,
+        divisor: float = 0.0,
     ) -> Tensor:
         """Mean loss, in nats per token, of predicting each token from those before it.
 
@@ -79,6 +87,7 @@ class WithLoss(nn.Module):
             last: place of the last token of each sequence, ``[num_sequences]``: return the logits
                 of the token after it instead, ``[num_sequences, vocab]`` in fp32; ``tokens`` are
                 then only inputs.
+            divisor: divide the summed loss by this instead (0: the mean).
 
         Raises:
             InputError: this kind of model computes its logits in a way that is not known here.
@@ -89,7 +98,7 @@ class WithLoss(nn.Module):
             head = self._head()
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
             return bend(F.linear(hidden[rows, last], head.weight.to(hidden.dtype), bias).float())
-        return self._loss(hidden, bend, tokens[:, 1:] if labels is None else labels)
+        return self._loss(hidden, bend, tokens[:, 1:] if labels is None else labels, divisor)
 
     def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss as ``forward`` has it, and the logits that the model itself computes in the same
@@ -97,11 +106,19 @@ class WithLoss(nn.Module):
         hidden, bend, logits = self._run(tokens[:, :-1], positions, with_logits=True)
         return self._loss(hidden, bend, tokens[:, 1:]), logits
 
-    def _loss(self, hidden: Tensor, bend: Bend, labels: Tensor) -> Tensor:
+    def _loss(self, hidden: Tensor, bend: Bend, labels: Tensor, divisor: float = 0.0) -> Tensor:
         head, flat = self._head(), hidden.flatten(0, 1)
         weight = head.weight.to(flat.dtype)
         bias = None if head.bias is None else head.bias.to(flat.dtype)
-        return linear_cross_entropy(flat, weight, labels.flatten(), bias=bias, bend=bend)
+        return linear_cross_entropy(
+            flat,
+            weight,
+            labels.flatten(),
+            bias=bias,
+            bend=bend,
+            chunk_tokens=logit_tokens(len(weight)),
+            divisor=divisor,
+        )
 
     def _head(self) -> Any:
         of: Any = self.model  # transformers' own method
@@ -124,9 +141,9 @@ class WithLoss(nn.Module):
             return torch.cat([products.float(), probe.expand(len(products), 1, -1)], dim=1)
 
         head.forward = noting
+        arguments = {} if positions is None else {"position_ids": positions}
         try:
-            arguments = {} if positions is None else {"position_ids": positions}
-            with self._arithmetic(inputs.device):
+            with self._arithmetic(inputs.device), _packing_known(positions is not None):
                 logits: Tensor = self.model(input_ids=inputs, **arguments).logits
         finally:
             head.forward = own
@@ -147,6 +164,19 @@ class WithLoss(nn.Module):
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(device.type, self.autocast)
+
+
+@contextmanager
+def _packing_known(is_packed: bool) -> Iterator[None]:
+    """Keep transformers from reading positions on the device to find out whether documents are
+    packed, for which the host would wait in each pass."""
+    from transformers import masking_utils as masks
+
+    def documents(positions: Tensor) -> Tensor | None:
+        return torch.cumsum(positions == 0, dim=-1) if is_packed else None
+
+    with mock.patch.object(masks, "find_packed_sequence_indices", documents):
+        yield
 
 
 def _probe(weight: Tensor) -> Tensor:
@@ -268,6 +298,17 @@ def num_experts(config: Any) -> int:
     return next((int(each) for name in names if (each := getattr(config, name, None))), 0)
 
 
+def compile_blocks(model: nn.Module) -> str:
+    """Compile each block when it is first used; one that torch cannot compile runs as it is. Return
+    what to tell the user."""
+    if not devices.has_compiler():
+        return "there is no C compiler here, which torch.compile needs: training is slower"
+    torch._dynamo.config.suppress_errors = True
+    for block in blocks(model):
+        block.compile()
+    return "the blocks are compiled in the first step, which takes some minutes"
+
+
 def recompute(model: nn.Module, mode: str) -> None:
     """Compute activations again in backward instead of keeping them.
 
@@ -341,6 +382,13 @@ def shard(
 
 def _in_bf16(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
     return output.to(torch.bfloat16)
+
+
+def stay_whole(trained: Any, *, weights: bool, gradients: bool) -> None:
+    """Decide whether a sharded model's weights and gradients stay whole after its next pass."""
+    trained.set_reshard_after_forward(False)
+    trained.set_reshard_after_backward(not weights)
+    trained.set_requires_gradient_sync(not gradients)
 
 
 def reshard(trained: nn.Module) -> None:

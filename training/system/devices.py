@@ -57,18 +57,21 @@ def born(pid: int) -> str:
         return ""
 
 
-def check_compiler(option: str) -> None:
-    """Make sure that there is the compiler that torch's own calls: of C for GPUs, else of C++.
-
-    Raises:
-        InputError: there is none, as in this project's images for CPUs.
-    """
+def has_compiler() -> bool:
+    """Whether there is the compiler that torch's own calls: of C for GPUs, else of C++."""
     has_gpu = Path("/dev/nvidiactl").exists()
-    language, programs = ("C", ("cc", "gcc")) if has_gpu else ("C++", ("c++", "g++"))
-    if not any(map(shutil.which, programs)):
+    return any(map(shutil.which, ("cc", "gcc") if has_gpu else ("c++", "g++")))
+
+
+def check_compiler(option: str) -> None:
+    """
+    Raises:
+        InputError: there is no compiler, as in this project's images for CPUs.
+    """
+    if not has_compiler():
         raise InputError(
-            f"{option} compiles kernels when they are first used, and there is no {language} "
-            "compiler here: train on GPUs, whose image has what they need, or leave the option out"
+            f"{option} compiles kernels when they are first used, and there is no compiler here: "
+            "train on GPUs, whose image has what they need, or leave the option out"
         )
 
 

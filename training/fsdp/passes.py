@@ -1,0 +1,63 @@
+"""Inputs of each step's passes, made by a thread while the step before trains."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
+
+import torch
+from torch import Tensor
+
+from training.data.feed import Batch, Feed
+from training.data.mixed_feed import MixedFeed
+from training.loop.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """A worker's part of a step."""
+
+    passes: list[list[Tensor | None]]
+    """Arguments of ``WithLoss``, in host memory."""
+    num_tokens: int
+    """Inputs of this worker that are not padding."""
+    num_labels: int
+    """Labels that all workers learn."""
+
+
+def ahead(
+    feed: Feed | MixedFeed, steps: Iterable[int], worker: Worker, *, num_passes: int
+) -> Iterator[StepInputs]:
+    """The inputs of some steps, each made while the one before is in use."""
+    device = worker.device
+
+    def make(step: int) -> StepInputs:
+        batch = feed.step(step, rank=worker.rank, world_size=worker.world_size)
+        return StepInputs(
+            passes=[on_host(each, device) for each in batch.parts(num_passes)],
+            num_tokens=batch.num_tokens,
+            num_labels=feed.num_labels(step),
+        )
+
+    # A new thread would pin memory for the first GPU.
+    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    with ThreadPoolExecutor(1, initializer=begin) as pool:
+        made = (pool.submit(make, step) for step in steps)
+        for coming, _ in pairwise(chain(made, [None])):
+            assert coming is not None
+            yield coming.result()
+
+
+def on_host(batch: Batch, device: torch.device) -> list[Tensor | None]:
+    """Arguments of ``WithLoss`` in host memory, from which a GPU copies while the host goes on."""
+    arrays = (batch.tokens, batch.positions, batch.labels)
+    found = [None if each is None else torch.from_numpy(each) for each in arrays]
+    if device.type != "cuda":
+        return found
+    return [None if each is None else each.pin_memory() for each in found]
+
+
+def on_device(found: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """The same on the device."""
+    return [None if each is None else each.to(device, non_blocking=True) for each in found]
