@@ -339,6 +339,12 @@ class Outcome:
     deadline: float | None = None
     """Unix time; None for a job that was never admitted."""
 
+    @property
+    def brief(self) -> str:
+        """The status for a list: ``succeeded``, ``failed (1)``, ``no capacity``."""
+        code = self.exit_code if self.status == JobStatus.FAILED else None
+        return self.status.replace("_", " ") + (f" ({code})" if code else "")
+
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""
         return json.dumps(asdict(self))

@@ -72,6 +72,11 @@ class JobExecution:
         return self.spec.run if self.spec else ""
 
     @property
+    def recipe(self) -> str:
+        """Name of its recipe; empty for a program of the user's own."""
+        return self.spec.recipe if self.spec else ""
+
+    @property
     def prices(self) -> Prices | None:
         """Prices of its order; None: not known."""
         return self.spec.prices if self.spec else None
