@@ -149,6 +149,8 @@ class JobSpec:
     notify: str = ""
     """Where its end is reported: a mail address, or a secret with the address of a webhook."""
     priority: Priority = Priority.NORMAL
+    planned_usd: float | None = None
+    """US dollars that its steps were expected to cost; None: not computed."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)

@@ -332,7 +332,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         priority=given.priority,
         notify=given.notify or "",
     )
-    return JobPlan(
+    plan = JobPlan(
         spec=spec,
         shape=shape,
         tags=[each.image_tag for each in shapes.values()],
@@ -343,6 +343,8 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         expected=expected,
         warnings=[*warnings, *left_out],
     )
+    spec = dataclasses.replace(spec, planned_usd=plan.usd_expected)
+    return dataclasses.replace(plan, spec=spec)
 
 
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:

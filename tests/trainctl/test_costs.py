@@ -236,8 +236,8 @@ SMALLER = ("--recompute", "full")
         (["--model", "new:6.9b", "--max-steps", "100"], False),  # it does not fit
     ],
 )
-@pytest.mark.usefixtures("account")
 def test_the_expected_cost_is_computed_where_model_and_text_are_known(
+    account: Account,
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
@@ -253,6 +253,9 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
     has_words = re.search(r"expected \S+( min \S+)? \w+ of steps, [\d,]+ tokens, cost \$\d", said)
     assert (has_words is not None) == is_known
     assert is_known or re.search("expected (not estimated|warning: does not fit)", said)
+    if is_known:
+        cli("submit", "fsdp", "--yes", *data, *settings)
+        assert account.orders[0].planned_usd == found["usd_expected"]
 
 
 # --- after it -------------------------------------------------------------------------------------
@@ -272,6 +275,10 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
     head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
     assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
     assert found["nat_usd"] == pytest.approx(0.05 / 6)
+    account.change_order("job", planned_usd=0.1)
+    assert (
+        cli("cost", "job").out.splitlines()[-1].startswith("$0.12 (planned: $0.10 for its steps)")
+    )
     # Another deployment and another region change nothing: the order has them.
     account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
     assert cli.json("cost", "job")["usd"] == found["usd"]
