@@ -262,9 +262,9 @@ class TrainingStack(cdk.Stack):
         """Wire ``cdk destroy``, in the order of ``stacks.teardown``."""
         teardown, nodes, jobs = self.teardown, self.nodes, self.jobs
         security_group = self.cluster.security_group
-        of_pools = [each.task for each in self.pools.values()]
-        for task in (nodes.head.task, nodes.worker.task, jobs.task, *of_pools):
-            teardown.stops(task, beside=[security_group, *routes])
+        tasks = [("", each) for each in (nodes.head.task, nodes.worker.task, jobs.task)]
+        for pool, task in (*tasks, *((name, each.task) for name, each in self.pools.items())):
+            teardown.stops(task, beside=[security_group, *routes], pool=pool)
         # Executions and tasks are ended first: a machine is only gone when they are.
         teardown.stops_jobs(
             machine_arn=jobs.state_machine_arn,

@@ -140,7 +140,7 @@ def trainctl(
     """
 
 
-@faults.command(say=lambda line: faults.say(output.visible(line)), explain=explained)
+@faults.command(say=lambda line: faults.say(output.addressed(line)), explain=explained)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     words = list(argv) if argv is not None else None

@@ -123,6 +123,10 @@ class Place:
         words = " ".join(f"-c {name}={value}" for name, value in given)
         return self.make(f'deploy ARGS="{words}"' if words else "deploy")
 
+    def fixed(self, pool: str, **settings: str) -> str:
+        """What to do for other settings of the deployment, or of a pool."""
+        return f"change pool {pool} in cdk.json" if pool else self.deploy(**settings)
+
     def increase(self, service: str, code: str, value: int) -> str:
         """The command that asks AWS for a larger quota."""
         return self.aws(
@@ -176,6 +180,9 @@ def of_a_deploy(place: Place, plan: Planned, *, missing: Collection[str]) -> Che
     elif is_new:
         checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
         checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
+    for name, pool in plan.settings.in_pools.items():
+        if pool.subnet_id != plan.settings.subnet_id:
+            checks[f"pool {name} network"] = partial(network, place, pool, pool=name)
     return checks
 
 
@@ -193,15 +200,15 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
 
 
 # --- checks ---------------------------------------------------------------------------------------
-def network(place: Place, settings: "Settings") -> Finding:
-    """Check an existing VPC and subnet that hosts are to start in."""
+def network(place: Place, settings: "Settings", *, pool: str = "") -> Finding:
+    """Check an existing VPC and subnet that hosts, or those of a pool, are to start in."""
     vpc, name = settings.vpc_id, settings.subnet_id
-    subnet = place.account.subnet(name)
+    subnet, fixed = place.account.subnet(name), partial(place.fixed, pool)
     if subnet["VpcId"] != vpc:
-        return bad(f"{name} is in {subnet['VpcId']}", place.deploy(vpc_id=subnet["VpcId"]))
+        return bad(f"{name} is in {subnet['VpcId']}", fixed(vpc_id=subnet["VpcId"]))
     zone = subnet["AvailabilityZone"]
     if zone != settings.availability_zone:
-        return bad(f"{name} is in {zone}", place.deploy(availability_zone=zone))
+        return bad(f"{name} is in {zone}", fixed(availability_zone=zone))
     if not place.account.dns_names(vpc):
         attribute = place.aws(f"ec2 modify-vpc-attribute --vpc-id {vpc}")
         return bad(
@@ -262,10 +269,7 @@ def offered(
 
 def reservation(place: Place, shape: ClusterShape, zone: Zone, *, pool: str = "") -> Finding:
     """Check the reserved capacity of the workers, which only a failed launch would tell of."""
-
-    def fixed(**settings: str) -> str:
-        return f"change pool {pool} in cdk.json" if pool else place.deploy(**settings)
-
+    fixed = partial(place.fixed, pool)
     found, here = place.account.reservation(shape.capacity_reservation_id), zone()
     machine, where, state = (found[key] for key in ("InstanceType", "AvailabilityZone", "State"))
     if machine != shape.worker.name:

@@ -3,14 +3,16 @@
 import functools
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 from typer.exceptions import TyperException
 
 from contract.text import did_you_mean
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 
@@ -57,7 +59,10 @@ class Where:
     ] = None
 
     def find(self, *, to_start: bool = False) -> Deployment:
-        """As ``Deployment.find``."""
+        """As ``Deployment.find``. Commands that are printed from now on name the same one."""
+        known = os.environ.get(DEPLOYMENT)
+        given = {name: value for name, value in asdict(self).items() if value not in (None, known)}
+        output.set_options("".join(f" --{name} {shlex.quote(given[name])}" for name in given))
         return Deployment.find(
             profile=self.profile, region=self.region, name=self.deployment, to_start=to_start
         )

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 #: C0 but tab and line feed, DEL, C1, and what changes the direction of text.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: The words of a command for a deployment.
+_COMMAND: Final = re.compile(
+    r"\btrainctl ((cluster|data|runs) (up|status|down|put|ls|rm)|submit|plan|ls|show|logs|wait|stop"
+    r"|cost|runs|checkpoints|report|download|export|generate|open|shell|doctor)\b"
+)
+_options = ""
 #: Characters between two columns of a table.
 _GAP: Final = 2
 #: Prose in a narrower column is tiring to read.
@@ -52,7 +58,18 @@ def _shown(found: "re.Match[str]") -> str:
 
 def say(text: str) -> None:
     """A line for people."""
-    _console(stderr=True).print(visible(text), markup=False)
+    _console(stderr=True).print(addressed(text), markup=False)
+
+
+def addressed(text: str) -> str:
+    """A text, visible, whose commands of trainctl have the options that name the deployment."""
+    return _COMMAND.sub(lambda found: found[0] + _options, visible(text))
+
+
+def set_options(options: str) -> None:
+    """Set the options of ``addressed``, each with a space before it."""
+    global _options
+    _options = options
 
 
 def print_json(values: object) -> None:

@@ -35,7 +35,7 @@ Written by `trainctl/reference.py` from the code; a test keeps it current.
 ## Of a deployment
 
 Defaults are in `cdk.json`, and a preset beats them. What you write beside the two tables there
-beats both, and `-c name=value` all. Where presets differ, the values are those of
+beats both, and `-c name=value` all. Machines are those of
 %s, in this order.
 
 """
@@ -87,10 +87,10 @@ def settings_page() -> str:
     defaults, presets = context[DEFAULTS_KEY], context[PRESETS_KEY]
     lines = [_SETTINGS_HEAD % ", ".join(f"`{each}`" for each in presets)]
     for name, meaning in documented(Settings).items():
-        first = context.get(name, defaults.get(name))
-        found = [each.get(name, first) for each in presets.values()]
-        values = [first] if found.count(first) == len(found) else found
-        shown = ", ".join(str(value).lower() for value in values)
+        usual = [values[name] for values in (context, defaults) if name in values]
+        own = {preset: each[name] for preset, each in presets.items() if name in each}
+        values = [str(value).lower() for value in usual or own.values()]
+        shown = ", ".join(values + [f"`{each}`: {own[each]}" for each in own if usual])
         lines.append(wrapped(f"`{name}` ({shown or 'empty'}): {meaning}", "* "))
     known: dict[str, tuple[object, str]] = {}
     for recipe in recipes.ALL:

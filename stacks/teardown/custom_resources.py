@@ -88,8 +88,9 @@ class Teardown(Construct):
         for provider in groups.values():
             provider.node.add_dependency(self.hosts)
         # Each by itself: a pool may be removed from a deployment that goes on.
+        self._of_pools: dict[str, CustomResource] = {}
         for name, (group, provider) in pools.items():
-            hosts = custom_resource(
+            self._of_pools[name] = hosts = custom_resource(
                 self,
                 f"{name}TerminateHosts",
                 function=function,
@@ -116,16 +117,21 @@ class Teardown(Construct):
         rights.of_ending_jobs(machine_arn=machine_arn, keeper_arn=keeper_arn).grant(self._role)
         self.stop_tasks.node.add_dependency(*beside)
 
-    def stops(self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct]) -> None:
+    def stops(
+        self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct], pool: str = ""
+    ) -> None:
         """End tasks of a definition while they can still save and log, then forget its revisions.
 
         Args:
             task: its roles, with their permissions, are deleted after its tasks have stopped.
             beside: what else its tasks need until then.
+            pool: whose it is; its revisions are forgotten with the pool.
         """
-        self._definitions.append(task.task_definition_arn)
-        resource = self.stop_tasks.node.default_child
+        own = [task.task_definition_arn]
+        if not pool:
+            self._definitions += own
+        resource = (self._of_pools[pool] if pool else self.stop_tasks).node.default_child
         assert isinstance(resource, CfnResource)
-        resource.add_property_override("Definitions", self._definitions)
+        resource.add_property_override("Definitions", own if pool else self._definitions)
         roles = [role for role in (task.task_role, task.execution_role) if role]
         self.stop_tasks.node.add_dependency(*roles, *beside)

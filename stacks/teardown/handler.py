@@ -134,10 +134,10 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 if "Machine" in given:  # the first, as it may start tasks
                     stop_jobs(given["Machine"], given["Keeper"], context)
                 stop_tasks(given["Cluster"], context)
-                for arn in given.get("Definitions", []):
-                    forget(arn)
             else:
                 terminate_hosts(given.get("Cluster"), given["Groups"], context)
+            for arn in given.get("Definitions", []):
+                forget(arn)
     except Exception as error:
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
     cfnresponse.send(event, context, status, {}, name, reason=reason)

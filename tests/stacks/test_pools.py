@@ -63,6 +63,12 @@ def test_the_deployments_own_resources_are_the_same_but_for_lists(
     }
     (other,) = (after[each]["Properties"] for each in after if each.startswith("Subnet"))
     assert (other["AvailabilityZone"], other["CidrBlock"]) == ("us-west-2c", "10.0.48.0/20")
+    # A pool that is removed takes the revisions of its own task with it.
+    hosts = [name for name, each in after.items() if each["Type"] == "Custom::TerminateHosts"]
+    kept = {name: after[name]["Properties"].get("Definitions") for name in hosts}
+    named = {name: given[0]["Ref"] for name, given in kept.items() if given}
+    assert len(named) == len({*named.values()}) == 6
+    assert {after[each]["Type"] for each in named.values()} == {"AWS::ECS::TaskDefinition"}
     rules = pools.of_type("AWS::Events::Rule").items()
     (refused,) = (each for name, each in rules if "Refused" in name)
     groups = refused["EventPattern"]["detail"]["AutoScalingGroupName"]

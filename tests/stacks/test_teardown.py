@@ -154,6 +154,13 @@ class Aws(Account):
         task |= {"containerInstanceArn": "", "containers": [{}], "_known": 0, "_shows": 0}
         self.model.tasks[name] = task
 
+    def on_list_task_definitions(self, familyPrefix: str) -> Any:  # noqa: N803
+        arn = f"arn:aws:ecs:us-east-1:1:task-definition/{familyPrefix}"
+        return {"taskDefinitionArns": [f"{arn}:{number}" for number in (1, 2, 3)]}
+
+    def on_deregister_task_definition(self, **_: Any) -> None:
+        """Asked for by ``sent``."""
+
     def on_describe_auto_scaling_groups(self, **which: Any) -> Any:
         found = super().on_describe_auto_scaling_groups(**which)
         return {"AutoScalingGroups": []} if self.groups_gone else found
@@ -297,13 +304,17 @@ def test_hosts_are_ended_without_waiting_for_their_tasks(aws: Aws, call: Call) -
 
 
 def test_a_pool_that_is_removed_ends_its_own_hosts_and_no_others(aws: Aws, call: Call) -> None:
-    given = {"Action": "TerminateHosts", "Groups": ["workers"]}
+    own = "arn:aws:ecs:us-east-1:1:task-definition/pool-l4:3"
+    given = {"Action": "TerminateHosts", "Groups": ["workers"], "Definitions": [own]}
     group = aws.group("workers")
     group.instances["i-3"] = {"InstanceId": "i-3", "_leaves": False, "_fate": ""}
     assert call("Delete", "TerminateHosts", ResourceProperties=given)[0] == "SUCCESS"
     assert group.instances == {}
     assert {each["ec2InstanceId"] for each in aws.model.hosts.values()} == {"i-1", "i-2"}
     assert not aws.sent("deregister_container_instance")
+    # What a deploy has kept for running jobs; the newest goes with the stack's resource.
+    forgotten = [each["taskDefinition"] for each in aws.sent("deregister_task_definition")]
+    assert forgotten == [f"{own[:-1]}{number}" for number in (1, 2)]
 
 
 def test_what_does_not_end_is_named_before_the_function_is_cut_off(aws: Aws, call: Call) -> None:

@@ -251,7 +251,7 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
     },
     # --- alarms
     "alarms are sent where an address is given": {
-        "default": {"SNS::Topic": {"@number": 0}},
+        "default": {"SNS::Topic Alarms": {"@number": 0}, "SNS::Subscription": {"@number": 0}},
         "options": {
             "SNS::Subscription": {"Endpoint": "ops@example.org"},
             "CloudWatch::Alarm": {"AlarmActions": ["<DashboardAlarms63C76E69>"], "@number": 5},

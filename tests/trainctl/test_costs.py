@@ -284,6 +284,31 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
     assert cli.json("cost", "job")["usd"] == found["usd"]
 
 
+def test_the_hours_of_each_pool_have_its_own_price(account: Account, cli: Cli) -> None:
+    account.add("job", status="SUCCEEDED", output="{}")
+    other = dataclasses.asdict(
+        dataclasses.replace(PRICES.worker, type="g6e.xlarge", usd_per_hour=7)
+    )
+    pools = {"default": dataclasses.asdict(PRICES.worker), "l40s": other}
+    account.change_order("job", prices={**dataclasses.asdict(PRICES), "pools": pools})
+    family = "arn:aws:ecs:us-east-1:1:task-definition/TrainingStack-pool-l40s:1"
+    account.task_events = [
+        event("head", 3600),
+        event("w1", 3600, startedBy="job"),
+        event("w2", 7200, startedBy="job", taskDefinitionArn=family),
+    ]
+    found = cli.json("cost", "job")
+    assert found["node_seconds"] == {
+        "head": 3600,
+        "worker in default": 3600,
+        "worker in l40s": 7200,
+    }
+    assert found["usd_per_hour"]["worker in l40s"] == 7
+    usd = sum(found["usd_per_hour"][each] * s / 3600 for each, s in found["node_seconds"].items())
+    assert found["usd"] == pytest.approx(usd)
+    assert re.search(r"worker in l40s +g6e.xlarge .* 2.000 +\$7.00", cli("cost", "job").out)
+
+
 def month(account: Account) -> None:
     """Three jobs of this month, of two users, and one of 70 days ago, whose events have expired."""
     for number, (job, user) in enumerate(

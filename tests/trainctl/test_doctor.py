@@ -1,6 +1,7 @@
 """``trainctl doctor``: its checks before and after a deploy, and the commands that fix what they
 find."""
 
+import json
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -212,6 +213,19 @@ def test_an_existing_network_is_looked_at_before_hosts_start_in_it(
     assert said in network["found"]
     assert fix in network["fix"]
     assert not {"quota VPCs", "quota addresses"} & found.keys()
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_a_pools_own_subnet_is_looked_at_too(account: Account, looked: Looked) -> None:
+    account.routes = [NAT]
+    elsewhere = {"subnet_id": f"{OTHERS[:-1]}1", "availability_zone": "us-east-1c"}
+    pools = json.dumps({"far": elsewhere, "near": {"max_workers": 1}})
+    given = (f"vpc_id={VPC}", f"subnet_id={OTHERS}", "availability_zone=us-east-1a")
+    _, found = looked(*(word for each in (*given, f"pools={pools}") for word in ("-c", each)))
+    far = found["pool far network"]
+    assert (far["state"], far["fix"]) == ("bad", "change pool far in cdk.json")
+    assert far["found"] == f"{elsewhere['subnet_id']} is in us-east-1a"
+    assert "pool near network" not in found
 
 
 RESERVED = "cr-0123456789abcdef0"

@@ -582,6 +582,22 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(account: Account, 
     assert said.out.strip() == job
 
 
+def test_commands_that_are_printed_name_the_deployment_that_was_given(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.outputs = {f"lab-{name}": each for name, each in account.outputs.items()}
+    where = ("--deployment", "lab", "--region", "us-east-1")
+    said = cli(*SUBMIT, "--run", "a", *where)
+    job = said.out.strip()
+    assert f"trainctl logs --region us-east-1 --deployment lab {job} --follow" in said.err
+    assert f"trainctl stop --region us-east-1 --deployment lab {job}" in said.err
+    refused = cli.refuses(*SUBMIT, "--run", "a", *where)
+    assert f"trainctl stop --region us-east-1 --deployment lab {job} ends it" in refused
+    # Where a variable names it, it does so for the next command too.
+    monkeypatch.setenv("TRAIN_DEPLOYMENT", "lab")
+    assert f"trainctl stop {job} ends it" in cli.refuses(*SUBMIT, "--run", "a")
+
+
 def test_who_is_to_get_mail_confirms_once_and_a_webhook_is_named_only(
     account: Account, cli: Cli
 ) -> None:

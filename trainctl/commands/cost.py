@@ -51,12 +51,19 @@ def cost(
     found = cost_of(deployment, job)
     prices = job.prices
     hosts = {HEAD: prices.head, WORKER: prices.worker} if prices else {}
+    seconds = found.seconds
+    if prices and prices.pools and seconds and found.paid:
+        hosts, seconds = {HEAD: prices.head}, {HEAD: seconds[HEAD]}
+        for pool, host in prices.pools.items():
+            own = [each for each in found.paid if not each.is_head and each.pool == pool]
+            kind = f"{WORKER} in {pool}"
+            hosts[kind], seconds[kind] = host, sum(each.ended - each.pulled for each in own)
     if as_json:
         output.print_json(
             {
                 "job": job.id,
                 "is_over": job.is_over,
-                "node_seconds": found.seconds,
+                "node_seconds": seconds,
                 "usd_per_hour": {node: host.usd_per_hour for node, host in hosts.items()},
                 "usd": found.usd,
                 "planned_usd": job.spec.planned_usd if job.spec else None,
@@ -72,7 +79,7 @@ def cost(
             node,
             host.type,
             f"{host.disk_gib} GiB",
-            f"{found.seconds[node] / 3600:.3f}" if found.seconds else "unknown",
+            f"{seconds[node] / 3600:.3f}" if seconds else "unknown",
             dollars(host.usd_per_hour),
         ]
         for node, host in hosts.items()
