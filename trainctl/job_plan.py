@@ -196,6 +196,7 @@ class JobPlan:
             "workers": dataclasses.asdict(self.workers) if self.workers else None,
             "spot": shape.spot,
             "pools": [*spec.pools],
+            "priority": str(spec.priority),
             "max_hours": spec.max_seconds / 3600,
             "wait_minutes": spec.capacity_wait_s / 60,
             "image_tag": shape.image_tag,

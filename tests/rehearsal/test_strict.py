@@ -256,7 +256,7 @@ def test_a_capacity_provider_leaves_its_cluster_when_no_task_uses_it(aws: LocalA
     ecs = client(aws, "ecs")
     define(aws, "leaves")
     task = start(aws, "leaves")
-    without = {"capacityProviders": [], "defaultCapacityProviderStrategy": []}
+    without: dict[str, list[Any]] = {"capacityProviders": [], "defaultCapacityProviderStrategy": []}
     put = functools.partial(ecs.put_cluster_capacity_providers, cluster="leaves", **without)
     assert refusal(put) == "ResourceInUseException"
     ecs.stop_task(cluster="leaves", task=task)

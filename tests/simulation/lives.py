@@ -138,6 +138,8 @@ class Life:
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
         self.sizes = dict.fromkeys(FAMILIES, self.max_workers) | {"for-heads": self.max_heads}
+        self.is_exact = False
+        """EventBridge loses no event."""
         self._offers = dict.fromkeys(FAMILIES, PLENTY)
         self._markets: list[Market] = []
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
@@ -207,7 +209,7 @@ class Life:
         # EventBridge tells of it, as a rule; of each retry, which are too many to be played here.
         if is_short and self.world.now - self._refused_at[group.provider] > 120:
             self._refused_at[group.provider] = self.world.now
-            is_told = not self.is_long and self.chance.random() < 0.8
+            is_told = not self.is_long and self.chance.random() < (0.8, 1)[self.is_exact]
             event = {"detail-type": "EC2 Instance Launch Unsuccessful"}
             if is_told:
                 self.world.after(self.chance.uniform(1, 20), self.account.notify, event)
@@ -881,7 +883,7 @@ def story(seed: int, spec: JobSpec, offers: Mapping[str, int], taken: str, **giv
         given: to ``Life``.
     """
     life = Life(seed, faults=(), rare=(lambda _: None,), long={}, **given)
-    life.account.is_faulty = False
+    life.account.is_faulty, life.is_exact = False, True
     life.limits = Limits(max_heads=1, max_workers=4, pools={"l4": 4, "spot": 4})
     for group in life.model.groups.values():
         group.record["MaxSize"] = 4
@@ -890,7 +892,7 @@ def story(seed: int, spec: JobSpec, offers: Mapping[str, int], taken: str, **giv
     world, name = life.world, "r-bado-kilo"
     life.programs[name] = Program(seconds=1800, code=0)
     seen: dict[str, list[float]] = {}
-    trains_at = 0.0
+    trains_at, job = 0.0, None
     with _handed_in(world, life.account, life.account.keeper, life.limits):
         world.after(60, life.account.sweep)
         world.spawn(life.submit, name, spec)

@@ -806,7 +806,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
         spec = replace(SPEC, capacity_wait_s=wait_s).to_json()
         variables = head_variables(job="j", deadline=str(int(time.time()) + 900), spec=spec)
         aws.tasks[name] |= waiting | {"overrides": overrides(variables)}
-    aws.tasks["own-1"] |= waiting  # a worker's place is its head's to wait for
+    aws.tasks["own-1"] |= waiting  # a worker's place is its head's to wait for, and ends with it
     # Long over its deadline, and a moment over it.
     for name, late_s in (("own-2", 500), ("other-1", 100)):
         deadline = str(int(time.time()) - late_s)
@@ -825,7 +825,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
         aws.execute(job)
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
         aws.s3.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json().encode()
-    assert aws.sweep()["stopped"] == ["own-head", "own-2", "held", "held-1"]
+    assert aws.sweep()["stopped"] == ["own-head", "own-1", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     later = time.time() + 60
@@ -948,7 +948,7 @@ def test_a_head_ends_whose_workers_can_never_come(
     aws.tasks["own-head"] |= {"overrides": ordered(1800), "startedAt": began, "createdAt": began}
     aws.tasks["own-1"] |= {"createdAt": now - timedelta(seconds=60), **worker}
     aws.tasks["own-2"] |= WAITS | {"createdAt": now}
-    assert aws.sweep()["stopped"] == ["own-head"] * is_over
+    assert aws.sweep()["stopped"] == ["own-head", "own-1", "own-2"] * is_over
     if is_over:
         assert aws.tasks["own-head"]["stoppedReason"] == f"[no_capacity] no capacity: {said}"
     # A head that has waited for its workers itself.
@@ -993,6 +993,8 @@ def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
     if moves:
         assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
         assert "h1" not in aws.states, "its host waits for the next head"
+        waiting = [each for each in aws.tasks.values() if each["lastStatus"] == "PROVISIONING"]
+        assert not waiting, "no host comes for what waited in this pool"
 
 
 @pytest.mark.parametrize(
@@ -1023,6 +1025,7 @@ def test_its_next_attempt_is_in_the_next_pool_and_the_hosts_of_this_one_are_rele
     )
     del aws.tasks["own-head"]
     aws.hosts["h1"]["_tasks"].clear()
+    aws.hosts["h1"]["registeredAt"] = ago(60)
     given = {"Spec": LADDER.to_json(), "Attempt": 3, "InARow": 3, "Asked": now - asked_s}
     found = aws.end(task, **given)
     if again is None:

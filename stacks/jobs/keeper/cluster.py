@@ -210,7 +210,9 @@ def tasks_on(instance: str) -> "list[TaskTypeDef]":
     return described([*dict.fromkeys(both)])
 
 
-def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float, missed: str = "") -> list[str]:
+def release_idle(
+    tasks: "list[TaskTypeDef]", *, idle_s: float, missed: Collection[str] = ()
+) -> list[str]:
     """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
 
     A task that fares badly on its host is stopped there, and no other one comes to that host.
@@ -225,8 +227,8 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float, missed: str = "")
 
     Args:
         tasks: all that run in the cluster.
-        missed: only hosts of this capacity provider; those that have never had a task, and those
-            that boot, at once: EC2 had too few for the job that they came for.
+        missed: capacity providers for whose job EC2 had too few hosts: those that boot, or have
+            never had a task, go at once.
     """
     now = time.time()
     # Capacity providers that a task waits for, and since when.
@@ -246,8 +248,6 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float, missed: str = "")
         for host in page["containerInstances"]:
             joined.add(host["ec2InstanceId"])
             arn = host["containerInstanceArn"]
-            if missed not in ("", host.get("capacityProviderName")):
-                continue
             try:
                 wrong = ailment(host, on.get(arn))
                 away = None if host["agentConnected"] else ""
@@ -264,15 +264,14 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float, missed: str = "")
                         if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
                             continue
                         limit = times.HOST_JOINS_S
-                    elif missed and unused_since(host) == host["registeredAt"].timestamp():
+                    elif provider in missed and not tasks_on(arn):
                         limit = 0
                     if now - unused_since(host) >= limit:
                         idle.add(arn)
             except Exception as error:  # one host must not keep the others billed
                 print(f"{arn} is left to the next sweep: {error}")
     # First, or a group starts another host in the place of one that is terminated.
-    names = [name for name, provider in GROUPS.items() if missed in ("", provider)]
-    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
         there, name = num_staying(group), group["AutoScalingGroupName"]
         # AWS may suspend what has failed for a day (administrative suspension): it resumes nothing.
@@ -290,13 +289,11 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float, missed: str = "")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
     release(lost, wanted=wanted, at_once=True)
     release(idle, wanted=wanted)
-    unjoined = end_unjoined(joined, wanted, names, are_missed=bool(missed))
+    unjoined = end_unjoined(joined, wanted, missed)
     return [*sorted(idle | lost), *unjoined]
 
 
-def end_unjoined(
-    joined: set[str], wanted: Collection[str], names: list[str], *, are_missed: bool
-) -> list[str]:
+def end_unjoined(joined: set[str], wanted: Collection[str], missed: Collection[str]) -> list[str]:
     """Terminate the instances of the groups that have not joined the cluster in time.
 
     No task ever comes to them, and the protection from scale-in that each instance starts with is
@@ -305,14 +302,13 @@ def end_unjoined(
     Args:
         joined: instances that are hosts of the cluster.
         wanted: capacity providers that a task waits for, "" for any.
-        names: of the groups.
-        are_missed: those that no task waits for are not waited for either.
+        missed: those whose hosts are not waited for, unless a task waits.
 
     Returns:
         Their ids.
     """
     which = [
-        {"Name": f"tag:{GROUP_TAG}", "Values": names},
+        {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
     ]
     reservations = [*each_of("ec2", "describe_instances", "Reservations", Filters=which)]
@@ -324,7 +320,7 @@ def end_unjoined(
         tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
         group = tags[GROUP_TAG]
         is_wanted = bool({"", GROUPS[group]} & {*wanted})
-        if name in joined or (age < limit and (is_wanted or not are_missed)):
+        if name in joined or (age < limit and (is_wanted or GROUPS[group] not in missed)):
             continue
         print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
         try:
@@ -383,5 +379,5 @@ def ailment(host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None") -> str
 def unused_since(host: "ContainerInstanceTypeDef") -> float:
     """Unix time since which nothing has run on a host that runs nothing."""
     tasks = tasks_on(host["containerInstanceArn"])
-    ends = [task["stoppedAt"] for task in tasks if task.get("stoppedAt")]
-    return max(each.timestamp() for each in [host["registeredAt"], *ends])
+    ends = [end.timestamp() for task in tasks if (end := task.get("stoppedAt"))]
+    return max([host["registeredAt"].timestamp(), *ends])

@@ -368,7 +368,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             pools != own_pools or (outcome.status is JobStatus.NO_CAPACITY and not outcome.again)
         ):
             # What has come without the others would idle until a sweep ends it.
-            release_idle(running(), idle_s=times.IDLE_HOST_S, missed=provider_of(spec))
+            release_idle(running(), idle_s=times.IDLE_HOST_S, missed=[provider_of(spec)])
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer | {"pools": [*pools]} if outcome.again else answer
 
@@ -479,19 +479,29 @@ def sweep() -> dict[str, Any]:
     # Too new to tell: the list of its service may not have it yet.
     new = time.time() - times.CONSISTENT_S
     served |= {each["taskArn"] for each in tasks if each["createdAt"].timestamp() > new}
+    missed = set[str]()
     for task in tasks:
         try:
             reason = reason_to_stop(task, tasks, statuses, served)
-            if reason:
-                stop([task], reason)
-                stopped.append(task["taskArn"])
-                # The host of a head that lacks others may serve its next one: its clean-up decides.
-                is_kept = status_of_stop(reason) is JobStatus.NO_CAPACITY
-                if task.get("containerInstanceArn") and not is_kept:
-                    release({task["containerInstanceArn"]})
+            if not reason or task["taskArn"] in stopped:
+                continue
+            lacks_hosts = status_of_stop(reason) is JobStatus.NO_CAPACITY
+            # The hosts that its workers wait for have no more use.
+            own = [each for each in tasks if each.get("startedBy") == job_of(task)]
+            waiting = [each for each in own if is_waiting(each)] if lacks_hosts else []
+            missed |= {each.get("capacityProviderName", "") for each in waiting}
+            stop([task, *waiting], reason)
+            stopped += [each["taskArn"] for each in (task, *waiting)]
+            # The host of a head that lacks others may serve its next one: its clean-up decides.
+            if task.get("containerInstanceArn") and not lacks_hosts:
+                release({task["containerInstanceArn"]})
         except Exception as error:  # one task must not keep the others running
             left.append(f"{task['taskArn']}: {error}")
-    found = {"stopped": stopped, "released": release_idle(tasks, idle_s=times.IDLE_HOST_S)}
+    alive = [each for each in tasks if each["taskArn"] not in stopped]
+    found = {
+        "stopped": stopped,
+        "released": release_idle(alive, idle_s=times.IDLE_HOST_S, missed=missed),
+    }
     try:
         close_records()
     except Exception as error:
