@@ -44,13 +44,15 @@ def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
     small = ("--pictures", "40", "--batch", "8", "--processes", "1")
     found = printed("benchmarks.images", *small, "--seconds", "1", "--rounds", "1")
     per_s, per_cpu_s = found["pictures_per_s"], found["pictures_per_cpu_s"]
-    assert found["ratio"] == per_s["tree"] / per_s["plain"]
+    plain = ("plain", "plain_keeps_memory")
+    assert found["ratio"] == per_s["tree"] / max(per_s[each] for each in plain)
     # CPU seconds, whatever else the machine does; the others are nearer to each other.
-    assert per_cpu_s["plain"] < per_cpu_s["packed_raw"]
+    assert all(per_cpu_s[each] < per_cpu_s["packed_raw"] for each in plain)
 
 
 def test_a_checkpoint_is_timed_in_all_ways() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60", "--rounds", "1")
     assert found["state_bytes"] > 50e6
-    waited = found["seconds_training_waits"]
-    assert found["ratio"] == waited["async_save"] / waited["own"]
+    own, *others = (each["waited"] for each in found["seconds"].values())
+    assert len(others) == 3
+    assert found["ratio"] == min(others) / own
