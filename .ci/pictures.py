@@ -25,7 +25,7 @@ from rich.text import Text
 from contract.instance_types import InstanceType, Prices
 from contract.nodes import METRICS_NAMESPACE
 from stacks import settings
-from training.record import plots
+from training.record import plots, style
 from training.record.reader import read_metrics
 
 ROOT: Final = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def report(run: Path) -> str:
 def themed(body: str, box: str) -> str:
     """A picture of a page's shapes: light or dark as the reader's system is."""
     light, dark = (
-        "".join(f"--{name}:{pair[theme]};" for name, pair in plots.COLORS.items())
+        "".join(f"--{name}:{pair[theme]};" for name, pair in style.COLORS.items())
         for theme in (0, 1)
     )
     return (

@@ -1,4 +1,5 @@
-"""Admission: which queued jobs of a deployment may start their head, in order of submission.
+"""Admission: which queued jobs of a deployment may start their head, by priority, and in order of
+submission.
 
 A job starts once its head and its minimum of worker nodes fit beside the maximum of all jobs before
 it, whether those run or wait; it may then grow into what they leave. So no job takes a host that an
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from contract.job import JobSpec
+from contract import times
+from contract.job import JobSpec, Priority
 from contract.nodes import DEFAULT_POOL, Range
 
 
@@ -86,7 +88,21 @@ class Limits:
         return Range(nodes.low, min(nodes.high, left))
 
 
-def in_order(executions: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of executions, as Step Functions lists them, in the order of their start."""
-    found = sorted((each["startDate"], each["name"]) for each in executions)
-    return [name for _, name in found]
+def in_order(
+    executions: Iterable[Mapping[str, Any]], priority: Callable[[str], Priority], *, now: float
+) -> list[str]:
+    """Names of executions, as Step Functions lists them, in the order of their turns: by priority,
+    and of one priority by their start. None is overtaken for longer than ``COUNTS_AS_HIGH_S``.
+
+    Args:
+        priority: of a job.
+        now: Unix time.
+    """
+    levels = [*Priority]
+    found = []
+    for each in executions:
+        began, name = each["startDate"], each["name"]
+        is_old = now - began.timestamp() >= times.COUNTS_AS_HIGH_S
+        level = Priority.HIGH if is_old else priority(name)
+        found.append((levels.index(level), began, name))
+    return [name for _, _, name in sorted(found)]

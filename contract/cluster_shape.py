@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 from contract.admission import Limits
 from contract.errors import InputError
@@ -13,6 +13,9 @@ from contract.job import ORDER_VERSION
 from contract.nodes import DEFAULT_POOL, ClusterSize, Gpus
 from contract.text import did_you_mean
 from contract.typed_json import from_json, loads
+
+#: How hosts of a pool are paid for.
+MARKETS: Final = ("spot", "on-demand", "reserved")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +117,17 @@ class ClusterShape:
             hint = did_you_mean(name, [*found], otherwise=f"there are {', '.join(found)}")
             raise InputError(f"there is no pool {name}: {hint}")
         return found[name]
+
+    @property
+    def market(self) -> str:
+        """How its worker hosts are paid for."""
+        return MARKETS[2 if self.capacity_reservation_id else 0 if self.spot else 1]
+
+    @property
+    def words(self) -> str:
+        """``4 x NVIDIA A10G, spot``: a worker host."""
+        gpus = f"{self.worker.num_gpus} x {self.worker.gpu.name}" if self.worker.gpu else "no GPUs"
+        return f"{gpus}, {self.market}"
 
     @property
     def head(self) -> InstanceType:

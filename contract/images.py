@@ -30,9 +30,9 @@ def _is_ignored(part: str) -> bool:
 
 
 def setting(root: Path, name: str) -> str:
-    """A setting of ``cdk.json`` of the project in ``root``, such as ``base_image``."""
+    """A setting of ``cdk.json`` of the project in ``root`` that no preset has: ``base_image``."""
     context = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
-    return str(context[name])
+    return str({**context["defaults"], **context}[name])
 
 
 def content_tag(root: Path, *, base: str = "") -> str:

@@ -26,6 +26,8 @@ from contract.typed_json import from_json, loads
 
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
+NOTIFY_SECRETS: Final = f"{SECRETS_PREFIX}notify/"  # those that hold the address of a webhook
+MAIL: Final = r"[^@\s]+@[^@\s]+\.[^@\s]+"  # pattern of an address
 HEAD_STATE: Final = "Head"  # of the state machine: asks for the head
 PAUSE_STATE: Final = "Pause"  # of the state machine: between two attempts of a head
 JOB_TAG: Final = "job"  # keys of tags of a job's tasks
@@ -35,7 +37,7 @@ USER_ID_TAG: Final = "user-id"  # by which IAM tells who may stop them
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 12
+ORDER_VERSION: Final = 13
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -45,6 +47,10 @@ _TAG_VALUE: Final = (r"[\w .:/=+@-]{0,256}", "at most 256 letters, digits, space
 _TEXTS: Final = {
     "code": (r"(s3://[^/]+/.+)?", "the s3:// address of an archive, or empty"),
     "code_sha256": (r"([0-9a-f]{64})?", "64 hexadecimal digits, or empty"),
+    "notify": (
+        rf"({MAIL}|{NOTIFY_SECRETS}[\w/+=.@-]+)?",
+        f"a mail address, or the name of a secret that begins with {NOTIFY_SECRETS}, or empty",
+    ),
     "submitter": _TAG_VALUE,
     "user_id": _TAG_VALUE,
 }
@@ -76,6 +82,14 @@ class Placement(StrEnum):
     NODES = "nodes"
     """Once on every worker node, and on a head that trains: programs with a launcher or a process
     group of their own."""
+
+
+class Priority(StrEnum):
+    """Place of a job in the queue, before the order of submission."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +146,11 @@ class JobSpec:
     """Its ``aws:userid``, which says that it is the same in a policy."""
     pools: tuple[str, ...] = ()
     """Pools of its worker nodes; it starts in the first. Empty: the deployment's own hosts."""
+    notify: str = ""
+    """Where its end is reported: a mail address, or a secret with the address of a webhook."""
+    priority: Priority = Priority.NORMAL
+    planned_usd: float | None = None
+    """US dollars that its steps were expected to cost; None: not computed."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -174,6 +193,11 @@ class JobSpec:
     def ladder(self) -> tuple[str, ...]:
         """The same, with the name of the deployment's own hosts."""
         return self.pools or (DEFAULT_POOL,)
+
+    @property
+    def webhook(self) -> str:
+        """Secret with the address of a webhook; empty: its end is mailed, or not reported."""
+        return self.notify if self.notify.startswith(NOTIFY_SECRETS) else ""
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""
@@ -316,6 +340,12 @@ class Outcome:
     """Unix time."""
     deadline: float | None = None
     """Unix time; None for a job that was never admitted."""
+
+    @property
+    def brief(self) -> str:
+        """The status for a list: ``succeeded``, ``failed (1)``, ``no capacity``."""
+        code = self.exit_code if self.status == JobStatus.FAILED else None
+        return self.status.replace("_", " ") + (f" ({code})" if code else "")
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""

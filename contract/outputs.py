@@ -32,6 +32,7 @@ WORKER_SERVICE: Final = "WorkerServiceName"
 HEAD_TASK: Final = "HeadTaskDefinition"
 WORKER_TASK: Final = "WorkerTaskDefinition"
 REPOSITORIES: Final = {nodes.HEAD: "HeadRepositoryUri", nodes.WORKER: "WorkerRepositoryUri"}
+NOTICES: Final = "NoticesTopicArn"  # mails about the ends of jobs
 LOG_GROUP: Final = "LogGroupName"
 SUBNET: Final = "TrainingSubnetId"
 WORKER_PROVIDER: Final = "WorkerCapacityProvider"

@@ -58,6 +58,7 @@ HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second
 SLOW_HOST_WARMUP_S: Final = 900  # the same of bare metal and of P instances
 QUEUE_LOOK_S: Final = 3600  # between two looks of a job that has waited for days for its turn
 QUEUE_S: Final = 14 * 24 * 3600  # a job waits no longer for its turn: the longest job is over then
+COUNTS_AS_HIGH_S: Final = 12 * 3600  # a job of a lower priority: no later one overtakes it then
 HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a head's host, or a fault; at first
 HEAD_ASKED_LATER_S: Final = 1800  # the same for a job that has waited for days
 LONG_RUN_S: Final = 3600  # a head that ran for longer has saved: a loss is the first in a row

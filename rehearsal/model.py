@@ -149,7 +149,8 @@ class Model:
         Args:
             after: ``after(seconds, call, *given)`` calls later.
             stamp: a time as records have it.
-            refusal: EC2's sentence if it has no other host for a group now; "" if it has.
+            refusal: EC2's sentence if it has no other host for a group now; "" if it has. Asked for
+                each host: some of a gang may come.
             fate: of a new host: "" or "unjoined", which never joins the cluster; "lacks" what a
                 task needs, so that none is placed there; "bad": tasks end on it; "hangs": its
                 Docker does not answer, so that tasks stay PENDING, those that are stopped too
@@ -370,9 +371,21 @@ class Model:
         """Auto Scaling starts what is missing, again and again; after a day without success it may
         suspend that (administrative suspension, in its guide), until somebody resumes it."""
         missing = 0 if group.record.get("SuspendedProcesses") else group.desired - group.there
-        why, now = self._refusal(group) if missing > 0 else "", self._now()
+        is_asked, why, now = missing > 0, "", self._now()
+        while missing > 0 and not (why := self._refusal(group)):
+            instance = f"i-{self._id():06}"
+            group.instances[instance] = {
+                "InstanceId": instance,
+                "LaunchTime": self._stamp(now),
+                "Tags": [{"Key": "aws:autoscaling:groupName", "Value": group.name}],
+                "_leaves": False,
+                "_fate": self._fate(group),
+            }
+            if group.instances[instance]["_fate"] != "unjoined":
+                self._after(self._between(self.times.boots), self._join, group, instance)
+            missing -= 1
         if not why:
-            group.fails_since = None if missing > 0 else group.fails_since
+            group.fails_since = None if is_asked else group.fails_since
         elif now - (group.fails_since or now) > self.times.suspends:
             reason = "launches have failed"  # assumed: of a person's own it is "User suspended at"
             group.record["SuspendedProcesses"] = [
@@ -381,22 +394,10 @@ class Model:
             group.fails_since = None
         else:
             group.fails_since = group.fails_since or now
-        if missing > 0:
+        if is_asked:
             failed = {"StatusCode": "Failed", "StatusMessage": why} if why else {}
             launch = {"Description": "Launching a new EC2 instance", "StatusCode": "Successful"}
             group.activities = [{**launch, "StartTime": self._stamp(now), **failed}]
-        while missing > 0 and not why:
-            instance = f"i-{self._id():06}"
-            group.instances[instance] = {
-                "InstanceId": instance,
-                "LaunchTime": self._stamp(self._now()),
-                "Tags": [{"Key": "aws:autoscaling:groupName", "Value": group.name}],
-                "_leaves": False,
-                "_fate": self._fate(group),
-            }
-            if group.instances[instance]["_fate"] != "unjoined":
-                self._after(self._between(self.times.boots), self._join, group, instance)
-            missing -= 1
         if missing > 0 and not group.is_trying:
             group.is_trying = True
             self._after(self._between(self.times.tries), self._try, group)

@@ -11,6 +11,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_servicediscovery as servicediscovery
+from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract import nodes
@@ -34,6 +35,8 @@ class CoreStack(cdk.Stack):
     bucket: s3.IBucket
     repositories: dict[str, ecr.Repository]
     namespace: servicediscovery.PrivateDnsNamespace
+    notices: sns.Topic
+    """Of the ends of jobs, for ``submit --notify``."""
 
     def __init__(self, scope: Construct, id_: str, *, settings: Settings, **kwargs: Any) -> None:
         super().__init__(
@@ -64,7 +67,14 @@ class CoreStack(cdk.Stack):
             description="Nodes of the training cluster",
         )
 
+        # Here, as each address confirms its subscription once.
+        self.notices = sns.Topic(
+            self, "Notices", display_name="Training jobs that have ended", enforce_ssl=True
+        )
+        self.notices.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
+
         outputs = {
+            stack_outputs.NOTICES: self.notices.topic_arn,
             stack_outputs.BUCKET: self.bucket.bucket_name,
             stack_outputs.VPC: self.vpc.vpc_id,
             stack_outputs.NAMESPACE: self.namespace.namespace_name,
@@ -80,6 +90,7 @@ class CoreStack(cdk.Stack):
             training=training,
             bucket=self.bucket,
             repositories=self.repositories.values(),
+            notices=self.notices.topic_arn,
         )
         for name, policy in people.policies.items():
             outputs[name] = policy.managed_policy_arn

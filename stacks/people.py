@@ -42,8 +42,9 @@ class People(Construct):
         training: str,
         bucket: s3.IBucket,
         repositories: Iterable[ecr.Repository],
+        notices: str,
     ) -> None:
-        """``core`` and ``training``: names of the stacks."""
+        """``core`` and ``training``: names of the stacks; ``notices``: ARN of a topic."""
         super().__init__(scope, id_)
         stack, arn = Stack.of(self), partial(rights.arn, self)
         cluster, tasks, services, hosts = (
@@ -98,6 +99,9 @@ class People(Construct):
             *read,
             _allow("states:StartExecution", on=[machine]),
             _allow("ecs:ExecuteCommand ecs:StopTask", on=[tasks], where=own),
+            _allow(
+                "sns:Subscribe", on=[notices], where={"StringEquals": {"sns:Protocol": "email"}}
+            ),
             _allow("ecs:ExecuteCommand", on=[cluster]),  # asked for beside the task
             _allow(
                 "s3:DeleteObject s3:PutObject",

@@ -15,10 +15,11 @@ from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
 from constructs import IConstruct
 
 from contract import nodes, runs
-from contract.job import SECRETS_PREFIX, execution_arn
+from contract.job import NOTIFY_SECRETS, SECRETS_PREFIX, execution_arn
 from stacks.findings import accept, wildcard
 
 
@@ -227,6 +228,7 @@ def of_keeper(
     groups: Sequence[str],
     bucket: s3.IBucket,
     state_machine_arn: str,
+    notices: sns.ITopic,
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
@@ -250,6 +252,13 @@ def of_keeper(
             "states:GetExecutionHistory",
             on=[execution_arn(state_machine_arn, "*")],
             why=OF_ONE_MACHINE,
+        )
+        + allow("Mail", "sns:Publish", on=[notices.topic_arn])
+        + allow(
+            "Webhooks",
+            "secretsmanager:GetSecretValue",
+            on=[arn(scope, "secretsmanager", f"secret:{NOTIFY_SECRETS}*")],
+            why="The users' webhooks, by the prefix of names that are meant for them.",
         )
         + allow("FindHosts", "ecs:ListContainerInstances", on=[cluster.cluster_arn])
         + allow("FindServices", "ecs:ListServices", on=["*"], where=_only(cluster))

@@ -7,7 +7,7 @@ from typing import Final, NoReturn
 
 from contract.errors import InputError
 from contract.instance_types import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH
-from contract.job import MAX_SECONDS
+from contract.job import MAIL, MAX_SECONDS
 
 # Docker gives its bridge on every host this network: a VPC of the same addresses is not reachable
 # from a container.
@@ -50,7 +50,7 @@ TEXTS: Final[Mapping[str, tuple[str, str]]] = {
         rf"(?!.{{249}}){_LABEL}(\.{_LABEL})*",
         "a DNS name in lower case, of at most 248 characters, such as training.internal",
     ),
-    "alarm_email": (r"|[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address, or empty"),
+    "alarm_email": (f"|{MAIL}", "an e-mail address, or empty"),
     "github_repository": (
         # With GitHub's ids of owner and repository, or without.
         r"|[A-Za-z0-9][A-Za-z0-9-]{0,38}(@\d+)?/[A-Za-z0-9._-]{1,100}(?<!\.git)(@\d+)?",

@@ -1,7 +1,8 @@
 """The settings of a deployment: the only place that reads CDK's context.
 
-``cdk.json`` holds every default and the presets; ``-c name=value`` overrides one setting for one
-command. Whatever is wrong is refused here, in one sentence, before anything is built from it.
+``cdk.json`` holds every default and the presets. A preset beats the defaults, and what stands
+beside those two tables in ``cdk.json``, or is given by ``-c name=value``, beats both. Whatever is
+wrong is refused here, in one sentence, before anything is built from it.
 """
 
 import dataclasses
@@ -33,7 +34,9 @@ from contract.typed_json import loads
 from stacks import setting_checks as checks
 
 ROOT: Final = Path(__file__).parents[1]
+#: Tables of ``cdk.json``.
 PRESETS_KEY: Final = "presets"
+DEFAULTS_KEY: Final = "defaults"
 #: Settings that a pool may have: it has its own, or those of the deployment.
 OF_A_POOL: Final = (
     *("worker_instance_type", "max_workers", "spot", "efa", "root_volume_gib", "worker_ami"),
@@ -47,8 +50,8 @@ class Settings:
     """One deployment. ``load`` builds it from CDK's context; the defaults are in ``cdk.json``."""
 
     preset: str
-    """Machines of the deployment: ``ddp``, ``fsdp``, ``cpu``, or one that you add to ``presets`` in
-    ``cdk.json``."""
+    """Machines of the deployment: ``ddp``, ``fsdp``, ``cpu``; ``team``, with limits for many users;
+    or one that you add to ``presets`` in ``cdk.json``."""
     deployment: str
     """Name of this deployment, where an account and region has several; empty: the only one. Its
     stacks begin with it; give it to ``trainctl`` as ``--deployment`` or ``TRAIN_DEPLOYMENT``."""
@@ -417,14 +420,9 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
         # CDK itself keeps feature flags and look-ups, whose names have one of these, and by
         # `cdk acknowledge` and `cdk cli-telemetry` two more.
         own = re.search("[:/@]|^acknowledged-issue-numbers$|^cli-telemetry$", name)
-        if name not in {*fields, PRESETS_KEY} and not own:
+        if name not in {*fields, PRESETS_KEY, DEFAULTS_KEY} and not own:
             _unknown(name, [*fields])
-    presets = context.get(PRESETS_KEY)
-    if not isinstance(presets, Mapping):
-        raise InputError(
-            f"setting {PRESETS_KEY} is {presets!r}: it must be the table of presets in cdk.json, "
-            "and cannot be given with -c"
-        )
+    presets, defaults = (_table(context, key) for key in (PRESETS_KEY, DEFAULTS_KEY))
     preset = str(context.get("preset", ""))
     checks.one_of("preset", preset, tuple(presets))
     machines = presets[preset]
@@ -433,10 +431,10 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
             f"preset {preset} is {machines!r} in the table {PRESETS_KEY!r} in cdk.json: it must be "
             "a table of settings"
         )
-    for name in machines:
+    for name in (*defaults, *machines):
         if name not in fields:
             _unknown(name, [*fields])
-    given = {**machines, **{name: context[name] for name in fields if name in context}}
+    given = {**defaults, **machines, **{name: context[name] for name in fields if name in context}}
     values = {}
     for name, kind in fields.items():
         if name not in given:
@@ -448,6 +446,16 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
     if settings.availability_zone and region and not settings.region:
         dataclasses.replace(settings, region=region)  # raises where the zone is another region's
     return settings
+
+
+def _table(context: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of ``cdk.json``."""
+    if isinstance(found := context.get(key), Mapping):
+        return found
+    raise InputError(
+        f"setting {key} is {found!r}: it must be that table of cdk.json, and cannot be given with "
+        "-c"
+    )
 
 
 def _check_kind(

@@ -134,6 +134,7 @@ class TrainingStack(cdk.Stack):
             subnet_ids=subnet_ids,
             security_group_id=security_group.security_group_id,
             bucket=core.bucket,
+            notices=core.notices,
             head_trains=settings.head_trains,
             max_heads=settings.max_heads,
             max_workers=settings.max_workers,

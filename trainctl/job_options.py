@@ -1,6 +1,7 @@
 """Options that ``submit`` and ``plan`` share."""
 
 import math
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -8,17 +9,20 @@ from typing import Annotated, Final
 
 import typer
 
-from contract.cluster_shape import ClusterShape
+from contract.cluster_shape import MARKETS, ClusterShape
 from contract.job import (
     DEFAULT_CAPACITY_WAIT_S,
     DEFAULT_HANG_S,
     DEFAULT_MAX_SECONDS,
     MAX_HOLD_S,
     MAX_SECONDS,
+    NOTIFY_SECRETS,
     SECRETS_PREFIX,
+    Priority,
 )
-from contract.nodes import Range
-from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
+from contract.nodes import DEFAULT_POOL, Range
+from contract.text import counted
+from contract.times import COUNTS_AS_HIGH_S, DEFAULT_GRACE_S, MAX_GRACE_S
 from trainctl.aws.errors import UsageError
 from training import recipes
 
@@ -74,6 +78,30 @@ class JobOptions:
             show_default="default",
         ),
     ] = None
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE[:N][,...]",
+            help="GPUs of each worker node, such as a10g:4, instead of --pool: the pools that have "
+            "them, the deployment's own hosts among them, in the order of these types.",
+        ),
+    ] = None
+    market: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MARKET[,...]",
+            help=f"Of these pools those of a market, in this order: {', '.join(MARKETS)}. Without "
+            "--gpus: of those with the GPUs of the deployment's own hosts.",
+            show_default="any",
+        ),
+    ] = None
+    priority: Annotated[
+        Priority,
+        typer.Option(
+            help="Place in the queue, before the order of submission; after "
+            f"{COUNTS_AS_HIGH_S // 3600} hours it is high.",
+        ),
+    ] = Priority.NORMAL
     on: Annotated[
         On,
         typer.Option(
@@ -187,6 +215,14 @@ class JobOptions:
             help="A file, variable or option that was refused as a secret.",
         ),
     ] = None
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Report its end: to a mail address, which has to confirm once, or to the webhook "
+            f"whose address this secret holds; names begin with {NOTIFY_SECRETS}.",
+        ),
+    ] = None
     code: Annotated[
         Path | None,
         typer.Option(
@@ -210,6 +246,59 @@ class JobOptions:
     def pools(self) -> tuple[str, ...]:
         """Names of the pools, in order; empty: none is given."""
         return tuple(dict.fromkeys(self.pool.split(","))) if self.pool else ()
+
+    @property
+    def names_pools(self) -> bool:
+        """Whether it asks for certain hosts."""
+        return bool(self.pool or self.gpus or self.market)
+
+    def ladder(
+        self, shape: ClusterShape, nodes: Range | None
+    ) -> tuple[dict[str, ClusterShape], list[str]]:
+        """The deployment in each pool of the job, by name, in the order in which they are tried;
+        and why others that have the GPUs are left out.
+
+        Args:
+            nodes: worker nodes that are asked for; None: as many as there are.
+
+        Raises:
+            InputError, UsageError: there is no such pool, or none that fits.
+        """
+        if self.pool and (self.gpus or self.market):
+            raise UsageError(f"--pool is {self.pool}: give it, or --gpus and --market")
+        if self.pool or not self.names_pools:
+            names = self.pools or (DEFAULT_POOL,)
+            return {name: shape.in_pool(name) for name in names}, []
+        markets = [[each] for each in self.market.split(",")] if self.market else [[*MARKETS]]
+        wanted = self.gpus.lower().split(",") if self.gpus else [""]
+        there = shape.in_pools
+        order = {
+            name: each
+            for kind in wanted
+            for market in markets
+            for name, each in there.items()
+            if each.market in market and _has_gpus(each, kind or shape)
+        }
+        most = nodes.high if nodes else 0
+        found: dict[str, ClusterShape] = {}
+        why: dict[str, str] = {}
+        for name, each in order.items():
+            first = next(iter(found.values()), each)
+            if most > each.max_workers:
+                why[name] = f"it has {counted(each.max_workers, 'node')} at most"
+            elif each.gpus != first.gpus:
+                gpus = counted(each.gpus.per_node, "GPU")
+                why[name] = f"it has {gpus} per node, not {first.gpus.per_node}"
+            elif first.efa and not each.efa and most != 1:
+                why[name] = "it has no EFA"
+            else:
+                found[name] = each
+        left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items()]
+        if not found:
+            has = ", ".join(f"{name} ({each.words})" for name, each in there.items())
+            asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
+            raise UsageError("; ".join([f"{asked}: no pool fits, of {has}", *left_out]))
+        return found, left_out
 
     def check_fit(self, shape: ClusterShape) -> None:
         """
@@ -244,6 +333,17 @@ class JobOptions:
         if training_s is not None:
             enough = min(enough, START_S + round(self.wait_minutes * 60) + training_s)
         return min(enough, shape.max_job_hours * 3600)
+
+
+def _has_gpus(shape: ClusterShape, wanted: str | ClusterShape) -> bool:
+    """Whether worker nodes have these GPUs: ``a10g:4``, or those of another deployment's."""
+    gpu, number = shape.worker.gpu, shape.worker.num_gpus
+    if isinstance(wanted, ClusterShape):
+        return (gpu, number) == (wanted.worker.gpu, wanted.worker.num_gpus)
+    kind, _, count = wanted.partition(":")
+    # "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4.
+    is_kind = gpu and re.search(rf"\b{re.escape(kind)}\b", gpu.name.lower().replace(" ", "-"))
+    return bool(kind and is_kind) and count in ("", str(number))
 
 
 def check_nodes(shape: ClusterShape, wanted: Range) -> Range:

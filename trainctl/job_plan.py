@@ -21,8 +21,8 @@ from typing import Final
 from contract import runs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import Prices
-from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement
-from contract.nodes import DEFAULT_POOL, HEAD, WORKER, Range
+from contract.job import DEFAULT_MAX_SECONDS, LAUNCH, MAX_JOB_ID, JobSpec, Placement, Priority
+from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration, utc
 from trainctl import (
     data_sets,
@@ -143,6 +143,7 @@ class JobPlan:
             "pool": ", then ".join(spec.pools),
             "processes": f"{self.workers.words}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
+            "priority": "" if spec.priority == Priority.NORMAL else spec.priority,
             "queue": self.place.words if self.place else "",
             "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
             f"({wait}){self.why_deadline}",
@@ -239,7 +240,7 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         InputError, UsageError: it does not suit the deployment.
     """
     given, words = request.options, request.words
-    shapes = {name: deployment.shape.in_pool(name) for name in given.pools or (DEFAULT_POOL,)}
+    shapes, left_out = given.ladder(deployment.shape, request.nodes)
     shape = next(iter(shapes.values()))
     for each in shapes.values():
         given.check_fit(each)
@@ -279,11 +280,14 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         slowest = [_training_s(config, each) for each in found.values()]
         training_s = max(filter(None, slowest), default=None)
         lacking = [name for name, each in found.items() if each and not each.fits]
-        if lacking and len(shapes) > 1:
-            raise UsageError(
-                f"--pool {given.pool}: the training does not fit the GPUs of {', '.join(lacking)}, "
-                "by the arithmetic of training.plan; leave that out"
-            )
+        by_plan = f"the training does not fit the GPUs of {', '.join(lacking)}, by training.plan"
+        if lacking and not given.pool and len(lacking) < len(shapes):
+            left_out.append(f"left out: {by_plan}")
+            shapes = {name: shapes[name] for name in shapes if name not in lacking}
+            found = {name: found[name] for name in shapes}
+            shape, expected = next(iter(shapes.values())), next(iter(found.values()))
+        elif lacking and len(shapes) > 1:
+            raise UsageError(f"{by_plan}: name others")
         recipe, on, why = words[0], Placement.HEAD, ""
     else:
         command, recipe = [*words], ""
@@ -324,9 +328,11 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         prices=prices,
         submitter=deployment.user,
         user_id=deployment.user_id,
-        pools=given.pools,
+        pools=(*shapes,) if given.names_pools else (),
+        priority=given.priority,
+        notify=given.notify or "",
     )
-    return JobPlan(
+    plan = JobPlan(
         spec=spec,
         shape=shape,
         tags=[each.image_tag for each in shapes.values()],
@@ -335,8 +341,10 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
-        warnings=warnings,
+        warnings=[*warnings, *left_out],
     )
+    spec = dataclasses.replace(spec, planned_usd=plan.usd_expected)
+    return dataclasses.replace(plan, spec=spec)
 
 
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
@@ -410,7 +418,8 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
     check_images(deployment, plan.tags)
     for pool in plan.spec.ladder if plan.spec.nodes.high else ():
         _check_reservation(deployment, plan.spec, pool)
-    variables.check_secrets(plan.spec.secrets.values(), deployment.account)
+    wanted = {*plan.spec.secrets.values(), plan.spec.webhook} - {""}
+    variables.check_secrets(sorted(wanted), deployment.account)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
         address = f"{deployment.bucket.uri}/{runs.job_code(spec.run, longest)}"
@@ -422,19 +431,21 @@ def check(deployment: Deployment, plan: JobPlan) -> list[str]:
 
 
 def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
-    """Warn of what may exceed the month's budget; fail if it is spent and that refuses jobs."""
+    """Warn of what may exceed the month's budget; fail if no more is left and that refuses jobs."""
     shape, most = deployment.shape, plan.usd_at_most
     budget = shape.monthly_budget_usd
     if not budget:
         return []
-    used = spent(deployment)
+    used, left = spent(deployment)
     said = f"{dollars(used)} of this month's budget of {dollars(budget)} are spent"
-    if used >= budget and shape.budget_refuses:
+    said += f", jobs that run or wait can cost {dollars(left)} more" if left else ""
+    if used + left >= budget and shape.budget_refuses:
+        until = "they end" if used < budget else "next month (UTC)"
         raise UsageError(
-            f"{said}: wait until next month (UTC), or have monthly_budget_usd raised in cdk.json "
+            f"{said}: wait until {until}, or have monthly_budget_usd raised in cdk.json "
             "and deployed. trainctl cost --by user shows who has spent it"
         )
-    exceeds = most is None or used + most > budget
+    exceeds = most is None or used + left + most > budget
     return [f"{said}, and this job can cost {dollars(most)}"] if exceeds else []
 
 
@@ -535,6 +546,8 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
             sha256 = plan.code.pack(archive)
             address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
+    if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
+        output.say(f"{spec.notify} gets no mail before the link in the one of AWS is followed")
     deployment.jobs.start(job, spec)
     return job
 

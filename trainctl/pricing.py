@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from contract import nodes, runs, times
@@ -47,7 +48,7 @@ def usd_at_most(
         return None
     # A group that is full cannot start one more.
     heads = min(1, shape.max_heads - 1)
-    workers = min(1, shape.max_workers - num_nodes) if num_nodes else 0
+    workers = min(1, max(0, shape.max_workers - num_nodes)) if num_nodes else 0
     surplus = heads * (prices.head.usd_per_hour or 0) + workers * (prices.worker.usd_per_hour or 0)
     return (hourly * (max_seconds + times.JOB_TAIL_S) + surplus * times.SURPLUS_HOST_S) / 3600
 
@@ -113,11 +114,29 @@ def costs_of(
     return {job.id: cost_of(deployment, job, tasks[job.id]).usd for job in jobs}
 
 
-def spent(deployment: Deployment) -> float:
-    """US dollars that the jobs of this month, by UTC, have cost so far."""
+def spent(deployment: Deployment) -> tuple[float, float]:
+    """US dollars that the jobs of this month, by UTC, have cost so far, and those that jobs which
+    run or wait can cost beside."""
     began = datetime.now(tz=UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    jobs = deployment.jobs.newest(limit=MOST_JOBS, since=began)
-    return sum(filter(None, costs_of(deployment, jobs).values()))
+    newest = partial(deployment.jobs.newest, limit=MOST_JOBS)
+    # A job of last month may run still.
+    jobs = {job.id: job for job in [*newest(running=True), *newest(since=began)]}
+    costs = costs_of(deployment, [*jobs.values()])
+    used, left = 0.0, 0.0
+    for job in jobs.values():
+        so_far = costs[job.id] or 0
+        used += so_far if job.began >= began else 0
+        left += 0 if job.is_over else max(0, _usd_at_most(job, deployment.shape) - so_far)
+    return used, left
+
+
+def _usd_at_most(job: JobExecution, shape: ClusterShape) -> float:
+    """US dollars that a job can cost; 0 where that is not known."""
+    if not (job.spec and job.prices):
+        return 0
+    pool = shape.in_pools.get(job.spec.ladder[0], shape)
+    num_nodes, seconds = job.spec.nodes.high, job.spec.max_seconds
+    return usd_at_most(job.prices, pool, num_nodes=num_nodes, max_seconds=seconds) or 0
 
 
 def usd_so_far(job: JobExecution, tasks: Sequence[Task], *, now: datetime) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import typer
 
-from stacks.settings import PRESETS_KEY, ROOT, Settings
+from stacks.settings import DEFAULTS_KEY, PRESETS_KEY, ROOT, Settings
 from trainctl.__main__ import app
 from trainctl.help import WIDTH
 from training import command as recipe_command
@@ -34,9 +34,9 @@ Written by `trainctl/reference.py` from the code; a test keeps it current.
 
 ## Of a deployment
 
-Defaults are in `cdk.json`; `-c name=value` overrides one for one command. Where presets differ, the
-defaults are those of %s, in this order. A wrong value ends the command
-with one sentence.
+Defaults are in `cdk.json`, and a preset beats them. What you write beside the two tables there
+beats both, and `-c name=value` all. Where presets differ, the values are those of
+%s, in this order.
 
 """
 #: Options that the head of the page describes.
@@ -84,10 +84,12 @@ def page() -> str:
 def settings_page() -> str:
     """Settings of a deployment and of the recipes."""
     context = json.loads((ROOT / "cdk.json").read_text("utf-8"))["context"]
-    presets: dict[str, dict[str, object]] = context[PRESETS_KEY]
+    defaults, presets = context[DEFAULTS_KEY], context[PRESETS_KEY]
     lines = [_SETTINGS_HEAD % ", ".join(f"`{each}`" for each in presets)]
     for name, meaning in documented(Settings).items():
-        values = [context[name]] if name in context else [each[name] for each in presets.values()]
+        first = context.get(name, defaults.get(name))
+        found = [each.get(name, first) for each in presets.values()]
+        values = [first] if found.count(first) == len(found) else found
         shown = ", ".join(str(value).lower() for value in values)
         lines.append(wrapped(f"`{name}` ({shown or 'empty'}): {meaning}", "* "))
     known: dict[str, tuple[object, str]] = {}

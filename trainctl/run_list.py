@@ -3,6 +3,7 @@
 Jobs are remembered by AWS for 90 days; a run is in the bucket for as long as its files are.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from contract import runs
+from contract.errors import InputError
+from contract.job import Outcome
 from store.bucket import Stored
 from trainctl.aws.deployment_bucket import DeploymentBucket, json_object
 from trainctl.aws.errors import UsageError
@@ -21,7 +24,6 @@ from training.record.result import measures_of
 
 #: Requests to S3 at a time.
 _AT_ONCE: Final = 8
-RUNNING: Final = "running"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,9 @@ class Run:
     """By its settings, or else by the order of its last job; empty for a program of the user's
     own."""
     state: str
-    """``running``, or how its last job ended, in words; empty where that is not known."""
+    """State of its last job, as ``trainctl ls`` has it; empty where that is not known."""
+    reason: str
+    """How its last job ended, in words; empty before that, and where there was none."""
     step: int | None
     """The last step that it is known to have reached: optimizer updates."""
     measure: str
@@ -58,20 +62,22 @@ class Run:
     """Size of all its files, in bytes."""
 
 
-def newest(bucket: DeploymentBucket, *, limit: int, running: Mapping[str, str]) -> list[Run]:
+def newest(
+    bucket: DeploymentBucket, *, limit: int, unfinished: Mapping[str, tuple[str, str]]
+) -> list[Run]:
     """The runs whose files changed last, newest first.
 
     Args:
         bucket: of the deployment.
         limit: how many.
-        running: runs of the jobs that have not ended, and their recipes, by the orders.
+        unfinished: runs of the jobs that have not ended, with their recipes and states.
     """
     _files, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         changed = pool.map(lambda name: _changed(bucket, name), names)
         there = [(when, name) for when, name in zip(changed, names, strict=True) if when]
         there.sort(reverse=True)
-        found = pool.map(lambda pair: _run(bucket, pair[1], running=running), there[:limit])
+        found = pool.map(lambda pair: _run(bucket, pair[1], unfinished), there[:limit])
         return sorted(found, key=lambda run: run.updated, reverse=True)
 
 
@@ -88,7 +94,7 @@ def _changed(bucket: DeploymentBucket, name: str) -> datetime | None:
     return max((each.modified for each in files if not each.key.startswith(leases)), default=None)
 
 
-def _run(bucket: DeploymentBucket, name: str, *, running: Mapping[str, str]) -> Run:
+def _run(bucket: DeploymentBucket, name: str, unfinished: Mapping[str, tuple[str, str]]) -> Run:
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
     files = bucket.stored(prefix)
     config = json_object(bucket.get(f"{prefix}{runs.CONFIG_FILE}"))
@@ -97,11 +103,16 @@ def _run(bucket: DeploymentBucket, name: str, *, running: Mapping[str, str]) -> 
     progress = json_object(bucket.get(f"{prefix}{runs.PROGRESS_FILE}"))
     done = [progress.get("step"), result.get("steps")]
     record = _record(bucket, prefix, files)
-    end = "reason" if record else "status"
+    state, reason = str(result.get("status", "")), ""
+    with contextlib.suppress(InputError):
+        outcome = Outcome.from_json(json.dumps(record))
+        state, reason = outcome.brief, outcome.reason
+    recipe, state = unfinished.get(name, (str(record.get("recipe", "")), state))
     return Run(
         name=name,
-        recipe=str(config.get("recipe") or running.get(name) or record.get("recipe", "")),
-        state=RUNNING if name in running else str((record or result).get(end, "")),
+        recipe=str(config.get("recipe") or recipe),
+        state=state,
+        reason="" if name in unfinished else reason,
         step=max([*steps, *(each for each in done if isinstance(each, int))], default=None),
         measure=next(iter(measures(result)), ""),
         updated=max(each.modified for each in files),

@@ -191,6 +191,7 @@ class Hosts(Model):
             fate=fate,
         )
         self.tasks, self._run_task = ecs._tasks, ecs._run_task
+        self._put_providers = ecs._put_cluster_capacity_providers
         agent.hosts = self
 
     def _later(self, seconds: float, call: Callable[..., object], *given: Any) -> None:
@@ -275,6 +276,18 @@ class Hosts(Model):
                 if not task["capacityProviderName"]:  # on a host that is in no group
                     self.place(task, own[task["taskArn"]])
         return ecs.json_response({"tasks": ecs._sanitize(started), "failures": []})
+
+    def put_providers(self, request: Record) -> Any:
+        """Those of a cluster; one that tasks use stays (API reference)."""
+        cluster = ecs._clusters.get(ecs._resolve_cluster_name(request.get("cluster", "")), {})
+        used = {
+            task["capacityProviderName"]
+            for task in self.tasks.values()
+            if task["clusterArn"] == cluster.get("clusterArn") and task["lastStatus"] != "STOPPED"
+        }
+        if used & {*cluster.get("capacityProviders", ())} - {*request["capacityProviders"]}:
+            return refuse("ResourceInUseException", "The capacity provider is in use by tasks.")
+        return self._put_providers(request)
 
     def stop_task(self, request: Record, stop_code: str = "UserInitiated") -> Any:
         cluster = ecs._resolve_cluster_name(request.get("cluster", ""))
@@ -361,9 +374,11 @@ def install(agent: Records) -> None:
     ecs._run_task = door(hosts.run_task)
     ecs._stop_task = door(partial(hosts.stop_task, stop_code="ServiceSchedulerInitiated"))
     ecs._mark_task_stopped = hosts.mark_stopped
+    ecs._put_cluster_capacity_providers = door(hosts.put_providers)
     ecs._ACTION_MAP |= {
         "RunTask": ecs._run_task,
         "StopTask": door(hosts.stop_task),
+        "PutClusterCapacityProviders": ecs._put_cluster_capacity_providers,
         "ListTasks": door(hosts.list_tasks),
         "ListContainerInstances": door(hosts.list_hosts),
         "DescribeContainerInstances": door(hosts.describe_hosts),

@@ -18,6 +18,7 @@ from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
 from aws_cdk import aws_stepfunctions as stepfunctions
 from constructs import Construct
 
@@ -97,6 +98,7 @@ class JobRunner(Construct):
         subnet_ids: Sequence[str],
         security_group_id: str,
         bucket: s3.IBucket,
+        notices: sns.ITopic,
         head_trains: bool,
         max_heads: int,
         max_workers: int,
@@ -159,6 +161,7 @@ class JobRunner(Construct):
                     groups=[*providers, *rights.pool_groups(self, pools)],
                     bucket=bucket,
                     state_machine_arn=self.state_machine_arn,
+                    notices=notices,
                 ),
                 code=lambda_.Code.from_asset(code),
                 timeout=Duration.seconds(times.KEEPER_TIMEOUT_S),
@@ -170,6 +173,7 @@ class JobRunner(Construct):
                     "MAX_WORKERS": str(max_workers),
                     "MAX_JOBS_PER_USER": str(max_jobs_per_user),
                     "STATE_MACHINE": self.state_machine_arn,
+                    "TOPIC": notices.topic_arn,
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),
                     **({"STACK": stack_name, "POOLS": json.dumps(most)} if pools else {}),

@@ -84,7 +84,7 @@ class Account(Paged):
         """By their names, the newest last, as DescribeExecution has them."""
         self.history: dict[str, list[Record]] = {}
 
-    def client(self, _service: str) -> Any:
+    def client(self, _service: str, /, **_: Any) -> Any:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -229,9 +229,19 @@ class Account(Paged):
         return found
 
     def on_describe_auto_scaling_groups(self, **which: Any) -> Any:
-        groups = map(self.group, which["AutoScalingGroupNames"])
-        found = [each.record | {"Instances": [*each.instances.values()]} for each in groups]
-        return {"AutoScalingGroups": found}
+        states = ("InService", "Terminating:Wait")
+        return {
+            "AutoScalingGroups": [
+                group.record
+                | {
+                    "Instances": [
+                        each | {"LifecycleState": states[each["_leaves"]]}
+                        for each in group.instances.values()
+                    ]
+                }
+                for group in map(self.group, which["AutoScalingGroupNames"])
+            ]
+        }
 
     def on_describe_scaling_activities(self, **which: str) -> Any:
         return {"Activities": self.group(which["AutoScalingGroupName"]).activities}
@@ -266,6 +276,10 @@ class Account(Paged):
                 if all(has[one["Name"]] in one["Values"] for one in Filters):
                     found.append(each | {"State": {"Name": state}})
         return {"Reservations": [{"Instances": [each]} for each in found]}
+
+    # --- messages
+    def on_publish(self, **_: Any) -> Any:
+        return {"MessageId": "1"}
 
     # --- executions
     def on_list_executions(self, statusFilter: str = "", **page: Any) -> Any:  # noqa: N803

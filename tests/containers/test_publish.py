@@ -167,7 +167,7 @@ def pushed(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., d
 
 def set_base(repository: Path, image: str) -> None:
     (repository / "cdk.json").write_text(
-        json.dumps({"context": {"base_image": image, "deployment": ""}})
+        json.dumps({"context": {"defaults": {"base_image": image, "deployment": ""}}})
     )
 
 

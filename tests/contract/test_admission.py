@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from contract.admission import Limits, in_order
-from contract.job import JobSpec
+from contract.job import JobSpec, Priority
 from contract.nodes import Range
 
 
@@ -123,8 +123,13 @@ def test_each_pool_has_its_own_hosts(
     assert (place and (place[0], str(place[1]))) == found
 
 
-def test_jobs_are_in_the_order_of_their_start_and_then_of_their_names() -> None:
+def test_jobs_are_in_order_by_priority_then_start_then_name_and_none_waits_for_ever() -> None:
     now = datetime.now(tz=UTC)
-    listed = [("c", now), ("b", now + timedelta(milliseconds=1)), ("d", now), ("a", now)]
-    executions = [{"name": name, "startDate": at, "status": "RUNNING"} for name, at in listed]
-    assert in_order(executions) == ["a", "c", "d", "b"]
+    levels = dict(zip("abcdef", ["normal", "normal", "normal", "high", "low", "low"], strict=True))
+    hours = dict(zip("abcdef", [2, 1, 2, 1, 11.9, 12.1], strict=True))
+    executions = [
+        {"name": name, "startDate": now - timedelta(hours=hours[name]), "status": "RUNNING"}
+        for name in "bdfeca"
+    ]
+    found = in_order(executions, lambda job: Priority(levels[job]), now=now.timestamp())
+    assert found == [*("f", "d"), *("a", "c", "b"), "e"], "f has waited for half a day"

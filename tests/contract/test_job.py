@@ -124,8 +124,8 @@ def test_what_has_no_default_must_be_there(name: str) -> None:
 
 
 def test_an_unknown_part_is_refused() -> None:
-    with pytest.raises(InputError, match="has priority, which this version does not know"):
-        JobSpec.from_json(json.dumps({**values(SPEC), "priority": 9}))
+    with pytest.raises(InputError, match="has colour, which this version does not know"):
+        JobSpec.from_json(json.dumps({**values(SPEC), "colour": 9}))
 
 
 def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_not() -> None:

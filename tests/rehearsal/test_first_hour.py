@@ -125,9 +125,7 @@ ELSEWHERE = {
     "trainctl stop mine": f"{STOP} is the same for a program",
     'make deploy ARGS="-c spot=true -c max_workers=4"': _FSDP,
     "trainctl submit --code . --nodes 2:4 --spot --run mine -- torchrun train.py": _PROGRAMS,
-    'make deploy ARGS="-c max_heads=4 -c max_workers=8 -c max_jobs_per_user=2 -c max_job_hours=48 '
-    "-c monthly_budget_usd=2000 -c log_retention_days=60 "
-    '-c alarm_email=ml@example.com"': "tests/stacks/test_settings.py",
+    'make deploy ARGS="-c preset=team -c alarm_email=ml@example.com"': "tests/stacks/test_rules.py",
     "trainctl cost --by user": "tests/trainctl/test_costs.py",
     "pipx install .": "tests/test_packaging.py installs a wheel",
     "trainctl plan -f job.toml": _JOB_FILE,

@@ -251,6 +251,18 @@ def start(aws: LocalAws, name: str, **more: Any) -> str:
     return str(started["tasks"][0]["taskArn"])
 
 
+def test_a_capacity_provider_leaves_its_cluster_when_no_task_uses_it(aws: LocalAws) -> None:
+    """So ECS refuses a deploy without a pool in which a job runs, before anything is deleted."""
+    ecs = client(aws, "ecs")
+    define(aws, "leaves")
+    task = start(aws, "leaves")
+    without = {"capacityProviders": [], "defaultCapacityProviderStrategy": []}
+    put = functools.partial(ecs.put_cluster_capacity_providers, cluster="leaves", **without)
+    assert refusal(put) == "ResourceInUseException"
+    ecs.stop_task(cluster="leaves", task=task)
+    assert eventually("it leaves", lambda: not refusal(put))
+
+
 def test_a_revision_that_was_replaced_starts_no_task(aws: LocalAws) -> None:
     old, ecs = define(aws, "revised"), client(aws, "ecs")
     define(aws, "revised")

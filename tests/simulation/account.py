@@ -17,7 +17,7 @@ from botocore.paginate import PageIterator
 from greenlet import getcurrent
 
 from contract import runs, times
-from contract.job import HEAD_STATE, Hold, JobSpec, overrides
+from contract.job import HEAD_STATE, Hold, JobSpec, Priority, overrides
 from contract.job_outcome import is_in_vain
 from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
@@ -229,7 +229,7 @@ class Account(base.Account):
         self.calm_at = float("inf")
         """When the last fault is over."""
 
-    def client(self, who: str) -> Client:
+    def client(self, who: str, /, **_: Any) -> Client:
         if who not in self._clients:
             self._clients[who] = Client(self, who)
         return self._clients[who]
@@ -718,6 +718,21 @@ class Execution:
         return self.spec.submitter if self.spec else ""
 
     @property
+    def level(self) -> int:
+        """Of its priority; 0 is the highest."""
+        return [*Priority].index(self.spec.priority) if self.spec else 1
+
+    @property
+    def high_in_s(self) -> float:
+        """In how many seconds it counts as one of high priority."""
+        since = self.account.world.now + self.account.skew_s - self.began
+        return times.COUNTS_AS_HIGH_S - since
+
+    def rank(self) -> tuple[int, float, str]:
+        """By which jobs have their turns."""
+        return (self.level if self.high_in_s > 0 else 0, self.began, self.name)
+
+    @property
     def is_healthy(self) -> bool:
         """It goes on, for all that anybody can know."""
         late = self.account.world.now > self.variables.get("deadline", float("inf"))
@@ -958,17 +973,28 @@ class Execution:
         self.pools = order.ladder
         world, jobs = self.account.world, self.account.executions.values()
         self.admitted_at, self.granted = world.now, granted
-        mine = (self.began, self.name)
         running = [each for each in jobs if each.status == "RUNNING" and each is not self]
         limits = self.account.keeper.LIMITS
-        named = {
-            each.name: each for each in sorted([*running, self], key=lambda x: (x.began, x.name))
-        }
+        named = {each.name: each for each in sorted([*running, self], key=Execution.rank)}
         turns = limits.in_turn([*named], lambda name: named[name].user)
-        before = [each for each in running if (each.began, each.name) < mine]
-        earlier = [each for each in before if each.name in turns]
-        world.happened["job passed another by"] += len(before) > len(earlier)
-        later = [each for each in running if (each.began, each.name) > mine and each.admitted_at]
+        ranked = [*named.values()]
+        before = ranked[: ranked.index(self)]
+        # The keeper has looked a while ago, when one that is before it now may not have been.
+        late = world.now - 120 - self.account.slack_s
+        is_unsure = any(abs(each.high_in_s) < world.now - late for each in ranked)
+        earlier = [
+            each
+            for each in before
+            if each.name in turns
+            and (each.admitted_at or (not is_unsure and (each.began < max(late, self.began))))
+        ]
+        later = [each for each in running if each.admitted_at and each not in earlier]
+        waiting = [each for each in running if not each.admitted_at]
+        is_before = [each.began < self.began for each in waiting if each not in before]
+        world.happened["job overtook one of a lower priority"] += any(is_before)
+        is_high = [each.high_in_s < 0 and each.level for each in before if each in waiting]
+        world.happened["job started beside one that counts as high"] += any(is_high)
+        world.happened["job passed another by"] += any(each.name not in turns for each in before)
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
         world.happened["job started beside others"] += bool(earlier or later)
         world.happened["job started with fewer nodes"] += granted != self.nodes
@@ -977,7 +1003,7 @@ class Execution:
         is_deployed = self.began < self.account.deployed_at
         if is_deployed or any(each.is_redriven for each in running):
             return
-        if self.name not in turns:
+        if self.name not in turns and not is_unsure:
             world.blame(f"{self.name} starts beside {limits.max_jobs_per_user} of its user")
         if len(earlier) + len(later) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")

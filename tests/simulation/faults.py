@@ -235,12 +235,16 @@ def deploy_of_other_limits(life: Life) -> list[Execution]:
     account, chance = life.account, life.chance
     heads, workers = chance.randint(1, 3), chance.randint(1, 4)
     limits = replace(
-        account.keeper.LIMITS, max_heads=heads, max_workers=workers, pools={"l4": workers}
+        account.keeper.LIMITS,
+        max_heads=heads,
+        max_workers=workers,
+        pools={"l4": workers, "spot": workers},
     )
     vars(account.keeper)["LIMITS"] = limits
     account.deployed_at = life.world.now
     account.least_workers = min(account.least_workers, workers)
-    for group, most in zip(life.model.groups.values(), (heads, workers, workers), strict=True):
+    for group in life.model.groups.values():
+        most = heads if group.provider == "for-heads" else workers
         group.record["MaxSize"] = most  # Auto Scaling asks for no more than that at once
         group.desired = min(group.desired, most)
     return life.running()
@@ -250,6 +254,7 @@ def deploy_of_another_version_of_orders(life: Life) -> list[Execution] | None:
     if not (running := life.running()):
         return None
     life.account.outdated.update(each.spec.run for each in running if each.spec)
+    life.account.keeper.order_of.cache_clear()
     return running
 
 

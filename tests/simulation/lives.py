@@ -31,6 +31,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Placement,
+    Priority,
 )
 from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
@@ -39,6 +40,7 @@ from stacks.jobs.keeper import cluster
 from tests.aws.account import stamp
 from tests.aws.s3 import NAME
 from tests.simulation.account import DAY_S, MACHINE, Account, Execution, name_of
+from tests.simulation.market import PLENTY, Market
 from tests.simulation.world import BEGAN, World
 from trainctl import follow, polling, pricing
 from trainctl.aws import jobs
@@ -51,10 +53,22 @@ HOURS: Final = 10
 #: Nothing goes wrong any more after so many; the rest is for what must come of it.
 QUIET_AFTER_H: Final = 5
 FAULTS_UNTIL_H: Final = 4
-FAMILIES: Final = {"for-heads": "head", "for-workers": "worker", "cp-S-pool-l4": "worker"}
-#: Pools of jobs: most have one, some a second to go to.
-POOLS: Final = ((), (), ("l4",), ("l4", "default"), ("default", "l4"))
-PROVIDERS: Final = {"default": "for-workers", "l4": "cp-S-pool-l4"}
+FAMILIES: Final = {
+    "for-heads": "head",
+    "for-workers": "worker",
+    "cp-S-pool-l4": "worker",
+    "cp-S-pool-spot": "worker",
+}
+#: Pools of jobs: most have one, some others to go to.
+POOLS: Final = (
+    (),
+    (),
+    ("l4",),
+    ("l4", "default"),
+    ("default", "l4"),
+    ("spot", "l4", "default"),
+)
+PROVIDERS: Final = {"default": "for-workers", "l4": "cp-S-pool-l4", "spot": "cp-S-pool-spot"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 #: EC2's sentences where it starts no host; to wait for what the first two say may help.
@@ -75,6 +89,8 @@ LONG_TICK_S: Final = 1800.0
 HELD_TICK_S: Final = 20.0
 #: Of lives that have one more fault, of the rare ones.
 RARE_SHARE: Final = 0.3
+#: Of lives in which EC2 has now many hosts and now none, as it has had in zones of its own.
+MARKET_SHARE: Final = 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +137,9 @@ class Life:
         world = self.world = World(seed)
         self.chance: Random = world.random
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
+        self.sizes = dict.fromkeys(FAMILIES, self.max_workers) | {"for-heads": self.max_heads}
+        self._offers = dict.fromkeys(FAMILIES, PLENTY)
+        self._markets: list[Market] = []
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
         self._sentences = dict.fromkeys(FAMILIES, SHORT[0])
         self._fates: dict[str, list[str]] = {provider: [] for provider in FAMILIES}
@@ -135,9 +154,7 @@ class Life:
                     provider=provider,
                     cluster="arn:aws:ecs:us-east-1:1:cluster/c",
                 )
-                for provider, most in zip(
-                    FAMILIES, (self.max_heads, self.max_workers, self.max_workers), strict=True
-                )
+                for provider, most in self.sizes.items()
             ),
             self,
             now=world.time,
@@ -179,13 +196,14 @@ class Life:
             max_heads=self.max_heads,
             max_workers=self.max_workers,
             max_jobs_per_user=self.users.choice([0, 1, 2]),
-            pools={"l4": self.max_workers},
+            pools={"l4": self.max_workers, "spot": self.max_workers},
         )
         self._refused_at = dict.fromkeys(FAMILIES, 0.0)
 
     # --- what EC2 has
     def _refusal(self, group: Group) -> str:
         is_short = self.world.now < self._short_until[group.provider]
+        is_short |= group.there >= self._offers[group.provider]
         # EventBridge tells of it, as a rule; of each retry, which are too many to be played here.
         if is_short and self.world.now - self._refused_at[group.provider] > 120:
             self._refused_at[group.provider] = self.world.now
@@ -201,6 +219,11 @@ class Life:
         if until > self._short_until[provider]:
             self.account.refused_at = self.world.now
             self._short_until[provider], self._sentences[provider] = until, sentence
+
+    def offer(self, provider: str, number: int) -> None:
+        """EC2 has so many hosts for a group, those that are there among them."""
+        self._offers[provider] = number
+        self.account.refused_at = self.world.now
 
     def _fate(self, group: Group) -> str:
         planned = self._fates[group.provider]
@@ -281,6 +304,7 @@ class Life:
         world.after(chance.uniform(0, times.SWEEP_EVERY_S), self.account.sweep)
         # Of their own: without one, a life stays as it was.
         holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
+        levels = Random(f"priorities {world.seed}")
         submits = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
@@ -299,6 +323,7 @@ class Life:
                 hold_s=holds.choice([0, 0, 600, 1800]),
                 submitter=self.users.choice(["anna", "bert"]),
                 pools=pools.choice(POOLS),
+                priority=levels.choice([*Priority]),
             )
             program = Program(
                 seconds=self._days * DAY_S if is_long else chance.choice([60, 600, 3000]),
@@ -315,6 +340,11 @@ class Life:
                 first, seconds = PROVIDERS[spec.pools[0]], pools.choice([900, 5000])
                 world.after(at, self.shorten, first, seconds)
             world.after(at, world.spawn, self.submit, name, spec)
+        market = Random(f"market {world.seed}")
+        if not self.is_long and market.random() < MARKET_SHARE:
+            for provider in [*FAMILIES][1:]:
+                is_spot = provider == PROVIDERS["spot"]
+                self._markets.append(Market(self, provider, market, is_spot=is_spot))
         self.account.on_state = self._ambush
         for _ in range(2 if self.is_long else chance.randint(3, 8)):
             fault = chance.choice(self._faults)
@@ -383,6 +413,9 @@ class Life:
         self.account.calm_at = self.world.now
         self.account.is_broken, self.account.trouble = False, 0.01
         self.resume_launches()
+        for each in self._markets:
+            each.is_over = True
+        self._offers = dict.fromkeys(FAMILIES, PLENTY)
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
         for planned in self._fates.values():
             planned.clear()
@@ -809,7 +842,9 @@ def _handed_in(
         # A life asks very often.
         account.understood = functools.cache(keeper.spec_of)
         patch.setattr(keeper, "spec_of", account.spec_of)
-        patch.setattr(keeper, "user_of", functools.cache(keeper.user_of.__wrapped__))
+        patch.setattr(keeper, "order_of", functools.cache(keeper.order_of.__wrapped__))
+        high_after_s = Random(f"waits {world.seed}").choice([900, 3600, times.COUNTS_AS_HIGH_S])
+        patch.setattr(times, "COUNTS_AS_HIGH_S", high_after_s)
         yield
 
 
@@ -825,3 +860,57 @@ def live(seed: int, **given: Any) -> Life:
             life.world.run(life.world.now + times.SWEEP_EVERY_S)
         life.check()
     return life
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Story:
+    """What has become of one job."""
+
+    life: Life
+    job: Execution
+    alone_s: list[float]
+    """Of hosts in pools that had too few of them: how long each was there."""
+
+
+def story(seed: int, spec: JobSpec, offers: Mapping[str, int], taken: str, **given: Any) -> Story:
+    """One job in an account without faults.
+
+    Args:
+        offers: pool -> how many hosts EC2 has there.
+        taken: pool whose hosts EC2 takes when the job has trained for ten minutes; or none.
+        given: to ``Life``.
+    """
+    life = Life(seed, faults=(), rare=(lambda _: None,), long={}, **given)
+    life.account.is_faulty = False
+    life.limits = Limits(max_heads=1, max_workers=4, pools={"l4": 4, "spot": 4})
+    for group in life.model.groups.values():
+        group.record["MaxSize"] = 4
+    for pool, number in offers.items():
+        life.offer(PROVIDERS[pool], number)
+    world, name = life.world, "r-bado-kilo"
+    life.programs[name] = Program(seconds=1800, code=0)
+    seen: dict[str, list[float]] = {}
+    trains_at = 0.0
+    with _handed_in(world, life.account, life.account.keeper, life.limits):
+        world.after(60, life.account.sweep)
+        world.spawn(life.submit, name, spec)
+        while world.now < BEGAN + 5 * 3600:
+            world.run(world.now + 5)
+            short = [PROVIDERS[each] for each in offers if offers[each] < spec.nodes.low]
+            for group in [life.model.groups[each] for each in short]:
+                for instance, each in group.instances.items():
+                    if "_ends" not in each:  # EC2 bills no instance that shuts down
+                        seen.setdefault(instance, []).append(world.now)
+            job = life.account.executions.get(name)
+            if not trains_at and name in life.account.trained:
+                trains_at = world.now
+            if taken and trains_at and world.now - trains_at > 600:
+                life.offer(PROVIDERS[taken], 0)
+                group, taken = life.model.groups[PROVIDERS[taken]], ""
+                for host in [*life.model.hosts.values()]:
+                    if host["capacityProviderName"] == group.provider:
+                        life.model.lose(host["containerInstanceArn"])
+            if job and job.status != "RUNNING":
+                break
+    assert job is not None
+    return Story(life=life, job=job, alone_s=[each[-1] - each[0] for each in seen.values()])

@@ -148,6 +148,33 @@ def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
     assert "Number of stacks with differences: 0" in shown
 
 
+def test_the_end_of_a_job_is_reported_to_whom_it_names(deployed: Deployed) -> None:
+    """A queue has subscribed in the place of a mailbox."""
+    sqs, topic = boto3.client("sqs"), deployed.core[stack_outputs.NOTICES]
+    queue = sqs.create_queue(QueueName="anna")["QueueUrl"]
+    wanted = ["QueueArn"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=wanted)["Attributes"]["QueueArn"]
+    only = {"FilterPolicy": json.dumps({"to": ["anna@example.com"]})}
+    boto3.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, Attributes=only)
+    for name in ("bert", "anna"):
+        to = f"{name}@example.com"
+        order = JobSpec(run="r", command=("true",), nodes=Range(99, 99), notify=to)
+        boto3.client("stepfunctions").start_execution(
+            stateMachineArn=deployed.training[stack_outputs.JOBS], name=name, input=order.to_json()
+        )
+    found: list[str] = []
+
+    def look() -> bool:
+        answer = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)
+        found.extend(each["Body"] for each in answer.get("Messages", []))
+        return bool(found)
+
+    deployed.stage.eventually("anna has mail", look)
+    (mail,) = found
+    assert "Job anna has ended: failed: it needs 99 worker nodes" in json.loads(mail)["Message"]
+    sqs.delete_queue(QueueUrl=queue)
+
+
 def test_a_deployment_changes_in_place_and_leaves_only_a_retained_bucket(
     deployed: Deployed, synth: Synth
 ) -> None:

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from botocore.exceptions import ClientError
 
 from contract import exits, times
 from contract.admission import Limits
+from contract.instance_types import Prices, instance_type
 from contract.job import (
     STOP_ERROR,
     Hold,
@@ -27,10 +28,12 @@ from contract.job import (
     JobStatus,
     Outcome,
     Placement,
+    Priority,
     head_variables,
     overrides,
 )
 from contract.nodes import GROUP_TAG, Range
+from contract.text import dollars
 from stacks.jobs.infrastructure import KEEPER
 from stacks.lambda_functions import stage
 from tests.aws.account import Account, model_of, stamp, submitted
@@ -414,6 +417,107 @@ def test_a_record_that_cannot_be_written_keeps_no_task_and_no_host(
     assert "i-h1" in aws.terminated
 
 
+# --- the message about an end ---------------------------------------------------------------------
+ANNA, SLACK = "anna@example.com", "training/notify/slack"
+
+
+def paid(notify: str) -> JobSpec:
+    machines = (instance_type(each) for each in ("m5.large", "g5.xlarge"))
+    head, worker = machines
+    prices = Prices.of(region="us-east-1", head=head, worker=worker, spot=False)
+    return replace(SPEC, notify=notify, prices=prices)
+
+
+def test_the_end_of_a_job_is_mailed_once_with_reason_cost_result_and_command(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper.notices, "BUCKET", "b")
+    monkeypatch.setattr(keeper.notices, "STATE_MACHINE", "arn:stateMachine:lab-TrainingStack-jobs")
+    order, now = paid(ANNA), time.time()
+    began = {"Began": now - 7200, "Deadline": now - 3600 + order.max_seconds}
+    given = {"Spec": order.to_json(), **began}
+    aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed on node 1: ValueError: no"
+    assert aws.end(head(StopCode="SpotInterruption"), **given)["again"]
+    assert not aws.sent("publish"), "only an attempt has ended"
+    for _ in range(2):  # the function is tried again
+        aws.end(head(3), **given)
+    (mail,) = aws.sent("publish")
+    assert mail["Subject"] == "failed: j1"
+    assert mail["MessageAttributes"]["to"]["StringValue"] == ANNA
+    assert order.prices
+    hour = order.prices.usd_per_hour(2)
+    assert hour
+    assert mail["Message"].splitlines() == [
+        "Job j1 has ended: failed on node 1: ValueError: no, 2 h 0 min after its submission.",
+        f"cost    at most {dollars(hour * (1 + times.JOB_TAIL_S / 3600))} at list prices; "
+        "trainctl cost j1 --deployment lab",
+        "result  s3://b/runs/r1/",
+        "look    trainctl show j1 --deployment lab",
+    ]
+
+
+def test_a_job_that_had_no_host_or_was_stopped_is_reported_too(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LIMITS", Limits(max_heads=3, max_workers=4))
+    order = replace(paid(ANNA), nodes=Range(9, 9))
+    aws.sweep(Action="admit", Job="refused", Spec=order.to_json(), Began=time.time())
+    aws.abort(name="j2", input=order.to_json(), status="TIMED_OUT")
+    aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")
+    aws.history["j1"] = []
+    for _ in range(2):  # an event may come twice
+        aws.abort(input=order.to_json())
+    refused_, timed_out, stopped = (each["Message"] for each in aws.sent("publish"))
+    assert "it needs 9 worker nodes" in refused_
+    assert "cost    at most $0 at" in refused_
+    assert "has ended: deadline" in timed_out
+    assert "cost    unknown" in timed_out
+    assert "has ended: stopped by user" in stopped
+
+
+def test_a_webhook_is_called_and_its_address_shown_nowhere(
+    keeper: ModuleType,
+    aws: Aws,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    called: list[Any] = []
+
+    def urlopen(request: Any, **_: Any) -> Any:
+        called.append(request)
+        if "/bad" in request.full_url:
+            raise ValueError(request.full_url)
+        return SimpleNamespace(close=lambda: None)
+
+    secret = "https://hooks.example/T0KEN"
+    told = {"SecretString": f"{secret}\n"}
+    monkeypatch.setattr(aws, "on_get_secret_value", lambda **_: told, raising=False)
+    monkeypatch.setattr(keeper.notices, "urlopen", urlopen)
+    order = paid(SLACK).to_json()
+    aws.end(head(0), Spec=order)
+    (request,) = called
+    assert (request.full_url, request.get_method()) == (secret, "POST")
+    assert "Job j1 has ended: succeeded" in json.loads(request.data)["text"]
+    for job, told["SecretString"] in (
+        ("j2", f"{secret}/bad"),
+        ("j3", "http://hooks.example/T0KEN"),
+    ):
+        assert aws.end(head(0), Spec=order, Job=job)["status"] == "succeeded"
+    assert len(called) == 2, "nothing goes out without TLS"
+    said = capsys.readouterr().out
+    assert "j2: no message to training/notify/slack: ValueError" in said
+    assert "T0KEN" not in said + json.dumps(aws.objects)
+
+
+def test_a_mail_that_cannot_be_sent_keeps_no_task_and_no_host(aws: Aws) -> None:
+    aws.fails["publish"] = refused("InternalError")
+    found = aws.end(head(3, ContainerInstanceArn="h1"), Spec=paid(ANNA).to_json())
+    assert found["status"] == "failed"
+    assert aws.objects
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert {"i-h1", "i-h2"} <= {*aws.terminated}
+
+
 def started_with(**variables: str) -> dict[str, Any]:
     listed = [{"name": name, "value": value} for name, value in variables.items()]
     return {"containerOverrides": [{"environment": listed}]}
@@ -440,7 +544,7 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(aws: Aws) -> Non
     workers.desired += 5
     assert aws.sweep() == {"stopped": [], "released": ["left", "surplus"]}
     assert sorted(aws.terminated) == ["i-left", "i-surplus"]
-    assert workers.desired == len(workers.instances), "no host comes without a task for it"
+    assert workers.desired == workers.there, "no host comes without a task for it"
     # What stops a standing cluster does not wait.
     aws.sweep(Action="release")
     assert sorted(aws.terminated) == ["i-left", "i-new", "i-surplus", "i-used"]
@@ -496,7 +600,7 @@ def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(aws: Aws) -> No
     aws.group("heads").desired = aws.group("workers").desired = 9
     aws.wait("waiting")
     assert aws.sweep()["released"] == ["of_head"]
-    assert (aws.group("heads").desired, aws.group("workers").desired) == (1, 9)
+    assert (aws.group("heads").desired, aws.group("workers").desired) == (0, 9)
     aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
     aws.join("heads", other=9000)
     aws.group("heads").desired = 9
@@ -1014,6 +1118,37 @@ def test_a_user_has_few_jobs_at_a_time_and_the_others_are_passed_by(
     queue.history["third"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
     assert admitted(keeper, "second", Range(1, 1))["status"] == "running"
     assert admitted(keeper, "second", Range(2, 2))["status"] == "queued"
+
+
+def test_a_job_of_a_higher_priority_overtakes_those_that_wait_and_none_that_has_begun(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "sleep", waited.append)
+    monkeypatch.setattr(keeper, "LIMITS", Limits(max_heads=3, max_workers=2))
+    queue.executions.clear()
+    jobs = (("first", "low", 1), ("second", "normal", 1), ("third", "high", 2))
+    for minutes, (job, level, nodes) in enumerate(jobs, start=-9):
+        spec = replace(SPEC, nodes=Range(nodes, nodes), priority=Priority(level))
+        began = datetime.now(tz=UTC) + timedelta(minutes=minutes)
+        queue.execute(job, input=spec.to_json(), startDate=began)
+        queue.history[job] = []
+    event = {"Action": "admit", "Began": time.time() - 60}
+
+    def status(job: str) -> str:
+        given = {"Job": job, "Spec": queue.executions[job]["input"]}
+        return str(keeper.handler(event | given, None)["status"])
+
+    assert [*map(status, ("first", "second"))] == ["queued", "queued"], "the third is before them"
+    assert waited == []
+    assert status("third") == "running"
+    assert waited == [3 * times.CONSISTENT_S], "until those that did not know of it have begun"
+    queue.history["first"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
+    assert status("third") == "queued"
+    # A job that has waited for half a day is before it.
+    queue.executions["first"]["startDate"] -= timedelta(seconds=times.COUNTS_AS_HIGH_S)
+    del queue.history["first"][:]
+    assert (status("first"), status("third")) == ("running", "queued")
 
 
 def test_what_a_later_job_was_granted_counts_and_not_what_it_asked_for(

@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,11 +13,12 @@ from botocore.session import Session
 
 from containers import autoscaler
 from contract.job import DEFAULT_MAX_SECONDS, MAX_SECONDS, JobStatus
-from contract.times import CONSISTENT_S
+from contract.nodes import Range
+from contract.times import CONSISTENT_S, SWEEP_EVERY_S
 from rehearsal import model
 from tests.simulation.account import UNPLACED, evaluate
 from tests.simulation.faults import FAULTS, LONG, RARE
-from tests.simulation.lives import live
+from tests.simulation.lives import live, story
 from tests.simulation.world import BEGAN
 from tests.stacks.conftest import Synth
 from tests.stacks.test_job_keeper import SPEC, definition
@@ -72,12 +74,47 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         uses = {f"paid for {use}" for use in goodput.USES if use not in ("uncounted", "hung")}
         held = {"hosts held", "hosts held by a head that does not end that"}
         held.add("job went to its next pool")
+        held |= {"spot host taken by the market", "job overtook one of a lower priority"}
+        held |= {"job started beside one that counts as high"}
         assert {*names, *ends, *states_seen, *uses, *held} <= {*happened} - {
             each for each, number in happened.items() if not number
         }
     if NUM >= 30_000:
         rare = {f"fault: {each.__name__.replace('_', ' ')}" for each in RARE}
         assert {each: lives[each] for each in {*rare, *STATES} if lives[each] < 300} == {}
+
+
+# --- stories of pools -----------------------------------------------------------------------------
+#: Pools of a job, how many hosts EC2 has in each, and in which its hosts are taken after a while;
+#: and the pools that it tries.
+STORIES: list[tuple[dict[str, int], str, list[str]]] = [
+    # None, half of a gang, and enough.
+    ({"l4": 0, "default": 2, "spot": 4}, "", ["l4", "default", "spot"]),
+    # A spot gang that is reclaimed goes on where it is on demand.
+    ({"spot": 4, "default": 4}, "spot", ["spot", "default"]),
+]
+
+
+@pytest.mark.parametrize(("offers", "taken", "tried"), STORIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gang_runs_where_ec2_has_all_of_its_hosts(
+    keeper: ModuleType,
+    synth: Synth,
+    monkeypatch: pytest.MonkeyPatch,
+    offers: dict[str, int],
+    taken: str,
+    tried: list[str],
+    seed: int,
+) -> None:
+    monkeypatch.setattr(autoscaler, "_say", lambda _: None)
+    spec = replace(SPEC, nodes=Range(4, 4), recipe="ddp", pools=(*offers,), max_seconds=18_000)
+    found = story(seed, spec, offers, taken, states=definition(synth), keeper=keeper)
+    assert (found.life.world.wrong, found.job.status) == ([], "SUCCEEDED"), found.life.story()
+    assert found.job.tried == tried, found.life.story()
+    # EventBridge tells of a launch that was refused, as a rule, or a sweep finds it.
+    most = 2 * (SWEEP_EVERY_S + 120)
+    assert sum(found.alone_s) <= most, found.life.story()
+    assert bool(found.alone_s) is not bool(taken)
 
 
 #: Of tasks: botocore has no list (developer guide of ECS, "Amazon ECS task lifecycle").

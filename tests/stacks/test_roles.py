@@ -17,7 +17,7 @@ import pytest
 from botocore import xform_name
 
 import app
-from contract.job import SECRETS_PREFIX
+from contract.job import NOTIFY_SECRETS, SECRETS_PREFIX
 from rehearsal.policies import Call, Statement, allows, parse
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates, context
@@ -46,6 +46,7 @@ ARNS: Final = {
     "AWS::Logs::LogGroup": lambda name: arn("logs", f"log-group:{name}:*"),
     "AWS::Lambda::Function": lambda name: arn("lambda", f"function:{name}"),
     "AWS::Events::Rule": lambda name: arn("events", f"rule/{name}"),
+    "AWS::SNS::Topic": lambda name: arn("sns", name),
     "AWS::SecretsManager::Secret": lambda name: arn("secretsmanager", f"secret:{name}-AbCdEf"),
 }
 
@@ -168,6 +169,7 @@ IMPLIED: Final = {"iam:PassRole", "ecs:TagResource"}
 #: and the rule by which Step Functions hears of tasks.
 OUTSIDE: Final = (
     f":secret:{SECRETS_PREFIX}*",
+    f":secret:{NOTIFY_SECRETS}*",
     "AWS::StackId",
     ":rule/StepFunctionsGetEventsForECSTaskRule",
 )
@@ -192,6 +194,7 @@ NEEDLESS: Final[list[tuple[str, str, str]]] = [
     # The function that cleans up: it ends what is there, and writes records of jobs.
     ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json"),
     ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    ("JobsKeeperRole", "secretsmanager:GetSecretValue", "{secret}"),
     ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
     ("NodesExecutionRole", "ecr:PutImage", "{repository}"),
     ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json"),
@@ -217,9 +220,10 @@ def test_a_call_that_a_role_does_not_need_is_refused(
     assert not deployed.may(deployed.role(role), action, resource.format_map(named))
 
 
+KEEPERS: Final = [f"stacks/jobs/keeper/{each}.py" for each in ("index", "cluster", "notices")]
 #: Role -> what runs under it, of which each call of AWS needs a right.
 CALLERS: Final = {
-    "JobsKeeperRole": ("stacks/jobs/keeper/index.py", "stacks/jobs/keeper/cluster.py"),
+    "JobsKeeperRole": (*KEEPERS,),
     "ClusterTeardownRole": ("stacks/teardown/handler.py",),
     "JobsRole": ("containers/autoscaler.py", "containers/program/code.py"),
 }
@@ -236,6 +240,7 @@ SERVICES: Final = {
             "lambda",
             "s3",
             "secretsmanager",
+            "sns",
         )
     },
 }

@@ -43,6 +43,18 @@ def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
     assert settings.max_workers == num_workers
 
 
+def test_what_is_given_beats_the_preset_and_the_preset_beats_the_defaults() -> None:
+    file = context(preset="team")
+    found = deployment.load(file)
+    assert (file["defaults"]["max_heads"], found.max_heads, found.spot) == (1, 4, False)
+    assert (found.max_workers, found.max_jobs_per_user, found.monthly_budget_usd) == (8, 2, 2000)
+    # By -c, even the default's own value; or in cdk.json, beside the tables.
+    for given in ({"max_heads": "1"}, {"max_heads": 1}):
+        assert deployment.load(file | given).max_heads == 1
+    with pytest.raises(InputError, match="did you mean max_heads"):
+        deployment.load(file | {"defaults": file["defaults"] | {"max_head": 1}})
+
+
 def own(*, name: str = "g7.2xlarge", **changed: Any) -> str:
     """Setting ``instance_types`` with a row that the table lacks."""
     row = {"vcpus": 8, "memory_mib": 65536, "network_gbps": 25, "gpu": "L4 22", "num_gpus": 1}
@@ -72,7 +84,7 @@ def test_a_type_that_the_table_lacks_is_a_row_of_the_settings() -> None:
 PRESETS: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("large", "ddp", {"worker_instance_type": "g6e.12xlarge", "max_workers": 8}, {}, ""),
     ("many", "cpu", {"max_workers": 16}, {}, ""),
-    ("large", "ddp", {}, {"preset": "larger"}, "one of ddp, fsdp, cpu, large"),
+    ("large", "ddp", {}, {"preset": "larger"}, "one of ddp, fsdp, cpu, team, large"),
     (
         *("large", "ddp", {}, {"worker_instance_type": "m6i.xlarge"}),
         "a type with GPUs in preset large, which has them",
@@ -99,7 +111,9 @@ def test_another_preset_is_one_more_entry_in_cdk_json(
 
     found = context(preset=name)
     presets = found["presets"] | {name: there(found["presets"][of] | changed)}
-    found = there(found | {"presets": presets} | given)
+    missing = {each for each, value in given.items() if value is None}
+    defaults = {each: found["defaults"][each] for each in {*found["defaults"]} - missing}
+    found = there(found | {"presets": presets, "defaults": defaults} | given)
     if message:
         with pytest.raises(InputError, match=message):
             deployment.load(found)
@@ -159,6 +173,7 @@ BAD: list[tuple[Any, ...]] = [
     ({"wrokers": "3"}, "wrokers", "did you mean max_workers?"),
     ({"preset": "dpp"}, "preset", "'dpp'", "ddp, fsdp, cpu"),
     ({"presets": "ddp"}, "presets", "cdk.json"),
+    ({"defaults": "1"}, "defaults", "cdk.json"),
     ({"max_workers": "0"}, "max_workers", "1 to 128"),
     ({"max_workers": "two"}, "max_workers", "'two'", "a whole number"),
     ({"spot": "yes"}, "spot", "'yes'", "true or false"),
@@ -331,10 +346,11 @@ def test_a_zone_is_checked_against_the_region_of_the_profile_in_use() -> None:
 def test_every_setting_is_in_cdk_json() -> None:
     given = context()
     names = {field.name for field in dataclasses.fields(Settings)}
-    in_file = {name for name in given if not set(name) & set(":/@")} - {"presets"}
-    in_presets = set.union(*(set(preset) for preset in given["presets"].values()))
-    assert in_file | in_presets == names
-    assert in_file & in_presets == set(), "a default beside the presets would never count"
+    in_file = {name for name in given if not set(name) & set(":/@")}
+    assert in_file == {"preset", "presets", "defaults"}, "what is beside them beats any preset"
+    in_all = set.intersection(*(set(preset) for preset in given["presets"].values()))
+    assert in_all | {*given["defaults"], "preset"} == names
+    assert in_all & {*given["defaults"]} == set(), "a default of theirs would never count"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ OUTPUTS = {
     stack_outputs.CORE_STACK: {
         stack_outputs.BUCKET: "bucket",
         stack_outputs.SUBNET: "subnet-1",
+        stack_outputs.NOTICES: "arn:topic",
         **{output: f"1.dkr.ecr/{node}" for node, output in stack_outputs.REPOSITORIES.items()},
     },
     stack_outputs.TRAINING_STACK: {
@@ -83,6 +84,7 @@ OUTPUTS = {
 CHANGES = {
     *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
     *("execute_command", "start_session", "put_object", "delete_objects"),
+    "subscribe",
 }
 
 
@@ -129,7 +131,9 @@ class Account(base.Account):
         self.task_events: list[dict[str, Any]] = []
         self.s3 = S3(lambda: self.now.timestamp())
         self.objects, self.modified = self.s3.objects, self.s3.modified
-        self.secrets = {"training/key"}
+        self.secrets = {"training/key", "training/notify/slack"}
+        self.confirmed: set[str] = set()
+        """Mail addresses."""
         # What doctor asks.
         self.quota = 1000.0
         self.default_quotas: dict[str, float] = {}
@@ -373,6 +377,11 @@ class Account(base.Account):
     def on_get_secret_value(self, *, SecretId: str) -> Any:  # noqa: N803
         assert SecretId == self.outputs[stack_outputs.TRAINING_STACK][stack_outputs.RAY_TOKEN]
         return {"SecretString": "the-token-of-ray"}
+
+    def on_subscribe(self, *, Endpoint: str, **_: Any) -> Any:  # noqa: N803
+        """Pending until the address has confirmed."""
+        confirmed = Endpoint in self.confirmed
+        return {"SubscriptionArn": "arn:one" if confirmed else "pending confirmation"}
 
     def on_describe_secret(self, *, SecretId: str) -> Any:  # noqa: N803
         if SecretId not in self.secrets:

@@ -20,6 +20,7 @@ from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl import pricing
 from trainctl.__main__ import main
+from trainctl.options import Where
 from trainctl.pricing import usd_at_most
 from training.record.goodput import Paid
 
@@ -235,8 +236,8 @@ SMALLER = ("--recompute", "full")
         (["--model", "new:6.9b", "--max-steps", "100"], False),  # it does not fit
     ],
 )
-@pytest.mark.usefixtures("account")
 def test_the_expected_cost_is_computed_where_model_and_text_are_known(
+    account: Account,
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     settings: list[str],
@@ -252,6 +253,9 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
     has_words = re.search(r"expected \S+( min \S+)? \w+ of steps, [\d,]+ tokens, cost \$\d", said)
     assert (has_words is not None) == is_known
     assert is_known or re.search("expected (not estimated|warning: does not fit)", said)
+    if is_known:
+        cli("submit", "fsdp", "--yes", *data, *settings)
+        assert account.orders[0].planned_usd == found["usd_expected"]
 
 
 # --- after it -------------------------------------------------------------------------------------
@@ -271,6 +275,10 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
     head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
     assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
     assert found["nat_usd"] == pytest.approx(0.05 / 6)
+    account.change_order("job", planned_usd=0.1)
+    assert (
+        cli("cost", "job").out.splitlines()[-1].startswith("$0.12 (planned: $0.10 for its steps)")
+    )
     # Another deployment and another region change nothing: the order has them.
     account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
     assert cli.json("cost", "job")["usd"] == found["usd"]
@@ -315,14 +323,37 @@ def test_costs_are_added_up_by_user_run_and_month_as_ls_shows_them(
 def test_a_budget_of_the_month_warns_and_refuses_if_asked(account: Account, cli: Cli) -> None:
     month(account)
     given = ("submit", "ddp", "--yes", "--max-hours", "1", "--run")
-    account.shape["monthly_budget_usd"] = 20
-    assert "warning: $6.32 of this month's budget of $20.00 are spent" in cli(*given, "a").err
+    account.shape["monthly_budget_usd"] = 30
+    said = cli(*given, "a").err
+    assert "warning: $6.32 of this month's budget of $30.00 are spent, and this job can" in said
+    # It waits now, and holds its maximum.
+    most = re.findall(r"and this job can cost (\$[\d.]+)", said)[0]
+    held = f"of $30.00 are spent, jobs that run or wait can cost {most} more"
+    assert held in cli(*given, "b").err
     account.shape["monthly_budget_usd"] = 500
-    assert "budget" not in cli(*given, "b").err
-    account.shape |= {"monthly_budget_usd": 6, "budget_refuses": True}
+    assert "budget" not in cli("plan", "ddp", "--max-hours", "1").err
+    account.shape |= {"monthly_budget_usd": 30, "budget_refuses": True}
     said = cli.refuses(*given, "c")
-    assert "$6.32 of this month's budget of $6.00 are spent: wait until next month" in said
+    assert "$6.32 of this month's budget of $30.00 are spent, jobs that run or wait can" in said
+    assert "more: wait until they end" in said
+    account.shape["monthly_budget_usd"] = 6
+    assert "more: wait until next month (UTC)" in cli.refuses(*given, "c")
     assert len(account.sent("start_execution")) == 2
+
+
+def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account: Account) -> None:
+    began = account.now.replace(day=1) - timedelta(days=2)
+    account.add("job", startDate=began)
+    account.task_events = [event("w", 3600, startedBy="job")]
+    deployment = Where().find()
+    used, left = pricing.spent(deployment)
+    (job,) = deployment.jobs.newest(limit=9)
+    assert job.spec
+    most = usd_at_most(
+        PRICES, deployment.shape, num_nodes=job.spec.nodes.high, max_seconds=job.spec.max_seconds
+    )
+    assert most
+    assert (used, left) == pytest.approx((0, most - 1.006 - 35 / 730))
 
 
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from contract import exits
-from contract.job import Hold, JobStatus
+from contract.job import Hold, JobStatus, Priority
 from contract.text import utc
 from contract.times import CONSISTENT_S
 from tests.aws.calls import refused
-from tests.trainctl.account import Account
+from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
 from trainctl import follow
 from trainctl.__main__ import main
@@ -98,6 +98,31 @@ def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
         for job, place in places.items()
     }
     assert shown == expected
+
+
+def test_each_waits_for_the_job_whose_end_makes_room_in_one_of_its_pools(
+    account: Account, cli: Cli
+) -> None:
+    account.shape |= {"max_heads": 9, "pools": POOLS}
+    queue(account, ("4", 9), ("2", 5), ("4", None), ("2", None), ("3", 7))
+    pools = {"job-1": ["l4"], "job-2": ["default"], "job-3": ["l4"]}
+    for job, own in pools.items():
+        account.change_order(job, pools=own)
+    account.change_order("job-4", pools=["l40s"])
+    found = Deployment.find(profile=None, region=None)
+    places = found.jobs.queue(found.shape.limits)
+    shown = {job: (each.number, each.after) for job, each in places.items()}
+    assert shown == {"job-2": (1, "job-0"), "job-3": (2, "job-1")}
+    # One of a higher priority is before those that wait, and not before those that have begun.
+    account.change_order("job-3", pools=["default"], nodes="1")
+    account.change_order("job-3", priority="high")
+    places = found.jobs.queue(found.shape.limits)
+    shown = {job: (each.number, each.after) for job, each in places.items()}
+    assert shown == {"job-3": (1, "job-0"), "job-2": (2, "job-3")}
+    said = cli("submit", "ddp", "--nodes", "1", "--yes", "--priority", "high").err
+    assert "priority  high\n" in said
+    assert "number 2, after job-0, which may run until" in said
+    assert account.orders[-1].priority is Priority.HIGH
 
 
 def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(

@@ -120,7 +120,9 @@ def test_a_page_of_reference_is_that_of_the_code(name: str) -> None:
 
 def test_the_help_names_values_and_not_types_of_python() -> None:
     shown = set(re.findall(r"<[^<>\n]*>", reference.page()))
-    assert shown == {"<head|nodes|auto>", "<user|run|month>"}, "give the option a metavar"
+    assert shown == {"<head|nodes|auto>", "<high|normal|low>", "<user|run|month>"}, (
+        "give the option a metavar"
+    )
 
 
 def test_every_option_for_a_fraction_has_a_largest_value() -> None:

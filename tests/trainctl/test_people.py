@@ -34,7 +34,7 @@ BERT: Final = "AROA123:bert@example.com"
 SERVICES: Final = {
     **{"stepfunctions": "states", "service-quotas": "servicequotas"},
     **{each: each for each in ("autoscaling", "cloudformation", "ecr", "ec2", "ecs", "iam")},
-    **{each: each for each in ("lambda", "logs", "s3", "secretsmanager", "ssm", "sts")},
+    **{each: each for each in ("lambda", "logs", "s3", "secretsmanager", "sns", "ssm", "sts")},
 }
 #: Calls whose action has another name.
 RENAMED: Final = {
@@ -57,7 +57,11 @@ BY_ROLE: Final = {
         *("wait ended", "data ls", "cluster status", "doctor"),
     ),
     SUBMIT: (
-        *("submit ddp --yes", "submit --code {code} --yes -- python mine.py"),
+        *(
+            "submit ddp --yes",
+            "submit ddp --yes --notify anna@example.com",
+            "submit --code {code} --yes -- python mine.py",
+        ),
         *("stop mine --yes", "stop early --yes", "data put {code} --as mine", "runs rm old --yes"),
     ),
     OPERATE: ("stop theirs --yes", "stop waits --yes", "cluster down --yes --no-wait"),
@@ -86,6 +90,7 @@ def policies(synth: Synth) -> dict[str, list[Statement]]:
 def may(account: Account, policy: list[Statement], action: str, on: str, task: str = "") -> bool:
     tags = account.tasks.get(task, {}).get("tags", [])
     keys = {f"aws:ResourceTag/{each['key']}": each["value"] for each in tags}
+    keys["sns:Protocol"] = "email"
     keys |= {"aws:userid": account.user_id, "ecs:cluster": arn("ecs", "cluster/TrainingStack-x")}
     return allows(Call(caller="anna", action=action, resource=on, keys=keys), identity=policy)
 

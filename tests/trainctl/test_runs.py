@@ -32,7 +32,8 @@ def checkpoint(account: Account, run: str, step: int, *, hours_ago: float, lost:
 
 def ended(account: Account, run: str, job: str, reason: str, *, hours_ago: float) -> None:
     spec = JobSpec(run=run, command=("true",), nodes=Range(1, 1))
-    outcome = Outcome(status=JobStatus.FAILED, reason=reason)
+    status = JobStatus(reason.split(":")[0].split()[0])
+    outcome = Outcome(status=status, reason=reason, exit_code=3)
     put(account, f"{run}/jobs/{job}.json", record_json(job, spec, outcome), hours_ago=hours_ago)
 
 
@@ -76,11 +77,13 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
     found = {run["name"]: run for run in cli.json("runs")}
     assert [*found] == ["goes-on", "done", "mine", "from-a-shell"]
     assert {name: run["state"] for name, run in found.items()} == {
-        "goes-on": "running",
-        "done": "stopped by user",
-        "mine": "failed: user code exit 3",
+        "goes-on": "waiting",
+        "done": "stopped",
+        "mine": "failed (3)",
         "from-a-shell": "failed",
     }
+    assert found["mine"]["reason"] == "failed: user code exit 3"
+    assert cli.json("show", "goes-on")["state"] == cli.json("ls")[0]["state"] == "waiting"
     assert {name: run["step"] for name, run in found.items()} == {
         "goes-on": 1250,
         "done": 470,

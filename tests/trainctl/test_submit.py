@@ -115,6 +115,10 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--secret", "=training/key"], "--secret is '=training/key': it must be NAME="),
     ([*SUBMIT, "--env", "NOT_SET_ANYWHERE"], "there is no such variable here"),
     ([*SUBMIT, "--env", "TRAIN_JOB=mine"], "--env TRAIN_JOB: names that begin with TRAIN_"),
+    ([*SUBMIT, "--notify", "anna"], "notify is 'anna': it must be a mail address, or the name of"),
+    ([*SUBMIT, "--notify", "https://hooks.example/x"], "or the name of a secret that begins with"),
+    ([*SUBMIT, "--notify", "training/key"], "a secret that begins with training/notify/"),
+    ([*SUBMIT, "--notify", "training/notify/x"], "there is no secret 'training/notify/x'"),
     ([*SUBMIT, "--secret", "KEY=mine"], "it must be NAME=training/SECRET"),
     ([*SUBMIT, "--secret", "KEY=training/none"], "there is no secret 'training/none'"),
     ([*SUBMIT, "--secret", "A=training/key", "--env", "A=b"], "both --env and --secret"),
@@ -303,6 +307,74 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     account.shape["pools"] = POOLS | {"q1": POOLS["l40s"] | {"worker_instance_type": "q1.large"}}
     said = cli.refuses(*submit, "l40s,q1", "--max-cost", "9")
     assert "--max-cost 9 cannot be kept: q1.large has no list price; leave it out" in said
+
+
+_L40S = POOLS["l40s"]
+#: Of a deployment with four hosts of 4 A10G, and pools of others: options, pools of the job, and
+#: what is said of those that are left out.
+BY_GPUS: list[tuple[str, tuple[str, ...], str]] = [
+    ("--gpus l4", ("l4",), ""),
+    ("--gpus L40S:4,a10g", ("l40s", "spot", "block", "default"), ""),
+    ("--gpus l40s --market spot,on-demand", ("spot", "l40s"), ""),
+    ("--gpus l40s --market reserved", ("block",), ""),
+    ("--market on-demand,reserved", ("default",), ""),
+    (
+        "--gpus a10g,l40s --nodes 6",
+        ("l40s", "spot", "block"),
+        "pool default is left out: it has 4 nodes at most",
+    ),
+    ("--gpus a10g,l4", ("default",), "pool l4 is left out: it has 1 GPU per node, not 4"),
+    (
+        "--gpus h200,a10g:4,l40s:8,l40s:4 --market reserved,on-demand",
+        ("default", "block", "l40s"),
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "pools", "words"), BY_GPUS)
+def test_gpus_and_markets_name_the_pools_that_have_them(
+    account: Account, cli: Cli, options: str, pools: tuple[str, ...], words: str
+) -> None:
+    block = {"capacity_reservation_id": "cr-0123456789abcdef0"}
+    account.shape["pools"] = POOLS | {"spot": _L40S | {"spot": True}, "block": _L40S | block}
+    account.reservation = {"ReservationType": "default"}
+    said = cli("submit", "ddp", "--yes", *options.split()).err
+    (spec,) = account.orders
+    assert spec.pools == pools
+    assert words in said
+    assert ("left out" in said) is bool(words)
+
+
+def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    account.shape["pools"] = POOLS | {"efa": _L40S | {"efa": True}}
+    fsdp = ["plan", "fsdp", *DATA, "--model", "new:6.9b", "--max-steps", "9", "--recompute", "full"]
+    found = cli(*fsdp, "--gpus", "a10g,l40s", "--nodes", "1")
+    assert "left out: the training does not fit the GPUs of default, by training.plan" in found.err
+    assert "pool      l40s, then efa" in found.out
+    assert "expected  warning" not in found.out
+    account.shape["pools"] = dict(reversed(account.shape["pools"].items()))
+    found = cli(*fsdp, "--gpus", "l40s", "--nodes", "2")
+    assert "pool l40s is left out: it has no EFA" in found.err
+    for options, words in (
+        (
+            ["--gpus", "h100"],
+            "--gpus h100, --market any: no pool fits, of default (4 x NVIDIA A10G",
+        ),
+        (["--gpus", "l4", "--nodes", "3"], "pool l4 is left out: it has 2 nodes at most"),
+        (
+            ["--market", "cheap"],
+            "--market cheap: no pool fits, of default (4 x NVIDIA A10G, on-dem",
+        ),
+        (["--gpus", "l4", "--pool", "l4"], "--pool is l4: give it, or --gpus and --market"),
+    ):
+        assert words in cli.refuses("submit", "ddp", "--yes", *options)
+    account.shape["pools"] = {"other": POOLS["l40s"] | {"worker_instance_type": "g5.12xlarge"}}
+    said = cli.refuses(*fsdp, "--gpus", "a10g", "--nodes", "1")
+    assert "the training does not fit the GPUs of default, other, by training.plan: name" in said
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)
@@ -508,6 +580,24 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(account: Account, 
     (job,) = account.executions
     assert len(job) <= MAX_JOB_ID
     assert said.out.strip() == job
+
+
+def test_who_is_to_get_mail_confirms_once_and_a_webhook_is_named_only(
+    account: Account, cli: Cli
+) -> None:
+    link = "anna@example.com gets no mail before the link in the one of AWS is followed"
+    assert link in cli(*SUBMIT, "--run", "a", "--notify", "anna@example.com").err
+    (asked,) = account.sent("subscribe")
+    assert asked["Attributes"] == {"FilterPolicy": '{"to": ["anna@example.com"]}'}, "not others'"
+    account.confirmed = {"anna@example.com"}
+    assert link not in cli(*SUBMIT, "--run", "b", "--notify", "anna@example.com").err
+    cli(*SUBMIT, "--run", "c", "--notify", "training/notify/slack")
+    assert len(account.sent("subscribe")) == 2
+    cli("plan", "ddp", "--notify", "anna@example.com")
+    assert len(account.sent("subscribe")) == 2, "a plan changes nothing"
+    told = ["anna@example.com", "anna@example.com", "training/notify/slack"]
+    assert [spec.notify for spec in account.orders] == told
+    assert not account.sent("get_secret_value")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from training.record import plots
+from training.record import plots, style
 from training.record.events import (
     ACCURACY,
     PERPLEXITY,
@@ -243,10 +243,10 @@ def test_every_colour_of_a_drawing_follows_the_theme(content: str) -> None:
     drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
     assert drawings
     for drawing in drawings:
-        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(plots.COLORS)
+        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(style.COLORS)
         assert "var(--" in drawing
         assert not re.search(r"(fill|stroke|color)(: |=\")(#|rgb|black|white)", drawing)
-    light = [light for light, _ in plots.COLORS.values()]
+    light = [light for light, _ in style.COLORS.values()]
     assert len(light) == len(set(light))
 
 

@@ -47,6 +47,7 @@ class Clients:
     s3: "S3Client"
     secrets: "SecretsManagerClient"
     service_quotas: "ServiceQuotasClient"
+    sns: Any
     ssm: "SSMClient"
     stepfunctions: "SFNClient"
     sts: "STSClient"

@@ -4,6 +4,7 @@ It is found by the outputs of its stacks, so the command line needs no settings 
 local AWS it finds a local deployment the same way.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -238,6 +239,17 @@ class Deployment:
         """Token that Ray's dashboard asks for."""
         secret = self.output(stack_outputs.RAY_TOKEN)
         return self._clients.secrets.get_secret_value(SecretId=secret)["SecretString"]
+
+    def subscribe(self, address: str) -> bool:
+        """Have reports for a mail address sent to it; False: it has not confirmed that yet."""
+        found = self._clients.sns.subscribe(
+            TopicArn=self.output(stack_outputs.NOTICES),
+            Protocol="email",
+            Endpoint=address,
+            # The same again changes nothing, and sends the mail with the link again.
+            Attributes={"FilterPolicy": json.dumps({"to": [address]})},
+        )
+        return str(found["SubscriptionArn"]).startswith("arn:")
 
     @property
     def console(self) -> str:

@@ -20,6 +20,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    Priority,
     execution_arn,
 )
 from contract.job_outcome import job_of
@@ -69,6 +70,11 @@ class JobExecution:
     @property
     def run(self) -> str:
         return self.spec.run if self.spec else ""
+
+    @property
+    def recipe(self) -> str:
+        """Name of its recipe; empty for a program of the user's own."""
+        return self.spec.recipe if self.spec else ""
 
     @property
     def prices(self) -> Prices | None:
@@ -152,7 +158,7 @@ class QueuePlace:
     number: int
     """1: it is the next one."""
     after: str
-    """For the next one, the job whose end makes room for it; for others, the job before it."""
+    """The job whose end makes room for it; far behind, the job before it."""
     until: datetime | None
     """Deadline of that job; None while it is queued itself."""
 
@@ -296,10 +302,22 @@ class Jobs:
         def user(name: str) -> str:
             return found.submitter if (found := spec(name)) else ""
 
+        def priority(name: str) -> Priority:
+            return found.priority if (found := spec(name)) else Priority.NORMAL
+
+        def has_begun(name: str) -> bool:
+            job = described(name) if name else None
+            return job is not None and bool(self._submissions(job))
+
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
             stateMachineArn=self._machine, statusFilter="RUNNING"
         )
-        names = in_order(pages.search("executions[]")) + ([] if new is None else [""])
+        now = datetime.now(tz=UTC)
+        executions = [*pages.search("executions[]")]
+        executions += [{"name": "", "startDate": now}] if new else []
+        names = in_order(executions, priority, now=now.timestamp())
+        if len({*map(priority, names)}) > 1:  # what has begun is not ended for another
+            names.sort(key=lambda name: not has_begun(name))
         order = limits.in_turn(names, user)
         # All behind them wait for a head in any case.
         first = order[: limits.max_heads + 1]
@@ -310,22 +328,22 @@ class Jobs:
             if number >= limits.max_heads or limits.place(wanted[number], wanted[:number]) is None
         ]
         places: dict[str, QueuePlace] = {}
-        if queued and (at := order.index(queued[0])):  # one that never fits is refused
-            # The next one has room once some of those before it have ended, at their deadlines.
+        for turn, name in enumerate(queued, start=1):
+            at = order.index(name)
+            if at >= len(wanted):
+                places[name] = QueuePlace(number=turn, after=order[at - 1], until=None)
+                continue
+            # It has room once some of those before it have ended, at their deadlines.
             ends = [
-                (self.deadline(job) if name and (job := described(name)) else None, number)
-                for number, name in enumerate(order[:at])
+                (self.deadline(job) if each and (job := described(each)) else None, index)
+                for index, each in enumerate(order[:at])
             ]
             ends.sort(key=lambda end: (end[0] is None, end[0] or 0, end[1]))
-            fits = (
-                end
-                for number, end in enumerate(ends, start=1)
-                if limits.place(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
-            )
-            until, number = next(fits, ends[-1])
-            places[queued[0]] = QueuePlace(number=1, after=order[number], until=until)
-            for number, before in enumerate(queued[:-1], start=2):
-                places[queued[number - 1]] = QueuePlace(number=number, after=before, until=None)
+            for gone, (until, index) in enumerate(ends, start=1):
+                left = [wanted[each] for _, each in ends[gone:]]
+                if gone == len(ends) or limits.place(wanted[at], left):
+                    places[name] = QueuePlace(number=turn, after=order[index], until=until)
+                    break
         for name in names:
             if name not in order:
                 after = next(each for each in order if user(each) == user(name))

@@ -59,6 +59,7 @@ def cost(
                 "node_seconds": found.seconds,
                 "usd_per_hour": {node: host.usd_per_hour for node, host in hosts.items()},
                 "usd": found.usd,
+                "planned_usd": job.spec.planned_usd if job.spec else None,
                 "nat_usd": found.nat_usd,
                 "shared_usd": found.shared_usd,
                 "why_unknown": found.why_unknown,
@@ -84,8 +85,10 @@ def cost(
         output.print_text(f"unknown{so_far}: {found.why_unknown}")
         return
     shared = f", shared file system {dollars(found.shared_usd)} more" if found.shared_usd else ""
+    planned = job.spec.planned_usd if job.spec else None
+    steps = "" if planned is None else f" (planned: {dollars(planned)} for its steps)"
     output.print_text(
-        f"{dollars(found.usd)}{so_far} {at_list_prices(prices)}, with disks; NAT gateway "
+        f"{dollars(found.usd)}{so_far}{steps} {at_list_prices(prices)}, with disks; NAT gateway "
         f"{dollars(found.nat_usd)} more{shared}. AWS also bills some minutes of each host's start "
         f"and end, and {NOT_INCLUDED}."
     )

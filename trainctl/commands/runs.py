@@ -8,7 +8,7 @@ import typer
 
 from contract.runs import run_prefix
 from contract.text import age, byte_size
-from trainctl import job_plan, output, removal, run_list
+from trainctl import job_plan, output, overview, removal, run_list
 from trainctl.options import AsJson, RunName, Where, Yes
 
 
@@ -23,18 +23,19 @@ def ls(
     """List the runs in the bucket, those of other people and of old jobs too."""
     deployment = where.find()
     being_trained = deployment.jobs.newest(limit=job_plan.RUNNING_LOOKED_AT, running=True)
-    orders = {job.run: job.spec.recipe if job.spec else "" for job in being_trained}
-    found = run_list.newest(deployment.bucket, limit=limit, running=orders)
+    rows = overview.rows_of(deployment, being_trained)
+    unfinished = {row.job.run: (row.job.recipe, row.state) for row in rows}
+    found = run_list.newest(deployment.bucket, limit=limit, unfinished=unfinished)
     if as_json:
         output.print_json([{**asdict(run), "updated": run.updated.isoformat()} for run in found])
     elif not found:
         output.print_text(f"No runs in {deployment.bucket.uri}. Start one: trainctl submit ddp")
     else:
-        rows = [
+        cells = [
             [
                 run.name,
                 run.recipe or "own code",
-                run.state.partition(":")[0],  # the reason is in trainctl show
+                run.state,
                 "" if run.step is None else f"{run.step:,}",
                 run.measure,
                 age((datetime.now(tz=UTC) - run.updated).total_seconds()),
@@ -43,7 +44,7 @@ def ls(
             for run in found
         ]
         columns = ["run", "recipe", "state", "step", "measure", "changed", "size"]
-        output.print_table(columns, rows, optional=["recipe", "size", "step", "measure"])
+        output.print_table(columns, cells, optional=["recipe", "size", "step", "measure"])
 
 
 def rm(

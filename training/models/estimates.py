@@ -23,10 +23,12 @@ of the backward pass. Others never need more than 2 % above these (models from 1
 parameters, 1 to 64 GPUs). Tied embeddings stay whole from the first block's forward to its backward
 pass.
 
-A step takes the slower of computing and communicating: per pass two gathers of the blocks' bf16
-weights, one of the embeddings', and one reduction of fp32 gradients (per step one of each, where
-they stay whole), each link of NCCL's ring carrying (S-1)/S of it; TCP carries at most 100 Gbit/s,
-EFA all. Then comes the optimizer's pass over memory.
+A step takes the slower of computing and of communicating between hosts, and then the optimizer's
+pass over memory. Computing is products at a part of the peak; attention, and all between products,
+at the speed of memory; and what sharding costs within a host: five constants, fitted to published
+speeds (a test compares). Between hosts go, per pass, two gathers of the blocks' bf16 weights, one
+of the embeddings', and one reduction of fp32 gradients (per step one of each, where they stay
+whole), each link of NCCL's ring carrying (S-1)/S of it; TCP carries at most 100 Gbit/s, EFA all.
 """
 
 import dataclasses
@@ -54,8 +56,14 @@ _LOGITS: Final = 2**26
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
-#: Of the peak that large matrix products reach in practice on a data-centre GPU.
-_ATTAINABLE: Final = 0.55
+# Constants of speed: the part of the peak that products reach; what recomputing all blocks takes
+# again, of a step; and per byte of the memory's bandwidth: operations of attention, bytes moved for
+# each that a block keeps, bytes moved for each parameter in a pass because it is sharded.
+_ATTAINABLE: Final = 0.777
+_RECOMPUTED: Final = 0.252
+_ATTENTION: Final = 80.2
+_BETWEEN: Final = 12.3
+_SHARDING: Final = 37.8
 #: Of a host's bandwidth that NCCL's collectives reach.
 _NETWORK: Final = 0.75
 
@@ -391,17 +399,25 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     """
     gpu = setup.machine.gpu
     assert gpu is not None
-    peak = 1e12 * gpu.tflops
-    tokens = setup.global_batch * setup.seq_len
+    peak, touched_s = 1e12 * gpu.tflops, 1 / (gpu.memory_gb_per_s * 1e9)
+    tokens, width = setup.global_batch * setup.seq_len, setup.bytes_per_value
+    attention = 12 * shape.layers * shape.attention * setup.seq_len * tokens
     flops = shape.flops_per_token(setup.seq_len) * tokens
-    again = {"none": 0.0, "selective": 0.03, "full": 1 / 3}[setup.recompute]
-    done = flops * (1 + again) * (2 / 3 if setup.lora_rank else 1)  # no gradients of frozen weights
+    kept = Activations.of(shape, "none", autocast=False).kept * shape.layers * tokens * width / 2
+    products = (flops - attention) / (peak * _ATTAINABLE)
+    others = (attention / _ATTENTION + kept * _BETWEEN) * touched_s
+    again = 1 + {"none": 0.0, "selective": 0.03, "full": _RECOMPUTED}[setup.recompute]
+    trained = 2 / 3 if setup.lora_rank else 1.0  # frozen weights have no gradients
     # All wait for the workers that have one sequence more than others.
     largest_share = -(-setup.global_batch // setup.num_workers) / setup.global_batch
-    compute = done * largest_share / (peak * _ATTAINABLE)
+    forward = (products + others) / 3 * largest_share
+    compute = (products * trained + others) * again * largest_share
+    is_whole, passes = keeps_whole(shape, setup), setup.num_microbatches
+    if setup.num_workers > 1:
+        sharding = _SHARDING * trained * shape.parameters * touched_s
+        compute += sharding * (1 if is_whole else passes)
 
-    network, width = 0.0, setup.bytes_per_value
-    touched_s = 1 / (gpu.memory_gb_per_s * 1e9)
+    network = 0.0
     read = width * shape.parameters * touched_s
     if setup.num_hosts > 1:
         gbps = setup.machine.network_gbps if setup.efa else setup.machine.tcp_gbps
@@ -409,7 +425,6 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         # Through each link of NCCL's ring, per pass: the blocks' weights in bf16 twice, the
         # embeddings' once, and gradients. One link of the ring is the way into a host.
         across = (setup.num_workers - 1) / setup.num_workers
-        is_whole, passes = keeps_whole(shape, setup), setup.num_microbatches
         gathers = width * shape.parameters
         backward = width * shape.blocks_parameters
         if setup.lora_bits == 4:
@@ -426,14 +441,13 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     touched = (2 * (4 + moments) + 4) * shape.parameters / setup.num_workers
     optimizer = 0.0 if setup.lora_rank else touched * touched_s
     step = max(compute, network) + optimizer
-    useful = done / (1 + again)
     return Plan(
         setup=setup,
         memory=needed(shape, setup),
         tokens_per_s=tokens / step,
-        mfu=useful / (step * setup.num_workers * peak),
+        mfu=flops * trained / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
-        evaluated_s=max(flops / done * compute / 3 / setup.num_microbatches, read),
+        evaluated_s=max(forward / passes, read),
         sampled_s=read,
     )
 

@@ -18,8 +18,9 @@ from store import storage
 from training.record import plots
 from training.record.display import figures
 from training.record.events import Measure, Metrics, Resume, Sample, Silent
-from training.record.plots import COLORS, figure
+from training.record.plots import figure
 from training.record.result import SUCCEEDED, Evaluated, HeldOutText, Result, Table
+from training.record.style import css
 
 _HERE: Final = Path(__file__).parent
 
@@ -83,7 +84,7 @@ def _render(**content: object) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    return environment.get_template("page.html.j2").render(css=_css(), **content)
+    return environment.get_template("page.html.j2").render(css=css(), **content)
 
 
 def _status(result: Result) -> tuple[str, str]:
@@ -144,14 +145,3 @@ def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]
         when = f"after {counted(sample.step, 'step')}" if sample.step else "before training"
         by_prompt.setdefault(sample.prompt, []).append((when, sample.text))
     return [*by_prompt.items()]
-
-
-def _css() -> str:
-    light, dark = (
-        ";".join(f"--{name}:{pair[theme]}" for name, pair in COLORS.items()) for theme in (0, 1)
-    )
-    return (
-        f":root{{color-scheme:light dark;{light}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
-        f"{(_HERE / 'page.css').read_text('utf-8')}"
-    )

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,28 +22,11 @@ import numpy.typing as npt
 
 from training.record.events import Evaluation, Measure, Metrics, RankTimes, Resume, Step
 from training.record.fields import number
+from training.record.style import COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Each color in the light and in the dark theme. Figures are drawn in the light one; in the
-# page every color becomes the CSS variable of its name, so that one drawing serves both.
-# Hence no two light colors may be equal. Blue and orange stay apart for every kind of color vision.
-COLORS: Final[Mapping[str, tuple[str, str]]] = {
-    "page": ("#f6f7f9", "#0f1319"),
-    "surface": ("#ffffff", "#171d26"),
-    "line": ("#dde2e9", "#2b3442"),
-    "ink": ("#1b2330", "#e7ebf1"),
-    "muted": ("#586474", "#9ca8b8"),
-    "blue": ("#1d5fa9", "#6fb1f6"),
-    "orange": ("#bd540a", "#f4a261"),
-    "navy": ("#173a66", "#4c8fdc"),
-    "sky": ("#3a7fbf", "#a5d0fa"),
-    "umber": ("#5a2a14", "#f3ead3"),
-    "signal": ("#7a2fd0", "#d2694b"),
-    "grey": ("#6b7785", "#8a96a6"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

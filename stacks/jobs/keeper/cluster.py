@@ -19,6 +19,7 @@ from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, refusal, seen
 from contract.nodes import GROUP_TAG, pool_hosts, pool_provider
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
+    from mypy_boto3_autoscaling.type_defs import AutoScalingGroupTypeDef
     from mypy_boto3_ecs.type_defs import (
         AttributeTypeDef,
         ContainerInstanceTypeDef,
@@ -79,10 +80,14 @@ def unused_hosts(provider: str, tasks: "list[TaskTypeDef]") -> int:
     among them."""
     names = [name for name, own in GROUPS.items() if own == provider]
     found = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
-    there = [each for group in found["AutoScalingGroups"] for each in group["Instances"]]
-    staying = [each for each in there if "Terminating" not in each.get("LifecycleState", "")]
     used = [each for each in tasks if each.get("containerInstanceArn")]
-    return len(staying) - len(used)
+    return sum(map(num_staying, found["AutoScalingGroups"])) - len(used)
+
+
+def num_staying(group: "AutoScalingGroupTypeDef") -> int:
+    """How many instances of a group are not being terminated."""
+    states = [each.get("LifecycleState", "") for each in group["Instances"]]
+    return sum("Terminating" not in state for state in states)
 
 
 def tasks_of_services() -> set[str]:
@@ -205,7 +210,7 @@ def tasks_on(instance: str) -> "list[TaskTypeDef]":
     return described([*dict.fromkeys(both)])
 
 
-def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
+def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float, missed: str = "") -> list[str]:
     """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
 
     A task that fares badly on its host is stopped there, and no other one comes to that host.
@@ -220,6 +225,8 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
 
     Args:
         tasks: all that run in the cluster.
+        missed: only hosts of this capacity provider; those that have never had a task, and those
+            that boot, at once: EC2 had too few for the job that they came for.
     """
     now = time.time()
     # Capacity providers that a task waits for, and since when.
@@ -239,6 +246,8 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
         for host in page["containerInstances"]:
             joined.add(host["ec2InstanceId"])
             arn = host["containerInstanceArn"]
+            if missed not in ("", host.get("capacityProviderName")):
+                continue
             try:
                 wrong = ailment(host, on.get(arn))
                 away = None if host["agentConnected"] else ""
@@ -255,16 +264,17 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
                         if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
                             continue
                         limit = times.HOST_JOINS_S
+                    elif missed and unused_since(host) == host["registeredAt"].timestamp():
+                        limit = 0
                     if now - unused_since(host) >= limit:
                         idle.add(arn)
             except Exception as error:  # one host must not keep the others billed
                 print(f"{arn} is left to the next sweep: {error}")
-    release(lost, wanted=wanted, at_once=True)
-    release(idle, wanted=wanted)
-    unjoined = end_unjoined(joined, wanted)
-    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
+    # First, or a group starts another host in the place of one that is terminated.
+    names = [name for name, provider in GROUPS.items() if missed in ("", provider)]
+    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=names)
     for group in found["AutoScalingGroups"]:
-        there, name = len(group["Instances"]), group["AutoScalingGroupName"]
+        there, name = num_staying(group), group["AutoScalingGroupName"]
         # AWS may suspend what has failed for a day (administrative suspension): it resumes nothing.
         for each in group.get("SuspendedProcesses", []):
             reason = each.get("SuspensionReason", "")
@@ -278,10 +288,15 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
         if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
+    release(lost, wanted=wanted, at_once=True)
+    release(idle, wanted=wanted)
+    unjoined = end_unjoined(joined, wanted, names, are_missed=bool(missed))
     return [*sorted(idle | lost), *unjoined]
 
 
-def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
+def end_unjoined(
+    joined: set[str], wanted: Collection[str], names: list[str], *, are_missed: bool
+) -> list[str]:
     """Terminate the instances of the groups that have not joined the cluster in time.
 
     No task ever comes to them, and the protection from scale-in that each instance starts with is
@@ -290,12 +305,14 @@ def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
     Args:
         joined: instances that are hosts of the cluster.
         wanted: capacity providers that a task waits for, "" for any.
+        names: of the groups.
+        are_missed: those that no task waits for are not waited for either.
 
     Returns:
         Their ids.
     """
     which = [
-        {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
+        {"Name": f"tag:{GROUP_TAG}", "Values": names},
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
     ]
     reservations = [*each_of("ec2", "describe_instances", "Reservations", Filters=which)]
@@ -304,13 +321,13 @@ def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
         name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
         is_slow = times.is_slow(instance.get("InstanceType", ""))
         limit = times.SLOW_HOST_JOINS_S if is_slow else times.HOST_JOINS_S
-        if name in joined or age < limit:
-            continue
         tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
         group = tags[GROUP_TAG]
+        is_wanted = bool({"", GROUPS[group]} & {*wanted})
+        if name in joined or (age < limit and (is_wanted or not are_missed)):
+            continue
         print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
         try:
-            is_wanted = bool({"", GROUPS[group]} & {*wanted})
             terminate(name, is_wanted=is_wanted, at_once=True)
             ended.append(name)
         except Exception as error:

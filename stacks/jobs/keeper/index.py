@@ -24,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from contract.job import (
     JobStatus,
     Outcome,
     Placement,
+    Priority,
     execution_arn,
     record_json,
     status_of_stop,
@@ -59,7 +60,8 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
+from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range, pool_provider
+from stacks.jobs.keeper import notices
 from stacks.jobs.keeper.cluster import (
     GROUPS,
     POOLS,
@@ -120,8 +122,9 @@ def history(job: str) -> list[dict[str, Any]]:
     return [*each_of("stepfunctions", "get_execution_history", "events", **of)]
 
 
+@functools.lru_cache(maxsize=1000)
 def order_of(job: str) -> JobSpec | None:
-    """A job's order, as it was submitted."""
+    """A job's order, as it was submitted, which never changes."""
     states, arn = boto3.client("stepfunctions"), execution_arn(STATE_MACHINE, job)
     return spec_of(states.describe_execution(executionArn=arn).get("input"))
 
@@ -141,10 +144,13 @@ def begun(job: str) -> list[JobSpec | None]:
     return [spec]
 
 
-@functools.cache
 def user_of(job: str) -> str:
     """Who has submitted a job."""
     return spec.submitter if (spec := order_of(job)) else ""
+
+
+def priority_of(job: str) -> Priority:
+    return spec.priority if (spec := order_of(job)) else Priority.NORMAL
 
 
 def head_starts(job: str) -> list[float] | None:
@@ -169,7 +175,7 @@ def end_tasks(job: str, reason: str) -> set[str]:
 
 
 def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
-    """Write down how a job ended, beside what it was; return what is written.
+    """Write down how a job ended, beside what it was, and report it; return what is written.
 
     Once: neither an abort that comes while its end is being cleaned up, nor another try of this
     function, changes how it ended.
@@ -188,6 +194,7 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
             raise
         print(f"{job} has its record already")
         return record_of(job, spec) or outcome
+    notices.send(job, spec, outcome)
     return outcome
 
 
@@ -268,31 +275,37 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
 
 def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
     """The pools and worker nodes that a job may have now; None where it is not its turn."""
-    found = turn_of(job, spec, lambda _: [])
-    if not (found and LIMITS.max_jobs_per_user):
+    found, overtakes = turn_of(job, spec)
+    if not (found and overtakes):
         return found
-    # Later jobs may have passed this one by while it waited for its user's others. The last that
-    # did not know that it waits no more has begun by then, and its history shows it.
+    # Those that it overtakes may have begun, or have passed it by while it waited for its user's
+    # others. The last that did not know of this one has begun by then, and its history shows it.
     time.sleep(3 * times.CONSISTENT_S)
-    return turn_of(job, spec, begun)
+    return turn_of(job, spec)[0]
 
 
-def turn_of(
-    job: str, spec: JobSpec, later: Callable[[str], list[JobSpec | None]]
-) -> tuple[tuple[str, ...], Range] | None:
-    """The same, beside earlier jobs, and what ``later`` ones have."""
+def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | None, bool]:
+    """The same, beside those that are before it and those that have begun without knowing of it;
+    and whether there may be some of the latter."""
     of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
-    names = in_order(each_of("stepfunctions", "list_executions", "executions", **of))
+    listed = each_of("stepfunctions", "list_executions", "executions", **of)
+    names = in_order(listed, priority_of, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order or order.index(job) >= LIMITS.max_heads:
-        return None
+        return None, False
     before = order[: order.index(job)]
+    # What was submitted after it, in the same way, has always known of it.
+    overtaken = [
+        each
+        for each in names
+        if each not in (*before, job)
+        and (LIMITS.max_jobs_per_user or priority_of(each) != spec.priority)
+    ]
     earlier = [order_of(each) for each in before]
-    for each in names:
-        if each not in (*before, job):
-            earlier += later(each)
-    return LIMITS.place(spec, earlier)
+    for each in overtaken:
+        earlier += begun(each)
+    return LIMITS.place(spec, earlier), bool(overtaken)
 
 
 def end(event: dict[str, Any]) -> dict[str, Any]:
@@ -320,9 +333,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
         if outcome.reason == "no capacity":
             # Of the head's group, or of the workers', for which the head has waited.
-            heads, workers, *_ = GROUPS.values()
-            if spec and spec.ladder[0] in POOLS:
-                workers = pool_provider(STACK, spec.pools[0])
+            heads, workers = next(iter(GROUPS.values())), provider_of(spec)
             waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
             if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
                 again = outcome.again and not is_in_vain(why)
@@ -353,8 +364,20 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         elif not outcome.again:
             hosts |= own
         release(hosts)
+        if spec and (
+            pools != own_pools or (outcome.status is JobStatus.NO_CAPACITY and not outcome.again)
+        ):
+            # What has come without the others would idle until a sweep ends it.
+            release_idle(running(), idle_s=times.IDLE_HOST_S, missed=provider_of(spec))
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer | {"pools": [*pools]} if outcome.again else answer
+
+
+def provider_of(spec: JobSpec | None) -> str:
+    """Capacity provider of the first pool of a job."""
+    _, workers, *_ = GROUPS.values()
+    pool = spec.ladder[0] if spec else DEFAULT_POOL
+    return pool_provider(STACK, pool) if pool in POOLS else workers
 
 
 def moved(

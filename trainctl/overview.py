@@ -1,0 +1,263 @@
+"""Summaries of jobs for ``trainctl ls``, ``show``, ``runs``, ``top`` and ``ui``.
+
+A ``Row`` is a job in a list, asked for with all others; a ``View`` is one job with all that is
+known of it.
+"""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from contract.nodes import WORKER
+from contract.runs import RESULT_FILE
+from contract.text import age, dollars, duration, significant, utc
+from trainctl import follow, job_log, run_list
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.deployment_bucket import json_object
+from trainctl.aws.jobs import JobExecution, QueuePlace
+from trainctl.aws.logs import LogLine, NodeLogs
+from trainctl.aws.tasks import Task
+from trainctl.follow import Waits
+from trainctl.job_log import JobLog
+from trainctl.pricing import Cost, cost_of, costs_of, goodput_of
+from training.record import goodput
+from training.record.progress import Progress
+
+#: Reasons of AWS, and of a job's autoscaler, that tell nothing of a node that has done its work.
+_ROUTINE: Final = ("Essential container exited", "Ray's autoscaler: not needed any more")
+#: Columns of a list of jobs, and those that a narrow terminal leaves out first.
+COLUMNS: Final = ("job", "state", "nodes", "done", "age", "cost", "who")
+OPTIONAL: Final = ("nodes", "done", "who", "cost")
+#: Columns of a job's nodes.
+NODES: Final = ("node", "task", "status", "address", "why it ended")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A job in a list."""
+
+    job: JobExecution
+    place: QueuePlace | None
+    """Its place in the queue; None once it has left it."""
+    state: str
+    """Its state in a word or two: ``queued 2``, ``failed (1)``."""
+    progress: Progress | None
+    usd: float | None
+    """Cost so far; None where that is not known."""
+
+    @property
+    def who(self) -> str:
+        """Its submitter, without the domain."""
+        return self.job.spec.submitter.partition("@")[0] if self.job.spec else ""
+
+    @property
+    def cells(self) -> list[str]:
+        """Its cells of ``COLUMNS``."""
+        spec = self.job.spec
+        return [
+            self.job.id,
+            self.state,
+            " ".join((str(spec.nodes), *spec.pools)) if spec else "",
+            self.progress.share if self.progress else "",
+            age((datetime.now(tz=UTC) - self.job.began).total_seconds()),
+            _cost(self.job, self.usd),
+            self.who,
+        ]
+
+    def values(self) -> dict[str, object]:
+        """The job for ``--json``."""
+        return {**follow.values(self.job, self.place), "state": self.state, "usd": self.usd}
+
+
+def rows_of(deployment: Deployment, jobs: Sequence[JobExecution]) -> list[Row]:
+    """Rows of jobs, in their order; what ended long ago costs no call of its own."""
+    is_there = any(not job.is_over for job in jobs)
+    queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}
+    nodes = deployment.jobs.all_nodes_of(jobs)
+    costs = costs_of(deployment, jobs, nodes)
+    rows = []
+    for job in jobs:
+        place = None if nodes[job.id] else queue.get(job.id)
+        waits = Waits()
+        if not (place or job.is_over):
+            waits = follow.waiting(deployment, job, nodes[job.id], explains=False)
+        rows.append(
+            Row(
+                job=job,
+                place=place,
+                state=_state(job, place, waits),
+                progress=None if place else follow.progress_of(deployment, job),
+                usd=costs[job.id],
+            )
+        )
+    return rows
+
+
+def _cost(job: JobExecution, usd: float | None) -> str:
+    """Cost so far; empty where that is not known, and before a host is paid for."""
+    return "" if usd is None or not (usd or job.is_over) else dollars(usd)
+
+
+def _state(job: JobExecution, place: QueuePlace | None, waits: Waits) -> str:
+    """Its state in a word or two."""
+    if place:
+        return "user's limit" if place.limit else f"queued {place.number}"
+    if waits.hold:
+        return f"held, {duration(max(0, round(waits.hold.until - time.time())))} left"
+    if job.is_over:
+        return job.outcome.brief
+    return "waiting" if waits.reason else "running"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A job, its nodes, and how far its run is."""
+
+    job: JobExecution
+    place: QueuePlace | None
+    waits: Waits
+    tasks: Sequence[Task]
+    """All nodes that it has had, heads first."""
+    deadline: datetime | None
+    progress: Progress | None
+    cost: Cost
+    goodput_s: Mapping[str, float]
+    """Seconds of each use of its paid time; empty where that is not known."""
+    record: str
+    """Address of its run's folder; empty where its order is not understood."""
+    result: Mapping[str, object]
+    lines: Sequence[LogLine] = ()
+    """The last lines of its log."""
+
+    @property
+    def state(self) -> str:
+        """As in a list."""
+        return _state(self.job, self.place, self.waits)
+
+    def words(self) -> dict[str, str]:
+        """All of it but its nodes and lines, by what it is; what is not known is left out."""
+        job, spec, result = self.job, self.job.spec, self.result
+        queued = ""
+        if began := min((task.since for task in self.tasks if task.since), default=None):
+            waited_s = round((began - job.began).total_seconds())
+            queued = f", {duration(waited_s)} of it before its head ran" if waited_s > 0 else ""
+        notes = []
+        if skipped := result.get("skipped_steps"):
+            notes.append(f"skipped steps: {skipped}, whose loss or gradient was not a number")
+        if damaged := result.get("damaged_lines"):
+            notes.append(f"damaged lines left out of metrics.jsonl: {damaged}")
+        said = "" if self.is_counted else "".join(map(job_log.text, self.lines[-1:]))
+        reached = [self.progress.line() if self.progress else "", said.strip()]
+        state, usd = job.reason, self.cost.usd
+        if waits := self.waits.words(time.time()):
+            state = waits if waits.startswith("waiting") else f"{self.state}: {waits}"
+        by_whom = f" by {spec.submitter}" if spec and spec.submitter else ""
+        rows = {
+            "job": job.id,
+            "run": job.run,
+            "recipe": job.recipe,
+            "state": f"queued: {self.place.words}" if self.place else state,
+            "progress": ", ".join(filter(None, reached)),
+            "submitted": utc(job.began) + by_whom,
+            "lasted" if job.is_over else "for": f"{follow.lasted(job)}{queued}",
+            "deadline": utc(self.deadline) if self.deadline else "",
+            "command": shlex.join(spec.command) if spec else "",
+            "nodes": _nodes(job, self.tasks),
+            "pool": ", ".join(spec.pools) if spec else "",
+            "cost": f"unknown: {self.cost.why_unknown}" if usd is None else _cost(job, usd),
+            "paid for": goodput.words(self.goodput_s),
+            "record": f"{self.record}/" if self.record else "",
+            "result": f"{result.get('status')}: {', '.join(_reached(result))}" if result else "",
+            "note": "; ".join(notes),
+        }
+        return {name: text for name, text in rows.items() if text}
+
+    @property
+    def is_counted(self) -> bool:
+        """True if its progress says more than its log, as that of a recipe."""
+        return self.job.is_over or bool(self.progress and self.job.recipe)
+
+    def node_cells(self) -> list[list[str]]:
+        """Its nodes, as cells of ``NODES``."""
+        rows = []
+        for task in self.tasks:
+            is_routine = task.exit_code == 0 and task.stopped_reason in _ROUTINE
+            why = "" if is_routine else task.stopped_reason
+            rows.append([task.kind, task.id, task.status, task.address, why])
+        return rows
+
+    def values(self, logs: NodeLogs) -> dict[str, object]:
+        """All of it for ``--json``."""
+        return {
+            **follow.values(self.job, self.place),
+            "state": self.state,
+            "waiting": "" if self.place else self.waits.words(time.time()),
+            "tasks": [{**asdict(task), "log_stream": logs.stream(task)} for task in self.tasks],
+            "node_seconds": self.cost.seconds,
+            "usd": self.cost.usd,
+            "goodput_s": self.goodput_s,
+            "progress": self.progress and self.progress.to_json(),
+            "result": self.result,
+        }
+
+
+def view_of(deployment: Deployment, job: JobExecution, *, lines: int = 0) -> View:
+    """A job as it is now.
+
+    Args:
+        lines: how many of the last ones of its log; 0: one, where its progress does not say more.
+    """
+    jobs, tasks = deployment.jobs, deployment.jobs.all_nodes(job)
+    record, result = "", {}
+    if job.run:
+        bucket = deployment.bucket
+        record = bucket.run(job.run).uri
+        result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
+    place, waits, deadline = None, Waits(), None
+    if not job.is_over:
+        place = None if tasks else jobs.queue(deployment.shape.limits).get(job.id)
+        waits = Waits() if place else follow.waiting(deployment, job, tasks)
+        deadline = jobs.deadline(job)
+    hold = follow.hold_of(deployment, job) if job.is_over else waits.hold
+    cost = cost_of(deployment, job, tasks)
+    held = hold.since if hold else None
+    found = View(
+        job=job,
+        place=place,
+        waits=waits,
+        tasks=tasks,
+        deadline=deadline,
+        progress=follow.progress_of(deployment, job),
+        cost=cost,
+        goodput_s=goodput_of(deployment, job, cost, held=held),
+        record=record,
+        result=result,
+    )
+    wanted = lines or int(not found.is_counted)
+    if tasks and wanted:
+        found = replace(found, lines=JobLog(deployment.logs).last(job, tasks, wanted))
+    return found
+
+
+def _nodes(job: JobExecution, tasks: Sequence[Task]) -> str:
+    """Number of worker nodes; for a range, also how many run or were started."""
+    if job.spec is None:
+        return ""
+    ordered = job.spec.nodes
+    if ordered.low == ordered.high:
+        return ordered.words
+    workers = [task for task in tasks if task.node == WORKER]
+    if job.is_over:
+        return f"{ordered.words}; {len(workers)} started"
+    return f"{ordered.words}; {sum(task.status == 'RUNNING' for task in workers)} running"
+
+
+def _reached(result: Mapping[str, object]) -> list[str]:
+    """The figures of a ``result.json``: its measures, loss and steps."""
+    loss, steps = result.get("loss"), result.get("steps")
+    others = [f"loss {significant(loss)}"] if isinstance(loss, int | float) else []
+    others += [f"steps {steps:,}"] if isinstance(steps, int) and steps else []
+    return [*run_list.measures(result), *others]
