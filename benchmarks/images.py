@@ -108,14 +108,11 @@ class Plain(Dataset[tuple[torch.Tensor, int]]):
 
 def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
     """A part of 8 to 100 % of the area, of a ratio from 3/4 to 4/3."""
-    for _ in range(10):
-        area = width * height * random.uniform(0.08, 1)
-        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = random.randint(0, width - w), random.randint(0, height - h)
-            return left, top, left + w, top + h
-    return 0, 0, width, height
+    area = width * height * random.uniform(0.08, 1)
+    ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+    w, h = min(width, round(math.sqrt(area * ratio))), min(height, round(math.sqrt(area / ratio)))
+    left, top = random.randint(0, width - w), random.randint(0, height - h)
+    return left, top, left + w, top + h
 
 
 def plain(paths: Sequence[Path], *, batch: int, processes: int) -> Iterator[torch.Tensor]:

@@ -73,8 +73,8 @@ STEPS: Final = (
     ),
     BenchmarkStep(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
     BenchmarkStep(
-        name="gpu_fsdp-compiled",
-        words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile",
+        name="gpu_fsdp-eager",
+        words="python -m benchmarks.gpu_fsdp --cases 0.6b --eager",
         limit_s=600,
     ),
     # Figures of the table of the public posts (docs/benchmarks.md).
