@@ -28,15 +28,15 @@ from benchmarks.tables import cpu_seconds, report, say
 from store import storage
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
-from training.models import language_models, model_weights
+from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
+from training.models.model_shapes import SHAPES
 from training.runtime.torchrun import TorchrunWorker
 
 ROUNDS: Final = 5
 WORKERS: Final = 2
 _STEPS: Final = 3
-_WIDTH: Final = 768
-_VOCAB: Final = 512
+_WIDTH: Final = 768  # of the shape below
 _BYTES_PER_PARAMETER: Final = 12  # a weight and two moments, fp32
 
 
@@ -44,22 +44,10 @@ class ShardedState:
     """A sharded GPT-NeoX with moments, of about ``mb`` megabytes altogether."""
 
     def __init__(self, run_uri: str, mb: int) -> None:
-        from transformers import GPTNeoXConfig
-
-        make: Any = GPTNeoXConfig
-        per_layer = 12 * _WIDTH**2
-        layers = max(1, round(mb * 1e6 / _BYTES_PER_PARAMETER / per_layer))
-        config = make(
-            vocab_size=_VOCAB,
-            hidden_size=_WIDTH,
-            num_hidden_layers=layers,
-            num_attention_heads=12,
-            intermediate_size=4 * _WIDTH,
-            max_position_embeddings=128,
-            tie_word_embeddings=False,
-        )
+        layers = max(1, round(mb * 1e6 / _BYTES_PER_PARAMETER / (12 * _WIDTH**2)))
+        shape = {**SHAPES["160m"], "num_hidden_layers": layers, "vocab_size": 512}
         self.worker = TorchrunWorker(run_uri=run_uri)
-        self.model = language_models.build_on_meta(config)
+        self.model = language_models.build_on_meta(pretrained.config_of(shape))
         mesh = init_device_mesh("cpu", (self.worker.world_size,))
         self.trained = WithLoss(self.model)
         language_models.shard(self.trained, mesh, bf16=False)
@@ -108,25 +96,30 @@ def measure(run_uri: str, mb: int, rounds: int) -> tuple[dict[str, list[Cost]], 
         state.saver.save(Position(step=step))
         return lambda: state.worker.saves.is_saving
 
-    def by_torch(make: Any, name: str, stager: DefaultStager, **more: Any) -> Callable[[], bool]:
-        parts = sharded_checkpoints.state_of(state.model, state.optimizer)
-        # No sync: torch would sync the whole machine, and S3 has nothing to sync.
-        writer = make(storage.join(run_uri, name), sync_files=False, overwrite=True)
+    def by_torch(
+        make: Any, name: str, kind: AsyncCheckpointerType, stager: DefaultStager
+    ) -> Callable[[], bool]:
         saving: Any = async_save(
-            parts, storage_writer=writer, process_group=group, async_stager=stager, **more
+            sharded_checkpoints.state_of(state.model, state.optimizer),
+            # No sync: torch would sync the whole machine, and S3 has nothing to sync.
+            storage_writer=make(storage.join(run_uri, name), sync_files=False, overwrite=True),
+            process_group=group,
+            async_checkpointer_type=kind,
+            async_stager=stager,
         )
         written = getattr(saving, "upload_completion", saving)
         return lambda: not written.done()
 
-    def torchs(make: Any, name: str, *, shared: bool = False) -> Callable[[], Callable[[], bool]]:
-        stager = DefaultStager(StagingOptions(False, shared, False, False))
-        kind = AsyncCheckpointerType.PROCESS if shared else AsyncCheckpointerType.THREAD
-        return partial(by_torch, make, name, stager, async_checkpointer_type=kind)
-
-    ways = {"own": own, "thread": torchs(FsspecWriter, "thread")}
-    if not storage.is_s3(run_uri):
-        ways["thread_to_files"] = torchs(FileSystemWriter, "files")
-        ways["process_to_files"] = torchs(FileSystemWriter, "process_files", shared=True)
+    ways = {"own": own}
+    thread, process = AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS
+    for name, make, kind in (
+        ("thread", FsspecWriter, thread),
+        ("thread_to_files", FileSystemWriter, thread),
+        ("process_to_files", FileSystemWriter, process),
+    ):
+        if make is FsspecWriter or not storage.is_s3(run_uri):
+            stager = DefaultStager(StagingOptions(False, kind is process, False, False))
+            ways[name] = partial(by_torch, make, name, kind, stager)
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for step in range(1, rounds + 2):
         for name, way in ways.items():

@@ -1,6 +1,6 @@
 """Benchmark of preset ``fast`` against a small plain loop: FashionMNIST for CPU seconds.
 
-    python -m benchmarks.fashion --data DIR [--plain FILE] [--seeds 0 1 2 3 4]
+    python -m benchmarks.fashion --data DIR --plain FILE [--seeds 0 1 2 3 4]
 
 The plain loop is a script of one process that is given CPU seconds and prints what it reached. The
 recipe has two processes, each of one thread; reading the images, evaluation, checkpoint and record
@@ -20,14 +20,12 @@ from typing import Any, Final
 from benchmarks import rank_groups
 from benchmarks.tables import report, say
 from contract import faults
-from contract.errors import InputError
 from training.ddp.settings import PRESETS, DdpConfig
 from training.ddp.train import train
 from training.record.events import Evaluation
 from training.runtime.torchrun import TorchrunWorker
 
 WORLD_SIZE: Final = 2
-_PLAIN: Final = Path(__file__).parents[2] / "shared" / "prototypes" / "training" / "fmnist.py"
 _PRINTED: Final = re.compile(r"(\d+) CPU s, .* accuracy ([\d.]+),")
 
 
@@ -59,13 +57,11 @@ def plain(file: Path, data: str, seed: int, budget_s: int) -> tuple[float, float
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fashion", description=__doc__)
     parser.add_argument("--data", required=True, help="folder with FashionMNIST's files")
-    parser.add_argument("--plain", type=Path, default=_PLAIN, help="script of the plain loop")
+    parser.add_argument("--plain", type=Path, required=True, help="script of the plain loop")
     parser.add_argument("--budget", type=int, default=28, help="CPU seconds of the plain loop")
     parser.add_argument("--epochs", type=int, default=1, help="of the recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     options = parser.parse_args()
-    if not options.plain.is_file():
-        raise InputError(f"there is no plain loop at {options.plain}: give --plain FILE")
     seconds: dict[str, list[float]] = {"plain": [], "recipe": []}
     accuracy: dict[str, list[float]] = {"plain": [], "recipe": []}
     for seed in options.seeds:

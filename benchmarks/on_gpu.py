@@ -62,7 +62,7 @@ STEPS: Final = (
         "-m training.launch -- ddp --run images-torchrun --json",
     ),
     BenchmarkStep(name="fsdp", words=f"{_FSDP} text --checkpoint-every 10"),
-    BenchmarkStep(name="fsdp-compiled", words=f"{_FSDP} compiled --compile"),
+    BenchmarkStep(name="fsdp-eager", words=f"{_FSDP} eager --no-compile"),
     BenchmarkStep(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
     BenchmarkStep(name="export", words="python -m training.export text --to {runs}/exported"),
     BenchmarkStep(name="generate", words="python -m training.generate text 'The function returns'"),
@@ -73,8 +73,8 @@ STEPS: Final = (
     ),
     BenchmarkStep(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
     BenchmarkStep(
-        name="gpu_fsdp-compiled",
-        words="python -m benchmarks.gpu_fsdp --cases 0.6b --compile",
+        name="gpu_fsdp-eager",
+        words="python -m benchmarks.gpu_fsdp --cases 0.6b --eager",
         limit_s=600,
     ),
     # Figures of the table of the public posts (docs/benchmarks.md).

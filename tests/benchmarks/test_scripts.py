@@ -52,5 +52,6 @@ def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
 def test_a_checkpoint_is_timed_in_all_ways() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60", "--rounds", "1")
     assert found["state_bytes"] > 50e6
-    waited = found["seconds_training_waits"]
-    assert found["ratio"] == waited["async_save"] / waited["own"]
+    own, *others = (each["waited"] for each in found["seconds"].values())
+    assert len(others) == 3
+    assert found["ratio"] == min(others) / own

@@ -195,3 +195,10 @@ def test_a_small_network_goes_on_from_its_files_to_the_bit(tmp_path: Path) -> No
     after = [trained(*each) for each in zip((first, second), optimizers, strict=True)]
     assert after[0] == after[1] < before
     assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_maps_of_one_channel_leave_the_small_network_in_the_order_that_is_fast() -> None:
+    maps = Small().layers[0](
+        torch.zeros(2, 1, 28, 28).contiguous(memory_format=torch.channels_last)
+    )
+    assert maps.stride(1) == 1

@@ -36,8 +36,8 @@ from training.runtime.torchrun import TorchrunWorker
 from training.settings import RunConfig
 
 SPOILED = ("loss", "gradient")
-#: FSDP's collectives, and their argument that is as large as what all ranks have together.
-WHOLE = {"all_gather_into_tensor": "output_tensor", "reduce_scatter_tensor": "input"}
+#: FSDP's collectives: their largest argument is what all ranks have together.
+WHOLE = ("all_gather_single", "reduce_scatter_single")
 
 
 @dataclass
@@ -139,9 +139,10 @@ def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: str = "") -> Fou
         is_spoiled = spoiled == "loss" and self.training and not found.sizes
         return loss + math.inf if is_spoiled and is_last else loss
 
-    def collective(name: str, **arguments: Any) -> Any:
-        found.sent[name] += trains * arguments[WHOLE[name]].nbytes
-        return real_collectives[name](**arguments)
+    def collective(name: str, *given: Any, **more: Any) -> Any:
+        tensors = [each for each in (*given, *more.values()) if isinstance(each, Tensor)]
+        found.sent[name] += trains * max(each.nbytes for each in tensors)
+        return real_collectives[name](*given, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in WHOLE:

@@ -137,8 +137,10 @@ def _image_set(
     digest = hashlib.sha256()
     for array in (train_images, train_labels, test_images, test_labels):
         digest.update(array.tobytes())
-    # From the histogram: exact, and no float copy of the whole set.
-    counts = np.bincount(train_images.reshape(-1), minlength=256)
+    # From the histogram: exact, and no float copy of the whole set. In parts, because numpy makes
+    # 64-bit integers of what it counts.
+    parts = np.array_split(train_images.reshape(-1), 500)
+    counts = np.sum([np.bincount(each, minlength=256) for each in parts], axis=0)
     values = np.arange(256) / 255
     mean = float((counts * values).sum() / counts.sum())
     variance = float((counts * (values - mean) ** 2).sum() / counts.sum())

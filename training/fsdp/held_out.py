@@ -11,7 +11,7 @@ from contract.errors import InputError
 from training.bookkeeping import Score
 from training.data.feed import NOTHING
 from training.data.mixed_feed import Part
-from training.fsdp.passes import on_device, on_host
+from training.fsdp.passes import on_device
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics
 from training.loop.worker import Pulse, Worker
@@ -85,6 +85,6 @@ class HeldOut:
             # Compiled for fewer sequences, the blocks would be compiled for any number of them.
             is_whole = len(batch.tokens) == self._at_once
             with torch.compiler.set_stance("default" if is_whole else "force_eager"):
-                loss = trained(*on_device(on_host(batch, worker.device), worker.device))
+                loss = trained(*on_device(batch, worker.device))
             total += loss.double() * batch.num_labels
         return total

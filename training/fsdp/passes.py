@@ -2,24 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from training.data.feed import Batch, Feed
 from training.data.mixed_feed import MixedFeed
+from training.data.rows import Tokens
 from training.loop.worker import Worker
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """A worker's part of a step."""
 
     passes: list[list[Tensor | None]]
-    """Arguments of ``WithLoss``, in host memory."""
+    """Arguments of ``WithLoss``, on the device."""
     num_tokens: int
     """Inputs of this worker that are not padding."""
     num_labels: int
@@ -35,12 +35,12 @@ def ahead(
     def make(step: int) -> StepInputs:
         batch = feed.step(step, rank=worker.rank, world_size=worker.world_size)
         return StepInputs(
-            passes=[on_host(each, device) for each in batch.parts(num_passes)],
-            num_tokens=batch.num_tokens,
-            num_labels=feed.num_labels(step),
+            [on_device(each, device) for each in batch.parts(num_passes)],
+            batch.num_tokens,
+            feed.num_labels(step),
         )
 
-    # A new thread would pin memory for the first GPU.
+    # A new thread begins with the first GPU.
     begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
     with ThreadPoolExecutor(1, initializer=begin) as pool:
         made = (pool.submit(make, step) for step in steps)
@@ -49,15 +49,15 @@ def ahead(
             yield coming.result()
 
 
-def on_host(batch: Batch, device: torch.device) -> list[Tensor | None]:
-    """Arguments of ``WithLoss`` in host memory, from which a GPU copies while the host goes on."""
-    arrays = (batch.tokens, batch.positions, batch.labels)
-    found = [None if each is None else torch.from_numpy(each) for each in arrays]
-    if device.type != "cuda":
-        return found
-    return [None if each is None else each.pin_memory() for each in found]
+def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
+    """Arguments of ``WithLoss``. A GPU copies them from pinned memory while the host goes on."""
 
+    def sent(array: Tokens | None) -> Tensor | None:
+        if array is None:
+            return None
+        found = torch.from_numpy(array)
+        if device.type == "cuda":
+            found = found.pin_memory()
+        return found.to(device, non_blocking=True)
 
-def on_device(found: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    """The same on the device."""
-    return [None if each is None else each.to(device, non_blocking=True) for each in found]
+    return [sent(each) for each in (batch.tokens, batch.positions, batch.labels)]

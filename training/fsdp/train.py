@@ -32,7 +32,7 @@ from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.held_out import HeldOut
 from training.fsdp.model import build, describe, fill
-from training.fsdp.passes import ahead, on_device
+from training.fsdp.passes import ahead
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics, optimizers
 from training.loop.worker import Worker, displayed, uses_bf16
@@ -191,8 +191,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             # Gradients are averaged over the workers, whose passes may have more or fewer tokens to
             # learn: this gives every such token of the step the same weight.
             divisor = made.num_labels / world_size
-            for number, given in enumerate(made.passes, start=1):
-                inputs_of_pass = on_device(given, device)
+            for number, inputs_of_pass in enumerate(made.passes, start=1):
                 if keeps_whole:
                     is_last = number == len(made.passes)
                     # Sums in bf16 would lose what each pass adds.

@@ -15,7 +15,9 @@ def channels_last(model: nn.Module) -> None:
     """
     for parameter in model.parameters():
         if parameter.dim() == 4 and parameter[0, 0].numel() > 1:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            # Not contiguous(): of one channel, that leaves strides from which a CPU chooses the
+            # other order for all that follows.
+            parameter.data = parameter.data.to(memory_format=torch.channels_last, copy=True)
 
 
 def num_parameters(model: nn.Module) -> int:
