@@ -61,7 +61,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def byte_size(number: int) -> str:
+def byte_size(number: float) -> str:
     """Bytes for people: ``5 B``, ``11.6 MB``, ``1.2 GB``."""
     size = float(number)
     for unit in ("B", "kB", "MB", "GB"):

@@ -1,0 +1,300 @@
+"""``trainctl ui`` and ``trainctl top``: who may read the pages, what they show, what they cost."""
+
+import http.client
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tests.trainctl.account import Account
+from tests.trainctl.browser import Browser, browser
+from tests.trainctl.conftest import Cli
+from trainctl.options import Where
+from trainctl.ui.pages import Pages
+from trainctl.ui.server import Server
+
+#: What a job may put where a page shows it: markup, an end of an attribute, a turn of the text.
+HOSTILE = """"><img src=x onerror="document.title='owned'">'{{ 7 * 7 }}\u202e\x1b[2J"""
+#: A job's id that Step Functions takes, and that a shell would take apart.
+ODD = "it's-(odd)!@run"
+RUNNING = "resnet-275-lusab-babad"
+
+
+def many(account: Account, number: int = 300) -> None:
+    """Jobs of two people: eight run, twenty are queued, of the others each third has failed."""
+    account.shape |= {"max_heads": 8, "max_workers": 100}
+    for each in range(number):
+        job, age = f"resnet-{each:03}-lusab-babad", timedelta(minutes=10 * (number - each))
+        began = account.now - age
+        is_over, is_queued = each < number - 28, each >= number - 20
+        more: dict[str, Any] = {}
+        if is_over:
+            more = {"status": "SUCCEEDED", "stopDate": began + timedelta(minutes=8)}
+            if not each % 3:
+                cause = {"status": "failed", "reason": "failed: user code exit 1", "exit_code": 1}
+                more |= {"status": "FAILED", "cause": json.dumps(cause)}
+            stamps = {"pullStartedAt": began, "stoppedAt": more["stopDate"]}
+            event = {"taskArn": f"t/h{each}", "group": f"job:{job}", "startedBy": "AWS Step"}
+            account.task_events.append(event | {key: at.isoformat() for key, at in stamps.items()})
+        account.add(job, run=f"resnet-{each:03}", startDate=began, **more)
+        who = ("anna", "bernhard")[each % 2]
+        account.change_order(job, nodes="1", submitter=f"{who}@example.com")
+        if not (is_over or is_queued):
+            account.add_head(job, f"head{each}", pullStartedAt=began, startedAt=began)
+            account.add_worker(f"w{each}", "RUNNING", job=job, group=f"job:{job}")
+
+
+def record(account: Account, *, epochs: int = 3) -> None:
+    """The record of a run of two ranks, as ``RunRecord`` writes it, and lines of its log."""
+    lines: list[dict[str, Any]] = []
+    for step in range(1, 40 * epochs + 1):
+        at = account.now.timestamp() + math.ceil(step / 20) * 10
+        loss = 0.3 + 2 * math.exp(-step / 40)
+        own = {"step": step, "epoch": (step - 1) // 40 + 1}
+        lines.append({"type": "step", **own, "loss": loss, "lr": 1, "grad_norm": 1, "time": at})
+        for rank in range(2 if step % 40 == 0 else 0):
+            sizes = {"memory_bytes": 11e9 + rank * 1e9, "images_per_s": 600 - rank}
+            lines.append({"type": "rank", **own, "rank": rank, "step_time_s": 0.5 + rank, **sizes})
+        if step % 40 == 0:
+            figures = {"loss": loss, "measures": ["accuracy"], "accuracy": 0.9}
+            lines.append({"type": "evaluation", **own, **figures, "images_per_s": 1200, "mfu": 0.4})
+    content = "".join(f"{json.dumps(line)}\n" for line in lines)
+    account.objects["runs/resnet-275/metrics.jsonl"] = content.encode()
+    account.objects["runs/resnet-275/report.html"] = f"<h1>Report</h1>{HOSTILE}".encode()
+    account.logs["job/ray/head275"] = ["epoch 1", HOSTILE]
+
+
+@dataclass
+class Served:
+    """A server on loopback."""
+
+    account: Account
+    server: Server
+
+    def get(self, path: str = "", *, method: str = "GET", **headers: str) -> tuple[int, str, Any]:
+        """Status, text and headers of an answer."""
+        asked = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=30)
+        whole = path if path.startswith("/") else f"/{self.server.token}/{path}"
+        asked.request(method, whole, headers=headers)
+        answer = asked.getresponse()
+        found = answer.status, answer.read().decode(), answer.headers
+        asked.close()
+        return found
+
+
+@pytest.fixture
+def served(account: Account) -> Iterator[Served]:
+    many(account)
+    record(account)
+    with Server(Pages(Where().find())) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield Served(account, server)
+        server.shutdown()
+
+
+class Tags(HTMLParser):
+    """Tags and texts of a page, as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+# --- who may read ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("", {}, 200),
+        ("", {"Host": "localhost:{port}"}, 200),
+        ("", {"Host": "evil.example:{port}"}, 403),  # a name that resolves to this machine
+        ("", {"Host": "127.0.0.1"}, 403),
+        ("/", {}, 404),
+        ("/jobs/x", {}, 404),
+        ("/A{token}/", {}, 404),
+        ("/%C3%A9/", {}, 404),
+    ],
+)
+def test_only_who_has_the_address_reads_a_page(
+    served: Served, path: str, headers: dict[str, str], status: int
+) -> None:
+    given = {"port": served.server.server_port, "token": served.server.token}
+    headers = {name: text.format(**given) for name, text in headers.items()}
+    found, page, sent = served.get(path.format(**given), **headers)
+    assert (found, "resnet" in page) == (status, status == 200)
+    assert served.server.server_address[0] == "127.0.0.1"
+    policy = sent["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert (sent["Referrer-Policy"], sent["Cache-Control"]) == ("no-referrer", "no-store")
+    assert len(served.server.token) >= 22, "128 random bits"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_nothing_but_get_is_answered(served: Served, method: str) -> None:
+    assert served.get(method=method)[0] == 501
+    assert served.account.changes == []
+
+
+# --- what is shown --------------------------------------------------------------------------------
+def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
+    page = Tags(served.get()[1])
+    printed = cli("ls", "--limit", "300").out.splitlines()
+    shown = [tag for tag in page.tags if tag[0] == "a"]
+    assert [f"jobs/{line.split()[0]}" for line in printed[1:]] == [a["href"] for _, a in shown[1:]]
+    for word in ("queued 20", "running", "failed (1)", "anna", "bernhard", "$0.0"):
+        assert word in page.text, word
+
+
+def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> None:
+    page = Tags(served.get(f"jobs/{RUNNING}")[1])
+    for words in ("training 0.3", "Accuracy", "rank 1 1.5", "40.00%", "12.0 GB", "1,200",
+                  "head275", "epoch 1", f"trainctl logs {RUNNING} --follow"):  # fmt: skip
+        assert words in page.text, words
+    lines = [tag["points"] for name, tag in page.tags if name == "polyline"]
+    assert len(lines) == 2 + 1 + 3 + 1 + 1 + 2
+    assert all(line and re.fullmatch(r"(\d+\.\d,\d+\.\d ?)+", line) for line in lines)
+    assert ("a", {"href": "../report/resnet-275"}) in page.tags
+    failed = served.get("jobs/resnet-000-lusab-babad")[1]
+    assert "failed: user code exit 1" in failed
+    assert "data-over" in failed, "it is not asked for again"
+    assert "there is no job" in served.get("jobs/none")[1]
+
+
+def test_what_others_have_written_is_text_and_a_report_is_in_a_sandbox(served: Served) -> None:
+    account = served.account
+    account.add(ODD, run="r1", status="FAILED", error="x", cause=HOSTILE)
+    account.change_order(ODD, command=["echo", HOSTILE])
+    account.add_head(ODD, "odd", lastStatus="STOPPED", containers=[{"reason": HOSTILE}])
+    for path in ("", f"jobs/{RUNNING}", "jobs/it%27s-(odd)!@run", f"jobs/{HOSTILE[:9]}"):
+        page = Tags(served.get(path.replace(" ", "%20"))[1])
+        names = {name for name, _ in page.tags}
+        assert not names & {"img", "iframe", "form"}, path
+        assert [tag for tag in page.tags if tag[0] == "script"] == [
+            ("script", {"src": f"/{served.server.token}/ui.js", "defer": None})
+        ]
+        assert not any(key.startswith("on") for _, tag in page.tags for key in tag)
+        assert not re.search("[\u202e\x1b]", page.text)
+    page = Tags(served.get("jobs/it%27s-(odd)!@run")[1])
+    assert """<img src=x onerror="document.title='owned'">'{{ 7 * 7 }}""" in page.text
+    assert """trainctl logs 'it'"'"'s-(odd)!@run'""" in page.text, "a shell takes it as one word"
+    _, _, sent = served.get("report/resnet-275")
+    assert sent["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+    assert "is not usable" in served.get("report/..%2F..%2Fx")[1]
+
+
+def test_all_pages_that_are_open_ask_aws_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.server.pages, "_every_s", 60.0)
+
+    def asked() -> int:
+        before = len(served.account.calls)
+        served.get()
+        return len(served.account.calls) - before
+
+    assert asked() > 300
+    assert asked() == 0
+    clock = time.monotonic() + 61
+    monkeypatch.setattr("trainctl.ui.pages.time.monotonic", lambda: clock)
+    assert asked() < 100, "what has ended stays as it is"
+
+
+def test_three_hundred_jobs_cost_two_cpu_seconds(served: Served, cli: Cli) -> None:
+    before = time.process_time()
+    assert served.get()[0] == 200
+    of_page, before = time.process_time() - before, time.process_time()
+    cli("ls", "--limit", "300")
+    of_ls = time.process_time() - before
+    assert max(of_page, of_ls) < 2, (of_page, of_ls)
+
+
+def test_an_error_of_aws_is_a_line_on_the_page(served: Served) -> None:
+    from botocore.exceptions import NoCredentialsError
+
+    served.account.fails["list_executions"] = NoCredentialsError()
+    assert "No AWS account is set up here" in served.get()[1]
+
+
+# --- top ------------------------------------------------------------------------------------------
+def test_top_shows_a_job_once_where_nobody_watches(account: Account, cli: Cli) -> None:
+    many(account)
+    record(account)
+    shown = cli("top", RUNNING).out
+    for line in (
+        r"job +resnet-275",
+        r"state +running",
+        r"cost +\$\d\.\d\d",
+        r"Loss training +█▇.* 0\.3",
+        r"Seconds a step rank 1 +▁+ 1\.5",
+        r"GPU use \(MFU\) +▁+ 40\.00%",
+        r"Memory rank 1 +▁+ 12\.0 GB",
+    ):
+        assert re.search(f"(?m)^{line}", shown), (line, shown)
+    found = cli.json("top", RUNNING)
+    assert (found["state"], found["curves"]["Memory"]["rank 0"][0]) == ("running", [40, 11e9])
+    # The steps between two reports, of which an evaluation is none.
+    assert found["curves"]["Seconds a step"]["all"] == [[40, 0.5], [80, 0.5], [120, 0.5]]
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+VISIBLE = "return [...document.querySelectorAll('.jobs tbody tr')].filter(e => !e.hidden).length"
+
+
+@pytest.mark.slow
+def test_a_browser_filters_opens_a_job_and_redraws_it(served: Served, window: Browser) -> None:
+    window.shows(1280)
+    window.go(served.server.address)
+    assert window.run(VISIBLE) == 300
+    window.run("document.querySelector('input').focus()")
+    window.type("failed ANNA")
+    assert window.run(VISIBLE) == 46
+    served.account.executions["resnet-272-lusab-babad"]["status"] = "ABORTED"
+    window.run("document.querySelector('.jobs tr:not([hidden]) a').click()")
+    window.until(lambda: "resnet-" in window.run("return document.title"))
+    window.go(f"{served.server.address}jobs/{RUNNING}")
+    assert "60" not in window.run("return document.querySelector('.card p').innerText")
+    record(served.account, epochs=1)
+    key = "runs/resnet-275/metrics.jsonl"
+    served.account.modified[key] = served.account.now + timedelta(minutes=1)
+    window.until(
+        lambda: "1.036" in window.run("return document.querySelector('.card p').innerText")
+    )
+    assert window.run("return document.title") == RUNNING, "nothing hostile has run"
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_pages_fit_and_follow_the_theme(
+    served: Served, window: Browser, width: int, theme: str
+) -> None:
+    window.shows(width, theme=theme)
+    for path in ("", f"jobs/{RUNNING}", "jobs/resnet-000-lusab-babad", "jobs/none"):
+        window.go(f"{served.server.address}{path}")
+        wide = window.run("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, path
+        color = window.run("return getComputedStyle(document.body).backgroundColor")
+        assert color == {"light": "rgb(246, 247, 249)", "dark": "rgb(15, 19, 25)"}[theme]
+        assert not window.run("return document.querySelectorAll('img').length")
