@@ -1,5 +1,6 @@
 """A real chromium, driven over WebDriver's HTTP protocol: https://www.w3.org/TR/webdriver2/."""
 
+import base64
 import json
 import os
 import shutil
@@ -49,6 +50,10 @@ class Browser:
         self.chrome("Emulation.setDeviceMetricsOverride", **size)
         feature = {"name": "prefers-color-scheme", "value": theme}
         self.chrome("Emulation.setEmulatedMedia", features=[feature])
+
+    def picture(self) -> bytes:
+        """What the window shows, as PNG."""
+        return base64.b64decode(self.chrome("Page.captureScreenshot", format="png")["data"])
 
     def type(self, text: str) -> None:
         """Press the keys of a text."""

@@ -7,9 +7,11 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from tests.trainctl.account import Account
 from tests.trainctl.browser import Browser, browser
 from tests.trainctl.conftest import Cli
-from trainctl.options import Where
+from trainctl.aws.deployment import Deployment
 from trainctl.ui.pages import Pages
 from trainctl.ui.server import Server
 
@@ -28,13 +30,13 @@ ODD = "it's-(odd)!@run"
 RUNNING = "resnet-275-lusab-babad"
 
 
-def many(account: Account, number: int = 300) -> None:
-    """Jobs of two people: eight run, twenty are queued, of the others each third has failed."""
-    account.shape |= {"max_heads": 8, "max_workers": 100}
-    for each in range(number):
-        job, age = f"resnet-{each:03}-lusab-babad", timedelta(minutes=10 * (number - each))
+def many(account: Account, number: int = 300, *, running: int = 8, queued: int = 20) -> None:
+    """Jobs of two people, up to resnet-299; of those that have ended each third has failed."""
+    account.shape |= {"max_heads": running, "max_workers": 100}
+    for each in range(300 - number, 300):
+        job, age = f"resnet-{each:03}-lusab-babad", timedelta(minutes=10 * (300 - each))
         began = account.now - age
-        is_over, is_queued = each < number - 28, each >= number - 20
+        is_over, is_queued = each < 300 - queued - running, each >= 300 - queued
         more: dict[str, Any] = {}
         if is_over:
             more = {"status": "SUCCEEDED", "stopDate": began + timedelta(minutes=8)}
@@ -50,25 +52,31 @@ def many(account: Account, number: int = 300) -> None:
         if not (is_over or is_queued):
             account.add_head(job, f"head{each}", pullStartedAt=began, startedAt=began)
             account.add_worker(f"w{each}", "RUNNING", job=job, group=f"job:{job}")
+            reached = {"time": 1, "job": job, "step": 30 + each % 7 * 9, "total_steps": 120}
+            key = f"runs/resnet-{each:03}/progress.json"
+            account.objects[key] = json.dumps(reached).encode()
 
 
-def record(account: Account, *, epochs: int = 3) -> None:
+def record(account: Account, run: str = "resnet-275", *, epochs: int = 3) -> None:
     """The record of a run of two ranks, as ``RunRecord`` writes it, and lines of its log."""
-    lines: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = [{"type": "measure", "name": "accuracy", "form": "percent"}]
     for step in range(1, 40 * epochs + 1):
         at = account.now.timestamp() + math.ceil(step / 20) * 10
-        loss = 0.3 + 2 * math.exp(-step / 40)
+        wave = math.sin(step)
+        loss = 0.3 + 2 * math.exp(-step / 40) + wave / 30
         own = {"step": step, "epoch": (step - 1) // 40 + 1}
         lines.append({"type": "step", **own, "loss": loss, "lr": 1, "grad_norm": 1, "time": at})
         for rank in range(2 if step % 40 == 0 else 0):
-            sizes = {"memory_bytes": 11e9 + rank * 1e9, "images_per_s": 600 - rank}
-            lines.append({"type": "rank", **own, "rank": rank, "step_time_s": 0.5 + rank, **sizes})
+            sizes = {"memory_bytes": 11e9 + (rank + wave / 9) * 1e9, "images_per_s": 600 - rank}
+            seconds = 0.5 + rank / 9 + wave / 50
+            lines.append({"type": "rank", **own, "rank": rank, "step_time_s": seconds, **sizes})
         if step % 40 == 0:
-            figures = {"loss": loss, "measures": ["accuracy"], "accuracy": 0.9}
-            lines.append({"type": "evaluation", **own, **figures, "images_per_s": 1200, "mfu": 0.4})
+            figures = {"loss": loss, "measures": ["accuracy"], "accuracy": 0.9 - loss / 9}
+            figures |= {"images_per_s": 1200 + 9 * wave, "mfu": 0.4 + wave / 99}
+            lines.append({"type": "evaluation", **own, **figures})
     content = "".join(f"{json.dumps(line)}\n" for line in lines)
-    account.objects["runs/resnet-275/metrics.jsonl"] = content.encode()
-    account.objects["runs/resnet-275/report.html"] = f"<h1>Report</h1>{HOSTILE}".encode()
+    account.objects[f"runs/{run}/metrics.jsonl"] = content.encode()
+    account.objects[f"runs/{run}/report.html"] = f"<h1>Report</h1>{HOSTILE}".encode()
     account.logs["job/ray/head275"] = ["epoch 1", HOSTILE]
 
 
@@ -90,14 +98,21 @@ class Served:
         return found
 
 
+@contextmanager
+def serving(account: Account) -> Iterator[Served]:
+    session: Any = SimpleNamespace(region_name="us-east-1", client=lambda *_, **__: account)
+    with Server(Pages(Deployment(session))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield Served(account, server)
+        server.shutdown()
+
+
 @pytest.fixture
 def served(account: Account) -> Iterator[Served]:
     many(account)
     record(account)
-    with Server(Pages(Where().find())) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield Served(account, server)
-        server.shutdown()
+    with serving(account) as found:
+        yield found
 
 
 class Tags(HTMLParser):
@@ -163,7 +178,7 @@ def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
 
 def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> None:
     page = Tags(served.get(f"jobs/{RUNNING}")[1])
-    for words in ("training 0.3", "Accuracy", "rank 1 1.5", "40.00%", "12.0 GB", "1,200",
+    for words in ("training 0.4", "Accuracy", "rank 1 0.6", "40.59%", "12.1 GB", "1,205",
                   "head275", "epoch 1", f"trainctl logs {RUNNING} --follow"):  # fmt: skip
         assert words in page.text, words
     lines = [tag["points"] for name, tag in page.tags if name == "polyline"]
@@ -240,14 +255,14 @@ def test_top_shows_a_job_once_where_nobody_watches(account: Account, cli: Cli) -
         r"job +resnet-275",
         r"state +running",
         r"cost +\$\d\.\d\d",
-        r"Loss training +█▇.* 0\.3",
-        r"Seconds a step rank 1 +▁+ 1\.5",
-        r"GPU use \(MFU\) +▁+ 40\.00%",
-        r"Memory rank 1 +▁+ 12\.0 GB",
+        r"Loss training +█.* 0\.4",
+        r"Seconds a step rank 1 +█▁▇ 0\.6",
+        r"GPU use \(MFU\) +█▁▇ 40\.59%",
+        r"Memory rank 1 +█▁▇ 12\.1 GB",
     ):
         assert re.search(f"(?m)^{line}", shown), (line, shown)
     found = cli.json("top", RUNNING)
-    assert (found["state"], found["curves"]["Memory"]["rank 0"][0]) == ("running", [40, 11e9])
+    assert (found["state"], found["curves"]["Memory"]["rank 0"][0][0]) == ("running", 40)
     # The steps between two reports, of which an evaluation is none.
     assert found["curves"]["Seconds a step"]["all"] == [[40, 0.5], [80, 0.5], [120, 0.5]]
 
@@ -278,9 +293,7 @@ def test_a_browser_filters_opens_a_job_and_redraws_it(served: Served, window: Br
     record(served.account, epochs=1)
     key = "runs/resnet-275/metrics.jsonl"
     served.account.modified[key] = served.account.now + timedelta(minutes=1)
-    window.until(
-        lambda: "1.036" in window.run("return document.querySelector('.card p').innerText")
-    )
+    window.until(lambda: "1.06" in window.run("return document.querySelector('.card p').innerText"))
     assert window.run("return document.title") == RUNNING, "nothing hostile has run"
 
 
