@@ -1,13 +1,12 @@
 """Curves of a run from its record in the bucket, while it trains: ``trainctl top`` and ``ui``."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from contract.runs import METRICS_FILE, REPORT_FILE, run_prefix
+from contract.runs import METRICS_FILE, run_prefix
 from contract.text import byte_size, percent, significant
 from trainctl.aws.deployment_bucket import DeploymentBucket
 from training.record.events import Metrics, RankTimes, Step, parse_metrics
@@ -57,10 +56,8 @@ class Curve(NamedTuple):
 
 
 def _thinned(points: Points, most: int) -> Points:
-    """Means of consecutive values, so that at most so many are left."""
-    size = math.ceil(len(points) / most)
-    parts = (points[at : at + size] for at in range(0, len(points), size))
-    return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]
+    """The last of each few points, so that at most so many are left."""
+    return points[:: -math.ceil(len(points) / most)][::-1]
 
 
 class LiveRecord:
@@ -70,13 +67,11 @@ class LiveRecord:
         self._bucket, self._run = bucket, run
         self._changed: datetime | None = None
         self._curves: list[Curve] = []
-        self.has_report = False
 
     def curves(self) -> list[Curve]:
         """Its curves so far."""
         prefix = run_prefix(self._run)
         files = {each.key: each.modified for each in self._bucket.listed(prefix)[0]}
-        self.has_report = prefix + REPORT_FILE in files
         changed = files.get(prefix + METRICS_FILE)
         if changed != self._changed:
             content = self._bucket.read_of_run(self._run, METRICS_FILE)

@@ -194,17 +194,12 @@ class Jobs:
         )
 
     def newest(
-        self,
-        *,
-        limit: int,
-        running: bool = False,
-        since: datetime | None = None,
-        known: Mapping[str, JobExecution] | None = None,
+        self, *, limit: int, running: bool = False, since: datetime | None = None
     ) -> list[JobExecution]:
-        """The newest jobs, newest first; one call for each that is not in ``known``."""
+        """The newest jobs, newest first; one call for each of them."""
         # The list has no orders.
         ids = self.newest_ids(limit=limit, running=running, since=since)
-        found = [(known or {}).get(each) or self._described(each) for each in ids]
+        found = [self._described(each) for each in ids]
         # One that has just been started may be in the list and not be described yet.
         jobs = [job for job in found if job]
         return sorted(jobs, key=lambda job: job.began, reverse=True)

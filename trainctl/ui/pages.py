@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from contract.job import JobStatus
 from contract.runs import REPORT_FILE
 from trainctl import job_log, output, polling
 from trainctl.aws.deployment import Deployment
@@ -25,8 +24,6 @@ from training.record import style
 
 _HERE: Final = Path(__file__).parent
 _OF_REPORT: Final = Path(style.__file__).parent
-#: Classes of a state in the style sheet; of others, ``bad``.
-_MARKS: Final = {JobStatus.SUCCEEDED: "good", JobStatus.RUNNING: "open", JobStatus.STOPPED: "open"}
 #: Jobs of the list, the newest ones.
 _JOBS: Final = 300
 #: Last lines of a job's log on its page.
@@ -81,31 +78,30 @@ class Pages:
             content = self._recent(name)
         except Exception as error:
             content["text"] = explained(error)
-        where = f"{self._deployment.account_id}, {self._deployment.region}"
-        page = _template().render(root=root, where=where, **content)
+        page = _template().render(root=root, **content)
         return Page(page.encode("utf-8", "replace"))
 
     def _list(self) -> dict[str, object]:
         from markupsafe import Markup
 
+        jobs = self._deployment.jobs
+        names = jobs.newest_ids(limit=_JOBS)
         # Those that have ended, and whose cost is known, stay as they are.
-        known = {name: row.job for name, row in self._ended.items()}
-        jobs = self._deployment.jobs.newest(limit=_JOBS, known=known)
-        fresh = rows_of(self._deployment, [job for job in jobs if job.id not in known])
-        rows = self._ended | {row.job.id: row for row in fresh}
+        fresh = [jobs.find(name) for name in names if name not in self._ended]
+        rows = self._ended | {row.job.id: row for row in rows_of(self._deployment, fresh)}
         self._ended = {
             name: row for name, row in rows.items() if row.job.is_over and row.usd is not None
         }
         link = Markup('<a href="jobs/{}">{}</a>')
         cells = [
-            [link.format(quote(job.id, safe=""), _shown(job.id)), *rows[job.id].cells[1:]]
-            for job in jobs
+            [link.format(quote(name, safe=""), _shown(name)), *rows[name].cells[1:]]
+            for name in names
         ]
         states = {row.state.partition(" (")[0] for row in rows.values()}
         return {
             "title": "Jobs",
-            "state": f"{len(jobs)} newest",
-            "mark": "open",
+            "state": f"{len(names)} newest",
+            "text": f"in {self._deployment.account_id}, {self._deployment.region}",
             "words": sorted({*states, *(row.who for row in rows.values())}),
             "cards": [Card("", cells, COLUMNS, place="all jobs")],
         }
@@ -121,9 +117,9 @@ class Pages:
             record = LiveRecord(self._deployment.bucket, job.run)
             record = self._records.setdefault(job.run, record)
             cards = [Card(curve.title, curve=curve, place="") for curve in record.curves()]
-            if record.has_report:
-                link = Markup('<a href="../report/{}">open</a>')
-                words["report"] = link.format(quote(job.run))
+        if view.result:
+            link = Markup('<a href="../report/{}">open</a>')
+            words["report"] = link.format(quote(job.run))
         lines = "\n".join(map(job_log.text, view.lines))
         cards += [
             Card("Job", words.items()),
@@ -133,7 +129,6 @@ class Pages:
         return {
             "title": job.id,
             "state": view.state,
-            "mark": _MARKS.get(job.status, "bad"),
             "text": view.words()["state"].removeprefix(view.state),
             "is_over": job.is_over,
             "cards": cards,

@@ -19,14 +19,10 @@ _POLICY: Final = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _SANDBOX: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-#: A client that sends nothing for so long is left.
-_TIMEOUT_S: Final = 30
 
 
 class Server(ThreadingHTTPServer):
     """Serves pages until it is shut down."""
-
-    daemon_threads = True
 
     def __init__(self, pages: Pages) -> None:
         super().__init__((LOOPBACK, 0), _Handler)  # any free port
@@ -39,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET; ``http.server`` refuses all other methods."""
 
     server: Server
-    timeout = _TIMEOUT_S
+    timeout = 30  # seconds in which a client sends nothing
 
     def do_GET(self) -> None:
         token, _, path = self.path[1:].partition("/")
