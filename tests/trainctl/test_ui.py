@@ -146,6 +146,7 @@ def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
     assert [f"jobs/{line.split()[0]}" for line in printed[1:]] == [a["href"] for _, a in shown[1:]]
     for word in ("queued 20", "running", "failed (1)", "anna", "bernhard", "$0.0"):
         assert word in page.text, word
+    assert not re.search(r"\$0(?!\.)", page.text), "what has not cost anything yet has no price"
 
 
 def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> None:
