@@ -94,7 +94,7 @@ check: venv-dev venv-aws node ## lint, format, types, rules of the templates and
 	.venv/bin/lint-imports --no-logo --no-cache
 	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not night) -q'
 
-test: venv-dev venv-aws venv-docs node ## the tests that need no Docker Engine, but for the longest (minutes)
+test: venv-dev venv-aws venv-docs node ## all tests but the longest and those in containers (minutes)
 	$(call parallel,not engine and not night and not long) $(ARGS)
 
 # What `make check` leaves out of CI's tests, in two halves.
@@ -104,7 +104,7 @@ test-slow: venv-dev venv-aws venv-docs node ## the slow tests that need no Docke
 test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(call marked,engine and not night) $(ARGS)
 
-night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, audits, soaks, Ray's examples (hours)
+night: venv-dev venv-aws venv-audit node ## the tests CI leaves out: rare models, audits, soaks, browsers (hours)
 	@mkdir -p $(dir $(NIGHT))
 	@printf '| tests of | tests | passed | failed | seconds |\n| --- | ---: | ---: | ---: | ---: |\n' >$(NIGHT)
 	@# A part that fails keeps no other from running. 5: none of its tests was asked for.

@@ -2,7 +2,8 @@
 
 ``demo.svg`` shows what ``make demo`` prints and ``report.svg`` the figures of its report: draw them
 on an idle machine. A test compares those of ``DRAWN`` with the settings of the default preset.
-``dashboard.svg`` is what CloudWatch would draw of made-up metrics; ``make pictures`` needs no AWS.
+``dashboard.svg`` is what CloudWatch would draw of made-up metrics, ``ui.png`` and ``ui-job.png``
+are pages of made-up jobs in chromium; ``make pictures`` needs no AWS.
 Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``:
 ``job.svg`` is that of a ``trainctl submit --follow`` on the local AWS.
 """
@@ -122,6 +123,21 @@ def dashboard() -> str:
         return plots.svg("dashboard", f"CloudWatch dashboard, made-up metrics: {titles}", figure)
 
 
+def pages() -> None:
+    """Pages of ``trainctl ui`` on made-up jobs, in a browser."""
+    from tests.trainctl import browser, test_ui
+    from tests.trainctl.account import Account
+
+    account = Account()
+    test_ui.many(account, 14, running=3, queued=2)
+    test_ui.record(account, "resnet-296", epochs=9)
+    with test_ui.serving(account) as served, browser.browser() as window:
+        window.shows(1000, 620)
+        for name, path in (("ui", ""), ("ui-job", "jobs/resnet-296-lusab-babad")):
+            window.go(f"{served.server.address}{path}")
+            IMAGES.joinpath(f"{name}.png").write_bytes(window.picture())
+
+
 def terminal(name: str, command: list[str]) -> None:
     """Draw what a command prints where no one can be asked, as on a terminal."""
     shown = subprocess.run(
@@ -151,6 +167,7 @@ def main(arguments: list[str]) -> None:
     for name in DRAWN:
         IMAGES.joinpath(f"{name}.svg").write_text(of_the_settings(name))
     IMAGES.joinpath("dashboard.svg").write_text(themed(dashboard(), "0 0 1000 860"))
+    pages()
     terminal("demo", ["make", "demo"])
     IMAGES.joinpath("report.svg").write_text(report(RUN))
 

@@ -48,12 +48,12 @@ def compact(value: float) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """``$1.23``, and ``$0.045`` of less than ten cents; ``unknown`` where it is not known."""
+    """``$1.23``, and ``$0.005`` of less than a cent; ``unknown`` where it is not known."""
     if usd is None:
         return "unknown"
     if not usd:
         return "$0"
-    return f"${usd:,.2f}" if usd >= 0.1 else f"${usd:.3f}"
+    return f"${usd:,.2f}" if usd >= 0.01 else f"${usd:.3f}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -61,7 +61,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def byte_size(number: int) -> str:
+def byte_size(number: float) -> str:
     """Bytes for people: ``5 B``, ``11.6 MB``, ``1.2 GB``."""
     size = float(number)
     for unit in ("B", "kB", "MB", "GB"):

@@ -64,7 +64,7 @@ class Settings:
     head_instance_type: str
     """Host of the head node."""
     head_trains: bool
-    """Whether the head's GPUs train too; it then needs the workers' GPU and runs their image."""
+    """If true, the head's GPUs train too: it needs the workers' GPU, and runs their image."""
     max_heads: int
     """Most head hosts at a time, 1 to 16: one for the standing cluster and one for each job."""
     worker_instance_type: str

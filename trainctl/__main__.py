@@ -37,6 +37,8 @@ from trainctl.commands import (
     show,
     stop,
     submit,
+    top,
+    ui,
     wait,
 )
 from trainctl.commands import open as open_
@@ -45,8 +47,8 @@ from trainctl.options import flattened, refusal
 
 _EPILOG = (
     "Exit codes: 0 done; 1 failed, with the reason in the message; 2 wrong input; 79 AWS does not "
-    "answer; 130 Ctrl-C, which never stops what runs in the cloud (0 where it closes the tunnel of "
-    "open). wait and --follow exit with the job's status: 74 files lost, 75 no capacity, 79 "
+    "answer; 130 Ctrl-C, which never stops what runs in the cloud (0 where it ends open "
+    "or ui). wait and --follow exit with the job's status: 74 files lost, 75 no capacity, 79 "
     "storage, 80 hung, 124 deadline, 143 stopped, else the code of its command. Data goes to "
     "stdout, everything else to stderr."
 )
@@ -68,10 +70,10 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(flattened(submit.submit))
 _takes_recipe(flattened(plan.plan))
-of_jobs = (settings.settings, ls.ls, show.show, logs.logs, wait.wait, stop.stop, cost.cost)
+of_jobs = (settings.settings, ls.ls, ui.ui, show.show, top.top, logs.logs, wait.wait)
 of_runs = (checkpoints.checkpoints, report.report, download.download)
 for panel, commands in (
-    (_JOBS, (*of_jobs, *of_runs, export.export, generate.generate)),
+    (_JOBS, (*of_jobs, stop.stop, cost.cost, *of_runs, export.export, generate.generate)),
     (_OTHER, (open_.open_, shell.shell, doctor.doctor)),
 ):
     for command in commands:

@@ -145,8 +145,8 @@ class JobPlan:
             "images": shape.image_tag,
             "priority": "" if spec.priority == Priority.NORMAL else spec.priority,
             "queue": self.place.words if self.place else "",
-            "deadline": f"ends after at most {duration(spec.max_seconds).removesuffix(' 0 min')} "
-            f"({wait}){self.why_deadline}",
+            "deadline": f"at most {duration(spec.max_seconds).removesuffix(' 0 min')}, usually "
+            f"sooner ({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
             "hold": self._hold(),
             "maximum": f"{dollars(self.usd_at_most)}, plus {NOT_INCLUDED}",

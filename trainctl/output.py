@@ -82,6 +82,11 @@ def print_text(text: str, *, on_stderr: bool = False) -> None:
     _console(stderr=on_stderr).print(visible(text), markup=False)
 
 
+def clear() -> None:
+    """Clear the terminal, where stdout is one."""
+    _console(stderr=False).clear()
+
+
 def print_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],

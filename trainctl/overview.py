@@ -7,7 +7,7 @@ known of it.
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -18,11 +18,11 @@ from trainctl import follow, job_log, run_list
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.jobs import JobExecution, QueuePlace
-from trainctl.aws.logs import LogLine, NodeLogs
+from trainctl.aws.logs import NodeLogs
 from trainctl.aws.tasks import Task
 from trainctl.follow import Waits
 from trainctl.job_log import JobLog
-from trainctl.pricing import Cost, cost_of, costs_of, goodput_of
+from trainctl.pricing import cost_of, costs_of, goodput_of
 from training.record import goodput
 from training.record.progress import Progress
 
@@ -112,25 +112,42 @@ def _state(job: JobExecution, place: QueuePlace | None, waits: Waits) -> str:
     return "waiting" if waits.reason else "running"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A job, its nodes, and how far its run is."""
+    """A job as it is now, its nodes, and how far its run is."""
 
-    job: JobExecution
-    place: QueuePlace | None
-    waits: Waits
-    tasks: Sequence[Task]
-    """All nodes that it has had, heads first."""
-    deadline: datetime | None
-    progress: Progress | None
-    cost: Cost
-    goodput_s: Mapping[str, float]
-    """Seconds of each use of its paid time; empty where that is not known."""
-    record: str
-    """Address of its run's folder; empty where its order is not understood."""
-    result: Mapping[str, object]
-    lines: Sequence[LogLine] = ()
-    """The last lines of its log."""
+    def __init__(self, deployment: Deployment, job: JobExecution, *, lines: int = 0) -> None:
+        """
+        Args:
+            lines: how many of the last ones of its log; 0: one, where its progress does not say
+                more.
+        """
+        jobs, bucket = deployment.jobs, deployment.bucket
+        self.job, self.record = job, ""
+        self.result: Mapping[str, object] = {}
+        self.place: QueuePlace | None = None
+        self.waits, self.deadline = Waits(), None
+        self.tasks = jobs.all_nodes(job)
+        """All nodes that it has had, heads first."""
+        if job.run:
+            self.record = f"{bucket.run(job.run).uri}/"
+            self.result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
+        if not job.is_over:
+            self.deadline = jobs.deadline(job)
+            if not self.tasks:
+                self.place = jobs.queue(deployment.shape.limits).get(job.id)
+            if not self.place:
+                self.waits = follow.waiting(deployment, job, self.tasks)
+        self.progress = follow.progress_of(deployment, job)
+        self.cost = cost_of(deployment, job, self.tasks)
+        hold = follow.hold_of(deployment, job) if job.is_over else self.waits.hold
+        held = hold.since if hold else None
+        self.goodput_s = goodput_of(deployment, job, self.cost, held=held)
+        """Seconds of each use of its paid time; empty where that is not known."""
+        # What a program of the user's prints has its figures; a recipe has its progress.
+        self._is_counted = job.is_over or bool(self.progress and job.recipe)
+        wanted = lines or int(not self._is_counted)
+        log, tasks = JobLog(deployment.logs), self.tasks
+        self.lines = log.last(job, tasks, wanted) if tasks and wanted else []
 
     @property
     def state(self) -> str:
@@ -149,7 +166,7 @@ class View:
             notes.append(f"skipped steps: {skipped}, whose loss or gradient was not a number")
         if damaged := result.get("damaged_lines"):
             notes.append(f"damaged lines left out of metrics.jsonl: {damaged}")
-        said = "" if self.is_counted else "".join(map(job_log.text, self.lines[-1:]))
+        said = "" if self._is_counted else "".join(map(job_log.text, self.lines[-1:]))
         reached = [self.progress.line() if self.progress else "", said.strip()]
         state, usd = job.reason, self.cost.usd
         if waits := self.waits.words(time.time()):
@@ -169,16 +186,11 @@ class View:
             "pool": ", ".join(spec.pools) if spec else "",
             "cost": f"unknown: {self.cost.why_unknown}" if usd is None else _cost(job, usd),
             "paid for": goodput.words(self.goodput_s),
-            "record": f"{self.record}/" if self.record else "",
+            "record": self.record,
             "result": f"{result.get('status')}: {', '.join(_reached(result))}" if result else "",
             "note": "; ".join(notes),
         }
         return {name: text for name, text in rows.items() if text}
-
-    @property
-    def is_counted(self) -> bool:
-        """True if its progress says more than its log, as that of a recipe."""
-        return self.job.is_over or bool(self.progress and self.job.recipe)
 
     def node_cells(self) -> list[list[str]]:
         """Its nodes, as cells of ``NODES``."""
@@ -202,44 +214,6 @@ class View:
             "progress": self.progress and self.progress.to_json(),
             "result": self.result,
         }
-
-
-def view_of(deployment: Deployment, job: JobExecution, *, lines: int = 0) -> View:
-    """A job as it is now.
-
-    Args:
-        lines: how many of the last ones of its log; 0: one, where its progress does not say more.
-    """
-    jobs, tasks = deployment.jobs, deployment.jobs.all_nodes(job)
-    record, result = "", {}
-    if job.run:
-        bucket = deployment.bucket
-        record = bucket.run(job.run).uri
-        result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
-    place, waits, deadline = None, Waits(), None
-    if not job.is_over:
-        place = None if tasks else jobs.queue(deployment.shape.limits).get(job.id)
-        waits = Waits() if place else follow.waiting(deployment, job, tasks)
-        deadline = jobs.deadline(job)
-    hold = follow.hold_of(deployment, job) if job.is_over else waits.hold
-    cost = cost_of(deployment, job, tasks)
-    held = hold.since if hold else None
-    found = View(
-        job=job,
-        place=place,
-        waits=waits,
-        tasks=tasks,
-        deadline=deadline,
-        progress=follow.progress_of(deployment, job),
-        cost=cost,
-        goodput_s=goodput_of(deployment, job, cost, held=held),
-        record=record,
-        result=result,
-    )
-    wanted = lines or int(not found.is_counted)
-    if tasks and wanted:
-        found = replace(found, lines=JobLog(deployment.logs).last(job, tasks, wanted))
-    return found
 
 
 def _nodes(job: JobExecution, tasks: Sequence[Task]) -> str:

@@ -25,7 +25,8 @@ _HEAD = """\
 
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
 are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
-also has `--profile NAME` and `--region REGION`, and `plan` the options of `submit`.
+also has `--profile NAME`, `--region REGION` and `--deployment NAME`, and `plan` the options of
+`submit`.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -40,7 +41,7 @@ beats both, and `-c name=value` all. Machines are those of
 
 """
 #: Options that the head of the page describes.
-_COMMON: Final = ("profile", "region")
+_COMMON: Final = ("profile", "region", "deployment")
 
 
 # Typer's commands are click's, of a copy that it brings along.

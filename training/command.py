@@ -294,7 +294,7 @@ def resume(config: RunConfig, recorded: Recorded | None, command: Command) -> Ru
     if earlier and earlier.get("recipe") != config.recipe:
         raise InputError(
             f"run {config.run!r} was trained with recipe {earlier.get('recipe')!r}: choose "
-            "another --run, or --overwrite to start it afresh"
+            "another --run, or --overwrite to delete it and start again"
         )
     config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
     given, done = command.settings, recorded.is_complete
@@ -302,12 +302,12 @@ def resume(config: RunConfig, recorded: Recorded | None, command: Command) -> Ru
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
             + "\n  ".join(found)
-            + "\ngive the settings it has, or choose another --run, or --overwrite to start it "
-            "afresh"
+            + "\ngive the settings it has, or choose another --run, or --overwrite to delete it "
+            "and start again"
         )
     if done and not any(is_longer(name, earlier, config) for name in given):
         raise RunCompleteError(
-            f"run {config.run!r} is already complete; --overwrite starts it afresh"
+            f"run {config.run!r} is already complete; --overwrite deletes it and starts again"
         )
     return config
 

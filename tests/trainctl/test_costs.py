@@ -131,7 +131,7 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
     said = cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60").err
     (spec,) = account.orders
     assert 4 * 3600 < spec.max_seconds < 5 * 3600
-    until = r"deadline  ends after at most 4 h \d+ min .*included\), to stay within --max-cost 60\n"
+    until = r"deadline  at most 4 h \d+ min, .*included\), to stay within --max-cost 60\n"
     assert re.search(until, re.sub("\n  +", " ", said))
     found = re.search(r"maximum   \$([\d.]+)", said)
     assert found is not None
@@ -452,7 +452,7 @@ def test_a_job_that_never_had_a_node_has_cost_nothing(account: Account, cli: Cli
 @pytest.mark.parametrize(
     ("usd", "words"),
     [
-        *((None, "unknown"), (0.0, "$0"), (0.0091, "$0.009"), (0.045, "$0.045")),
+        *((None, "unknown"), (0.0, "$0"), (0.0091, "$0.009"), (0.046, "$0.05")),
         *((0.378, "$0.38"), (0.5, "$0.50"), (1.0, "$1.00"), (1234.5, "$1,234.50")),
     ],
 )

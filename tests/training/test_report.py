@@ -113,9 +113,8 @@ def epochs(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[Even
     for step in range(1, num_epochs * steps_per_epoch + 1):
         epoch = (step - 1) // steps_per_epoch + 1
         loss = 2 / math.sqrt(step) + 0.05 * math.sin(step * 1.7)
-        found.append(
-            Step(step=step, epoch=epoch, loss=loss, lr=1 / step, grad_norm=1.0, time=1.7e9)
-        )
+        at = 1.7e9 + 5 * math.ceil(step / 10)
+        found.append(Step(step=step, epoch=epoch, loss=loss, lr=1 / step, grad_norm=1.0, time=at))
         if step % steps_per_epoch:
             continue
         for rank in range(2):
@@ -130,6 +129,7 @@ def epochs(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[Even
                     phases={name: share * seconds for name, share in parts.items()},
                     step_time_s=seconds,
                     rate=Rate(items="images", per_s=480.0),
+                    memory_bytes=(11 + rank) * 1e9,
                 )
             )
         found.append(
@@ -141,6 +141,7 @@ def epochs(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[Even
                 train_loss=1.1 / epoch,
                 rate=Rate(items="images", per_s=950.0),
                 seconds=63.2 * epoch,
+                mfu=0.4 - 0.1 / epoch,
             )
         )
     return found

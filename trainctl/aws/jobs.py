@@ -169,7 +169,7 @@ class QueuePlace:
     def words(self) -> str:
         if self.limit:
             return f"number {self.number}, after {self.after}: max_jobs_per_user is {self.limit}"
-        until = f", which may run until {utc(self.until)}" if self.until else ""
+        until = f", which ends by {utc(self.until)}, usually sooner" if self.until else ""
         return f"number {self.number}, after {self.after}{until}"
 
     def to_json(self) -> dict[str, object]:

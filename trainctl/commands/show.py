@@ -7,7 +7,7 @@ from trainctl.options import AsJson, JobName, Where
 def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:
     """Show a job: its state, its nodes, what its run has reached."""
     deployment = where.find()
-    view = overview.view_of(deployment, deployment.jobs.find(name))
+    view = overview.View(deployment, deployment.jobs.find(name))
     if as_json:
         output.print_json(view.values(deployment.logs))
         return

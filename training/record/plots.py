@@ -236,8 +236,8 @@ def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     text += f" Slowest {max(totals.values()):,.0f} ms."
     talking = 1e3 * mean(each.communication_s for each in ranks)
     if talking:
-        text += f" Collectives were at work for {talking:,.0f} ms of it, much of that beside "
-        text += "forward and backward (one profiled step of each stretch)."
+        text += f" {talking:,.0f} ms of it is in collectives, most of them behind forward and "
+        text += "backward (one profiled step of each stretch)."
     shown = sorted(sorted(own, key=lambda rank: -totals[rank])[:MAX_RANKS])
     if len(shown) < len(own):
         text += f" The {MAX_RANKS} slowest of {len(own)} ranks."

@@ -1,0 +1,299 @@
+"""``trainctl ui`` and ``trainctl top``: who may read the pages, what they show, what they cost."""
+
+import http.client
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainctl.account import Account
+from tests.trainctl.browser import Browser, browser
+from tests.trainctl.conftest import Cli
+from tests.training import test_report as sample
+from tests.training.test_report import Page
+from trainctl.aws.deployment import Deployment
+from trainctl.ui.pages import Pages
+from trainctl.ui.server import Server
+from training.record.events import to_json
+
+#: What a job may put where a page shows it: markup, an end of an attribute, a turn of the text.
+HOSTILE = """"><img src=x onerror="document.title='owned'">'{{ 7 * 7 }}\u202e\x1b[2J"""
+#: A job's id that Step Functions takes, and that a shell would take apart.
+ODD = "it's-(odd)!@run"
+RUNNING = "resnet-275-lusab-babad"
+
+
+def many(account: Account, number: int = 300, *, running: int = 8, queued: int = 20) -> None:
+    """Jobs of two people, up to resnet-299; of those that have ended each third has failed."""
+    account.shape |= {"max_heads": running, "max_workers": 100}
+    for each in range(300 - number, 300):
+        job, age = f"resnet-{each:03}-lusab-babad", timedelta(minutes=10 * (300 - each))
+        began = account.now - age
+        is_over, is_queued = each < 300 - queued - running, each >= 300 - queued
+        more: dict[str, Any] = {}
+        if is_over:
+            more = {"status": "SUCCEEDED", "stopDate": began + timedelta(minutes=8)}
+            if not each % 3:
+                cause = {"status": "failed", "reason": "failed: user code exit 1", "exit_code": 1}
+                more |= {"status": "FAILED", "cause": json.dumps(cause)}
+            stamps = {"pullStartedAt": began, "stoppedAt": more["stopDate"]}
+            event = {"taskArn": f"t/h{each}", "group": f"job:{job}", "startedBy": "AWS Step"}
+            account.task_events.append(event | {key: at.isoformat() for key, at in stamps.items()})
+        account.add(job, run=f"resnet-{each:03}", startDate=began, **more)
+        who = ("anna", "bernhard")[each % 2]
+        account.change_order(job, nodes="1", submitter=f"{who}@example.com")
+        if not (is_over or is_queued):
+            account.add_head(job, f"head{each}", pullStartedAt=began, startedAt=began)
+            account.add_worker(f"w{each}", "RUNNING", job=job, group=f"job:{job}")
+            reached = {"time": 1, "job": job, "step": 30 + each % 7 * 9, "total_steps": 120}
+            key = f"runs/resnet-{each:03}/progress.json"
+            account.objects[key] = json.dumps(reached).encode()
+
+
+def record(account: Account, run: str = "resnet-275", *, epochs: int = 3) -> None:
+    """The record of a run of two ranks, and lines of its log."""
+    content = "".join(f"{json.dumps(to_json(each))}\n" for each in sample.epochs(epochs))
+    account.objects[f"runs/{run}/metrics.jsonl"] = content.encode()
+    account.objects[f"runs/{run}/result.json"] = b'{"status": "stopped"}'
+    account.objects[f"runs/{run}/report.html"] = b"<script>document.title='owned'</script>"
+    account.logs["job/ray/head275"] = ["epoch 1", HOSTILE]
+
+
+@dataclass
+class Served:
+    """A server on loopback."""
+
+    account: Account
+    server: Server
+
+    def get(self, path: str = "", *, method: str = "GET", **headers: str) -> tuple[int, str, Any]:
+        """Status, text and headers of an answer."""
+        asked = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=30)
+        whole = path if path.startswith("/") else f"/{self.server.token}/{path}"
+        asked.request(method, whole, headers=headers)
+        answer = asked.getresponse()
+        found = answer.status, answer.read().decode(), answer.headers
+        asked.close()
+        return found
+
+
+@contextmanager
+def serving(account: Account) -> Iterator[Served]:
+    session: Any = SimpleNamespace(region_name="us-east-1", client=lambda *_, **__: account)
+    with Server(Pages(Deployment(session))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield Served(account, server)
+        server.shutdown()
+
+
+@pytest.fixture
+def served(account: Account) -> Iterator[Served]:
+    many(account)
+    record(account)
+    with serving(account) as found:
+        yield found
+
+
+# --- who may read ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("", {}, 200),
+        ("", {"Host": "localhost:{port}"}, 200),
+        ("", {"Host": "evil.example:{port}"}, 403),  # a name that resolves to this machine
+        ("", {"Host": "127.0.0.1"}, 403),
+        ("/", {}, 404),
+        ("/jobs/x", {}, 404),
+        ("/A{token}/", {}, 404),
+        ("/%C3%A9/", {}, 404),
+    ],
+)
+def test_only_who_has_the_address_reads_a_page(
+    served: Served, path: str, headers: dict[str, str], status: int
+) -> None:
+    given = {"port": served.server.server_port, "token": served.server.token}
+    headers = {name: text.format(**given) for name, text in headers.items()}
+    found, page, sent = served.get(path.format(**given), **headers)
+    assert (found, "resnet" in page) == (status, status == 200)
+    assert served.server.server_address[0] == "127.0.0.1"
+    policy = sent["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert (sent["Referrer-Policy"], sent["Cache-Control"]) == ("no-referrer", "no-store")
+    assert len(served.server.token) >= 22, "128 random bits"
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD"])
+def test_nothing_but_get_is_answered(served: Served, method: str) -> None:
+    assert served.get(method=method)[0] == 501
+    assert served.account.changes == []
+
+
+# --- what is shown --------------------------------------------------------------------------------
+def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
+    page = Page(served.get()[1])
+    printed = cli("ls", "--limit", "300").out.splitlines()
+    shown = [tag for tag in page.elements if tag[0] == "a"]
+    assert [f"jobs/{line.split()[0]}" for line in printed[1:]] == [a["href"] for _, a in shown[1:]]
+    for word in ("queued 20", "running", "failed (1)", "anna", "bernhard", "$0.0"):
+        assert word in page.text, word
+    assert not re.search(r"\$0(?!\.)", page.text), "what has not cost anything yet has no price"
+
+
+def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> None:
+    page = Page(served.get(f"jobs/{RUNNING}")[1])
+    for words in ("training 0.", "Accuracy 90.00%", "rank 1 0.2", "36.67%", "12.0 GB",
+                  "head275", "epoch 1", f"trainctl logs {RUNNING} --follow"):  # fmt: skip
+        assert words in page.text, words
+    lines = [tag["points"] for name, tag in page.elements if name == "polyline"]
+    assert len(lines) == 2 + 1 + 3 + 1 + 1 + 2
+    assert all(line and re.fullmatch(r"(\d+\.\d,\d+\.\d ?)+", line) for line in lines)
+    assert ("a", {"href": "../report/resnet-275"}) in page.elements
+    failed = served.get("jobs/resnet-000-lusab-babad")[1]
+    assert "failed: user code exit 1" in failed
+    assert "data-over" in failed, "it is not asked for again"
+    assert "there is no job" in served.get("jobs/none")[1]
+
+
+def test_what_others_have_written_is_text_and_a_report_is_in_a_sandbox(served: Served) -> None:
+    account = served.account
+    account.add(ODD, run="r1", status="FAILED", error="x", cause=HOSTILE)
+    account.change_order(ODD, command=["echo", HOSTILE])
+    account.add_head(ODD, "odd", lastStatus="STOPPED", containers=[{"reason": HOSTILE}])
+    for path in ("", f"jobs/{RUNNING}", "jobs/it%27s-(odd)!@run", f"jobs/{HOSTILE[:9]}"):
+        page = Page(served.get(path.replace(" ", "%20"))[1])
+        names = {name for name, _ in page.elements}
+        assert not names & {"img", "iframe", "form"}, path
+        assert [tag for tag in page.elements if tag[0] == "script"] == [
+            ("script", {"src": f"/{served.server.token}/ui.js", "defer": ""})
+        ]
+        assert not any(key.startswith("on") for _, tag in page.elements for key in tag)
+        assert not re.search("[\u202e\x1b]", page.text)
+    page = Page(served.get("jobs/it%27s-(odd)!@run")[1])
+    assert """<img src=x onerror="document.title='owned'">'{{ 7 * 7 }}""" in page.text
+    assert """trainctl logs 'it'"'"'s-(odd)!@run'""" in page.text, "a shell takes it as one word"
+    _, _, sent = served.get("report/resnet-275")
+    assert sent["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+    assert "is not usable" in served.get("report/..%2F..%2Fx")[1]
+
+
+def test_all_pages_that_are_open_ask_aws_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.server.pages, "_every_s", 60.0)
+
+    def asked() -> int:
+        before = len(served.account.calls)
+        served.get()
+        return len(served.account.calls) - before
+
+    assert asked() > 300
+    assert asked() == 0
+    clock = time.monotonic() + 61
+    monkeypatch.setattr("trainctl.ui.pages.time.monotonic", lambda: clock)
+    assert asked() < 100, "what has ended stays as it is"
+
+
+def test_three_hundred_jobs_cost_two_cpu_seconds(served: Served, cli: Cli) -> None:
+    before = time.process_time()
+    assert served.get()[0] == 200
+    of_page, before = time.process_time() - before, time.process_time()
+    cli("ls", "--limit", "300")
+    of_ls = time.process_time() - before
+    assert max(of_page, of_ls) < 2, (of_page, of_ls)
+
+
+def test_an_error_of_aws_is_a_line_on_the_page(served: Served) -> None:
+    from botocore.exceptions import NoCredentialsError
+
+    served.account.fails["list_executions"] = NoCredentialsError()
+    assert "No AWS account is set up here" in served.get()[1]
+
+
+# --- top ------------------------------------------------------------------------------------------
+def test_top_shows_a_job_once_where_nobody_watches(account: Account, cli: Cli) -> None:
+    many(account)
+    record(account)
+    shown = cli("top", RUNNING).out
+    for line in (
+        r"job +resnet-275",
+        r"state +running",
+        r"cost +\$\d\.\d\d",
+        r"Loss training +█.* 0\.\d+",
+        r"Seconds a step rank 1 +█▁▁ 0\.2",
+        r"GPU use \(MFU\) +▁▆█ 36\.67%",
+        r"Memory rank 1 +▁▁▁ 12\.0 GB",
+    ):
+        assert re.search(f"(?m)^{line}", shown), (line, shown)
+    found = cli.json("top", RUNNING)
+    assert (found["state"], found["curves"]["Memory"]["rank 0"][0]) == ("running", [20, 11e9])
+    # The steps between two reports, of which an evaluation is none.
+    assert found["curves"]["Seconds a step"]["all"] == [[20, 0.5], [40, 0.5], [60, 0.5]]
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+VISIBLE = "return [...document.querySelectorAll('.jobs tbody tr')].filter(e => !e.hidden).length"
+
+
+#: Cards with more than they show, and no way to see it.
+CUT = """return [...document.querySelectorAll(".card")].filter(e => e.scrollWidth > e.clientWidth
+    && getComputedStyle(e).overflowX != "auto").map(e => e.innerText)"""
+
+
+@pytest.mark.slow
+def test_a_browser_filters_opens_a_job_and_redraws_it(served: Served, window: Browser) -> None:
+    window.shows(1280)
+    window.go(served.server.address)
+    assert window.run(VISIBLE) == 300
+    window.run("document.querySelector('input').focus()")
+    window.type("failed ANNA")
+    assert window.run(VISIBLE) == 46
+    window.run("document.querySelector('.jobs tr:not([hidden]) a').click()")
+    window.until(lambda: "resnet-" in window.run("return document.title"))
+    window.go(f"{served.server.address}jobs/{RUNNING}")
+    shown = "return document.querySelector('.card p').innerText"
+    before = window.run(shown)
+    record(served.account, epochs=1)
+    key = "runs/resnet-275/metrics.jsonl"
+    served.account.modified[key] = served.account.now + timedelta(minutes=1)
+    window.until(lambda: window.run(shown) != before)
+    assert window.run("return document.title") == RUNNING, "nothing hostile has run"
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_pages_fit_and_follow_the_theme(
+    served: Served, window: Browser, tmp_path: Path, width: int, theme: str
+) -> None:
+    page = sample.written(tmp_path).encode()
+    served.account.objects["runs/resnet-274/report.html"] = page
+    window.shows(width, theme=theme)
+    paths = ("", f"jobs/{RUNNING}", "jobs/resnet-000-lusab-babad", "jobs/none")
+    for path in (*paths, "report/resnet-274"):
+        window.go(f"{served.server.address}{path}")
+        assert window.run("return document.documentElement.scrollWidth - innerWidth") <= 0, path
+        assert window.run(CUT) == [], path
+        color = window.run("return getComputedStyle(document.body).backgroundColor")
+        assert color == {"light": "rgb(246, 247, 249)", "dark": "rgb(15, 19, 25)"}[theme]
+
+
+@pytest.mark.night
+def test_a_report_of_others_runs_nothing(served: Served, window: Browser) -> None:
+    window.go(f"{served.server.address}report/resnet-275")
+    assert window.run("return document.title") == ""

@@ -1,0 +1,1 @@
+"""``trainctl ui``: pages about jobs, on this machine only."""

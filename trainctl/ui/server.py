@@ -1,0 +1,65 @@
+"""Server of ``trainctl ui``: loopback only, for those who know the token in its address.
+
+Another page in the same browser, or a name that resolves to this machine, gets nothing: ``Host``
+must be this server's, and nothing here can be framed, or read without the token. A report may be
+written by any job, so it is shown in a sandbox.
+"""
+
+import secrets
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import unquote
+
+from trainctl.ui.pages import Page, Pages
+
+LOOPBACK: Final = "127.0.0.1"
+_POLICY: Final = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_SANDBOX: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves pages until it is shut down."""
+
+    def __init__(self, pages: Pages) -> None:
+        super().__init__((LOOPBACK, 0), _Handler)  # any free port
+        self.pages, self.token = pages, secrets.token_urlsafe(16)
+        self.hosts = [f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")]
+        self.address = f"http://{self.hosts[0]}/{self.token}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET; ``http.server`` refuses all other methods."""
+
+    server: Server
+    timeout = 30  # seconds in which a client sends nothing
+
+    def do_GET(self) -> None:
+        token, _, path = self.path[1:].partition("/")
+        if self.headers.get("Host") not in self.server.hosts:
+            self._send(Page(b"another host's name"), HTTPStatus.FORBIDDEN)
+        elif not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            self._send(Page(b"trainctl ui prints its address"), HTTPStatus.NOT_FOUND)
+        else:
+            self._send(self.server.pages.page(unquote(path), f"/{token}/"))
+
+    def _send(self, page: Page, status: HTTPStatus = HTTPStatus.OK) -> None:
+        headers = {
+            "Content-Type": f"{page.type}; charset=utf-8",
+            "Content-Security-Policy": _SANDBOX if page.is_foreign else _POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cache-Control": "no-store",
+        }
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(page.content)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: an address has the token."""
