@@ -118,7 +118,7 @@ fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
 		tests/*/test_untrusted*.py $(ARGS)
 
 simulate: venv-dev venv-aws node ## lives of jobs in a simulated account: LIVES=30000 FIRST_LIFE=0
-	LIVES=$(or $(LIVES),30000) $(PYTHON) -m pytest -q -s --timeout 3600 tests/stacks/test_lives.py $(ARGS)
+	LIVES=$(or $(LIVES),30000) $(PYTHON) -m pytest -q -s --timeout 3600 $(call marked,not night) tests/stacks/test_lives.py $(ARGS)
 
 test-fast: venv-dev venv-aws node ## the quick tests
 	$(call parallel,not slow and not night) $(ARGS)

@@ -69,6 +69,14 @@ class S3(Paged):
         """What is answered of an object beside its content."""
         if key not in self.objects:
             raise refused(missing if self.may_list else "AccessDenied")
+        date = format_datetime(datetime.fromtimestamp(self.clock(), UTC), usegmt=True)
+        return self._listed(key) | {
+            "Metadata": self.metadata.get(key, {}),
+            "ResponseMetadata": {"HTTPHeaders": {"date": date}},
+        }
+
+    def _listed(self, key: str) -> dict[str, Any]:
+        """What a list has of an object."""
         now = datetime.fromtimestamp(self.clock(), UTC)
         # The tag of what is sent in one request is its MD5 (API reference of S3, "Object").
         tag = hashlib.md5(self.objects[key], usedforsecurity=False).hexdigest()
@@ -76,8 +84,6 @@ class S3(Paged):
             "ETag": f'"{tag}"',
             "LastModified": self.modified.get(key, now).replace(microsecond=0),
             "Size": len(self.objects[key]),
-            "Metadata": self.metadata.get(key, {}),
-            "ResponseMetadata": {"HTTPHeaders": {"date": format_datetime(now, usegmt=True)}},
         }
 
     # --- requests of boto3
@@ -106,7 +112,7 @@ class S3(Paged):
             left = [each for each in folders if each > given.get("ContinuationToken", "")]
             page = left[: self.page]
             answer: dict[str, Any] = {
-                "Contents": [{"Key": e, **self._found(e, "")} for e in page if not folders[e]],
+                "Contents": [{"Key": e, **self._listed(e)} for e in page if not folders[e]],
                 "CommonPrefixes": [{"Prefix": each} for each in page if folders[each]],
                 "NextContinuationToken": page[-1] if left != page else "",
                 "IsTruncated": left != page,

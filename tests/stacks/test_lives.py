@@ -25,7 +25,7 @@ from tests.stacks.test_job_keeper import SPEC, definition
 from training.record import goodput
 
 #: By ``make simulate``: how many lives, and from which seed on.
-NUM = int(os.environ.get("LIVES", "1000"))
+NUM = int(os.environ.get("LIVES", "250"))
 FIRST = int(os.environ.get("FIRST_LIFE", "0"))
 #: A user stopped a job whose head had succeeded just before; a job went to its next pool while its
 #: next head had a host and had not started, and while a sweep looked at that host.
@@ -43,14 +43,23 @@ STATES = (
 )
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(FIRST, FIRST + NUM), id="few"),
+        pytest.param(
+            range(NUM, 5000), id="many", marks=[pytest.mark.night, pytest.mark.timeout(3600)]
+        ),
+    ],
+)
 def test_no_job_task_host_or_record_is_lost_whatever_happens(
-    keeper: ModuleType, synth: Synth, monkeypatch: pytest.MonkeyPatch
+    keeper: ModuleType, synth: Synth, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> None:
     """A life that goes wrong is printed; ``FIRST_LIFE=SEED LIVES=1`` plays it alone."""
     monkeypatch.setattr(autoscaler, "_say", lambda _: None)
     states, happened, pairs = definition(synth), Counter[str](), Counter[tuple[str, str]]()
     lives, wrong = Counter[str](), list[int]()
-    for seed in [*(KEPT if NUM >= 1000 else ()), *range(FIRST, FIRST + NUM)]:
+    for seed in [*(KEPT if len(seeds) >= 250 else ()), *seeds]:
         life = live(seed, states=states, keeper=keeper, faults=FAULTS, rare=RARE, long=LONG)
         happened += life.world.happened
         lives.update(what for what, number in life.world.happened.items() if number)
@@ -67,7 +76,7 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
     never = [f"{fault} / {state}" for fault in faults for state in seen if not pairs[fault, state]]
     print(f"Pairs that never occurred: {', '.join(never) or 'none'}")
     assert wrong == []
-    if NUM >= 1000:
+    if len(seeds) >= 250:
         names = {f"fault: {each.__name__.replace('_', ' ')}" for each in FAULTS}
         ends = {f"job {each}" for each in ("succeeded", "failed", "deadline", "no_capacity")}
         states_seen = {f"state {name}" for name in states["States"]}
@@ -79,7 +88,7 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         assert {*names, *ends, *states_seen, *uses, *held} <= {*happened} - {
             each for each, number in happened.items() if not number
         }
-    if NUM >= 30_000:
+    if len(seeds) >= 30_000:
         rare = {f"fault: {each.__name__.replace('_', ' ')}" for each in RARE}
         assert {each: lives[each] for each in {*rare, *STATES} if lives[each] < 300} == {}
 

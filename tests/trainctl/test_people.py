@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,7 @@ BY_ROLE: Final = {
 }
 
 
+@functools.cache
 def actions(service: str) -> dict[str, str]:
     """Action of each call that a client has."""
     names = [*botocore.session.get_session().get_service_model(service).operation_names]
