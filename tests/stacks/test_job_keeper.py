@@ -1170,6 +1170,7 @@ def test_what_a_later_job_was_granted_counts_and_not_what_it_asked_for(
         entered = {"name": "Head", "input": answer}
         queue.history["second"] = [{"stateEnteredEventDetails": entered}]
         assert admitted(keeper, "first", Range(2, 2))["status"] == status
+    assert admitted(keeper, "first", Range(1, 1))["status"] == "running", "it has one node of two"
 
 
 def test_a_job_that_its_user_has_called_off_ends_before_its_turn(
