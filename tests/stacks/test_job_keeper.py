@@ -752,6 +752,15 @@ def test_one_host_that_takes_no_mark_keeps_no_other_one(aws: Aws) -> None:
     assert aws.sweep()["released"] == ["idle", "i-late"]
 
 
+def test_a_host_that_stays_disconnected_is_ended_at_once(aws: Aws) -> None:
+    aws.join(away=60, back=60)
+    for name, seconds in (("away", times.DISCONNECTED_S + 1), ("back", times.DISCONNECTED_S - 60)):
+        mark = {"name": "train.disconnected-since", "value": f"{time.time() - seconds:.0f}"}
+        aws.hosts[name] |= {"agentConnected": False, "attributes": [mark]}
+    assert aws.sweep()["released"] == ["away"]
+    assert aws.ended_at_once == ["i-away"]
+
+
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
     keeper: ModuleType, aws: Aws
 ) -> None:

@@ -1,5 +1,6 @@
 """Fixtures of the command line: the account that the commands find, and the commands."""
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -19,6 +20,14 @@ from trainctl import follow, laptop, polling, reference
 from trainctl.__main__ import app, main
 from training import recipes
 from training.command import NOT_FOR_JOBS, parser
+
+#: To build all commands takes longer than to give one.
+BUILT_ONCE = functools.cache(typer.main.get_command)
+
+
+@pytest.fixture(autouse=True)
+def _commands_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typer.main, "get_command", BUILT_ONCE)
 
 
 @pytest.fixture
@@ -62,6 +71,7 @@ class Said(NamedTuple):
     err: str
 
 
+@functools.cache
 def commands() -> dict[str, Any]:
     """The commands of ``trainctl`` by their words."""
     return dict(reference.walk(typer.main.get_command(app), ()))
