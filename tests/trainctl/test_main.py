@@ -104,14 +104,17 @@ def test_a_command_that_was_started_without_stdout_ends_like_any_other(
 
 
 @pytest.mark.parametrize("name", reference.PAGES)
-def test_a_page_of_reference_is_that_of_the_code(name: str) -> None:
+def test_a_page_of_reference_is_that_of_the_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # it changes the commands that it shows
     assert (ROOT / "docs" / name).read_text() == reference.PAGES[name](), (
         "commands or settings have changed: python -m trainctl.reference"
     )
 
 
 def test_the_help_names_values_and_not_types_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the page changes the commands that it shows
+    monkeypatch.undo()  # as above
     shown = set(re.findall(r"<[^<>\n]*>", reference.page()))
     assert shown == {"<head|nodes|auto>", "<high|normal|low>", "<user|run|month>"}, (
         "give the option a metavar"
