@@ -72,41 +72,45 @@ def test_defaults_are_filled_in() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"run": "a/b"}, "run name 'a/b' is not usable"),
-        ({"run": 3}, "run is 3: it must be text"),
-        ({"command": []}, r"command is \[\]: it must be a list whose first word is a program"),
-        ({"command": "ls"}, "command is 'ls': it must be a list"),
-        ({"command": [""]}, "whose first word is a program"),
-        ({"nodes": "4:1"}, "nodes is 4:1: in MIN:MAX, MIN must not be above MAX"),
-        ({"nodes": "many"}, "nodes is many: give a number"),
-        ({"max_seconds": 0}, "max_seconds is 0: it must be a whole number from 1 to 1209600"),
-        ({"max_seconds": True}, "max_seconds is True: it must be a whole number"),
-        ({"idle_s": 0}, "idle_s is 0: it must be a whole number from 1"),
-        ({"code": "/tmp/x.zip"}, "code is '/tmp/x.zip': it must be the s3:// address"),
-        ({"code": "s3://b/c.zip", "code_sha256": "ab"}, "code_sha256 is 'ab': it must be 64"),
-        ({"code_sha256": "a" * 64}, "code_sha256 is given without code"),
-        ({"recipe": 3}, "recipe is 3: it must be text"),
-        ({"recipe": "ddp", "code": "s3://b/c.zip"}, "recipe is 'ddp', and code is given too"),
-        ({"on": "moon"}, "on is 'moon': it must be one of head, nodes"),
-        ({"variables": {"A": 1}}, "variables is 1: it must be text"),
-        ({"variables": ["A"]}, r"variables is \['A'\]: it must be an object"),
-        ({"variables": {"1A": ""}}, "variable is '1A': it must be a name"),
-        ({"variables": {"RAY_ADDRESS": "x"}}, "variable RAY_ADDRESS: names that begin with TRAIN_"),
-        ({"secrets": {"A": "other"}}, "secret of A is 'other': .* begins with training/"),
-        ({"prices": {}}, "prices is {}: it must be an object or nothing"),
+        ('{"run": "a/b"}', "run name 'a/b' is not usable"),
+        ('{"run": 3}', "run is 3: it must be text"),
+        ('{"command": []}', r"command is \[\]: it must be a list whose first word is a program"),
+        ('{"command": "ls"}', "command is 'ls': it must be a list"),
+        ('{"command": [""]}', "whose first word is a program"),
+        ('{"nodes": "4:1"}', "nodes is 4:1: in MIN:MAX, MIN must not be above MAX"),
+        ('{"nodes": "many"}', "nodes is many: give a number"),
+        ('{"max_seconds": 0}', "max_seconds is 0: it must be a whole number from 1 to 1209600"),
+        ('{"max_seconds": true}', "max_seconds is True: it must be a whole number"),
+        ('{"idle_s": 0}', "idle_s is 0: it must be a whole number from 1"),
+        ('{"code": "/tmp/x.zip"}', "code is '/tmp/x.zip': it must be the s3:// address"),
+        ('{"code": "s3://b/c.zip", "code_sha256": "ab"}', "code_sha256 is 'ab': it must be 64"),
+        (json.dumps({"code_sha256": "a" * 64}), "code_sha256 is given without code"),
+        ('{"colour": 9}', "has colour, which this version does not know"),
+        ('{"recipe": 3}', "recipe is 3: it must be text"),
+        ('{"recipe": "ddp", "code": "s3://b/c.zip"}', "recipe is 'ddp', and code is given too"),
+        ('{"on": "moon"}', "on is 'moon': it must be one of head, nodes"),
+        ('{"variables": {"A": 1}}', "variables is 1: it must be text"),
+        ('{"variables": ["A"]}', r"variables is \['A'\]: it must be an object"),
+        ('{"variables": {"1A": ""}}', "variable is '1A': it must be a name"),
         (
-            {"prices": {**asdict(PRICES), "nat_usd_per_hour": "free"}},
+            '{"variables": {"RAY_ADDRESS": "x"}}',
+            "variable RAY_ADDRESS: names that begin with TRAIN_",
+        ),
+        ('{"secrets": {"A": "other"}}', "secret of A is 'other': .* begins with training/"),
+        ('{"prices": {}}', "prices is {}: it must be an object or nothing"),
+        (
+            json.dumps({"prices": {**asdict(PRICES), "nat_usd_per_hour": "free"}}),
             "prices is {'region': .*'free'",
         ),
         (
-            {"variables": {"A": "x"}, "secrets": {"A": "training/x"}},
+            '{"variables": {"A": "x"}, "secrets": {"A": "training/x"}}',
             "A: given both as a variable and as a secret",
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_allowed(changed: dict[str, Any], words: str) -> None:
+def test_what_is_wrong_is_named_with_what_is_allowed(changed: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        JobSpec.from_json(json.dumps({**values(SPEC), **changed}))
+        JobSpec.from_json(json.dumps(values(SPEC) | json.loads(changed)))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '"x"'])
@@ -121,11 +125,6 @@ def test_what_has_no_default_must_be_there(name: str) -> None:
     del given[name]
     with pytest.raises(InputError, match=f"order has no {name}"):
         JobSpec.from_json(json.dumps(given))
-
-
-def test_an_unknown_part_is_refused() -> None:
-    with pytest.raises(InputError, match="has colour, which this version does not know"):
-        JobSpec.from_json(json.dumps({**values(SPEC), "colour": 9}))
 
 
 def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_not() -> None:
