@@ -103,55 +103,39 @@ def test_every_class_of_botocore_has_an_answer(monkeypatch: pytest.MonkeyPatch) 
 
 
 # --- what is answered -----------------------------------------------------------------------------
+#: HTTP status and kind -> codes.
+CODES: Final = {
+    (400, PASSING): "BadDigest IncompleteBody RequestTimeout XAmzContentSHA256Mismatch "
+    "ThrottlingException Throttling ThrottledException RequestThrottled RequestLimitExceeded "
+    "TooManyRequestsException PriorRequestNotComplete ProvisionedThroughputExceededException "
+    "KMS.ThrottlingException LimitExceededException TransactionInProgressException "
+    "EC2ThrottledException",
+    (400, USER): "KMS.DisabledException KMS.NotFoundException InvalidRequest InvalidURI "
+    "ExpiredToken ExpiredTokenException TokenRefreshRequired RequestExpired "
+    "AuthorizationHeaderMalformed InvalidBucketName InvalidToken 400 InvalidArgument "
+    "IllegalLocationConstraintException KeyTooLongError ValidationException "
+    "ResourceNotFoundException InvalidParameterException",
+    (400, OURS): "EntityTooLarge EntityTooSmall InvalidDigest InvalidPart InvalidPartOrder "
+    "MalformedXML",
+    (411, OURS): "MissingContentLength",
+    (405, OURS): "MethodNotAllowed",
+    (501, OURS): "NotImplemented",
+    (409, PASSING): "OperationAborted ConditionalRequestConflict",
+    (409, USER): "BucketAlreadyExists BucketNotEmpty",
+    (403, USER): "AccessDenied AllAccessDisabled InvalidAccessKeyId InvalidObjectState "
+    "RequestTimeTooSkewed SignatureDoesNotMatch UnauthorizedOperation 403",
+    (404, USER): "NoSuchBucket NoSuchKey NoSuchUpload 404",
+    (301, USER): "PermanentRedirect",
+    (307, PASSING): "TemporaryRedirect",
+    (412, USER): "PreconditionFailed",
+    (500, PASSING): "InternalError 500 InternalFailure Unknown",
+    (503, PASSING): "SlowDown ServiceUnavailable 503",
+    (429, PASSING): "429",
+    (504, PASSING): "504",
+}
 ANSWERS: Final = [
-    *(
-        (code, 400, PASSING)
-        for code in (
-            *("BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"),
-            *("ThrottlingException", "Throttling", "ThrottledException", "RequestThrottled"),
-            *("RequestLimitExceeded", "TooManyRequestsException", "PriorRequestNotComplete"),
-            *("ProvisionedThroughputExceededException", "KMS.ThrottlingException"),
-            *("LimitExceededException", "TransactionInProgressException", "EC2ThrottledException"),
-        )
-    ),
-    *(
-        (code, 400, USER)
-        for code in (
-            *("KMS.DisabledException", "KMS.NotFoundException", "InvalidRequest", "InvalidURI"),
-            *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"),
-            *("AuthorizationHeaderMalformed", "InvalidBucketName", "InvalidToken", "400"),
-            *("InvalidArgument", "IllegalLocationConstraintException", "KeyTooLongError"),
-            *("ValidationException", "ResourceNotFoundException", "InvalidParameterException"),
-        )
-    ),
-    *(
-        (code, 400, OURS)
-        for code in (
-            *("EntityTooLarge", "EntityTooSmall", "InvalidDigest", "InvalidPart"),
-            *("InvalidPartOrder", "MalformedXML"),
-        )
-    ),
-    ("MissingContentLength", 411, OURS),
-    ("MethodNotAllowed", 405, OURS),
-    ("NotImplemented", 501, OURS),
-    *((code, 409, PASSING) for code in ("OperationAborted", "ConditionalRequestConflict")),
-    *((code, 409, USER) for code in ("BucketAlreadyExists", "BucketNotEmpty")),
-    *(
-        (code, 403, USER)
-        for code in (
-            *("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "InvalidObjectState"),
-            *("RequestTimeTooSkewed", "SignatureDoesNotMatch", "UnauthorizedOperation", "403"),
-        )
-    ),
-    *((code, 404, USER) for code in ("NoSuchBucket", "NoSuchKey", "NoSuchUpload", "404")),
-    ("PermanentRedirect", 301, USER),
-    ("TemporaryRedirect", 307, PASSING),
-    ("PreconditionFailed", 412, USER),
-    *((code, 500, PASSING) for code in ("InternalError", "500", "InternalFailure", "Unknown")),
-    *((code, 503, PASSING) for code in ("SlowDown", "ServiceUnavailable", "503")),
-    ("429", 429, PASSING),
-    ("504", 504, PASSING),
     ("", 502, PASSING),
+    *((code, *answered) for answered, codes in CODES.items() for code in codes.split()),
 ]
 
 
@@ -218,6 +202,11 @@ def httpx(name: str) -> Any:
 REFUSED: Final = aws.MetadataRetrievalError(error_msg="Received non 200 response 429")
 RETRIEVAL: Final = aws.CredentialRetrievalError(provider="container-role", error_msg="429")
 ROLE: Final = aws.CredentialRetrievalError(provider="custom-process", error_msg="exit 1")
+ERRNOS: Final = {
+    PASSING: "ENOSPC EDQUOT EIO EBUSY ESTALE ETIMEDOUT ECONNRESET ECONNREFUSED ENETUNREACH "
+    "EHOSTUNREACH EMFILE EREMOTEIO EPIPE ENOMEM",
+    USER: "ENOENT EACCES EPERM EROFS ENOTDIR EISDIR EEXIST ENAMETOOLONG EINVAL",
+}
 OTHERS: Final[list[tuple[str, Exception, Kind]]] = [
     ("credentials endpoint busy", within(RETRIEVAL, REFUSED), PASSING),
     ("process of credentials", within(ROLE, OSError(errno.ENOENT, "no such program")), USER),
@@ -271,37 +260,9 @@ OTHERS: Final[list[tuple[str, Exception, Kind]]] = [
     ("no name", urllib.error.URLError(socket.gaierror(-3, "Temporary failure")), PASSING),
     ("gaierror", socket.gaierror(-2, "Name or service not known"), PASSING),
     *(
-        (errno.errorcode[number], OSError(number, os.strerror(number)), PASSING)
-        for number in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EIO,
-            errno.EBUSY,
-            errno.ESTALE,
-            errno.ETIMEDOUT,
-            errno.ECONNRESET,
-            errno.ECONNREFUSED,
-            errno.ENETUNREACH,
-            errno.EHOSTUNREACH,
-            errno.EMFILE,
-            errno.EREMOTEIO,
-            errno.EPIPE,
-            errno.ENOMEM,
-        )
-    ),
-    *(
-        (errno.errorcode[number], OSError(number, os.strerror(number)), USER)
-        for number in (
-            errno.ENOENT,
-            errno.EACCES,
-            errno.EPERM,
-            errno.EROFS,
-            errno.ENOTDIR,
-            errno.EISDIR,
-            errno.EEXIST,
-            errno.ENAMETOOLONG,
-            errno.EINVAL,
-        )
+        (name, OSError(getattr(errno, name), os.strerror(getattr(errno, name))), kind)
+        for kind, names in ERRNOS.items()
+        for name in names.split()
     ),
     ("a library's own", OSError("cannot identify image file"), OURS),
     ("full, in words", RuntimeError("I/O error: No space left on device (os error 28)"), PASSING),
