@@ -51,6 +51,8 @@ def test_what_an_organization_has_is_used_as_it_is(synth: Synth) -> None:
         "AWS::ECR::Repository",
         "AWS::IAM::ManagedPolicy",
         "AWS::ServiceDiscovery::PrivateDnsNamespace",
+        "AWS::SNS::Topic",
+        "AWS::SNS::TopicPolicy",
     }
     assert templates.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Vpc"] == EXISTING["vpc_id"]
     subnets = [

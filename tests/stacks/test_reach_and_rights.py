@@ -8,7 +8,7 @@ import pytest
 from containers.host.machine import OwnTask
 from containers.ray_head import JobConfig, worker_provider
 from contract import nodes
-from contract.job import SECRETS_PREFIX, JobSpec
+from contract.job import NOTIFY_SECRETS, SECRETS_PREFIX, JobSpec
 from contract.nodes import Range
 from tests.stacks.conftest import OPTIONS, PRESETS, Synth, Templates, statements, text, variables
 
@@ -126,9 +126,12 @@ def test_a_job_reads_no_other_secrets_than_those_meant_for_jobs(synth: Synth) ->
     heads = [resource for name, resource in found if name == "JobsRole"]
     assert len(heads) == 1
     assert heads[0].endswith(f":secret:{SECRETS_PREFIX}*")
+    keepers = [resource for name, resource in found if name == "JobsKeeperRole"]
+    assert len(keepers) == 1
+    assert keepers[0].endswith(f":secret:{NOTIFY_SECRETS}*")
     # ECS itself reads the cluster's token for all nodes.
     own = {name for name, _ in found if not name.startswith("PeopleOperate")}
-    assert own == {"JobsRole", "NodesExecutionRole"}
+    assert own == {"JobsRole", "JobsKeeperRole", "NodesExecutionRole"}
 
 
 def test_the_head_of_a_job_is_told_what_its_workers_are(synth: Synth) -> None:
@@ -170,7 +173,8 @@ def test_each_role_is_trusted_to_one_service_for_this_account_where_it_tells_its
     }
     (publish,) = [
         statement
-        for statement in templates.only("AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
+        for policy in templates.of_type("AWS::SNS::TopicPolicy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
         if statement["Effect"] == "Allow"
     ]
     assert publish["Condition"] == own
