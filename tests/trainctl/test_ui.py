@@ -138,6 +138,21 @@ def test_nothing_but_get_is_answered(served: Served, method: str) -> None:
     assert served.account.changes == []
 
 
+def test_the_address_is_printed_and_opened_until_ctrl_c(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    def interrupt(_server: Server) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", interrupt)
+    assert cli("ui").out.splitlines() == opened != []
+    assert cli("ui", "--no-browser").out.split()[0] not in opened
+    assert account.changes == []
+
+
 # --- what is shown --------------------------------------------------------------------------------
 def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
     page = Page(served.get()[1])
