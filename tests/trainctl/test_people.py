@@ -53,7 +53,15 @@ NOT_GIVEN: Final = {
 #: Commands by the first role that may give them.
 BY_ROLE: Final = {
     READ: (
-        *("ls", "show mine", "logs mine", "cost mine", "runs", "plan ddp --secret K=training/key"),
+        *(
+            "ls",
+            "show mine",
+            "top mine",
+            "logs mine",
+            "cost mine",
+            "runs",
+            "plan ddp --secret K=training/key",
+        ),
         *("wait ended", "data ls", "cluster status", "doctor"),
     ),
     SUBMIT: (
@@ -178,7 +186,8 @@ def test_operators_have_each_right_that_a_command_needs(
     # Of two services with a call of one name, the first one is ours.
     known = {name: action for each in reversed(SERVICES) for name, action in actions(each).items()}
     given = {action for statement in policies[OPERATE] for action in statement.actions}
-    functions = {"ec2:ReleaseHosts", "ssm:ListCommands"}  # of this project
+    # Functions of this project, and one of Jinja.
+    functions = {"ec2:ReleaseHosts", "ssm:ListCommands", "cloudformation:GetTemplate"}
     assert {known[word] for word in words & known.keys()} - given == NOT_GIVEN | functions
 
 
