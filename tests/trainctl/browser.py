@@ -56,7 +56,7 @@ class Browser:
 
     def picture(self) -> bytes:
         """What the window shows, as PNG."""
-        return base64.b64decode(self.chrome("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self.ask("/screenshot", "GET"))
 
     def type(self, text: str) -> None:
         """Press the keys of a text."""
