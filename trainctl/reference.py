@@ -6,6 +6,7 @@ A test compares the pages with the code, so that neither falls behind the other.
 import ast
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ _HEAD = """\
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
 are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
 also has `--profile NAME`, `--region REGION` and `--deployment NAME`, and `plan` the options of
-`submit`.
+`submit`. `JOB` is the ID of a job or the name of a run, whose newest job it means; `RUN` is a name.
 """
 _SETTINGS_HEAD = """\
 # Settings
@@ -42,6 +43,7 @@ beats both, and `-c name=value` all. Machines are those of
 """
 #: Options that the head of the page describes.
 _COMMON: Final = ("profile", "region", "deployment")
+_KNOWN: Final = r"Arguments:\n  (JOB|RUN)  .*\[required\]\n\n"
 
 
 # Typer's commands are click's, of a copy that it brings along.
@@ -78,6 +80,7 @@ def page() -> str:
         command.add_help_option = False
         context = command.make_context(words, [], resilient_parsing=True, terminal_width=WIDTH)
         text = command.get_help(context).removeprefix("Usage: ")
+        text = re.sub(_KNOWN, "", text)
         parts.append(f"## {words}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 

@@ -6,11 +6,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from typing import Any, Final
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -24,25 +23,29 @@ _OPTIONS: Final = (
 class Browser:
     """A session with one window."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, port: int, **wanted: object) -> None:
+        self._port, self._session = port, ""
+        found = self.ask("/session", capabilities={"alwaysMatch": wanted})
+        self._session = f"/session/{found['sessionId']}"
 
-    def _ask(self, path: str, **body: object) -> Any:
-        content = json.dumps(body).encode()
-        asked = Request(f"{self._address}{path}", content, {"Content-Type": "application/json"})
-        with urlopen(asked, timeout=60) as answer:
-            return json.load(answer)["value"]
+    def ask(self, path: str, method: str = "POST", **body: object) -> Any:
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=60)) as driver:
+            driver.request(method, f"{self._session}{path}", json.dumps(body))
+            answer = driver.getresponse()
+            found = json.load(answer)["value"]
+        assert answer.status == 200, found
+        return found
 
     def go(self, address: str) -> None:
-        self._ask("/url", url=address)
+        self.ask("/url", url=address)
 
-    def run(self, script: str, *arguments: object) -> Any:
+    def run(self, script: str) -> Any:
         """What a script in the page returns."""
-        return self._ask("/execute/sync", script=script, args=[*arguments])
+        return self.ask("/execute/sync", script=script, args=[])
 
     def chrome(self, command: str, **params: object) -> Any:
         """Chromium's own protocol: https://chromedevtools.github.io/devtools-protocol/."""
-        return self._ask("/goog/cdp/execute", cmd=command, params=params)
+        return self.ask("/goog/cdp/execute", cmd=command, params=params)
 
     def shows(self, width: int, height: int = 900, *, theme: str = "light") -> None:
         """Set the window's size in CSS pixels, and the theme."""
@@ -53,19 +56,12 @@ class Browser:
 
     def picture(self) -> bytes:
         """What the window shows, as PNG."""
-        return base64.b64decode(self.chrome("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(self.ask("/screenshot", "GET"))
 
     def type(self, text: str) -> None:
         """Press the keys of a text."""
         keys = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
-        self._ask("/actions", actions=[{"type": "key", "id": "keys", "actions": keys}])
-
-    def until(self, found: Callable[[], object], *, seconds: float = 30) -> None:
-        """Wait until something is there."""
-        deadline = time.monotonic() + seconds
-        while not found():
-            assert time.monotonic() < deadline, self.run("return document.body.innerText")
-            time.sleep(0.1)
+        self.ask("/actions", actions=[{"type": "key", "id": "keys", "actions": keys}])
 
 
 @contextmanager
@@ -76,33 +72,15 @@ def browser() -> Iterator[Browser]:
     if not (chromium and driver):
         pytest.skip("no browser: apt-get install chromium chromium-driver")
     with tempfile.TemporaryDirectory(prefix="chromium-") as profile:
-        # It fetches nothing by a proxy, and keeps its files in the profile.
-        own = {key: text for key, text in os.environ.items() if "proxy" not in key.lower()}
-        process = subprocess.Popen(
-            [driver, "--port=0"],
-            env={**own, "HOME": profile, "TMPDIR": profile},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout
-        try:
-            port = next(
-                line.rstrip(".\n").rpartition(" ")[2]
-                for line in process.stdout
-                if "successfully" in line
-            )
-            address = f"http://127.0.0.1:{port}"
+        command, own = [driver, "--port=0"], {**os.environ, "HOME": profile, "TMPDIR": profile}
+        with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            said = next(line for line in process.stdout if "successfully" in line)
             arguments = [f"--{each}" for each in (*_OPTIONS, f"user-data-dir={profile}/data")]
             wanted = {"goog:chromeOptions": {"binary": chromium, "args": arguments}}
-            wanted |= {"goog:loggingPrefs": {"browser": "ALL"}}
-            root = Browser(address)
-            session = root._ask("/session", capabilities={"alwaysMatch": wanted})["sessionId"]
             try:
-                yield Browser(f"{address}/session/{session}")
+                found = Browser(int(said.rpartition(" ")[2].rstrip(".\n")), **wanted)
+                yield found
+                found.ask("", "DELETE")
             finally:
-                with urlopen(Request(f"{address}/session/{session}", method="DELETE")):
-                    pass
-        finally:
-            process.terminate()
-            process.wait(10)
-            process.stdout.close()
+                process.terminate()

@@ -54,7 +54,15 @@ NOT_GIVEN: Final = {
 #: Commands by the first role that may give them.
 BY_ROLE: Final = {
     READ: (
-        *("ls", "show mine", "logs mine", "cost mine", "runs", "plan ddp --secret K=training/key"),
+        *(
+            "ls",
+            "show mine",
+            "top mine",
+            "logs mine",
+            "cost mine",
+            "runs",
+            "plan ddp --secret K=training/key",
+        ),
         *("wait ended", "data ls", "cluster status", "doctor"),
     ),
     SUBMIT: (
@@ -185,7 +193,11 @@ def test_operators_have_each_right_that_a_command_needs(
     # Of two services with a call of one name, the first one is ours.
     known = {name: action for each in reversed(SERVICES) for name, action in actions(each).items()}
     given = {action for statement in policies[OPERATE] for action in statement.actions}
+<<<<<<< HEAD
     # Of this project, and of Jinja.
+=======
+    # Functions of this project, and one of Jinja.
+>>>>>>> h/see
     functions = {"ec2:ReleaseHosts", "ssm:ListCommands", "cloudformation:GetTemplate"}
     assert {known[word] for word in words & known.keys()} - given == NOT_GIVEN | functions
 

@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from tests.eventually import eventually
 from tests.trainctl.account import Account
 from tests.trainctl.browser import Browser, browser
 from tests.trainctl.conftest import Cli
@@ -68,8 +68,7 @@ def record(account: Account, run: str = "resnet-275", *, epochs: int = 3) -> Non
     account.logs["job/ray/head275"] = ["epoch 1", HOSTILE]
 
 
-@dataclass
-class Served:
+class Served(NamedTuple):
     """A server on loopback."""
 
     account: Account
@@ -130,12 +129,22 @@ def test_only_who_has_the_address_reads_a_page(
     assert "unsafe" not in policy
     assert (sent["Referrer-Policy"], sent["Cache-Control"]) == ("no-referrer", "no-store")
     assert len(served.server.token) >= 22, "128 random bits"
+    assert served.get(path, method="POST")[0] == 501
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD"])
-def test_nothing_but_get_is_answered(served: Served, method: str) -> None:
-    assert served.get(method=method)[0] == 501
-    assert served.account.changes == []
+def test_the_address_is_printed_and_opened_until_ctrl_c(
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    def interrupt(_server: Server) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "serve_forever", interrupt)
+    assert cli("ui").out.splitlines() == opened != []
+    assert cli("ui", "--no-browser").out.split()[0] not in opened
+    assert account.changes == []
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -160,7 +169,7 @@ def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> 
     assert ("a", {"href": "../report/resnet-275"}) in page.elements
     failed = served.get("jobs/resnet-000-lusab-babad")[1]
     assert "failed: user code exit 1" in failed
-    assert "data-over" in failed, "it is not asked for again"
+    assert "data-over" in failed
     assert "there is no job" in served.get("jobs/none")[1]
 
 
@@ -264,14 +273,14 @@ def test_a_browser_filters_opens_a_job_and_redraws_it(served: Served, window: Br
     window.type("failed ANNA")
     assert window.run(VISIBLE) == 46
     window.run("document.querySelector('.jobs tr:not([hidden]) a').click()")
-    window.until(lambda: "resnet-" in window.run("return document.title"))
+    eventually("the job", lambda: "resnet-" in window.run("return document.title"))
     window.go(f"{served.server.address}jobs/{RUNNING}")
     shown = "return document.querySelector('.card p').innerText"
     before = window.run(shown)
     record(served.account, epochs=1)
     key = "runs/resnet-275/metrics.jsonl"
     served.account.modified[key] = served.account.now + timedelta(minutes=1)
-    window.until(lambda: window.run(shown) != before)
+    eventually("the curve of today", lambda: window.run(shown) != before)
     assert window.run("return document.title") == RUNNING, "nothing hostile has run"
 
 

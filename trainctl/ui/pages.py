@@ -136,7 +136,8 @@ class Pages:
         }
 
     def _report(self, run: str) -> Page:
-        content = self._deployment.bucket.read_of_run(run, REPORT_FILE)
+        with self._lock:
+            content = self._deployment.bucket.read_of_run(run, REPORT_FILE)
         if content is None:
             raise UsageError(f"run {run!r} has no report: a recipe writes one when it ends")
         return Page(content, is_foreign=True)

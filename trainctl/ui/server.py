@@ -5,6 +5,7 @@ must be this server's, and nothing here can be framed, or read without the token
 written by any job, so it is shown in a sandbox.
 """
 
+import contextlib
 import secrets
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,11 +56,12 @@ class _Handler(BaseHTTPRequestHandler):
             "Cross-Origin-Resource-Policy": "same-origin",
             "Cache-Control": "no-store",
         }
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(page.content)
+        with contextlib.suppress(ConnectionError):  # the browser has left the page
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(page.content)
 
     def log_message(self, *_: object) -> None:
         """Print nothing: an address has the token."""
