@@ -193,11 +193,7 @@ def test_operators_have_each_right_that_a_command_needs(
     # Of two services with a call of one name, the first one is ours.
     known = {name: action for each in reversed(SERVICES) for name, action in actions(each).items()}
     given = {action for statement in policies[OPERATE] for action in statement.actions}
-<<<<<<< HEAD
-    # Of this project, and of Jinja.
-=======
     # Functions of this project, and one of Jinja.
->>>>>>> h/see
     functions = {"ec2:ReleaseHosts", "ssm:ListCommands", "cloudformation:GetTemplate"}
     assert {known[word] for word in words & known.keys()} - given == NOT_GIVEN | functions
 
