@@ -1003,7 +1003,10 @@ class Execution:
         is_deployed = self.began < self.account.deployed_at
         if is_deployed or any(each.is_redriven for each in running):
             return
-        if self.name not in turns and not is_unsure:
+        is_known = all(each.began < max(late, self.began) for each in before)
+        own = [each for each in running if each.admitted_at and each.user == self.user]
+        is_beyond = len(own) >= (limits.max_jobs_per_user or len(named))
+        if is_beyond or (self.name not in turns and is_known and not is_unsure):
             world.blame(f"{self.name} starts beside {limits.max_jobs_per_user} of its user")
         if len(earlier) + len(later) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")

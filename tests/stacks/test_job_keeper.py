@@ -1157,6 +1157,12 @@ def test_a_job_of_a_higher_priority_overtakes_those_that_wait_and_none_that_has_
     assert waited == [3 * times.CONSISTENT_S], "until those that did not know of it have begun"
     queue.history["first"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
     assert status("third") == "queued"
+    # Of its own user it overtakes none that has begun, where that has as many as it may.
+    for limit, expected in ((1, "queued"), (2, "running")):
+        limits = Limits(max_heads=3, max_workers=3, max_jobs_per_user=limit)
+        monkeypatch.setattr(keeper, "LIMITS", limits)
+        assert status("third") == expected
+    monkeypatch.setattr(keeper, "LIMITS", Limits(max_heads=3, max_workers=2))
     # A job that has waited for half a day is before it.
     queue.executions["first"]["startDate"] -= timedelta(seconds=times.COUNTS_AS_HIGH_S)
     del queue.history["first"][:]

@@ -305,6 +305,10 @@ def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | No
     earlier = [order_of(each) for each in before]
     for each in overtaken:
         earlier += begun(each)
+    # Among them its user's own that it overtakes and that have begun.
+    num_own = sum((each.submitter if each else "") == spec.submitter for each in earlier)
+    if num_own >= (LIMITS.max_jobs_per_user or math.inf):
+        return None, False
     return LIMITS.place(spec, earlier), bool(overtaken)
 
 
