@@ -335,14 +335,7 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
     on_gpu = torch.cuda.is_available()
     peak = metrics.peak_flops(torch.device("cuda" if on_gpu else "cpu"))
     ways = {
-        name: {
-            "tokens_per_s": each.tokens_per_s,
-            "mfu": each.tokens_per_s * flops / peak if peak else None,
-            "peak_memory_bytes": each.peak_memory_bytes,
-            "first_loss": each.losses[0] if each.losses else None,
-            "last_loss": each.losses[-1] if each.losses else None,
-            "failure": each.failure,
-        }
+        name: {**asdict(each), "mfu": each.tokens_per_s * flops / peak if peak else None}
         for name, each in (("recipe", recipe), ("trainer", trainer))
     }
     both = recipe.tokens_per_s and trainer.tokens_per_s
@@ -377,14 +370,9 @@ def main() -> int:
     )
     parser.add_argument("--eager", action="store_true", help="compile neither")
     parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
-    parser.add_argument("--microbatch", type=int, default=0, help="(default: the case's)")
     parser.add_argument("--without-trainer", action="store_true", help="only the recipe")
     options = parser.parse_args()
-    cases = [
-        replace(each, microbatch=options.microbatch or each.microbatch, compile=not options.eager)
-        for each in ALL
-        if each.name in options.cases
-    ]
+    cases = [replace(each, compile=not options.eager) for each in ALL if each.name in options.cases]
     trainer_too = not options.without_trainer
     found = [measure(case, steps=options.steps, trainer_too=trainer_too) for case in cases]
     result = {
