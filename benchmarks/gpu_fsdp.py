@@ -297,8 +297,12 @@ def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
         seed=config.seed,
     )
     watch = _Watch(case, device, steps=steps)
+    # The weights that the recipe gives it.
+    model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
+    model_weights.allocate(model, device)
+    model_weights.initialise(model, seed=config.seed)
     try:
-        losses = train_by_trainer(_model(config, device), feed, config, on_step_end=watch.step)
+        losses = train_by_trainer(model, feed, config, on_step_end=watch.step)
     except torch.OutOfMemoryError as error:
         return LoopFigures(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
     return LoopFigures(
@@ -306,14 +310,6 @@ def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
         peak_memory_bytes=metrics.peak_memory(device),
         losses=tuple(losses),
     )
-
-
-def _model(config: FsdpConfig, device: torch.device) -> Any:
-    """The model with the weights that the recipe gives it."""
-    model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
-    model_weights.allocate(model, device)
-    model_weights.initialise(model, seed=config.seed)
-    return model
 
 
 def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
