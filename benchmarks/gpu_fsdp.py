@@ -318,11 +318,11 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
         Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
         say(f"{case.name}: the recipe")
         [recipe] = rank_groups.run(1, run_recipe, case, folder, steps)
-        say(f"{case.name}: {_words(recipe)}")
+        say(f"{case.name}: {recipe}")
         trainer = LoopFigures(failure="left out")
         if trainer_too and not case.lora_rank:
             [trainer] = rank_groups.run(1, run_trainer, case, folder, steps)
-            say(f"{case.name}: transformers' Trainer: {_words(trainer)}")
+            say(f"{case.name}: transformers' Trainer: {trainer}")
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
     if case.lora_rank:
@@ -344,13 +344,6 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
         ),
         **ways,
     }
-
-
-def _words(found: LoopFigures) -> str:
-    return found.failure or (
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / 2**30:.1f} GiB, "
-        f"loss {found.losses[-1]:.4f}"
-    )
 
 
 def main() -> int:
