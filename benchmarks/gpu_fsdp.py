@@ -184,8 +184,7 @@ def run_recipe(case: Case, folder: str, steps: int) -> LoopFigures:
 
     def note(*events: Event) -> None:
         found = [each for each in events if isinstance(each, Step)]
-        if found:
-            losses.append(statistics.mean(each.loss for each in found))
+        losses.extend(each.loss for each in found)
         if found and watch.step(found[-1].step):
             raise _EnoughError
 
@@ -200,7 +199,10 @@ def run_recipe(case: Case, folder: str, steps: int) -> LoopFigures:
     return LoopFigures(
         tokens_per_s=watch.tokens_per_s,
         peak_memory_bytes=metrics.peak_memory(worker.device),
-        losses=tuple(losses),
+        losses=tuple(
+            statistics.mean(losses[first : first + WARM_UP])
+            for first in range(0, len(losses), WARM_UP)
+        ),
     )
 
 
