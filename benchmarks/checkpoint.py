@@ -188,10 +188,6 @@ def main() -> int:
     result = {
         "benchmark": "checkpoint",
         "ratio": min(each["waited"] for each in others) / own["waited"],
-        "ratio_is_of": "seconds that training waits for the best of torch's ways to those here",
-        "ratios": {
-            name: min(each[name] for each in others) / own[name] for name in ("lost", "cpu")
-        },
         "seconds": medians,
         "state_bytes": found[0][1],
         "storage": "s3" if storage.is_s3(root) else "disk",

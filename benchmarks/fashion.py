@@ -62,27 +62,21 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=1, help="of the recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {"plain": [], "recipe": []}
-    accuracy: dict[str, list[float]] = {"plain": [], "recipe": []}
+    found: dict[str, list[tuple[float, float]]] = {"recipe": [], "plain": []}
     for seed in options.seeds:
         with tempfile.TemporaryDirectory(prefix="fashion-") as folder:
             arguments = (folder, options.data, seed, options.epochs)
             ranks = rank_groups.run(WORLD_SIZE, measure, *arguments)
-        own = (sum(each for each, _ in ranks), ranks[0][1])
-        other = plain(options.plain, options.data, seed, options.budget)
-        # Both of this seed
-        for name, (spent, reached) in (("recipe", own), ("plain", other)):
-            seconds[name].append(spent)
-            accuracy[name].append(reached)
-            say(f"seed {seed}, {name}: {spent:.0f} CPU s, accuracy {reached:.4f}")
-    spent = {name: statistics.median(each) for name, each in seconds.items()}
+        found["recipe"].append((sum(each for each, _ in ranks), ranks[0][1]))
+        found["plain"].append(plain(options.plain, options.data, seed, options.budget))
+        say(f"seed {seed}: " + ", ".join(f"{name} {each[-1]}" for name, each in found.items()))
+    spent = {name: statistics.median(each for each, _ in pairs) for name, pairs in found.items()}
     result = {
         "benchmark": "fashion",
         "ratio": spent["plain"] / spent["recipe"],
         "ratio_is_of": "CPU seconds of the plain loop to those of both ranks",
         "cpu_seconds": spent,
-        "accuracy_mean": {name: statistics.mean(each) for name, each in accuracy.items()},
-        "accuracy": accuracy,
+        "accuracy": {name: [each for _, each in pairs] for name, pairs in found.items()},
         "seeds": list(options.seeds),
     }
     report(result)

@@ -184,8 +184,7 @@ def run_recipe(case: Case, folder: str, steps: int) -> LoopFigures:
 
     def note(*events: Event) -> None:
         found = [each for each in events if isinstance(each, Step)]
-        if found:
-            losses.append(statistics.mean(each.loss for each in found))
+        losses.extend(each.loss for each in found)
         if found and watch.step(found[-1].step):
             raise _EnoughError
 
@@ -200,7 +199,10 @@ def run_recipe(case: Case, folder: str, steps: int) -> LoopFigures:
     return LoopFigures(
         tokens_per_s=watch.tokens_per_s,
         peak_memory_bytes=metrics.peak_memory(worker.device),
-        losses=tuple(losses),
+        losses=tuple(
+            statistics.mean(losses[first : first + WARM_UP])
+            for first in range(0, len(losses), WARM_UP)
+        ),
     )
 
 
@@ -297,8 +299,12 @@ def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
         seed=config.seed,
     )
     watch = _Watch(case, device, steps=steps)
+    # The weights that the recipe gives it.
+    model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
+    model_weights.allocate(model, device)
+    model_weights.initialise(model, seed=config.seed)
     try:
-        losses = train_by_trainer(_model(config, device), feed, config, on_step_end=watch.step)
+        losses = train_by_trainer(model, feed, config, on_step_end=watch.step)
     except torch.OutOfMemoryError as error:
         return LoopFigures(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
     return LoopFigures(
@@ -308,25 +314,17 @@ def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
     )
 
 
-def _model(config: FsdpConfig, device: torch.device) -> Any:
-    """The model with the weights that the recipe gives it."""
-    model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
-    model_weights.allocate(model, device)
-    model_weights.initialise(model, seed=config.seed)
-    return model
-
-
 def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
     """Both loops, one after the other."""
     with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
         Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
         say(f"{case.name}: the recipe")
         [recipe] = rank_groups.run(1, run_recipe, case, folder, steps)
-        say(f"{case.name}: {_words(recipe)}")
+        say(f"{case.name}: {recipe}")
         trainer = LoopFigures(failure="left out")
         if trainer_too and not case.lora_rank:
             [trainer] = rank_groups.run(1, run_trainer, case, folder, steps)
-            say(f"{case.name}: transformers' Trainer: {_words(trainer)}")
+            say(f"{case.name}: transformers' Trainer: {trainer}")
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
     if case.lora_rank:
@@ -335,14 +333,7 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
     on_gpu = torch.cuda.is_available()
     peak = metrics.peak_flops(torch.device("cuda" if on_gpu else "cpu"))
     ways = {
-        name: {
-            "tokens_per_s": each.tokens_per_s,
-            "mfu": each.tokens_per_s * flops / peak if peak else None,
-            "peak_memory_bytes": each.peak_memory_bytes,
-            "first_loss": each.losses[0] if each.losses else None,
-            "last_loss": each.losses[-1] if each.losses else None,
-            "failure": each.failure,
-        }
+        name: {**asdict(each), "mfu": each.tokens_per_s * flops / peak if peak else None}
         for name, each in (("recipe", recipe), ("trainer", trainer))
     }
     both = recipe.tokens_per_s and trainer.tokens_per_s
@@ -355,13 +346,6 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
         ),
         **ways,
     }
-
-
-def _words(found: LoopFigures) -> str:
-    return found.failure or (
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / 2**30:.1f} GiB, "
-        f"loss {found.losses[-1]:.4f}"
-    )
 
 
 def main() -> int:
@@ -377,14 +361,9 @@ def main() -> int:
     )
     parser.add_argument("--eager", action="store_true", help="compile neither")
     parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
-    parser.add_argument("--microbatch", type=int, default=0, help="(default: the case's)")
     parser.add_argument("--without-trainer", action="store_true", help="only the recipe")
     options = parser.parse_args()
-    cases = [
-        replace(each, microbatch=options.microbatch or each.microbatch, compile=not options.eager)
-        for each in ALL
-        if each.name in options.cases
-    ]
+    cases = [replace(each, compile=not options.eager) for each in ALL if each.name in options.cases]
     trainer_too = not options.without_trainer
     found = [measure(case, steps=options.steps, trainer_too=trainer_too) for case in cases]
     result = {

@@ -62,7 +62,6 @@ STEPS: Final = (
         "-m training.launch -- ddp --run images-torchrun --json",
     ),
     BenchmarkStep(name="fsdp", words=f"{_FSDP} text --checkpoint-every 10"),
-    BenchmarkStep(name="fsdp-eager", words=f"{_FSDP} eager --no-compile"),
     BenchmarkStep(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
     BenchmarkStep(name="export", words="python -m training.export text --to {runs}/exported"),
     BenchmarkStep(name="generate", words="python -m training.generate text 'The function returns'"),

@@ -123,6 +123,7 @@ def test_inputs_are_made_one_step_ahead_and_what_fails_there_fails_the_step() ->
     while len(made) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    time.sleep(0.2)
     assert made == [7, 8], "the next one, and no more"
     assert (first.num_labels, first.num_tokens, len(first.passes)) == (107, 8, 2)
     tokens, positions, labels = first.passes[1]

@@ -492,7 +492,7 @@ def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
 def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:
     def said(gpu: str, **changes: Any) -> str:
         run = config(**{**PRESETS["dolly"], "num_workers": 8, **changes})
-        return estimate.warning(SHAPES["6.9b"], run, gpu)
+        return estimate.fit(SHAPES["6.9b"], run, gpu)[0]
 
     assert said("NVIDIA A10G") == ""
     tight = said("NVIDIA A10G", recompute="none")

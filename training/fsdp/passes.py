@@ -11,7 +11,6 @@ from torch import Tensor
 
 from training.data.feed import Batch, Feed
 from training.data.mixed_feed import MixedFeed
-from training.data.rows import Tokens
 from training.loop.worker import Worker
 
 
@@ -52,12 +51,10 @@ def ahead(
 def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
     """Arguments of ``WithLoss``. A GPU copies them from pinned memory while the host goes on."""
 
-    def sent(array: Tokens | None) -> Tensor | None:
-        if array is None:
-            return None
-        found = torch.from_numpy(array)
-        if device.type == "cuda":
-            found = found.pin_memory()
-        return found.to(device, non_blocking=True)
-
-    return [sent(each) for each in (batch.tokens, batch.positions, batch.labels)]
+    arrays = (batch.tokens, batch.positions, batch.labels)
+    found = [None if each is None else torch.from_numpy(each) for each in arrays]
+    if device.type != "cuda":
+        return found
+    return [
+        None if each is None else each.pin_memory().to(device, non_blocking=True) for each in found
+    ]

@@ -86,18 +86,19 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     held_out = HeldOut(parts, config)
 
     model, model_config, notes = build(config, stores)
-    if on_gpu:
-        name = torch.cuda.get_device_name(device)
-        tight = displayed(
-            worker, "memory", partial(estimate.warning, model_config.to_dict(), config, name)
-        )
-        if tight:
-            worker.emit(Warned(message=tight))
+    name = torch.cuda.get_device_name(device) if on_gpu else ""
+    fits = displayed(worker, "memory", partial(estimate.fit, model_config.to_dict(), config, name))
+    tight, has_room = fits or ("", False)
+    if tight:
+        worker.emit(Warned(message=tight))
+    keeps_whole = all(checkpoints.on_all_ranks(lambda: has_room))  # their GPUs may differ
     mesh = init_device_mesh(device.type, (world_size,))
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
     language_models.recompute(model, config.recompute)
-    if config.compile and device.type in language_models.COMPILED:
+    # Experts have other shapes in each step.
+    is_static = not language_models.num_experts(model_config)
+    if config.compile and is_static and device.type in language_models.COMPILED:
         worker.emit(Noted(message=language_models.compile_blocks(model)))
     trained = WithLoss(model)
     language_models.shard(
@@ -106,7 +107,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         bf16=use_bf16,
         reduce_bf16=config.reduce_dtype == "bf16",
     )
-    keeps_whole = estimate.keeps_whole(model_config.to_dict(), config, device)
     model_weights.allocate(model, device)
     notes += fill(model, config)
     worker.emit(*(Warned(message=each) for each in notes))

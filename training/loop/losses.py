@@ -1,7 +1,7 @@
 """Cross-entropy of a language model without ever storing its logits.
 
 The logits of a batch are its largest tensor by far: 4,096 tokens of a vocabulary of 50,000 are
-0.8 GB in fp32, and as much again for their gradient. Here they exist for a few hundred tokens at a
+0.8 GB in fp32, and as much again for their gradient. Here they exist for one chunk of tokens at a
 time, and the gradients are made on the way, so that backward has nothing to recompute.
 """
 

@@ -309,9 +309,8 @@ class StepLog:
             The steps since the last call, and whether any rank was asked to end.
         """
         before, self._began = self._began, time.monotonic()
-        own = [float(stop), float(save), self._began - before]
-        own_votes = torch.tensor(own, device=self._device)
-        reduced = torch.cat([torch.stack(self._loss_sums), own_votes])
+        own = torch.tensor([float(stop), float(save), self._began - before], device=self._device)
+        reduced = torch.cat([torch.stack(self._loss_sums), own])
         world_size = dist.get_world_size()
         if world_size > 1:
             dist.all_reduce(reduced)
