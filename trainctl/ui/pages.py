@@ -132,7 +132,7 @@ class Pages:
             "text": view.words()["state"].removeprefix(view.state),
             "is_over": job.is_over,
             "cards": cards,
-            "commands": [f"trainctl {each}" for each in _commands(job)],
+            "commands": [output.addressed(f"trainctl {each}") for each in _commands(job)],
         }
 
     def _report(self, run: str) -> Page:
