@@ -121,7 +121,7 @@ def test_each_waits_for_the_job_whose_end_makes_room_in_one_of_its_pools(
     assert shown == {"job-3": (1, "job-0"), "job-2": (2, "job-3")}
     said = cli("submit", "ddp", "--nodes", "1", "--yes", "--priority", "high").err
     assert "priority  high\n" in said
-    assert "number 2, after job-0, which may run until" in said
+    assert "number 2, after job-0, which ends by" in said
     assert account.orders[-1].priority is Priority.HIGH
 
 
