@@ -41,6 +41,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils.serialization import config
 
 from contract import faults
 from contract.errors import InputError, UnreachableError
@@ -63,9 +64,6 @@ STATE_FILE: Final = "state.json"
 #: How torch says that a checkpoint is of another model.
 _MISFITS: Final = ("Missing key in checkpoint", "Size mismatch between saved")
 _MODEL, _OPTIMIZER = "model", "optimizer"
-
-# Torch would also compute a checksum of each tensor; the manifest has one of each file.
-torch.serialization.set_crc32_options(False)
 
 T = TypeVar("T")
 
@@ -205,7 +203,9 @@ def write_checkpoint(
     place = _first_does(begin, group)
     writer = _Writer(place)
     try:
-        save(state, storage_writer=writer, process_group=group)
+        # Torch would also compute a checksum of each tensor; the manifest has one of each file.
+        with config.patch({"save.compute_crc32": False}):
+            save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
         raise _sendable(_cause(error)) from None
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
