@@ -204,7 +204,7 @@ def write_checkpoint(
     writer = _Writer(place)
     try:
         # Torch would also compute a checksum of each tensor; the manifest has one of each file.
-        with config.patch({"save.compute_crc32": False}):
+        with config.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
             save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
         raise _sendable(_cause(error)) from None
