@@ -1,6 +1,8 @@
 """No file grows too long, and what crosses a seam has a type."""
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,3 +65,36 @@ def test_no_public_signature_has_a_dictionary_of_anything() -> None:
                 found.append(f"{name_of(file)}: {where}: {ast.unparse(annotation)}")
     assert seen > 1000
     assert found == []
+
+
+def nodes() -> Iterator[ast.AST]:
+    for file in files():
+        yield from ast.walk(ast.parse(file.read_text()))
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    names = Counter(node.name for node in nodes() if isinstance(node, ast.ClassDef))
+    assert [name for name, number in names.items() if number > 1] == []
+
+
+#: Words that say little, in names and at the beginning of docstrings, and how many there are.
+VAGUE = re.compile(r"(?:^|_)(?:told|given|whatever|whoever|beside|patience)(?:_|$)")
+VAGUE_BEGINNING = re.compile(r"(?:Of (?:an?|the)|What|Whether|Whoever|Whatever|Beside) ")
+VAGUE_NAMES, VAGUE_BEGINNINGS = 129, 220
+
+
+def test_names_and_docstrings_get_no_more_vague_words() -> None:
+    names, beginnings = 0, 0
+    for node in nodes():
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                names += VAGUE.search(name) is not None
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                beginnings += VAGUE_BEGINNING.match(text) is not None
+    assert names <= VAGUE_NAMES, "find a name that says more"
+    assert beginnings <= VAGUE_BEGINNINGS, "say who does what, or name the thing"
