@@ -66,6 +66,7 @@ POOLS: Final = (
     ("l4",),
     ("l4", "default"),
     ("default", "l4"),
+    ("spot", "default"),
     ("spot", "l4", "default"),
 )
 PROVIDERS: Final = {"default": "for-workers", "l4": "cp-S-pool-l4", "spot": "cp-S-pool-spot"}

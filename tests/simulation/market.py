@@ -58,7 +58,7 @@ class Market:
 
     def _set(self) -> None:
         life = self._life
-        most = (0, self._chance.randint(1, 3), PLENTY)[self._level]
+        most = (0, self._chance.randrange(life.max_workers), PLENTY)[self._level]
         life.offer(self._provider, most)
         group = life.model.groups[self._provider]
         staying = [each for each in group.instances.values() if not each["_leaves"]]

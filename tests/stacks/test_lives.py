@@ -85,7 +85,6 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
         held = {"hosts held", "hosts held by a head that does not end that"}
         held.add("job went to its next pool")
         held |= {"spot host taken by the market", "job overtook one of a lower priority"}
-        held |= {"job started beside one that counts as high"}
         assert {*names, *ends, *states_seen, *uses, *held} <= {*happened} - {
             each for each, number in happened.items() if not number
         }
