@@ -589,6 +589,9 @@ def test_commands_that_are_printed_name_the_deployment_that_was_given(
 ) -> None:
     account.outputs = {f"lab-{name}": each for name, each in account.outputs.items()}
     where = ("--deployment", "lab", "--region", "us-east-1")
+    for command in ("ls", "runs"):
+        printed = cli(command, *where).out
+        assert "trainctl submit --region us-east-1 --deployment lab ddp" in printed
     said = cli(*SUBMIT, "--run", "a", *where)
     job = said.out.strip()
     assert f"trainctl logs --region us-east-1 --deployment lab {job} --follow" in said.err
