@@ -30,9 +30,10 @@ def _is_ignored(part: str) -> bool:
 
 
 def setting(root: Path, name: str) -> str:
-    """A setting of ``cdk.json`` of the project in ``root`` that no preset has: ``base_image``."""
+    """A setting of ``cdk.json`` of the project in ``root``, as ``stacks.settings`` finds it."""
     context = json.loads((root / "cdk.json").read_text(encoding="utf-8"))["context"]
-    return str({**context["defaults"], **context}[name])
+    preset = context.get("presets", {}).get(context.get("preset"), {})
+    return str({**context.get("defaults", {}), **preset, **context}[name])
 
 
 def content_tag(root: Path, *, base: str = "") -> str:

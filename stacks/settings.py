@@ -422,7 +422,9 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
         own = re.search("[:/@]|^acknowledged-issue-numbers$|^cli-telemetry$", name)
         if name not in {*fields, PRESETS_KEY, DEFAULTS_KEY} and not own:
             _unknown(name, [*fields])
-    presets, defaults = (_table(context, key) for key in (PRESETS_KEY, DEFAULTS_KEY))
+    presets = _table(context, PRESETS_KEY)
+    # A file of an earlier version has all of them beside the presets.
+    defaults = _table({DEFAULTS_KEY: {}, **context}, DEFAULTS_KEY)
     preset = str(context.get("preset", ""))
     checks.one_of("preset", preset, tuple(presets))
     machines = presets[preset]

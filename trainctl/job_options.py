@@ -256,7 +256,7 @@ class JobOptions:
         self, shape: ClusterShape, nodes: Range | None
     ) -> tuple[dict[str, ClusterShape], list[str]]:
         """The deployment in each pool of the job, by name, in the order in which they are tried;
-        and why others that have the GPUs are left out.
+        and why others that have the GPUs are left out, or none has them.
 
         Args:
             nodes: worker nodes that are asked for; None: as many as there are.
@@ -270,14 +270,16 @@ class JobOptions:
             names = self.pools or (DEFAULT_POOL,)
             return {name: shape.in_pool(name) for name in names}, []
         markets = [[each] for each in self.market.split(",")] if self.market else [[*MARKETS]]
-        wanted = self.gpus.lower().split(",") if self.gpus else [""]
+        if self.market and {*self.market.split(",")} - {*MARKETS}:
+            raise UsageError(f"--market is {self.market}: give one or more of {', '.join(MARKETS)}")
+        wanted = self.gpus.lower().split(",") if self.gpus else [shape]
         there = shape.in_pools
         order = {
             name: each
             for kind in wanted
             for market in markets
             for name, each in there.items()
-            if each.market in market and _has_gpus(each, kind or shape)
+            if each.market in market and _has_gpus(each, kind)
         }
         most = nodes.high if nodes else 0
         found: dict[str, ClusterShape] = {}
@@ -298,7 +300,10 @@ class JobOptions:
             has = ", ".join(f"{name} ({each.words})" for name, each in there.items())
             asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
             raise UsageError("; ".join([f"{asked}: no pool fits, of {has}", *left_out]))
-        return found, left_out
+        unknown = [
+            kind for kind in wanted if not any(_has_gpus(each, kind) for each in there.values())
+        ]
+        return found, [*left_out, *(f"no pool has {kind!r} of --gpus" for kind in unknown)]
 
     def check_fit(self, shape: ClusterShape) -> None:
         """

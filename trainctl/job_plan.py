@@ -145,6 +145,7 @@ class JobPlan:
             "images": shape.image_tag,
             "priority": "" if spec.priority == Priority.NORMAL else spec.priority,
             "queue": self.place.words if self.place else "",
+            "notify": spec.notify,
             "deadline": f"at most {duration(spec.max_seconds).removesuffix(' 0 min')}, usually "
             f"sooner ({wait}){self.why_deadline}",
             "price": an_hour(self.prices, spec.nodes.high),
@@ -197,6 +198,7 @@ class JobPlan:
             "spot": shape.spot,
             "pools": [*spec.pools],
             "priority": str(spec.priority),
+            "notify": spec.notify,
             "max_hours": spec.max_seconds / 3600,
             "wait_minutes": spec.capacity_wait_s / 60,
             "image_tag": shape.image_tag,
@@ -541,14 +543,14 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
     run, spec = plan.spec.run, plan.spec
     _check_not_running(deployment, spec)  # again: the question may have waited for long
     job = new_id(run)
+    if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
+        output.say(f"{spec.notify} gets no mail before the link in the one of AWS is followed")
     if plan.code:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
             sha256 = plan.code.pack(archive)
             address = deployment.bucket.upload(archive, runs.job_code(run, job))
         spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
-    if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
-        output.say(f"{spec.notify} gets no mail before the link in the one of AWS is followed")
     deployment.jobs.start(job, spec)
     return job
 

@@ -60,8 +60,9 @@ class Where:
 
     def find(self, *, to_start: bool = False) -> Deployment:
         """As ``Deployment.find``. Commands that are printed from now on name the same one."""
-        known = os.environ.get(DEPLOYMENT)
-        given = {name: value for name, value in asdict(self).items() if value not in (None, known)}
+        known = {"deployment": os.environ.get(DEPLOYMENT)}
+        options = asdict(self).items()
+        given = {name: value for name, value in options if value not in (None, known.get(name))}
         output.set_options("".join(f" --{name} {shlex.quote(given[name])}" for name in given))
         return Deployment.find(
             profile=self.profile, region=self.region, name=self.deployment, to_start=to_start

@@ -165,17 +165,18 @@ def pushed(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., d
     return run
 
 
-def set_base(repository: Path, image: str) -> None:
-    (repository / "cdk.json").write_text(
-        json.dumps({"context": {"defaults": {"base_image": image, "deployment": ""}}})
-    )
+def set_base(repository: Path, image: str, *, by_preset: bool = False) -> None:
+    own = {"base_image": image}
+    context = {"presets": {"lab": own}, "preset": "lab"} if by_preset else {"defaults": own}
+    (repository / "cdk.json").write_text(json.dumps({"context": {"deployment": "", **context}}))
 
 
+@pytest.mark.parametrize("by_preset", [False, True])
 def test_another_base_image_makes_another_tag_and_is_what_is_built_on(
-    pushed: Callable[..., dict[str, Any]], repository: Path
+    pushed: Callable[..., dict[str, Any]], repository: Path, *, by_preset: bool
 ) -> None:
     own = content_tag(repository)
-    set_base(repository, "mine@sha256:1")
+    set_base(repository, "mine@sha256:1", by_preset=by_preset)
     done = pushed("--head", "r/h", "--worker", "r/w", images=[f"r/h:{own}", f"r/w:{own}"])
     assert done["tag"] == content_tag(repository, base="mine@sha256:1") != own
     built = [call for call in Recorder.calls if call[0] == "build"]

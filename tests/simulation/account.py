@@ -976,7 +976,10 @@ class Execution:
         running = [each for each in jobs if each.status == "RUNNING" and each is not self]
         limits = self.account.keeper.LIMITS
         named = {each.name: each for each in sorted([*running, self], key=Execution.rank)}
-        turns = limits.in_turn([*named], lambda name: named[name].user)
+        began = [each for each in running if each.admitted_at]
+        # Of a user's jobs, those that have begun count first.
+        begun_first = sorted(named, key=lambda name: named[name] not in began)
+        turns = limits.in_turn(begun_first, lambda name: named[name].user)
         ranked = [*named.values()]
         before = ranked[: ranked.index(self)]
         # The keeper has looked a while ago, when one that is before it now may not have been.

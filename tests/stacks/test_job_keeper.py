@@ -1169,6 +1169,31 @@ def test_a_job_of_a_higher_priority_overtakes_those_that_wait_and_none_that_has_
     assert (status("first"), status("third")) == ("running", "queued")
 
 
+def test_a_priority_is_no_way_around_the_limit_of_a_user_and_nobody_waits_for_it(
+    keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper.time, "sleep", lambda _: None)
+    limits = Limits(max_heads=2, max_workers=2, max_jobs_per_user=1)
+    monkeypatch.setattr(keeper, "LIMITS", limits)
+    queue.executions.clear()
+    jobs = (("first", "anna", "low"), ("second", "bert", "normal"), ("third", "anna", "high"))
+    for minutes, (job, user, level) in enumerate(jobs, start=-9):
+        spec = replace(SPEC, nodes=Range(1, 1), submitter=user, priority=Priority(level))
+        began = datetime.now(tz=UTC) + timedelta(minutes=minutes)
+        queue.execute(job, input=spec.to_json(), startDate=began)
+        queue.history[job] = []
+    queue.history["first"] = [{"stateEnteredEventDetails": {"name": "Head"}}]
+
+    def status(job: str) -> str:
+        order = queue.executions[job]["input"]
+        event = {"Action": "admit", "Job": job, "Spec": order, "Began": time.time() - 60}
+        return str(keeper.handler(event, None)["status"])
+
+    assert (status("third"), status("second")) == ("queued", "running")
+    queue.executions["first"]["status"] = "SUCCEEDED"
+    assert (status("third"), status("second")) == ("running", "running")
+
+
 def test_what_a_later_job_was_granted_counts_and_not_what_it_asked_for(
     keeper: ModuleType, queue: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:

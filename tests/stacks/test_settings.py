@@ -55,6 +55,13 @@ def test_what_is_given_beats_the_preset_and_the_preset_beats_the_defaults() -> N
         deployment.load(file | {"defaults": file["defaults"] | {"max_head": 1}})
 
 
+def test_a_cdk_json_without_a_table_of_defaults_deploys_what_it_did() -> None:
+    """Until there was one, all of them were beside the presets."""
+    earlier = context(preset="fsdp", max_heads="3")
+    earlier = earlier.pop("defaults") | earlier
+    assert deployment.load(earlier) == load(preset="fsdp", max_heads="3")
+
+
 def own(*, name: str = "g7.2xlarge", **changed: Any) -> str:
     """Setting ``instance_types`` with a row that the table lacks."""
     row = {"vcpus": 8, "memory_mib": 65536, "network_gbps": 25, "gpu": "L4 22", "num_gpus": 1}

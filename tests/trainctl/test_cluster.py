@@ -64,13 +64,16 @@ def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
         "node: cluster: 1 node, 0 CPUs, 0 GPUs",
         "node: cluster: 3 nodes, 8 CPUs, 2 GPUs",
     ]
-    captured = cli("cluster", "up", "--nodes", "2", "--yes")
+    where = "--region us-east-1"
+    status = cli("cluster", "status", *where.split()).out
+    assert f"Start it: trainctl cluster up {where}\n" in status
+    captured = cli("cluster", "up", "--nodes", "2", "--yes", *where.split())
     assert account.counts == ["head-service=1", "worker-service=2"]
     # m5.xlarge 0.192, two g5.xlarge at 1.006, the NAT gateway and its address 0.05.
     assert "cost: $2.36 an hour" in captured.err
     assert "Up: 3 nodes, 8 CPUs, 2 GPUs" in captured.out
     for told in ("trainctl shell", "trainctl cluster down", "trainctl open"):
-        assert told in captured.out
+        assert f"{told} {where}\n" in captured.out
 
 
 def test_up_changes_only_what_differs(account: Account) -> None:

@@ -327,8 +327,9 @@ BY_GPUS: list[tuple[str, tuple[str, ...], str]] = [
     (
         "--gpus h200,a10g:4,l40s:8,l40s:4 --market reserved,on-demand",
         ("default", "block", "l40s"),
-        "",
+        "warning: no pool has 'h200' of --gpus\nwarning: no pool has 'l40s:8' of --gpus\n",
     ),
+    ("--gpus a10g,", ("default",), "no pool has '' of --gpus"),
 ]
 
 
@@ -343,7 +344,7 @@ def test_gpus_and_markets_name_the_pools_that_have_them(
     (spec,) = account.orders
     assert spec.pools == pools
     assert words in said
-    assert ("left out" in said) is bool(words)
+    assert ("warning: " in said) is bool(words)
 
 
 def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
@@ -364,10 +365,11 @@ def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
             ["--gpus", "h100"],
             "--gpus h100, --market any: no pool fits, of default (4 x NVIDIA A10G",
         ),
+        (["--gpus", ","], "--gpus ,, --market any: no pool fits, of default"),
         (["--gpus", "l4", "--nodes", "3"], "pool l4 is left out: it has 2 nodes at most"),
         (
-            ["--market", "cheap"],
-            "--market cheap: no pool fits, of default (4 x NVIDIA A10G, on-dem",
+            ["--market", "on-demand,cheap"],
+            "--market is on-demand,cheap: give one or more of spot, on-demand, reserved",
         ),
         (["--gpus", "l4", "--pool", "l4"], "--pool is l4: give it, or --gpus and --market"),
     ):
@@ -587,6 +589,9 @@ def test_commands_that_are_printed_name_the_deployment_that_was_given(
 ) -> None:
     account.outputs = {f"lab-{name}": each for name, each in account.outputs.items()}
     where = ("--deployment", "lab", "--region", "us-east-1")
+    for command in ("ls", "runs"):
+        printed = cli(command, *where).out
+        assert "trainctl submit --region us-east-1 --deployment lab ddp" in printed
     said = cli(*SUBMIT, "--run", "a", *where)
     job = said.out.strip()
     assert f"trainctl logs --region us-east-1 --deployment lab {job} --follow" in said.err
@@ -596,6 +601,9 @@ def test_commands_that_are_printed_name_the_deployment_that_was_given(
     # Where a variable names it, it does so for the next command too.
     monkeypatch.setenv("TRAIN_DEPLOYMENT", "lab")
     assert f"trainctl stop {job} ends it" in cli.refuses(*SUBMIT, "--run", "a")
+    # A profile of the same name is named.
+    again = cli.refuses(*SUBMIT, "--run", "a", "--profile", "lab")
+    assert f"trainctl stop --profile lab {job} ends it" in again
 
 
 def test_who_is_to_get_mail_confirms_once_and_a_webhook_is_named_only(
@@ -609,7 +617,9 @@ def test_who_is_to_get_mail_confirms_once_and_a_webhook_is_named_only(
     assert link not in cli(*SUBMIT, "--run", "b", "--notify", "anna@example.com").err
     cli(*SUBMIT, "--run", "c", "--notify", "training/notify/slack")
     assert len(account.sent("subscribe")) == 2
-    cli("plan", "ddp", "--notify", "anna@example.com")
+    planned = ("plan", "ddp", "--notify", "anna@example.com")
+    assert "notify    anna@example.com\n" in cli(*planned).out
+    assert cli.json(*planned)["notify"] == "anna@example.com"
     assert len(account.sent("subscribe")) == 2, "a plan changes nothing"
     told = ["anna@example.com", "anna@example.com", "training/notify/slack"]
     assert [spec.notify for spec in account.orders] == told

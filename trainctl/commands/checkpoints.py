@@ -29,8 +29,8 @@ def checkpoints(
         return
     if not found:
         output.print_text(
-            f"Run {run} has no checkpoints of a recipe. Files of your own program: trainctl "
-            f"download {run}"
+            f"Run {run} has no checkpoints of a recipe. Files of your own program: "
+            + output.addressed(f"trainctl download {run}")
         )
         return
     rows = [

@@ -227,7 +227,7 @@ def _obituary(deployment: Deployment, task: Task) -> str:
 
 # --- once it is up -------------------------------------------------------------------------------
 def _print_how_to_use(deployment: Deployment, num_nodes: int) -> None:
-    output.print_text(
+    text = output.addressed(
         f"Up: {_sized(deployment.shape.size(num_nodes))}\n"
         f"  a shell         trainctl shell\n"
         f"  Ray's state     trainctl shell -- ray status\n"
@@ -236,6 +236,7 @@ def _print_how_to_use(deployment: Deployment, num_nodes: int) -> None:
         f"  take it down    trainctl cluster down\n"
         f"{_price(deployment, num_nodes)}"
     )
+    output.print_text(text)
 
 
 def down(
@@ -316,7 +317,7 @@ def status(
     if not tasks and not is_wanted:
         output.print_text(
             f"The standing cluster is down; {prices.standing} {costs} {dollars(usd)} an hour.\n"
-            "Start it: trainctl cluster up"
+            + output.addressed("Start it: trainctl cluster up")
         )
     else:
         rows = [

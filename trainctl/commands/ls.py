@@ -27,7 +27,7 @@ def ls(
     if as_json:
         output.print_json([row.values() for row in rows])
     elif not rows:
-        output.print_text("No jobs. Start one: trainctl submit ddp")
+        output.print_text(output.addressed("No jobs. Start one: trainctl submit ddp"))
     else:
         cells = [row.cells for row in rows]
         output.print_table(overview.COLUMNS, cells, optional=overview.OPTIONAL)

@@ -29,7 +29,8 @@ def ls(
     if as_json:
         output.print_json([{**asdict(run), "updated": run.updated.isoformat()} for run in found])
     elif not found:
-        output.print_text(f"No runs in {deployment.bucket.uri}. Start one: trainctl submit ddp")
+        hint = output.addressed("Start one: trainctl submit ddp")
+        output.print_text(f"No runs in {deployment.bucket.uri}. {hint}")
     else:
         cells = [
             [

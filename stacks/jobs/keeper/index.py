@@ -292,24 +292,25 @@ def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | No
     names = in_order(listed, priority_of, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
-    if job not in order or order.index(job) >= LIMITS.max_heads:
+    if job not in order[: LIMITS.max_heads]:
         return None, False
     before = order[: order.index(job)]
     # What was submitted after it, in the same way, has always known of it.
-    overtaken = [
+    others = [
         each
         for each in names
-        if each not in (*before, job)
-        and (LIMITS.max_jobs_per_user or priority_of(each) != spec.priority)
+        if each != job and (LIMITS.max_jobs_per_user or priority_of(each) != spec.priority)
     ]
-    earlier = [order_of(each) for each in before]
-    for each in overtaken:
-        earlier += begun(each)
-    # Among them its user's own that it overtakes and that have begun.
-    num_own = sum((each.submitter if each else "") == spec.submitter for each in earlier)
-    if num_own >= (LIMITS.max_jobs_per_user or math.inf):
+    ahead = {each: found for each in others if (found := begun(each))}
+    # Of a user's jobs, those that have begun count before others of a higher priority.
+    order = LIMITS.in_turn(sorted(names, key=lambda each: each not in ahead), user_of)
+    if job not in order:
         return None, False
-    return LIMITS.place(spec, earlier), bool(overtaken)
+    before = [each for each in before if each in order]
+    earlier = [order_of(each) for each in before]
+    for each in ahead.keys() - {*before}:
+        earlier += ahead[each]
+    return LIMITS.place(spec, earlier), not {*others} <= {*before}
 
 
 def end(event: dict[str, Any]) -> dict[str, Any]:
