@@ -124,7 +124,7 @@ def test_a_kill_while_a_checkpoint_takes_its_place_leaves_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train = runpy.run_path(str(ROOT / "examples" / "accelerate" / "train.py"))
-    accelerator, progress = train["Accelerator"](cpu=True), train["Progress"]()
+    accelerator, progress = train["Accelerator"](cpu=True), train["EpochCount"]()
     accelerator.register_for_checkpointing(progress)
     progress.epoch = 1
     train["save"](accelerator)
