@@ -322,7 +322,9 @@ def check_value(field: dataclasses.Field[Any], value: Value) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
         raise InputError(f"{option} is {value!r}: choose one of {', '.join(choices)}")
-    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    # A larger whole number is exact neither in JSON nor as a float.
+    most = 2**53 if kind is int else None
+    low, high, above = limits.get("low"), limits.get("high") or most, limits.get("above")
     number = cast("float", value)  # only numbers have limits
     if low is not None and number < low:
         raise InputError(f"{option} is {value}: it must be at least {low}")

@@ -498,6 +498,9 @@ def test_a_webhook_is_called_and_its_address_shown_nowhere(
     (request,) = called
     assert (request.full_url, request.get_method()) == (secret, "POST")
     assert "Job j1 has ended: succeeded" in json.loads(request.data)["text"]
+    told["SecretString"] = json.dumps({"url": secret})
+    aws.end(head(0), Spec=order, Job="j0")
+    assert called.pop().full_url == secret
     for job, told["SecretString"] in (
         ("j2", f"{secret}/bad"),
         ("j3", "http://hooks.example/T0KEN"),

@@ -39,6 +39,7 @@ REFUSED = {
         "fashion-mnist, mnist"
     ),
     "ddp --epochs 0": "--epochs is 0: it must be at least 1",
+    "ddp --max-steps 9007199254740993": "it must be at most 9007199254740992",
     "ddp --lr 0": "--lr is 0.0: it must be greater than 0",
     "ddp --lr nan": "--lr is nan: it must be a finite number",
     "ddp --precision fp8": "--precision is 'fp8': choose one of auto, fp32, bf16",

@@ -46,6 +46,8 @@ def _send(job: str, spec: JobSpec, outcome: Outcome) -> None:
         return
     secrets = boto3.client("secretsmanager", config=quick)
     address = secrets.get_secret_value(SecretId=spec.webhook)["SecretString"].strip()
+    if address.startswith("{"):  # a key and its value, as AWS's console stores it
+        (address,) = json.loads(address).values()
     body, kind = json.dumps({"text": said}).encode(), {"Content-Type": "application/json"}
     if not address.startswith("https://"):
         raise ValueError
