@@ -279,18 +279,18 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
             name: expected_of(config, each.worker, num_bytes=num_bytes, efa=each.efa)
             for name, each in shapes.items()
         }
-        expected = next(iter(found.values()))
-        slowest = [_training_s(config, each) for each in found.values()]
-        training_s = max(filter(None, slowest), default=None)
         lacking = [name for name, each in found.items() if each and not each.fits]
         by_plan = f"the training does not fit the GPUs of {', '.join(lacking)}, by training.plan"
         if lacking and not given.pool and len(lacking) < len(shapes):
             left_out.append(f"left out: {by_plan}")
             shapes = {name: shapes[name] for name in shapes if name not in lacking}
             found = {name: found[name] for name in shapes}
-            shape, expected = next(iter(shapes.values())), next(iter(found.values()))
+            shape = next(iter(shapes.values()))
         elif lacking and len(shapes) > 1:
             raise UsageError(f"{by_plan}: name others")
+        expected = next(iter(found.values()))
+        slowest = [_training_s(config, each) for each in found.values()]
+        training_s = max(filter(None, slowest), default=None)
         recipe, on, why = words[0], Placement.HEAD, ""
     else:
         command, recipe = [*words], ""

@@ -357,6 +357,13 @@ def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
     assert "left out: the training does not fit the GPUs of default, by training.plan" in found.err
     assert "pool      l40s, then efa" in found.out
     assert "expected  warning" not in found.out
+    # Nor do they lengthen the deadline.
+    long = [*fsdp, "--nodes", "1", "--max-steps", "1000"]
+    by_gpus, by_pool = (
+        cli.json(*long, *words)["max_hours"]
+        for words in (("--gpus", "a10g,l40s"), ("--pool", "l40s,efa"))
+    )
+    assert by_gpus == by_pool
     account.shape["pools"] = dict(reversed(account.shape["pools"].items()))
     found = cli(*fsdp, "--gpus", "l40s", "--nodes", "2")
     assert "pool l40s is left out: it has no EFA" in found.err
