@@ -27,7 +27,7 @@ from contract.typed_json import from_json, loads
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
 NOTIFY_SECRETS: Final = f"{SECRETS_PREFIX}notify/"  # those that hold the address of a webhook
-MAIL: Final = r"[^@\s]+@[^@\s]+\.[^@\s]+"  # pattern of an address
+MAIL: Final = r"[^@\s<>,;]+@[^@\s<>,;]+\.[^@\s<>,;]+"  # pattern of an address
 HEAD_STATE: Final = "Head"  # of the state machine: asks for the head
 PAUSE_STATE: Final = "Pause"  # of the state machine: between two attempts of a head
 JOB_TAG: Final = "job"  # keys of tags of a job's tasks

@@ -86,6 +86,7 @@ def test_defaults_are_filled_in() -> None:
         ('{"code": "s3://b/c.zip", "code_sha256": "ab"}', "code_sha256 is 'ab': it must be 64"),
         (json.dumps({"code_sha256": "a" * 64}), "code_sha256 is given without code"),
         ('{"colour": 9}', "has colour, which this version does not know"),
+        ('{"notify": "<a@b.c>"}', "notify is '<a@b.c>': it must be a mail address"),
         ('{"recipe": 3}', "recipe is 3: it must be text"),
         ('{"recipe": "ddp", "code": "s3://b/c.zip"}', "recipe is 'ddp', and code is given too"),
         ('{"on": "moon"}', "on is 'moon': it must be one of head, nodes"),
