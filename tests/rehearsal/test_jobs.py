@@ -344,6 +344,8 @@ UNUSED = {
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",
     "ecs:DescribeTasks": "Step Functions looks at the head itself",
     "states:GetExecutionHistory": "asked after an abort, which tests/stacks/test_deploy.py has",
+    "sns:Publish": "a job with --notify, which tests/stacks/test_deploy.py has",
+    "secretsmanager:GetSecretValue": "the same, by a webhook: tests/stacks/test_job_keeper.py",
     "logs:CreateLogStream": "Lambda's own runtime, and ECS Exec",
     "logs:PutLogEvents": "the same",
 }
