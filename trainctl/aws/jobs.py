@@ -305,6 +305,10 @@ class Jobs:
         def priority(name: str) -> Priority:
             return found.priority if (found := spec(name)) else Priority.NORMAL
 
+        @functools.cache
+        def deadline(name: str) -> datetime | None:
+            return self.deadline(job) if name and (job := described(name)) else None
+
         def has_begun(name: str) -> bool:
             job = described(name) if name else None
             return job is not None and bool(self._submissions(job))
@@ -334,10 +338,7 @@ class Jobs:
                 places[name] = QueuePlace(number=turn, after=order[at - 1], until=None)
                 continue
             # It has room once some of those before it have ended, at their deadlines.
-            ends = [
-                (self.deadline(job) if each and (job := described(each)) else None, index)
-                for index, each in enumerate(order[:at])
-            ]
+            ends = [(deadline(each), index) for index, each in enumerate(order[:at])]
             ends.sort(key=lambda end: (end[0] is None, end[0] or 0, end[1]))
             for gone, (until, index) in enumerate(ends, start=1):
                 left = [wanted[each] for _, each in ends[gone:]]

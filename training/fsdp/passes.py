@@ -50,7 +50,6 @@ def ahead(
 
 def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
     """Arguments of ``WithLoss``. A GPU copies them from pinned memory while the host goes on."""
-
     arrays = (batch.tokens, batch.positions, batch.labels)
     found = [None if each is None else torch.from_numpy(each) for each in arrays]
     if device.type != "cuda":

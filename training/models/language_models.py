@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, Final
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -172,11 +171,15 @@ def _packing_known(is_packed: bool) -> Iterator[None]:
     packed, for which the host would wait in each pass."""
     from transformers import masking_utils as masks
 
-    def documents(positions: Tensor) -> Tensor | None:
-        return torch.cumsum(positions == 0, dim=-1) if is_packed else None
+    def documents(position_ids: Tensor) -> Tensor | None:
+        return torch.cumsum(position_ids == 0, dim=-1) if is_packed else None
 
-    with mock.patch.object(masks, "find_packed_sequence_indices", documents):
+    own = masks.find_packed_sequence_indices
+    masks.find_packed_sequence_indices = documents
+    try:
         yield
+    finally:
+        masks.find_packed_sequence_indices = own
 
 
 def _probe(weight: Tensor) -> Tensor:

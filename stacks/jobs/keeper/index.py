@@ -150,6 +150,7 @@ def user_of(job: str) -> str:
 
 
 def priority_of(job: str) -> Priority:
+    """The priority of a job, which is normal where its order is not understood."""
     return spec.priority if (spec := order_of(job)) else Priority.NORMAL
 
 
@@ -295,11 +296,15 @@ def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | No
     if job not in order[: LIMITS.max_heads]:
         return None, False
     before = order[: order.index(job)]
-    # What was submitted after it, in the same way, has always known of it.
+    # What was submitted after it, in the same way, has always known of it. Those before it count in
+    # any case; whether they have begun matters to a user's limit only.
     others = [
         each
         for each in names
-        if each != job and (LIMITS.max_jobs_per_user or priority_of(each) != spec.priority)
+        if each != job
+        and (
+            LIMITS.max_jobs_per_user or (each not in before and priority_of(each) != spec.priority)
+        )
     ]
     ahead = {each: found for each in others if (found := begun(each))}
     # Of a user's jobs, those that have begun count before others of a higher priority.
