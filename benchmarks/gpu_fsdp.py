@@ -1,14 +1,15 @@
-"""Benchmark of the sharded recipe on one GPU beside transformers' Trainer: tokens/s, MFU, memory,
-losses.
+"""Benchmark of the sharded recipe on one GPU beside a good plain loop and transformers' Trainer:
+tokens/s, MFU, memory, losses.
 
-    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b …] [--eager]
+    python -m benchmarks.gpu_fsdp [--cases 0.4b 1.3b …] [--loops recipe plain] [--eager]
 
 Needs torch, transformers and peft, not Ray, and no data: models have random weights, and train on
-Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step;
-the Trainer gets the same weights and sequences, in their order, and is used as someone would who
-knows it: fused AdamW, mixed precision, attention that stores no matrix, no padding. Each has a
-process of its own. On a machine without a GPU a tiny model is trained, which shows that the
-script works and says nothing of a GPU.
+Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step.
+The others get the same weights and sequences, in their order, and are used as someone would who
+knows them: fused AdamW, bf16, attention that stores no matrix, no padding; the plain loop compiles
+its blocks and its loss, and reads nothing from the device. Each has a process of its own. On a
+machine without a GPU a tiny model is trained, which shows that the script works and says nothing of
+a GPU.
 """
 
 import argparse
@@ -18,12 +19,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import rank_groups
@@ -42,6 +44,8 @@ from training.runtime.torchrun import TorchrunWorker
 
 #: Steps before the clock starts, for buffers, compiled kernels and one profiled step.
 WARM_UP: Final = 5
+#: Of the longest kernels.
+_KERNELS: Final = 30
 LR: Final = 2e-4
 BETAS: Final = (0.9, 0.95)
 
@@ -58,8 +62,9 @@ class Case:
     passes: int = 2
     lora_rank: int = 0
     recompute: str = "none"
+    profile: bool = False
     compile: bool = True
-    """Blocks of the recipe, the model of the Trainer."""
+    """Blocks of the recipe and of the plain loop, the model of the Trainer."""
 
 
 def _llama(
@@ -80,9 +85,11 @@ def _llama(
     }
 
 
-#: The first has the shape of Qwen3-0.6B, the second that of Llama-3.2-1B with embeddings that are
-#: not tied, the third that of Llama-2-7B.
+#: The second has the shape of Llama-3.2-1B with embeddings that are not tied, the third that of
+#: Qwen3-0.6B, the fourth that of Llama-2-7B.
 CASES: Final = (
+    Case(name="0.4b", shape={**SHAPES["400m"], "vocab_size": 50_432}),
+    Case(name="1.3b", shape=_llama(2048, 24, 16, 16, 5504, 32_000)),
     Case(
         name="0.6b",
         shape={
@@ -91,7 +98,6 @@ CASES: Final = (
             "head_dim": 128,
         },
     ),
-    Case(name="1.3b", shape=_llama(2048, 24, 16, 16, 5504, 32_000)),
     Case(name="7b-lora", shape=_llama(4096, 32, 32, 32, 11_008, 32_000), lora_rank=16),
 )
 #: For a CPU.
@@ -112,7 +118,7 @@ ALL: Final = (*CASES, POST, TINY)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopFigures:
-    """Figures of one of the two loops."""
+    """Figures of one of the loops."""
 
     tokens_per_s: float = 0.0
     peak_memory_bytes: int = 0
@@ -120,6 +126,9 @@ class LoopFigures:
     """Mean of each five steps."""
     failure: str = ""
     """Reason why there are no figures."""
+    kernels: tuple[tuple[str, float], ...] = ()
+    """Where a step's time on the GPU goes, in milliseconds, longest first, after a whole
+    step by the clock and the sum of all."""
 
 
 class _EnoughError(Exception):
@@ -131,22 +140,52 @@ class _Watch:
 
     def __init__(self, case: Case, device: torch.device, *, steps: int) -> None:
         self._tokens = steps * case.passes * case.microbatch * case.seq_len
-        self._device, self._last = device, WARM_UP + steps
+        self._device, self._steps = device, steps
         self._began = 0.0
+        self._profile = torch.profiler.profile() if case.profile else None
         self.tokens_per_s = 0.0
+        self.kernels: tuple[tuple[str, float], ...] = ()
 
     def step(self, number: int) -> bool:
         """Note the end of a step; true if it is the last that is needed."""
+        last = WARM_UP + self._steps
         if number == WARM_UP:
             self._began = self._now()
-        if number == self._last:
-            self.tokens_per_s = self._tokens / (self._now() - self._began)
-        return number >= self._last
+        if number == last:
+            took = self._now() - self._began
+            self.tokens_per_s = self._tokens / took
+            self.kernels = (("a whole step", 1e3 * took / self._steps),)
+            if self._profile:
+                self._profile.start()
+        if self._profile and number == last + WARM_UP:
+            self._now()
+            self._profile.stop()
+            found = sorted(
+                (
+                    (each.key[:100], each.self_device_time_total / 1e3 / WARM_UP)
+                    for each in self._profile.key_averages()
+                    if each.device_type.name != "CPU"
+                ),
+                key=lambda each: -each[1],
+            )
+            at_work = sum(each for name, each in found if not name.startswith("Optimizer.step"))
+            self.kernels += (("all kernels", at_work), *found[:_KERNELS])
+            return True
+        return number >= last and not self._profile
 
     def _now(self) -> float:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
+
+    def figures(self, losses: Sequence[float]) -> LoopFigures:
+        """What the loop came to."""
+        return LoopFigures(
+            tokens_per_s=self.tokens_per_s,
+            peak_memory_bytes=metrics.peak_memory(self._device),
+            losses=tuple(losses),
+            kernels=self.kernels,
+        )
 
 
 def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
@@ -161,7 +200,8 @@ def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
         seq_len=case.seq_len,
         microbatch=case.microbatch,
         global_batch=case.microbatch * case.passes,
-        max_steps=WARM_UP + steps + 1,  # the last one saves
+        # The last one saves.
+        max_steps=WARM_UP + steps + (WARM_UP if case.profile else 0) + 1,
         lr=LR,
         schedule="constant",
         lora_rank=case.lora_rank,
@@ -196,14 +236,14 @@ def run_recipe(case: Case, folder: str, steps: int) -> LoopFigures:
         pass
     except InputError as error:
         return LoopFigures(failure=str(error))
-    return LoopFigures(
-        tokens_per_s=watch.tokens_per_s,
-        peak_memory_bytes=metrics.peak_memory(worker.device),
-        losses=tuple(
-            statistics.mean(losses[first : first + WARM_UP])
-            for first in range(0, len(losses), WARM_UP)
-        ),
-    )
+    return watch.figures(in_fives(losses))
+
+
+def in_fives(losses: Sequence[float]) -> list[float]:
+    """Mean of each ``WARM_UP`` steps."""
+    return [
+        statistics.mean(losses[first : first + WARM_UP]) for first in range(0, len(losses), WARM_UP)
+    ]
 
 
 class Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
@@ -285,9 +325,11 @@ def train_by_trainer(
     return [float(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
 
-def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
-    """transformers' Trainer."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # one process, and no group
+def inputs_for(
+    case: Case, folder: str, steps: int
+) -> tuple[nn.Module, Feed, FsdpConfig, torch.device]:
+    """The weights and the sequences that the recipe gets, for a loop without a group."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = inputs.prepare(config_for(case, folder, steps=steps))
@@ -298,33 +340,86 @@ def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
         global_batch=config.global_batch,
         seed=config.seed,
     )
-    watch = _Watch(case, device, steps=steps)
-    # The weights that the recipe gives it.
     model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
     model_weights.allocate(model, device)
     model_weights.initialise(model, seed=config.seed)
+    return model, feed, config, device
+
+
+def run_trainer(case: Case, folder: str, steps: int) -> LoopFigures:
+    """transformers' Trainer."""
+    model, feed, config, device = inputs_for(case, folder, steps)
+    watch = _Watch(case, device, steps=steps)
     try:
         losses = train_by_trainer(model, feed, config, on_step_end=watch.step)
     except torch.OutOfMemoryError as error:
         return LoopFigures(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
-    return LoopFigures(
-        tokens_per_s=watch.tokens_per_s,
-        peak_memory_bytes=metrics.peak_memory(device),
-        losses=tuple(losses),
+    return watch.figures(losses)
+
+
+def run_plain(case: Case, folder: str, steps: int) -> LoopFigures:
+    """A loop of some lines, whose logits are stored."""
+    built, feed, config, device = inputs_for(case, folder, steps)
+    model: Any = built
+    on_gpu = device.type == "cuda"
+    torch.set_float32_matmul_precision("high")
+    # What goes from block to block is in bf16 too.
+    model.get_input_embeddings().register_forward_hook(
+        lambda _module, _inputs, output: output.bfloat16() if on_gpu else output
     )
 
+    def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
-def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
-    """Both loops, one after the other."""
+    loss_of: Any = cross_entropy
+    if on_gpu and config.compile:
+        for block in language_models.blocks(model):
+            block.compile()
+        loss_of = torch.compile(cross_entropy)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.lr, betas=BETAS, weight_decay=config.weight_decay, fused=True
+    )
+    watch = _Watch(case, device, steps=steps)
+    losses: list[torch.Tensor] = []
+    model.train()
+    try:
+        for step in range(config.max_steps):
+            tokens = torch.from_numpy(feed.step(step, rank=0, world_size=1).tokens)
+            if on_gpu:
+                tokens = tokens.pin_memory().to(device, non_blocking=True)
+            total = torch.zeros((), device=device)
+            for part in tokens.split(case.microbatch):
+                with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+                    logits = model(input_ids=part[:, :-1], use_cache=False).logits
+                    loss = loss_of(logits, part[:, 1:]) / case.passes
+                loss.backward()
+                total += loss.detach()
+            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total)
+            if watch.step(step + 1):
+                break
+    except torch.OutOfMemoryError as error:
+        return LoopFigures(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
+    return watch.figures(in_fives([float(each) for each in losses]))
+
+
+#: Loop -> what runs it.
+LOOPS: Final = {"recipe": run_recipe, "plain": run_plain, "trainer": run_trainer}
+
+
+def measure(case: Case, *, steps: int, loops: Sequence[str]) -> dict[str, object]:
+    """The loops, one after the other."""
+    found: dict[str, LoopFigures] = {}
     with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
         Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
-        say(f"{case.name}: the recipe")
-        [recipe] = rank_groups.run(1, run_recipe, case, folder, steps)
-        say(f"{case.name}: {recipe}")
-        trainer = LoopFigures(failure="left out")
-        if trainer_too and not case.lora_rank:
-            [trainer] = rank_groups.run(1, run_trainer, case, folder, steps)
-            say(f"{case.name}: transformers' Trainer: {trainer}")
+        for name in loops:
+            if case.lora_rank and name != "recipe":
+                continue  # the others train all weights
+            say(f"{case.name}: {name}")
+            [found[name]] = rank_groups.run(1, LOOPS[name], case, folder, steps)
+            say(f"{case.name}: {name}: {found[name]}")
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
     if case.lora_rank:
@@ -334,15 +429,24 @@ def measure(case: Case, *, steps: int, trainer_too: bool) -> dict[str, object]:
     peak = metrics.peak_flops(torch.device("cuda" if on_gpu else "cpu"))
     ways = {
         name: {**asdict(each), "mfu": each.tokens_per_s * flops / peak if peak else None}
-        for name, each in (("recipe", recipe), ("trainer", trainer))
+        for name, each in found.items()
     }
-    both = recipe.tokens_per_s and trainer.tokens_per_s
+    own = found.get("recipe", LoopFigures())
+    others = {name: each for name, each in found.items() if name != "recipe"}
     return {
         **{name: value for name, value in asdict(case).items() if name != "shape"},
         "parameters": num_parameters,
-        "ratio": recipe.tokens_per_s / trainer.tokens_per_s if both else 0.0,
+        "ratios": {
+            name: own.tokens_per_s / each.tokens_per_s if each.tokens_per_s else 0.0
+            for name, each in others.items()
+        },
         "largest_difference_of_losses": max(
-            (abs(a - b) for a, b in zip(recipe.losses, trainer.losses, strict=False)), default=None
+            (
+                abs(a - b)
+                for each in others.values()
+                for a, b in zip(own.losses, each.losses, strict=False)
+            ),
+            default=None,
         ),
         **ways,
     }
@@ -359,17 +463,25 @@ def main() -> int:
         default=[each.name for each in CASES] if on_gpu else [TINY.name],
         help=f"of {', '.join(each.name for each in ALL)}",
     )
-    parser.add_argument("--eager", action="store_true", help="compile neither")
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=[*LOOPS], metavar="LOOP")
+    parser.add_argument("--eager", action="store_true", help="compile none of them")
+    parser.add_argument("--profile", action="store_true", help="five more steps, kernel by kernel")
     parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
-    parser.add_argument("--without-trainer", action="store_true", help="only the recipe")
     options = parser.parse_args()
-    cases = [replace(each, compile=not options.eager) for each in ALL if each.name in options.cases]
-    trainer_too = not options.without_trainer
-    found = [measure(case, steps=options.steps, trainer_too=trainer_too) for case in cases]
+    found = [
+        measure(
+            replace(case, compile=not options.eager, profile=options.profile),
+            steps=options.steps,
+            loops=options.loops,
+        )
+        for case in ALL
+        if case.name in options.cases
+    ]
+    ratios: Any = found[0]["ratios"]
     result = {
         "benchmark": "gpu_fsdp",
-        "ratio": found[0]["ratio"],
-        "ratio_is_of": "tokens/s of the recipe to transformers' Trainer's, first case",
+        "ratio": min(ratios.values(), default=0.0),
+        "ratio_is_of": "tokens/s of the recipe to those of the fastest other loop, first case",
         "device": torch.cuda.get_device_name() if on_gpu else "CPU: says nothing of a GPU",
         "cases": found,
     }

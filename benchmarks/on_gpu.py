@@ -73,7 +73,7 @@ STEPS: Final = (
     BenchmarkStep(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
     BenchmarkStep(
         name="gpu_fsdp-eager",
-        words="python -m benchmarks.gpu_fsdp --cases 0.6b --eager",
+        words="python -m benchmarks.gpu_fsdp --cases 0.4b --eager",
         limit_s=600,
     ),
     # Figures of the table of the public posts (docs/benchmarks.md).
@@ -84,7 +84,7 @@ STEPS: Final = (
     ),
     BenchmarkStep(
         name="dolly",
-        words="python -m benchmarks.gpu_fsdp --cases 6.9b --without-trainer",
+        words="python -m benchmarks.gpu_fsdp --cases 6.9b --loops recipe",
         limit_s=480,
     ),
     BenchmarkStep(

@@ -20,6 +20,7 @@ from training import bookkeeping
 from training.command import read_command
 from training.fsdp import inputs
 from training.fsdp.settings import FsdpConfig
+from training.loop import losses
 from training.models import language_models
 from training.system import devices
 
@@ -97,12 +98,17 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
 
     counted = functools.partialmethod(nn.Module.compile, backend=backend)
     monkeypatch.setattr(nn.Module, "compile", counted)
+    torch._dynamo.reset()  # it would remember the shapes of other tests
+    of_logits = torch.compile(losses._of_logits, backend=backend)
+    monkeypatch.setattr(losses, "_compiled", lambda: of_logits)
     monkeypatch.setattr(devices, "has_compiler", lambda: True)
     monkeypatch.setattr(language_models, "COMPILED", ("cpu",))
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
     words = "--max-steps 2 --evaluate-every 1 --sample-tokens 3 --microbatch 5 --eval-sequences 6"
     trained(config_of(words, tmp_path, monkeypatch))
-    # One graph serves all blocks. A dynamic dimension is a symbol: s33.
-    assert [trains for trains, _ in graphs] == [False, True]
+    # One graph serves all blocks, another the loss, whose gradients are made on the way. A dynamic
+    # dimension is a symbol: s33.
+    assert [trains for trains, _ in graphs] == [False, False, True, False]
     assert [shapes for _, shapes in graphs if "s" in shapes] == []
-    assert all(shapes.startswith("[[4, 128, 128]") for _, shapes in graphs)
+    assert all(shapes.startswith("[[4, 128, 128]") for _, shapes in graphs[::2])
+    assert all(shapes.startswith("[[512, ") for _, shapes in graphs[1::2])

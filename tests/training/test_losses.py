@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.backends.registry import lookup_backend
 
+from training.loop import losses
 from training.loop.losses import IGNORE, STRAIGHT, Bend, linear_cross_entropy
 
 WIDTH, VOCAB = 16, 101
@@ -34,11 +36,12 @@ def inputs(num: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor
 
 
 def checked(
-    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, **bend: Any
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, **more: Any
 ) -> Tensor:
     """The loss, after a comparison of it and of its gradients with those of stored logits."""
     given = [each for each in (hidden, weight, bias) if each is not None]
-    loss = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk_tokens=8, **bend)
+    loss = linear_cross_entropy(hidden, weight, labels, bias=bias, chunk_tokens=8, **more)
+    bend = {name: each for name, each in more.items() if name == "bend"}
     expected_loss = plain_cross_entropy(hidden, weight, labels, bias=bias, **bend)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
     found, expected = (torch.autograd.grad(each * 3, given) for each in (loss, expected_loss))
@@ -52,6 +55,25 @@ def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -
     hidden, weight, labels = inputs(num + ignored)
     labels[:ignored] = IGNORE
     checked(hidden, weight, labels)
+
+
+@pytest.mark.parametrize("bend", [STRAIGHT, Bend(scale=2.0, cap=5.0)])
+def test_what_is_compiled_is_the_same_loss(bend: Bend, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
+        graphs.append(True)
+        return lookup_backend("aot_eager")(graph, given)
+
+    torch._dynamo.reset()  # it would remember the shapes of other tests
+    of_logits = torch.compile(losses._of_logits, backend=backend)
+    monkeypatch.setattr(losses, "_compiled", lambda: of_logits)
+    hidden, weight, labels = inputs(28)
+    labels[3] = IGNORE
+    checked(hidden, weight, labels, bend=bend, compiles=True)
+    checked(hidden, weight, labels, bend=bend, compiles=True)
+    # One for whole chunks and one for any other length.
+    assert len(graphs) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from training.system.copies import to_device
+
 #: Of ImageNet's training pictures scaled to 0..1, by color: what published models expect.
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
@@ -74,7 +76,7 @@ def random_views(
     Args:
         pictures: uint8 ``[n, canvas, canvas, 3]``.
         extents: int64 ``[n, 2]``, height and width of each picture within its canvas.
-        boxes: on any device.
+        boxes: on the host.
         size: pixels of a side of the result.
 
     Returns:
@@ -82,7 +84,7 @@ def random_views(
     """
     whole = extents.to(torch.float32)
     start, part = placed(boxes, whole)
-    mirrored = boxes.mirrored.to(pictures.device, non_blocking=True)
+    mirrored = to_device(boxes.mirrored, pictures.device)
     return _resized(pictures, start=start, part=part, whole=whole, mirrored=mirrored, size=size)
 
 
@@ -91,14 +93,14 @@ def placed(boxes: Boxes, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     finds them.
 
     Args:
-        boxes: on any device.
+        boxes: on the host.
         whole: float32 ``[n, 2]``, height and width of each picture.
 
     Returns:
         Two of ``[n, 2]``, in pixels from the top and the left.
     """
     area, ratio, place = (
-        each.to(whole.device, non_blocking=True) for each in (boxes.area, boxes.ratio, boxes.place)
+        to_device(each, whole.device) for each in (boxes.area, boxes.ratio, boxes.place)
     )
     pixels = area * whole.prod(dim=1, keepdim=True)
     wanted = torch.stack([(pixels / ratio).sqrt(), (pixels * ratio).sqrt()], dim=2).round()

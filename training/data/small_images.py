@@ -20,6 +20,7 @@ from contract.errors import InputError
 from training.data import DIGITS, catalog, idx, sources
 from training.data.catalog import IDX_FILES
 from training.data.download import Report
+from training.system.copies import to_device
 
 IMAGE_SIZE: Final = 28
 NUM_CLASSES: Final = 10
@@ -220,10 +221,10 @@ class DeviceImages:
             indices: int64 ``[n]``.
             mirrored: bool ``[n]``, the images that are mirrored; None: none of them.
         """
-        indices = indices.to(self._device, non_blocking=True)
+        indices = to_device(indices, self._device)
         pixels = self._pixels.index_select(0, indices)
         if mirrored is not None:
-            is_mirrored = mirrored.to(self._device, non_blocking=True)[:, None, None]
+            is_mirrored = to_device(mirrored, self._device)[:, None, None]
             pixels = torch.where(is_mirrored, pixels.flip(-1), pixels)
         # Conversion, scale and offset in one pass over the bytes.
         scaled = torch.add(self._offset, pixels, alpha=self._scale)

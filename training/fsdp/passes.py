@@ -12,6 +12,7 @@ from torch import Tensor
 from training.data.feed import Batch, Feed
 from training.data.mixed_feed import MixedFeed
 from training.loop.worker import Worker
+from training.system.copies import to_device
 
 
 class StepInputs(NamedTuple):
@@ -49,11 +50,6 @@ def ahead(
 
 
 def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
-    """Arguments of ``WithLoss``. A GPU copies them from pinned memory while the host goes on."""
+    """Arguments of ``WithLoss``."""
     arrays = (batch.tokens, batch.positions, batch.labels)
-    found = [None if each is None else torch.from_numpy(each) for each in arrays]
-    if device.type != "cuda":
-        return found
-    return [
-        None if each is None else each.pin_memory().to(device, non_blocking=True) for each in found
-    ]
+    return [None if each is None else to_device(torch.from_numpy(each), device) for each in arrays]

@@ -96,11 +96,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
     language_models.recompute(model, config.recompute)
+    trained = WithLoss(model)
     # Experts have other shapes in each step.
     is_static = not language_models.num_experts(model_config)
     if config.compile and is_static and device.type in language_models.COMPILED:
-        worker.emit(Noted(message=language_models.compile_blocks(model)))
-    trained = WithLoss(model)
+        worker.emit(Noted(message=language_models.compile_parts(trained)))
     language_models.shard(
         trained,
         mesh,

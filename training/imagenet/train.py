@@ -40,6 +40,7 @@ from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
 from training.record.events import Noted, Warned, phase
+from training.system.copies import to_device
 
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
 #: are decoded ahead, and gain nothing without a backward pass.
@@ -374,8 +375,8 @@ class Synthetic:
     def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[PictureBatch]:
         """A batch for each part of the plan, int64 ``[n]``, in its order."""
         for samples in plan:
-            labels = (samples % NUM_CLASSES).to(self._device, non_blocking=True)
-            noises = (samples * 7 % _NUM_NOISES).to(self._device, non_blocking=True)
+            labels = to_device(samples % NUM_CLASSES, self._device)
+            noises = to_device(samples * 7 % _NUM_NOISES, self._device)
             pictures = self._patterns[labels] + self._noises[noises]
             yield PictureBatch(
                 pictures=pictures,

@@ -10,11 +10,11 @@ from torch import nn
 def channels_last(model: nn.Module) -> None:
     """Keep the kernels in the order in which a GPU's convolutions read them, in place.
 
-    Kernels of one tap are in both orders at once: they keep the strides that their gradients come
-    with, or DDP would copy each gradient into its bucket and warn of it.
+    Kernels of one tap are in both orders at once: they get the strides that their gradients come
+    with, on a GPU others than on a CPU, or DDP would copy each gradient into its bucket and warn.
     """
     for parameter in model.parameters():
-        if parameter.dim() == 4 and parameter[0, 0].numel() > 1:
+        if parameter.dim() == 4 and (parameter.is_cuda or parameter[0, 0].numel() > 1):
             # Not contiguous(): of one channel, that leaves strides from which a CPU chooses the
             # other order for all that follows.
             parameter.data = parameter.data.to(memory_format=torch.channels_last, copy=True)

@@ -63,6 +63,8 @@ class WithLoss(nn.Module):
         self.model = model
         #: What the model computes in, where that is not the type of its weights (``shard``).
         self.autocast: torch.dtype | None = None
+        self.compiles = False
+        """Compile what the loss does with logits (``compile_parts``)."""
         self._bend: Bend | None = None
 
     def forward(
@@ -115,8 +117,9 @@ class WithLoss(nn.Module):
             labels.flatten(),
             bias=bias,
             bend=bend,
-            chunk_tokens=logit_tokens(len(weight)),
+            chunk_tokens=logit_tokens(len(weight)) * (2 if self.compiles else 1),
             divisor=divisor,
+            compiles=self.compiles,
         )
 
     def _head(self) -> Any:
@@ -301,14 +304,15 @@ def num_experts(config: Any) -> int:
     return next((int(each) for name in names if (each := getattr(config, name, None))), 0)
 
 
-def compile_blocks(model: nn.Module) -> str:
-    """Compile each block when it is first used; one that torch cannot compile runs as it is. Return
-    what to tell the user."""
+def compile_parts(trained: WithLoss) -> str:
+    """Compile each block, and the loss, when it is first used; what torch cannot compile runs as it
+    is. Return what to tell the user."""
     if not devices.has_compiler():
         return "there is no C compiler here, which torch.compile needs: training is slower"
     torch._dynamo.config.suppress_errors = True
-    for block in blocks(model):
+    for block in blocks(trained.model):
         block.compile()
+    trained.compiles = True
     return "the blocks are compiled in the first step, which takes some minutes"
 
 

@@ -17,7 +17,8 @@ _BUCKET_MB: Final = 4.0
 
 
 def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
-    """Wrap the model so that backward averages its gradients over the workers.
+    """Wrap the model so that backward averages its gradients over the workers. Of a single worker,
+    whose GPU would wait for what the wrapper does at each gradient, it stays as it is.
 
     Args:
         compiles: compile the model.
@@ -25,14 +26,16 @@ def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
     Raises:
         InputError: there is no compiler.
     """
-    replica = DistributedDataParallel(
-        model,
-        # Running statistics, which only evaluation uses, are averaged then; the default sends
-        # them at every step.
-        forward_sync_buffers=False,
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=_BUCKET_MB,
-    )
+    replica: nn.Module = model
+    if dist.get_world_size() > 1:
+        replica = DistributedDataParallel(
+            model,
+            # Running statistics, which only evaluation uses, are averaged then; the default sends
+            # them at every step.
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=_BUCKET_MB,
+        )
     if not compiles:
         return replica
     devices.check_compiler("--compile")

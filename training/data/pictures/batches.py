@@ -38,6 +38,7 @@ from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet, Split
 from training.data.pictures.picture import canvas_side
 from training.data.small_images import BatchOrder, shard_bounds
+from training.system.copies import to_device
 
 #: Batches that are decoded ahead of the one in use.
 AHEAD: Final = 3
@@ -242,8 +243,8 @@ class PictureReader:
             pictures = pictures.index_select(0, whole.to(self._device))
         return PictureBatch(
             pictures=pictures,
-            extents=extents[whole].to(self._device, non_blocking=True),
-            labels=labels[whole].to(self._device, non_blocking=True),
+            extents=to_device(extents[whole], self._device),
+            labels=to_device(labels[whole], self._device),
             samples=samples[whole],
         )
 
