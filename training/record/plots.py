@@ -255,7 +255,12 @@ def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     legend(axes)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.17)
-    axes.set_yticks(rows, [f"rank {rank}" for rank in shown])
+    used = [mean(each.gpu_utilization for each in own[rank]) for rank in shown]
+    names = [
+        f"rank {rank}" + f", GPU {use:.0%}" * (use > 0)
+        for rank, use in zip(shown, used, strict=True)
+    ]
+    axes.set_yticks(rows, names)
     axes.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # keeps one bar from filling the figure
     axes.set_xlabel("ms per step")
     return finished("step_time", "Time per step", text, figure)
