@@ -65,16 +65,13 @@ def test_the_peak_is_that_of_the_gpu_by_its_name(monkeypatch: pytest.MonkeyPatch
     assert metrics.peak_flops(torch.device("cuda", 0)) is None
 
 
-class Driver(SimpleNamespace):
+class Driver:
     """Stand-in for NVML: five samples a second, of which it keeps the last 71."""
 
-    def __init__(self, *, known: bool = True) -> None:
-        super().__init__(
-            nvmlInit_v2=lambda: 0,
-            nvmlDeviceGetHandleByUUID=self._find,
-            nvmlDeviceGetSamples=self._samples,
-        )
-        self.is_known, self.num_reads = known, 0
+    def __init__(self) -> None:
+        self.nvmlInit_v2 = lambda: 0
+        self.nvmlDeviceGetHandleByUUID = lambda uuid, _: 6 * (uuid != b"GPU-bb3f9cc3")
+        self.nvmlDeviceGetSamples = Mock(side_effect=self._samples)
         self.kept = [(1_795_833_756_973_507, 0)]
 
     def ran(self, seconds: int, percent: int) -> None:
@@ -82,18 +79,13 @@ class Driver(SimpleNamespace):
         new = [(last + 200_000 * each, percent) for each in range(1, 5 * seconds + 1)]
         self.kept = [*self.kept, *new][-71:]
 
-    def _find(self, uuid: bytes, gpu: Any) -> int:
-        gpu._obj.value = 1
-        return 0 if self.is_known and uuid == b"GPU-bb3f9cc3" else 6  # NVML_ERROR_NOT_FOUND
-
-    def _samples(self, gpu: Any, kind: int, since: Any, _: Any, num: Any, samples: Any) -> int:
-        assert (gpu.value, kind, num._obj.value) == (1, 1, len(samples))
-        self.num_reads += 1
+    def _samples(self, _: Any, kind: int, since: Any, __: Any, num: Any, samples: Any) -> int:
+        assert (kind, num._obj.value) == (1, len(samples))
         new = [each for each in self.kept if each[0] >= since.value]
         num._obj.value = len(new)
         for place, (at, percent) in enumerate(new):
             samples[place].time, samples[place].percent = at, percent
-        return 0 if new else 6
+        return 0
 
 
 GPU = torch.device("cuda", 0)
@@ -112,25 +104,24 @@ def test_use_of_a_gpu_is_the_mean_of_all_samples_since_the_last(driver: Driver) 
     now = [0.0]
     used = metrics.GpuUse(GPU, load=lambda _: driver, clock=lambda: now[0])
     assert used.take() is None, "what was before does not count, nor do no samples"
-    for seconds, percent in ((12, 100), (12, 50), (12, 0)):  # more than the driver keeps
-        driver.ran(seconds, percent)
-        now[0] += seconds
+    for percent in (100, 50, 0):  # more than the driver keeps
+        driver.ran(12, percent)
+        now[0] += 12
         used.read()
     assert used.take() == pytest.approx(0.5)
-    driver.ran(2, 80)
-    assert used.take() == pytest.approx(0.8)
-    driver.num_reads = 0
+    num_reads = driver.nvmlDeviceGetSamples.call_count
     for _ in range(20):  # reports of a fast run
         now[0] += 1
         used.read()
-    assert driver.num_reads <= 4
+    assert driver.nvmlDeviceGetSamples.call_count <= num_reads + 4
 
 
 def test_use_is_absent_without_a_gpu_or_what_knows_it(driver: Driver) -> None:
     driver.ran(3, 90)
+    unknown = Driver()
+    unknown.nvmlDeviceGetHandleByUUID = lambda *_: 6
     without = Mock(side_effect=OSError("libnvidia-ml.so.1: cannot open shared object file"))
-    unknown = Mock(return_value=Driver(known=False))
-    for device, load in ((CPU, lambda _: driver), (GPU, without), (GPU, unknown)):
+    for device, load in ((CPU, lambda _: driver), (GPU, without), (GPU, lambda _: unknown)):
         used = metrics.GpuUse(device, load=load)
         used.read()
         assert used.take() is None
