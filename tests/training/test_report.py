@@ -198,7 +198,7 @@ def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
         "Evaluation loss 0.3333 at the end, its best.",
         "90.00% at the end, the best.",
         "Slowest 200 ms.",  # rank 1 after the first epoch
-        "rank 1, GPU 79%",
+        "rank 1 GPU 79%",
         "Resumed at step 30 on 2 workers.",
         "2 40 0.55 0.5 85.00% 950 2 min 6 s",
         f"{CLASSES[1]} 4 96 0",
