@@ -126,9 +126,9 @@ def test_use_is_absent_without_a_gpu_or_what_knows_it(driver: Driver) -> None:
         used.read()
         assert used.take() is None
     scored = partial(COURSE.evaluation, measures={}, train_loss=1.0, seconds=1.0)
-    first, second = times((None, None))
-    assert scored([first, second]).gpu_utilization is None
-    busy = [replace(first, gpu_utilization=0.5), replace(second, gpu_utilization=1.0)]
+    ranks = times((None, None))
+    assert scored(ranks).gpu_utilization is None
+    busy = [replace(each, gpu_utilization=0.5 + each.rank / 2) for each in ranks]
     assert scored(busy).gpu_utilization == 0.75
 
 
