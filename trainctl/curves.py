@@ -101,7 +101,8 @@ def curves_of(metrics: Metrics) -> list[Curve]:
     curves += [
         Curve("Seconds a step", significant, paces),
         Curve("Items a second", significant, {"": of(evaluations, "items_per_s")}),
-        Curve("GPU use (MFU)", percent, {"": of(evaluations, "mfu")}),
+        Curve("MFU", percent, {"": of(evaluations, "mfu")}),
+        Curve("GPU utilization", percent, of_ranks("gpu_utilization")),
         Curve("Memory", byte_size, of_ranks("memory_bytes")),
     ]
     known = [(curve, {key: own for key, own in curve.lines.items() if own}) for curve in curves]

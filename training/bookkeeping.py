@@ -175,6 +175,7 @@ class Bookkeeping:
         self._began = time.monotonic() - position.seconds
         self._timetable = Timetable(config.checkpoint_minutes)
         self._log = metrics.StepLog(worker.device)
+        self._gpu_use = metrics.GpuUse(worker.device)
         self._watch = metrics.StepWatch(
             worker.device, world_size=worker.world_size, evaluates=evaluates
         )
@@ -243,6 +244,7 @@ class Bookkeeping:
         steps, stopping = self._log.collect(
             stop=worker.stop_requested(), save=self._timetable.is_due()
         )
+        self._gpu_use.read()
         # Before every save, so that a diverged model never becomes a checkpoint.
         self._num_bad = divergence.stop_if_diverged(
             steps,
@@ -346,15 +348,16 @@ class Bookkeeping:
             epoch=epoch if rest == 0 else num_done / self._course.steps_per_epoch,
             communication_s=self._watch.seconds(),
             memory_bytes=float(metrics.peak_memory(self._worker.device)),
+            gpu_utilization=self._gpu_use.take(),
         )
         self._score = self._evaluate()
+        self._gpu_use.take()  # that of the evaluation does not count
         evaluated = self._course.evaluation(
             ranks,
             loss=self._score.loss,
             measures=self._score.measures,
             train_loss=self._position.take_train_loss(),
             seconds=self._seconds(),
-            memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
         )
         warnings = [*self._warnings(), *self._watch.warnings(ranks)]
         self._worker.emit(*warnings, *ranks, evaluated)

@@ -164,7 +164,7 @@ def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> 
                   "head275", "epoch 1", f"trainctl logs {RUNNING} --follow"):  # fmt: skip
         assert words in page.text, words
     lines = [tag["points"] for name, tag in page.elements if name == "polyline"]
-    assert len(lines) == 2 + 1 + 3 + 1 + 1 + 2
+    assert len(lines) == 2 + 1 + 3 + 1 + 1 + 2 + 2
     assert all(line and re.fullmatch(r"(\d+\.\d,\d+\.\d ?)+", line) for line in lines)
     assert ("a", {"href": "../report/resnet-275"}) in page.elements
     failed = served.get("jobs/resnet-000-lusab-babad")[1]
@@ -239,7 +239,8 @@ def test_top_shows_a_job_once_where_nobody_watches(account: Account, cli: Cli) -
         r"cost +\$\d\.\d\d",
         r"Loss training +█.* 0\.\d+",
         r"Seconds a step rank 1 +█▁▁ 0\.2",
-        r"GPU use \(MFU\) +▁▆█ 36\.67%",
+        r"MFU +▁▆█ 36\.67%",
+        r"GPU utilization rank 1 +▁▁▁ 79\.00%",
         r"Memory rank 1 +▁▁▁ 12\.0 GB",
     ):
         assert re.search(f"(?m)^{line}", shown), (line, shown)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from training.bookkeeping import Bookkeeping, Score, Timetable
 from training.checkpoint.checkpoints import Position
 from training.ddp.settings import DdpConfig
 from training.loop import metrics
-from training.record.events import Event
+from training.record.events import Event, RankTimes
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -54,12 +55,14 @@ class Run:
     """Of evaluations, by step; those of others are 0.5."""
     saves_every: int = 4
     done: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     saved: list[Position] = field(default_factory=list)
     step: int = 0
     run_uri: str = "no/such/run"
     rank, world_size, device, fence = 0, 1, CPU, 0
 
     def emit(self, *events: Event) -> None:
+        self.events += events
         self.done += [type(each).__name__ for each in events]
 
     def stop_requested(self) -> bool:
@@ -126,6 +129,19 @@ def test_an_epoch_is_saved_before_its_evaluation_and_the_model_published_last() 
     epoch += ["RankTimes", "Evaluation"]
     end = ["finished, or raised", "published", "Finished"]
     assert Run().train() == [*epoch, *(each.replace("4", "8") for each in epoch), *end]
+
+
+def test_use_of_the_gpu_is_read_at_reports_and_without_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, use = Run(), Mock()
+    use.take.side_effect = lambda: 0.1 if run.done[-1] == "evaluated" else 0.9
+    monkeypatch.setattr(metrics, "GpuUse", lambda _: use)
+    run.train()
+    ranks = [each for each in run.events if isinstance(each, RankTimes)]
+    assert [each.gpu_utilization for each in ranks] == [0.9, 0.9]
+    assert use.read.call_count >= 4
+    assert use.take.call_count == 4, "what an evaluation used is dropped"
 
 
 def saved(run: Run, config: DdpConfig = CONFIG) -> list[tuple[int, int]]:

@@ -209,7 +209,8 @@ def test_the_result_is_a_table_for_people() -> None:
     table = result_table(result, recipes.by_name("fsdp").places(folder))
     assert [line.split("  ")[0] for line in table.splitlines()] == [
         *("run", "perplexity", "evaluation loss", "throughput", "steps", "skipped", "preempted"),
-        *("training time", "with start-up", "cost", "MFU", "report", "export"),
+        *("training time", "with start-up", "cost", "MFU", "GPU utilization"),
+        *("report", "export"),
     ]
     export = f"export           python -m training.export {folder} --to DIR"
     assert table.splitlines()[-1] == export, "it can be copied"

@@ -65,6 +65,73 @@ def test_the_peak_is_that_of_the_gpu_by_its_name(monkeypatch: pytest.MonkeyPatch
     assert metrics.peak_flops(torch.device("cuda", 0)) is None
 
 
+class Driver:
+    """Stand-in for NVML: five samples a second, of which it keeps the last 71."""
+
+    def __init__(self) -> None:
+        self.nvmlInit_v2 = lambda: 0
+        self.nvmlDeviceGetHandleByUUID = lambda uuid, _: 6 * (uuid != b"GPU-bb3f9cc3")
+        self.nvmlDeviceGetSamples = Mock(side_effect=self._samples)
+        self.kept = [(1_795_833_756_973_507, 0)]
+
+    def ran(self, seconds: int, percent: int) -> None:
+        last, _ = self.kept[-1]
+        new = [(last + 200_000 * each, percent) for each in range(1, 5 * seconds + 1)]
+        self.kept = [*self.kept, *new][-71:]
+
+    def _samples(self, _: Any, kind: int, since: Any, __: Any, num: Any, samples: Any) -> int:
+        assert (kind, num._obj.value) == (1, len(samples))
+        new = [each for each in self.kept if each[0] >= since.value]
+        num._obj.value = len(new)
+        for place, (at, percent) in enumerate(new):
+            samples[place].time, samples[place].percent = at, percent
+        return 0
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A host with a GPU, and its driver."""
+    found = SimpleNamespace(uuid="bb3f9cc3")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    return Driver()
+
+
+def test_use_of_a_gpu_is_the_mean_of_all_samples_since_the_last(driver: Driver) -> None:
+    driver.ran(3, 7)
+    now = [0.0]
+    used = metrics.GpuUse(GPU, load=lambda _: driver, clock=lambda: now[0])
+    assert used.take() is None, "what was before does not count, nor do no samples"
+    for percent in (100, 50, 0):  # more than the driver keeps
+        driver.ran(12, percent)
+        now[0] += 12
+        used.read()
+    assert used.take() == pytest.approx(0.5)
+    num_reads = driver.nvmlDeviceGetSamples.call_count
+    for _ in range(20):  # reports of a fast run
+        now[0] += 1
+        used.read()
+    assert driver.nvmlDeviceGetSamples.call_count <= num_reads + 4
+
+
+def test_use_is_absent_without_a_gpu_or_what_knows_it(driver: Driver) -> None:
+    driver.ran(3, 90)
+    unknown = Driver()
+    unknown.nvmlDeviceGetHandleByUUID = lambda *_: 6
+    without = Mock(side_effect=OSError("libnvidia-ml.so.1: cannot open shared object file"))
+    for device, load in ((CPU, lambda _: driver), (GPU, without), (GPU, lambda _: unknown)):
+        used = metrics.GpuUse(device, load=load)
+        used.read()
+        assert used.take() is None
+    scored = partial(COURSE.evaluation, measures={}, train_loss=1.0, seconds=1.0)
+    ranks = times((None, None))
+    assert scored(ranks).gpu_utilization is None
+    busy = [replace(each, gpu_utilization=0.5 + each.rank / 2) for each in ranks]
+    assert scored(busy).gpu_utilization == 0.75
+
+
 def gathered(own: object) -> list[Any]:
     """What each rank has."""
     found: list[Any] = [None] * dist.get_world_size()

@@ -98,6 +98,7 @@ def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
         rate=Rate(items="images", per_s=rate),
         seconds=float(epoch),
         flops_per_s=1e9,
+        gpu_utilization=0.9,
     )
 
 
@@ -133,6 +134,7 @@ def test_a_run_that_ends_leaves_every_file_of_its_record(kept: RunRecord, folder
     assert result.status == "succeeded"
     assert result.rate == Rate(items="images", per_s=100.0)
     assert (result.steps, result.world_size, result.resumed_from) == (8, 2, None)
+    assert result.gpu_utilization == 0.9
     names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "environment.json", "evaluation.json", "metrics.jsonl"}
     assert names >= {"result.json", "report.html"}

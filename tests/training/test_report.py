@@ -61,6 +61,7 @@ RESULT: Final = Result(
     flops_per_s=None,
     mfu=None,
     memory_bytes=3 * 2.0**30,
+    gpu_utilization=0.89,
     device="CPU",
     precision="fp32",
     error=None,
@@ -130,6 +131,7 @@ def epochs(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[Even
                     step_time_s=seconds,
                     rate=Rate(items="images", per_s=480.0),
                     memory_bytes=(11 + rank) * 1e9,
+                    gpu_utilization=0.99 - 0.2 * rank,
                 )
             )
         found.append(
@@ -185,6 +187,7 @@ def test_the_page_shows_the_values_of_the_result(page: Page) -> None:
         "throughput": "948 images/s on CPU",
         "steps": "60 on 2 workers, resumed from 30",
         "training time": "1 h 4 min",
+        "GPU utilization": "89.00%",
         "memory": "3 GiB per worker",
     }
 
@@ -195,6 +198,7 @@ def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
         "Evaluation loss 0.3333 at the end, its best.",
         "90.00% at the end, the best.",
         "Slowest 200 ms.",  # rank 1 after the first epoch
+        "rank 1 GPU 79%",
         "Resumed at step 30 on 2 workers.",
         "2 40 0.55 0.5 85.00% 950 2 min 6 s",
         f"{CLASSES[1]} 4 96 0",

@@ -1,6 +1,7 @@
-"""Measurements while training: time of a step's parts, share of the peak, time in collectives,
-stragglers."""
+"""Measurements while training: time of a step's parts, share of the peak, use of the GPU, time in
+collectives, stragglers."""
 
+import ctypes
 import math
 import os
 import resource
@@ -151,6 +152,7 @@ class Course:
         epoch: float,
         communication_s: float | None = None,
         memory_bytes: float | None = None,
+        gpu_utilization: float | None = None,
     ) -> list[RankTimes]:
         """An event for each rank of all workers; every rank calls this.
 
@@ -160,6 +162,7 @@ class Course:
             epoch: epochs done by then.
             communication_s: of this rank, if it was measured.
             memory_bytes: the same.
+            gpu_utilization: the same.
         """
         step_s = means.step_time_s
         per_s = means.items_per_step / step_s if step_s else 0.0
@@ -170,6 +173,7 @@ class Course:
             rate=Rate(items=self.items, per_s=per_s),
             communication_s=communication_s,
             memory_bytes=memory_bytes,
+            gpu_utilization=gpu_utilization,
             **means._asdict(),
         )
         found: list[Any] = [None] * self.world_size
@@ -184,7 +188,6 @@ class Course:
         measures: Mapping[str, float],
         train_loss: float | None,
         seconds: float,
-        memory_bytes: float | None = None,
     ) -> Evaluation:
         """The event of an evaluation after the steps that ``ranks`` measured.
 
@@ -194,6 +197,8 @@ class Course:
         items_per_s = sum(each.items_per_s or 0.0 for each in ranks)
         flops_per_s = None if self.flops_per_item is None else self.flops_per_item * items_per_s
         peak = peak_flops(self.device)
+        memory = [each.memory_bytes for each in ranks if each.memory_bytes is not None]
+        use = [each.gpu_utilization for each in ranks if each.gpu_utilization is not None]
         return Evaluation(
             step=ranks[0].step,
             epoch=ranks[0].epoch,
@@ -204,7 +209,8 @@ class Course:
             seconds=seconds,
             flops_per_s=flops_per_s,
             mfu=flops_per_s / (self.world_size * peak) if flops_per_s and peak else None,
-            memory_bytes=memory_bytes,
+            gpu_utilization=statistics.fmean(use) if use else None,
+            memory_bytes=max(memory, default=None),
         )
 
 
@@ -332,6 +338,84 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib if sys.platform == "darwin" else kib * 1024  # macOS counts bytes
+
+
+class _Sample(ctypes.Structure):
+    """NVML's ``nvmlSample_t``: Unix time in microseconds, and a value of eight bytes."""
+
+    _fields_ = (
+        ("time", ctypes.c_ulonglong),
+        ("percent", ctypes.c_uint),
+        ("unused", ctypes.c_uint),
+    )
+
+
+class GpuUse:
+    """Utilization of a GPU: the share of time in which any kernel ran, those that wait for other
+    workers included.
+
+    The driver takes five samples a second and keeps them for 14 s (H100). Reading them takes 2 ms
+    and waits for no kernel. The library belongs to the driver: no package is needed.
+    """
+
+    _UTILIZATION: Final = 1  # NVML_GPU_UTILIZATION_SAMPLES
+    _MOST: Final = 128  # samples that the driver keeps
+    _EVERY_S: Final = 5.0
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        load: Callable[[str], Any] = ctypes.CDLL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml: Any = None
+        """None where it is not known: on a CPU, or without the driver's library."""
+        self._gpu, self._seen, self._clock = ctypes.c_void_p(), 0, clock
+        self._percents: list[int] = []
+        if device.type != "cuda":
+            return
+        # By its UUID: torch counts only those in CUDA_VISIBLE_DEVICES, NVML all of the host.
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        try:
+            nvml = load("libnvidia-ml.so.1")
+        except OSError:
+            return
+        if not (
+            nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(self._gpu))
+        ):
+            self._nvml = nvml
+        self.take()  # what was before
+
+    def read(self) -> None:
+        """Read the samples, if some seconds have passed since the last call."""
+        if self._nvml is not None and self._clock() - self._read_at >= self._EVERY_S:
+            self._read()
+
+    def take(self) -> float | None:
+        """Mean since the last call, 0 to 1; None where it is not known."""
+        if self._nvml is not None:
+            self._read()
+        percents, self._percents = self._percents, []
+        return statistics.fmean(percents) / 100 if percents else None
+
+    def _read(self) -> None:
+        self._read_at = self._clock()
+        samples, num, kind = (_Sample * self._MOST)(), ctypes.c_uint(self._MOST), ctypes.c_uint()
+        failed = self._nvml.nvmlDeviceGetSamples(
+            self._gpu,
+            self._UTILIZATION,
+            ctypes.c_ulonglong(self._seen),
+            ctypes.byref(kind),
+            ctypes.byref(num),
+            samples,
+        )
+        if failed:  # none are new, or a part of a GPU (MIG) has none
+            return
+        # The last one may come again.
+        new = [each for each in samples[: num.value] if each.time > self._seen]
+        self._percents += [each.percent for each in new]
+        self._seen = max((each.time for each in new), default=self._seen)
 
 
 #: What the profiler has an event for, when all ranks are being watched.

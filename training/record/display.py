@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from contract.text import counted, duration
+from contract.text import counted, duration, percent
 from training.record.events import (
     Evaluation,
     Event,
@@ -233,6 +233,8 @@ def figures(result: Result, *, measures: Sequence[Measure] = ()) -> dict[str, st
         rows["cost"] = f"about ${result.usd:,.2f} at list prices"
     if result.mfu is not None:
         rows["MFU"] = f"{result.mfu:.1%} of the {result.device}'s bf16 peak"
+    if result.gpu_utilization is not None:
+        rows["GPU utilization"] = percent(result.gpu_utilization)
     if result.memory_bytes is not None:
         rows["memory"] = f"{result.memory_bytes / 2**30:.3g} GiB per worker"
     return rows

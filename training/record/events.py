@@ -178,6 +178,8 @@ class RankTimes:
     """Seconds in which collectives were at work in one profiled step, waited for or not."""
     memory_bytes: float | None = None
     """Most bytes held so far: allocated on its GPU, or resident on a CPU."""
+    gpu_utilization: float | None = None
+    """Share of time in which any kernel ran on its GPU, 0 to 1; None on a CPU."""
     rate: Rate | None = None
     """This worker's items per second."""
 
@@ -214,6 +216,8 @@ class Evaluation:
     """``flops_per_s`` over the peak of all GPUs, 0 to 1; None where the peak is not known."""
     memory_bytes: float | None = None
     """Most bytes that any worker held so far; None where the recipe does not measure it."""
+    gpu_utilization: float | None = None
+    """Mean of the workers' GPUs; None on CPUs."""
 
     @property
     def items_per_s(self) -> float | None:

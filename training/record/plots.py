@@ -242,7 +242,7 @@ def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     if len(shown) < len(own):
         text += f" The {MAX_RANKS} slowest of {len(own)} ranks."
 
-    figure, axes = new_axes(468, max(280, 70 + 26 * len(shown)))
+    figure, axes = new_axes(468, max(280, 70 + 32 * len(shown)))
     rows, left = np.arange(len(shown)), np.zeros(len(shown))
     parts = dict.fromkeys(part for each in ranks for part in each.phases if part != OTHER)
     for part, color in zip(parts, itertools.cycle(PART_COLORS), strict=False):
@@ -255,7 +255,12 @@ def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     legend(axes)
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.17)
-    axes.set_yticks(rows, [f"rank {rank}" for rank in shown])
+    used = [mean(each.gpu_utilization for each in own[rank]) for rank in shown]
+    names = [
+        f"rank {rank}" + f"\nGPU {use:.0%}" * (use > 0)
+        for rank, use in zip(shown, used, strict=True)
+    ]
+    axes.set_yticks(rows, names)
     axes.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # keeps one bar from filling the figure
     axes.set_xlabel("ms per step")
     return finished("step_time", "Time per step", text, figure)

@@ -61,6 +61,8 @@ class Result:
     peak is not known, as on a CPU."""
     memory_bytes: float | None
     """Most bytes that any worker held: on its GPU, or resident where the recipe measures that."""
+    gpu_utilization: float | None = None
+    """Share of time in which any kernel ran on the GPUs, 0 to 1; None on CPUs."""
     device: str
     """Name of the GPUs, or ``CPU``."""
     precision: str

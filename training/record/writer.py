@@ -450,6 +450,7 @@ class RunRecord:
             flops_per_s=evaluation.flops_per_s,
             mfu=evaluation.mfu,
             memory_bytes=evaluation.memory_bytes,
+            gpu_utilization=evaluation.gpu_utilization,
             device=self._start.device,
             precision=self._start.precision,
             error=self.error,

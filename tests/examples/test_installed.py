@@ -1,4 +1,4 @@
-"""TRL's own scripts on two nodes, as in ``examples/trl``: killed, and resumed at a checkpoint."""
+"""Examples that bring their packages, on two nodes: killed, and resumed at a checkpoint."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from contract.errors import InputError
 from tests.conftest import ROOT
 from tests.eventually import eventually
 
-pytestmark = [pytest.mark.night, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 
 NUMBERS = [f"{number} comes after {number - 1}" for number in range(1, 257)]
 ROWS = {
@@ -57,7 +57,7 @@ def write_model(folder: Path) -> None:
 
 @contextmanager
 def two_nodes(folder: Path, installed: Path, *words: str, log: Path) -> Iterator[Callable[[], str]]:
-    """Run the example on two nodes that share a folder, as restored nodes do; yield a function that
+    """Run a command on two nodes that share a folder, as restored nodes do; yield a function that
     returns their log once one of them has failed."""
     started = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -77,7 +77,7 @@ def two_nodes(folder: Path, installed: Path, *words: str, log: Path) -> Iterator
             }
             started.append(
                 subprocess.Popen(
-                    ["sh", "run.sh", *words],
+                    words,
                     cwd=folder,
                     env=environment,
                     stdout=out,
@@ -94,21 +94,61 @@ def two_nodes(folder: Path, installed: Path, *words: str, log: Path) -> Iterator
                 process.wait()
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_trl_resumes_from_its_newest_checkpoint(method: str, tmp_path: Path) -> None:
-    folder, installed = tmp_path / "code", tmp_path / "installed"
-    shutil.copytree(ROOT / "examples" / "trl", folder)
+def copied(example: str, folder: Path, installed: Path) -> None:
+    """Copy an example, and install its packages."""
+    shutil.copytree(ROOT / "examples" / example, folder)
     try:
         # torch is there: its own index, which uv would ask too, is not needed.
         index = {"UV_DEFAULT_INDEX": "https://pypi.org/simple"}
         packages.install(folder, installed, environment=index)
     except InputError as error:
-        pytest.skip(f"trl cannot be installed here: {f'{error}'.splitlines()[-1]}")
+        pytest.skip(f"{example} cannot be installed here: {f'{error}'.splitlines()[-1]}")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_lightning_that_was_killed_ends_like_a_run_that_was_not(tmp_path: Path) -> None:
+    killed, whole, installed = (tmp_path / name for name in ("killed", "whole", "installed"))
+    copied("lightning", killed, installed)
+    shutil.copytree(killed, whole)
+
+    def run(folder: Path, epochs: int, *, until: str) -> str:
+        log = tmp_path / f"{folder.name}-{epochs}.log"
+        words = ("python", "train.py", "--epochs", f"{epochs}")
+        with two_nodes(folder, installed, *words, log=log) as failed:
+            eventually(until, lambda: until in log.read_text(), timeout_s=400, over=failed)
+        return log.read_text()
+
+    # The one that is printed before the second checkpoint: the first one is complete.
+    reached = run(killed, 1_000_000, until="\nepoch 2 ").count("\nepoch ")
+    resumed = run(killed, reached + 1, until="\nresult ")
+    assert resumed.count("starts at epoch ") == 2
+    assert "starts at epoch 0" not in resumed
+    run(whole, reached + 1, until="\nresult ")
+    found, expected = (json.loads((each / "result.json").read_text()) for each in (killed, whole))
+    assert (expected["epochs"], expected["world_size"]) == (reached + 1, 2)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_trl_resumes_from_its_newest_checkpoint(method: str, tmp_path: Path) -> None:
+    folder, installed = tmp_path / "code", tmp_path / "installed"
+    copied("trl", folder, installed)
     write_model(folder / "model")
     (folder / "rows").mkdir()
     (folder / "rows" / "train.jsonl").write_text("\n".join(map(json.dumps, ROWS[method])))
     words = (
-        *(method, "--model_name_or_path", "model", "--dataset_name", "rows", "--use_cpu"),
+        *(
+            "sh",
+            "run.sh",
+            method,
+            "--model_name_or_path",
+            "model",
+            "--dataset_name",
+            "rows",
+            "--use_cpu",
+        ),
         *("--bf16", "false", "--save_steps", "2", "--logging_steps", "1", "--disable_tqdm", "true"),
         *("--max_length", "16", "--per_device_train_batch_size", "2", "--max_steps"),
     )
