@@ -2,10 +2,10 @@
 
     python -m benchmarks.on_gpu --to DIR [--only NAME ...]
 
-Each step is a command that a user could type; its output goes into a file of its name below
-``DIR``, and a table of results is printed at the end. The first steps check that the recipes train,
-save and export; the rest are the benchmarks that need a GPU. A step that fails does not keep the
-others from running. No step interrupts a run and resumes it.
+Each step is a command that a user could type, and takes four minutes at most; the most telling are
+first. Its output goes into a file of its name below ``DIR``, and a table of results is printed at
+the end. The same command goes on where it was cut off: steps that worked are not done again. A step
+that fails does not keep the others from running.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -43,7 +43,7 @@ class BenchmarkStep:
     words: str
     """``python`` stands for the interpreter that runs this, ``{gpus}`` for their number, ``{runs}``
     for the folder of the runs, ``{data}`` for FashionMNIST's."""
-    limit_s: int = 300
+    limit_s: int = 240
     least_gpus: int = 1
 
 
@@ -54,6 +54,31 @@ STEPS: Final = (
         "sys.exit(hardware.gpu_faults({gpus}) or 0)'",
         limit_s=120,
     ),
+    BenchmarkStep(
+        name="gpu_fsdp-0.4b", words="python -m benchmarks.gpu_fsdp --cases 0.4b --profile"
+    ),
+    BenchmarkStep(
+        name="gpu_fsdp-1.3b", words="python -m benchmarks.gpu_fsdp --cases 1.3b --profile"
+    ),
+    BenchmarkStep(
+        name="bandwidth", words=f"{_LAUNCH} bandwidth --local --run links --json", least_gpus=2
+    ),
+    # Figures of the table of the public posts (docs/benchmarks.md).
+    BenchmarkStep(
+        name="fashion",
+        words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
+    ),
+    BenchmarkStep(name="dolly", words="python -m benchmarks.gpu_fsdp --cases 6.9b --loops recipe"),
+    BenchmarkStep(
+        name="resnet50",
+        words=f"{_PICTURES} --run resnet50 --batch-per-worker 256 --synthetic-images 15360",
+    ),
+    BenchmarkStep(
+        name="b7",
+        words=f"{_PICTURES} --run b7 --model efficientnet-b7 --batch-per-worker 64 "
+        "--synthetic-images 3840",
+    ),
+    # What is saved on a GPU can be loaded, exported and used.
     BenchmarkStep(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),
     BenchmarkStep(name="ddp-again", words=f"{_LAUNCH} ddp --local --run images --json"),
     BenchmarkStep(
@@ -65,38 +90,11 @@ STEPS: Final = (
     BenchmarkStep(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
     BenchmarkStep(name="export", words="python -m training.export text --to {runs}/exported"),
     BenchmarkStep(name="generate", words="python -m training.generate text 'The function returns'"),
+    # Other models, and nothing compiled.
+    BenchmarkStep(name="gpu_fsdp-0.6b", words="python -m benchmarks.gpu_fsdp --cases 0.6b"),
+    BenchmarkStep(name="gpu_fsdp-7b-lora", words="python -m benchmarks.gpu_fsdp --cases 7b-lora"),
     BenchmarkStep(
-        name="bandwidth",
-        words=f"{_LAUNCH} bandwidth --local --run links --json",
-        least_gpus=2,
-    ),
-    BenchmarkStep(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp", limit_s=600),
-    BenchmarkStep(
-        name="gpu_fsdp-eager",
-        words="python -m benchmarks.gpu_fsdp --cases 0.4b --eager",
-        limit_s=600,
-    ),
-    # Figures of the table of the public posts (docs/benchmarks.md).
-    BenchmarkStep(
-        name="fashion",
-        words=f"{_LAUNCH} ddp --local --run posts --json --data {{data}} --preset tuned",
-        limit_s=480,
-    ),
-    BenchmarkStep(
-        name="dolly",
-        words="python -m benchmarks.gpu_fsdp --cases 6.9b --loops recipe",
-        limit_s=480,
-    ),
-    BenchmarkStep(
-        name="resnet50",
-        words=f"{_PICTURES} --run resnet50 --batch-per-worker 256 --synthetic-images 15360",
-        limit_s=480,
-    ),
-    BenchmarkStep(
-        name="b7",
-        words=f"{_PICTURES} --run b7 --model efficientnet-b7 --batch-per-worker 64 "
-        "--synthetic-images 3840",
-        limit_s=480,
+        name="gpu_fsdp-eager", words="python -m benchmarks.gpu_fsdp --cases 0.4b --eager"
     ),
 )
 
@@ -122,9 +120,10 @@ def main() -> int:
         return 2
     folder = Path(options.to).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    outcomes: dict[str, StepOutcome] = {}
+    summary = folder / "summary.json"
+    outcomes = worked_before(summary)
     for step in STEPS:
-        if step.name not in (options.only or [step.name]):
+        if step.name not in (options.only or [step.name]) or step.name in outcomes:
             continue
         if len(gpus) < step.least_gpus:
             say(f"{step.name}: left out, it needs more GPUs")
@@ -132,16 +131,31 @@ def main() -> int:
         words = command(step, gpus=len(gpus), runs=folder / "runs", data=options.data)
         outcomes[step.name] = run(words, folder / f"{step.name}.txt", limit_s=step.limit_s)
         say(f"{step.name}: {in_words(outcomes[step.name])}")
+        result = summed_up(outcomes, gpus)
+        summary.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    report(summed_up(outcomes, gpus))
+    return 0 if all(each.exit_code == 0 for each in outcomes.values()) else 1
+
+
+def worked_before(summary: Path) -> dict[str, StepOutcome]:
+    """The steps that an earlier command has done."""
+    if not summary.exists():
+        return {}
+    steps = json.loads(summary.read_text(encoding="utf-8"))["steps"]
+    found = {name: StepOutcome(**each) for name, each in steps.items()}
+    return {name: each for name, each in found.items() if each.exit_code == 0}
+
+
+def summed_up(outcomes: Mapping[str, StepOutcome], gpus: Sequence[str]) -> dict[str, object]:
+    """What is printed, and kept for a command that goes on; the ratio is that of steps that
+    worked."""
     worked = [name for name, outcome in outcomes.items() if outcome.exit_code == 0]
-    result = {
+    return {
         "benchmark": "on_gpu",
         "ratio": len(worked) / max(1, len(outcomes)),
         "gpus": gpus,
         "steps": {name: asdict(outcome) for name, outcome in outcomes.items()},
     }
-    (folder / "summary.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    report(result)
-    return 0 if len(worked) == len(outcomes) else 1
 
 
 def command(step: BenchmarkStep, *, gpus: int, runs: Path, data: str) -> list[str]:
