@@ -2,9 +2,9 @@
 
     python -m training.plan fsdp --model new:6.9b --instance g5.12xlarge --workers 8
 
-Standard library only: a laptop without torch runs it. ``training.models.estimates`` has the
-formulas, for a few families of sharded language models; for any other model the answer is "not
-known", and how to measure it.
+Standard library only for a few families of language models: a laptop without torch runs it. Others
+are built by transformers, where it is installed, without memory for their weights. For mixtures of
+experts, and the like, the answer is "not known", and how to measure it.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from contract.text import dollars, duration
 from training import command, recipes
 from training.data import catalog
 from training.fsdp.settings import FsdpConfig
+from training.models.built_shapes import of_config
 from training.models.estimates import (
     GIB,
     RECOMPUTE,
@@ -89,7 +90,7 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         return ModelShape.from_config(SHAPES[name])
     path = Path(name).expanduser()
     if path.exists():
-        return ModelShape.from_config(read_config(path / "config.json" if path.is_dir() else path))
+        return of_config(read_config(path / "config.json" if path.is_dir() else path))
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
     if asks_hub:
@@ -100,7 +101,7 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         except ImportError:
             pass
         else:
-            return ModelShape.from_config(read_config(folder / "config.json"))
+            return of_config(read_config(folder / "config.json"))
     raise UnknownShapeError(
         f"model {model!r}, which is no folder with a config.json and none of "
         f"{', '.join([*SHAPES, *_KNOWN])}"

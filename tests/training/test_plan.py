@@ -32,7 +32,14 @@ from training.fsdp import estimate
 from training.fsdp.settings import PRESETS, FsdpConfig
 from training.loop import optimizers
 from training.loop.losses import Bend
-from training.models import estimates, language_models, lora, model_weights, pretrained
+from training.models import (
+    built_shapes,
+    estimates,
+    language_models,
+    lora,
+    model_weights,
+    pretrained,
+)
 from training.models.language_models import WithLoss
 from training.models.model_shapes import FAMILIES, FUNCTIONS, SHAPES, ModelShape, UnknownShapeError
 
@@ -90,6 +97,7 @@ def built(values: Mapping[str, Any]) -> Any:
 def test_a_shape_is_that_of_the_real_model(values: dict[str, Any]) -> None:
     shape, model = ModelShape.from_config(values), built(values)
     assert shape == ModelShape.from_config(model.config.to_dict()), "as a run reads it"
+    assert shape == built_shapes.shape_of(model)
     blocks = language_models.blocks(model)
     assert shape.parameters == language_models.num_parameters(model)
     assert shape.block_parameters == sum(each.numel() for each in blocks[0].parameters())
@@ -102,6 +110,23 @@ def test_a_shape_is_that_of_the_real_model(values: dict[str, Any]) -> None:
     assert shape.matrices == sizes
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_model_of_any_kind_is_planned_where_transformers_is_installed(
+    is_installed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not is_installed:
+        monkeypatch.setattr(built_shapes, "find_spec", lambda _: None)
+    (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, "model_type": "granite"}))
+    code = plan.main(["fsdp", "--model", str(tmp_path), "--workers", "1"])
+    said = capsys.readouterr()
+    assert code == (0 if is_installed else 2)
+    assert ("expected: " in said.out) == is_installed
+    assert ("models of type 'granite'" in said.err) != is_installed
+
+
 @pytest.mark.parametrize("targets", ["all", "q_proj, down_proj"])
 def test_adapters_have_as_many_parameters_as_are_planned(targets: str) -> None:
     values = {**TINY_LLAMA, "model_type": "qwen3", "head_dim": 16}
@@ -112,7 +137,12 @@ def test_adapters_have_as_many_parameters_as_are_planned(targets: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"model_type": "mixtral"}, {**TINY_LLAMA, "hidden_act": "gelu_new"}]
+    "values",
+    [
+        {**TINY_LLAMA, "model_type": "mixtral"},
+        {**TINY_LLAMA, "model_type": "gemma2"},  # its attention stores the matrix
+        {**TINY_LLAMA, "hidden_act": "gelu_new"},
+    ],
 )
 def test_other_models_are_not_known_and_the_answer_names_what_measures_them(
     values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -289,13 +319,18 @@ def block(kind: str) -> dict[str, Any]:
         "hidden_size": 512,
         "num_attention_heads": 8,
         "num_key_value_heads": 8,
-        "intermediate_size": 2048 if kind == "gpt_neox" else 1376,
+        "intermediate_size": 2048 if kind in ("gpt_neox", "starcoder2") else 1376,
         "vocab_size": 8192,
+        "pad_token_id": 0,  # of some kinds it is beyond so small a vocabulary
         "max_position_embeddings": 256,
         "tie_word_embeddings": False,
         "num_hidden_layers": 2,
     }
-    return values if kind in ("gpt_neox", "qwen2") else {**values, "head_dim": 64}
+    return (
+        values
+        if kind in ("gpt_neox", "qwen2", "stablelm", "starcoder2")
+        else {**values, "head_dim": 64}
+    )
 
 
 FULL = {"microbatch": 4, "recompute": "full", "global_batch": 64}
@@ -320,6 +355,13 @@ FULL = {"microbatch": 4, "recompute": "full", "global_batch": 64}
         ("qwen2", {"recompute": "selective"}),
         ("qwen3", {"num_workers": 1, "recompute": "none"}),
         pytest.param("qwen3", {"recompute": "none"}, marks=pytest.mark.night),
+        # Not known from the configuration alone.
+        ("gemma3_text", {"recompute": "none"}),
+        pytest.param("glm4", {"recompute": "none"}, marks=pytest.mark.night),
+        pytest.param("olmo2", {"recompute": "none"}, marks=pytest.mark.night),
+        pytest.param("phi3", {"recompute": "selective"}, marks=pytest.mark.night),
+        pytest.param("stablelm", {"recompute": "none"}, marks=pytest.mark.night),
+        pytest.param("starcoder2", {"recompute": "none"}, marks=pytest.mark.night),
     ],
 )
 def test_the_memory_of_a_step_is_what_torch_tracks(kind: str, changes: dict[str, Any]) -> None:
@@ -328,7 +370,7 @@ def test_the_memory_of_a_step_is_what_torch_tracks(kind: str, changes: dict[str,
         values["num_hidden_layers"] = 3
     one_pass = {"microbatch": 16, "global_batch": 16 * changes.get("num_workers", 8)}
     planned = setup(seq_len=256, **{**one_pass, **changes})
-    found = estimates.needed(ModelShape.from_config(values), planned).total
+    found = estimates.needed(built_shapes.of_config(values), planned).total
     assert found == pytest.approx(tracked(values, planned), rel=0.1)
 
 

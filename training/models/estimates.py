@@ -14,8 +14,8 @@ blocks, vocabulary ``V``:
   blocks until their backward passes, or one block where they are recomputed;
 * activations: T (L a + 8 h) at the loss (14 h with RMSNorm): a block keeps a = 36 h (none), 22 h
   (selective) or 2 h (full) of a GPT, after arXiv 2205.05198 without the attention matrix; 45.5 h
-  and 25 h of a Llama, whose block is gated, and 6 bytes more per query and key that have norms of
-  their own. One worker: 6 h more in a gated block;
+  and 25 h of a Llama, whose block is gated, 6 bytes more per query and key that have norms of their
+  own, and 8 h for each norm beyond two. One worker: 6 h more in a gated block;
 * loss: 8 bytes for each logit of a chunk (``logit_tokens``) + 4 V h, at the loss only.
 
 The worst moment counts: the loss, the backward pass of the last block or the one before, or the end
@@ -191,6 +191,7 @@ class Activations:
             products = 6.0 * h + 4 * (attention + keys + i)
             if shape.norms_heads:
                 whole += 6 * (attention + keys)
+            whole += 8.0 * h * (shape.norms - 2)
             if autocast:
                 # The output of a norm is cast to bf16 for each of five matrices by itself.
                 whole += 6 * h

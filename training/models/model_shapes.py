@@ -53,6 +53,8 @@ class ModelShape:
     """A block has a gate and RMSNorms, as in Llama, and not GPT's two matrices and LayerNorms."""
     norms_heads: bool
     """Queries and keys pass through norms of their own."""
+    norms: int = 2
+    """Others in a block."""
     is_tied: bool
     """The output embedding is the input embedding."""
     matrices: Mapping[str, tuple[int, int]]
@@ -183,9 +185,10 @@ class UnknownShapeError(InputError):
 
     def __init__(self, models: str) -> None:
         super().__init__(
-            f"not known: memory and speed of {models} (known: {', '.join(FAMILIES)}). Measure "
-            "them: train a few steps on the same kind of GPUs (trainctl submit fsdp --model MODEL "
-            "--max-steps 5), then read memory_bytes and tokens_per_s in the run's result.json"
+            f"not known: memory and speed of {models} (known: {', '.join(FAMILIES)}, and with "
+            "transformers installed most others without experts). Measure them: train a few steps "
+            "on the same kind of GPUs (trainctl submit fsdp --model MODEL --max-steps 5), then "
+            "read memory_bytes and tokens_per_s in the run's result.json"
         )
 
 
