@@ -90,7 +90,8 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         return ModelShape.from_config(SHAPES[name])
     path = Path(name).expanduser()
     if path.exists():
-        return of_config(read_config(path / "config.json" if path.is_dir() else path))
+        config = read_config(path / "config.json" if path.is_dir() else path)
+        return of_config(config, model=name)
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
     if asks_hub:
@@ -101,7 +102,7 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         except ImportError:
             pass
         else:
-            return of_config(read_config(folder / "config.json"))
+            return of_config(read_config(folder / "config.json"), model=name)
     raise UnknownShapeError(
         f"model {model!r}, which is no folder with a config.json and none of "
         f"{', '.join([*SHAPES, *_KNOWN])}"

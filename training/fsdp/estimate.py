@@ -56,7 +56,7 @@ def fit(model_config: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> t
     # The host is not known: assume the one with the most memory, so that no warning is wrong.
     machine = max(machines, key=lambda each: each.memory_mib / each.num_gpus)
     try:
-        shape = of_config(model_config)
+        shape = of_config(model_config, model=config.model)
     except UnknownShapeError:
         return "", False
     settings = {**config.to_json(), "microbatch": config.sequences_per_pass}

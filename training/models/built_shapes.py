@@ -9,9 +9,12 @@ from typing import Any
 from training.models.model_shapes import FUNCTIONS, ModelShape, UnknownShapeError
 
 
-def of_config(values: Mapping[str, Any]) -> ModelShape:
+def of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
     """The shape that a Hugging Face ``config.json`` describes; of rare kinds only where torch and
     transformers are installed.
+
+    Args:
+        model: what a user calls the model.
 
     Raises:
         UnknownShapeError: see ``shape_of``; or they are not installed.
@@ -24,29 +27,31 @@ def of_config(values: Mapping[str, Any]) -> ModelShape:
             raise
     from training.models import language_models, pretrained
 
-    return shape_of(language_models.build_on_meta(pretrained.config_of(values)))
+    return shape_of(language_models.build_on_meta(pretrained.config_of(values, model=model)))
 
 
 def shape_of(model: Any) -> ModelShape:
     """The shape of a model of transformers, without adapters.
 
     Raises:
-        UnknownShapeError: it has experts, layers without attention, an attention that stores its
-            matrix, or an activation function that keeps more than its input.
+        UnknownShapeError: it has experts, blocks that differ, layers without attention, an
+            attention that stores its matrix, or an activation function that keeps more than its
+            input.
     """
     from training.models import language_models
 
     config = model.config
     stores_matrix = getattr(config, "attn_logit_softcapping", None) or not model._supports_sdpa
     others = language_models.num_experts(config) or language_models.state_space_layers(model)
-    if stores_matrix or others:
+    stack: Any = language_models.blocks(model)
+    block, *more = {sum(each.numel() for each in one.parameters()) for one in stack}
+    if stores_matrix or others or more:
         raise UnknownShapeError(f"models of type {config.model_type!r}")
     names = ("hidden_act", "hidden_activation", "activation_function")
     function = next((each for name in names if (each := getattr(config, name, None))), None)
     if function not in FUNCTIONS:
         raise UnknownShapeError(f"models with activation function {function!r}")
 
-    stack: Any = language_models.blocks(model)
     first, last = model.get_input_embeddings(), model.get_output_embeddings()
     vocab, hidden = last.weight.shape
     sizes = {
@@ -68,7 +73,7 @@ def shape_of(model: Any) -> ModelShape:
         keys=keys,
         intermediate=intermediate,
         vocab=vocab,
-        block_parameters=sum(each.numel() for each in stack.parameters()) // len(stack),
+        block_parameters=block,
         parameters=language_models.num_parameters(model),
         is_gated=beside - attention - 2 * keys >= 1.5 * intermediate,
         norms_heads=any("q_norm" in name for name in parts),
