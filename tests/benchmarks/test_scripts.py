@@ -30,11 +30,12 @@ def printed(*command: str) -> dict[str, Any]:
 def test_the_script_for_gpus_runs_on_a_cpu_and_trains_what_the_trainer_of_transformers_does() -> (
     None
 ):
-    found = printed("benchmarks.gpu_fsdp", "--cases", "tiny", "--steps", "5")
+    found = printed("benchmarks.gpu_fsdp", "--steps", "5", "--rounds", "1")
     assert found["device"].startswith("CPU")
     [case] = found["cases"]
-    ways = case["recipe"], case["trainer"]
-    assert case["ratio"] == ways[0]["tokens_per_s"] / ways[1]["tokens_per_s"]
+    ways = case["recipe"], case["plain"], case["trainer"]
+    speeds = [each["tokens_per_s"] for each in ways]
+    assert found["ratio"] == min(speeds[0] / each for each in speeds[1:])
     assert all(each["mfu"] is None and not each["failure"] for each in ways)
     assert ways[0]["losses"][-1] < ways[0]["losses"][0]
     assert case["largest_difference_of_losses"] < 1e-4
