@@ -398,11 +398,21 @@ class Account(base.Account):
         has_run = task["lastStatus"] == "RUNNING" and not is_hung
         host = self.model.hosts.get(task.get("containerInstanceArn", ""), {})
         is_away = not host.get("agentConnected", True)
-        # Between two sweeps it may have been connected, and no sweep knows.
+        # It may have been connected while the keeper did not look.
         now = self.world.now
         away_s = now - min(host.get("_seen_away", now), host["_away_since"]) if is_away else 0
         is_ailing = not has_run and self.world.now - since > least
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
+
+    def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
+        """Note since when the keeper has seen an agent disconnected, in all its looks."""
+        hosts = [self.model.hosts.get(each) for each in containerInstances]
+        for host in [each for each in hosts if each and self.who == "keeper"]:
+            if host["agentConnected"]:
+                host.pop("_seen_away", None)
+            else:
+                host.setdefault("_seen_away", host["_away_since"])
+        return super().on_describe_container_instances(containerInstances)
 
     def on_update_container_instances_state(self, **given: Any) -> None:
         (arn,), status = given["containerInstances"], given["status"]
@@ -647,10 +657,6 @@ class Account(base.Account):
         """No state lasts: a host that does nothing for anybody is released in some sweeps."""
         now, sweeps = self.world.now, 3 * times.SWEEP_EVERY_S + 60
         for host in self.model.hosts.values():
-            if host["agentConnected"]:
-                host.pop("_seen_away", None)
-            else:
-                host.setdefault("_seen_away", host["_away_since"])
             tasks, group = self.model.on(host), self.model.groups[host["capacityProviderName"]]
             waits = not tasks and self.model.waiting(group)
             starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
@@ -659,9 +665,11 @@ class Account(base.Account):
             what = "starts" if starts else "hangs" if hangs else "idles"
             is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
             refuses = now < host.get("_refuses_until", 0)  # the mark that the sweep needs
-            if is_well or refuses or host["_leaves"] or host.get("_does") != what:
+            # A task that came and went since the last look has used it.
+            does = what, len(host["_tasks"])
+            if is_well or refuses or host["_leaves"] or host.get("_does") != does:
                 host["_since"] = now
-            host["_does"] = what
+            host["_does"] = does
             if now - max(host["_since"], self.failed_at) > limit + sweeps and not self.is_broken:
                 self.world.blame(f"{host['ec2InstanceId']} {what} for {now - host['_since']:.0f} s")
 
@@ -962,8 +970,8 @@ class Execution:
                 self.account.world.blame(f"the clean-up of {self.name} leaves {name_of(task)}")
 
     def _check_turn(self, order: JobSpec) -> None:
-        """A job starts beside all that earlier jobs may have, those that wait too, so that it
-        delays none of them; and beside what later ones have."""
+        """A job starts beside what others were granted, and beside all that earlier ones that wait
+        may have, so that it delays none of them."""
         granted, pool = order.nodes, order.ladder[0]
         if self.tried and self.tried[-1] != pool:
             self.account.world.happened["job went to its next pool"] += 1
@@ -989,9 +997,9 @@ class Execution:
             each
             for each in before
             if each.name in turns
-            and (each.admitted_at or (not is_unsure and (each.began < max(late, self.began))))
+            and not (each.admitted_at or is_unsure)
+            and each.began < max(late, self.began)
         ]
-        later = [each for each in running if each.admitted_at and each not in earlier]
         waiting = [each for each in running if not each.admitted_at]
         is_before = [each.began < self.began for each in waiting if each not in before]
         world.happened["job overtook one of a lower priority"] += any(is_before)
@@ -999,7 +1007,7 @@ class Execution:
         world.happened["job started beside one that counts as high"] += any(is_high)
         world.happened["job passed another by"] += any(each.name not in turns for each in before)
         world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
-        world.happened["job started beside others"] += bool(earlier or later)
+        world.happened["job started beside others"] += bool(earlier or began)
         world.happened["job started with fewer nodes"] += granted != self.nodes
         world.happened["job waited for its turn for a day"] += world.now - self.began > DAY_S
         # What was admitted before a deploy may have more than there is now, or is not understood.
@@ -1007,15 +1015,15 @@ class Execution:
         if is_deployed or any(each.is_redriven for each in running):
             return
         is_known = all(each.began < max(late, self.began) for each in before)
-        own = [each for each in running if each.admitted_at and each.user == self.user]
+        own = [each for each in began if each.user == self.user]
         is_beyond = len(own) >= (limits.max_jobs_per_user or len(named))
         if is_beyond or (self.name not in turns and is_known and not is_unsure):
             world.blame(f"{self.name} starts beside {limits.max_jobs_per_user} of its user")
-        if len(earlier) + len(later) >= limits.max_heads:
-            world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")
+        if len(earlier) + len(began) >= limits.max_heads:
+            world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(began)} others")
         for pool in order.ladder:
             taken = sum(each.nodes.high for each in earlier if pool in each.ladder)
-            taken += sum(each.granted.high for each in later if pool in each.pools)
+            taken += sum(each.granted.high for each in began if pool in each.pools)
             left = max(0, limits.workers[pool] - taken)
             most = max(0, min(self.nodes.high, left))
             if not self.nodes.low == granted.low <= granted.high <= most:

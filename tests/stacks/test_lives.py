@@ -29,8 +29,9 @@ NUM = int(os.environ.get("LIVES", "250"))
 FIRST = int(os.environ.get("FIRST_LIFE", "0"))
 #: A user stopped a job whose head had succeeded just before; a job went to its next pool while its
 #: next head had a host and had not started, and while a sweep looked at that host; the market took
-#: a spot host.
-KEPT = (12532, 4509, 1022, 429)
+#: a spot host; an earlier job was granted fewer nodes than it asked for; heads came and went on a
+#: host between the sweeps; an agent was away before and after the keeper was broken.
+KEPT = (12532, 4509, 1022, 429, 1927, 2450, 3975)
 #: That a rare fault brings about, if what it needs is there.
 STATES = (
     "attributes refused",
