@@ -351,8 +351,8 @@ def test_gpus_and_markets_name_the_pools_that_have_them(
     ("gpus", "pools", "nodes", "words"),
     [
         ("l4:2", ["l4"], 2, ""),
-        ("l4:4", ["l4s"], 1, "pool l4 is left out: it has 2 nodes at most"),
-        ("l4:8,l4:1", ["l4s"], 2, "pool l4 is left out: it has 1 GPU per node, not 4"),
+        ("l4:4", ["l4s"], 1, "pool l4 is left out: it has 1 GPU per node, not 4"),
+        ("l4:12,l4:1", ["l4s"], 3, "pool l4 is left out: it has 1 GPU per node, not 4"),
         ("l40s:8,a10g:8,a10g", ["l40s", "default"], 2, ""),
         ("a10g:8,l40s:4", ["default"], 2, "l40s is left out: 1 node of it would have these GPUs"),
     ],
@@ -360,7 +360,8 @@ def test_gpus_and_markets_name_the_pools_that_have_them(
 def test_without_nodes_the_gpus_are_those_of_the_job(
     account: Account, cli: Cli, gpus: str, pools: list[str], nodes: int, words: str
 ) -> None:
-    account.shape["pools"] = POOLS | {"l4s": _L40S | {"worker_instance_type": "g6.12xlarge"}}
+    large = {"worker_instance_type": "g6.12xlarge"}
+    account.shape["pools"] = POOLS | {"l4": POOLS["l4"] | {"max_workers": 9}, "l4s": _L40S | large}
     said = cli("plan", "ddp", "--gpus", gpus, "--json")
     plan = json.loads(said.out)
     assert (plan["pools"], plan["nodes"]["low"]) == (pools, nodes)
@@ -369,7 +370,7 @@ def test_without_nodes_the_gpus_are_those_of_the_job(
 
 
 def test_one_process_has_the_gpus_on_one_node(account: Account, code: Path, cli: Cli) -> None:
-    account.shape["pools"] = POOLS | {"l4s": _L40S | {"worker_instance_type": "g6.12xlarge"}}
+    account.shape["pools"] = POOLS
     words = ("--gpus", "l4:2", "--code", str(code), "--", "python", "mine.py")
     assert "no pool fits" in cli.refuses("plan", *words)
 
