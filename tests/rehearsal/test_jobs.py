@@ -331,7 +331,7 @@ def test_a_run_whose_spot_host_is_taken_resumes_on_demand(
         image_tag=rehearsal.state()["image_tag"],
         settings={**DEPLOYED, "pools": json.dumps({"on-demand": {}})},
     )
-    settings = ("--run", "moved", "--nodes", "1", "--yes", "--data", pictures, "--epochs", "60")
+    settings = ("--run", "moved", "--nodes", "1", "--yes", "--data", pictures, "--epochs", "40")
     words = ("imagenet", *settings, *QUICK, "--pool", "default,on-demand")
     there, ec2 = stage(rehearsal), account_at(rehearsal.state()["endpoint"]).client("ec2")
     with hosts(rehearsal, 1) as have:
@@ -351,7 +351,7 @@ def test_a_run_whose_spot_host_is_taken_resumes_on_demand(
     lines = events(rehearsal, "moved")
     assert [each["type"] for each in lines].count("resume") == 1
     config = json.loads(read(rehearsal, "runs/moved/config.json"))
-    assert epochs_of_each_picture(lines, config) == 60
+    assert epochs_of_each_picture(lines, config) == 40
 
 
 # --- rights ---------------------------------------------------------------------------------------
