@@ -298,6 +298,8 @@ class JobOptions:
             if there[name].market in market
         ]
         for name, number in in_order:
+            if name in found:
+                continue
             each = there[name]
             first = next(iter(found.values()), each)
             own = nodes if number == _ANY else Range(number, number)
@@ -312,7 +314,7 @@ class JobOptions:
             elif first.efa and not each.efa and most != 1:
                 why[name] = "it has no EFA"
             else:
-                found.setdefault(name, each)
+                found[name] = each
                 why.pop(name, None)
                 nodes = own or nodes
         left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items()]

@@ -354,6 +354,7 @@ def test_gpus_and_markets_name_the_pools_that_have_them(
         ("l4:4", ["l4s"], 1, "pool l4 is left out: it has 1 GPU per node, not 4"),
         ("l4:12,l4:1", ["l4s"], 3, "pool l4 is left out: it has 1 GPU per node, not 4"),
         ("l40s:8,a10g:8,a10g", ["l40s", "default"], 2, ""),
+        ("l40s:4,l40s:8", ["l40s"], 1, ""),
         ("a10g:8,l40s:4", ["default"], 2, "l40s is left out: 1 node of it would have these GPUs"),
     ],
 )
