@@ -323,6 +323,7 @@ def test_pictures_are_trained_to_the_last_epoch_though_a_host_is_lost(
 
 
 @pytest.mark.night
+@pytest.mark.timeout(900)
 def test_a_run_whose_spot_host_is_taken_resumes_on_demand(
     rehearsal: Rehearsal, pictures: str
 ) -> None:
