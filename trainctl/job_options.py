@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -29,6 +30,8 @@ from training import recipes
 MAX_HOURS: Final = MAX_SECONDS / 3600
 #: Part of a deadline: hosts and images start, data comes, evaluations and checkpoints are made.
 START_S: Final = 3600
+#: Number of worker nodes that the GPUs of a job do not decide.
+_ANY: Final = -1
 
 
 class On(StrEnum):
@@ -82,8 +85,9 @@ class JobOptions:
         str | None,
         typer.Option(
             metavar="TYPE[:N][,...]",
-            help="GPUs of each worker node, such as a10g:4, instead of --pool: the pools that have "
-            "them, the deployment's own hosts among them, in the order of these types.",
+            help="GPUs of each worker node, such as a10g:4, or without --nodes of all together, "
+            "instead of --pool: the pools that have them, the deployment's own hosts among them, "
+            "in the order of these types.",
         ),
     ] = None
     market: Annotated[
@@ -254,12 +258,13 @@ class JobOptions:
 
     def ladder(
         self, shape: ClusterShape, nodes: Range | None
-    ) -> tuple[dict[str, ClusterShape], list[str]]:
+    ) -> tuple[dict[str, ClusterShape], Range | None, list[str]]:
         """The deployment in each pool of the job, by name, in the order in which they are tried;
-        and why others that have the GPUs are left out, or none has them.
+        its worker nodes; and why others that have the GPUs are left out, or none has them.
 
         Args:
-            nodes: worker nodes that are asked for; None: as many as there are.
+            nodes: worker nodes that are asked for; None: as many as have the GPUs together, or as
+                there are.
 
         Raises:
             InputError, UsageError: there is no such pool, or none that fits.
@@ -268,42 +273,61 @@ class JobOptions:
             raise UsageError(f"--pool is {self.pool}: give it, or --gpus and --market")
         if self.pool or not self.names_pools:
             names = self.pools or (DEFAULT_POOL,)
-            return {name: shape.in_pool(name) for name in names}, []
+            return {name: shape.in_pool(name) for name in names}, nodes, []
         markets = [[each] for each in self.market.split(",")] if self.market else [[*MARKETS]]
         if self.market and {*self.market.split(",")} - {*MARKETS}:
             raise UsageError(f"--market is {self.market}: give one or more of {', '.join(MARKETS)}")
         wanted = self.gpus.lower().split(",") if self.gpus else [shape]
         there = shape.in_pools
-        order = {
-            name: each
-            for kind in wanted
-            for market in markets
-            for name, each in there.items()
-            if each.market in market and _has_gpus(each, kind)
-        }
-        most = nodes.high if nodes else 0
         found: dict[str, ClusterShape] = {}
         why: dict[str, str] = {}
-        for name, each in order.items():
+        fitting = [
+            {
+                name: number
+                for name, each in there.items()
+                if (number := _nodes_with(each, kind, each_has=nodes is not None)) is not None
+            }
+            for kind in wanted
+        ]
+        # Where a type's hosts have more GPUs or fewer: those of which the job needs the fewest.
+        in_order = [
+            (name, number)
+            for numbers in fitting
+            for market in markets
+            for name, number in sorted(numbers.items(), key=itemgetter(1))
+            if there[name].market in market
+        ]
+        for name, number in in_order:
+            if name in found:
+                continue
+            each = there[name]
             first = next(iter(found.values()), each)
+            own = nodes if number == _ANY else Range(number, number)
+            most = own.high if own else 0
             if most > each.max_workers:
                 why[name] = f"it has {counted(each.max_workers, 'node')} at most"
             elif each.gpus != first.gpus:
                 gpus = counted(each.gpus.per_node, "GPU")
                 why[name] = f"it has {gpus} per node, not {first.gpus.per_node}"
+            elif own and nodes and own != nodes:
+                why[name] = f"{counted(most, 'node')} of it would have these GPUs, not {nodes}"
             elif first.efa and not each.efa and most != 1:
                 why[name] = "it has no EFA"
             else:
                 found[name] = each
+                why.pop(name, None)
+                nodes = own or nodes
         left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items()]
         if not found:
             has = ", ".join(f"{name} ({each.words})" for name, each in there.items())
             asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
             raise UsageError("; ".join([f"{asked}: no pool fits, of {has}", *left_out]))
         unknown = [
-            kind for kind in wanted if not any(_has_gpus(each, kind) for each in there.values())
+            f"no pool has {kind!r} of --gpus"
+            for kind, each in zip(wanted, fitting, strict=True)
+            if not each
         ]
-        return found, [*left_out, *(f"no pool has {kind!r} of --gpus" for kind in unknown)]
+        return found, nodes, [*left_out, *unknown]
 
     def check_fit(self, shape: ClusterShape) -> None:
         """
@@ -340,15 +364,22 @@ class JobOptions:
         return min(enough, shape.max_job_hours * 3600)
 
 
-def _has_gpus(shape: ClusterShape, wanted: str | ClusterShape) -> bool:
-    """Whether worker nodes have these GPUs: ``a10g:4``, or those of another deployment's."""
+def _nodes_with(shape: ClusterShape, wanted: str | ClusterShape, *, each_has: bool) -> int | None:
+    """Worker nodes that have these GPUs together, such as ``a10g:4``, or where ``each_has`` them
+    those of another deployment's; ``_ANY``: each number of them; None: they have others."""
     gpu, number = shape.worker.gpu, shape.worker.num_gpus
     if isinstance(wanted, ClusterShape):
-        return (gpu, number) == (wanted.worker.gpu, wanted.worker.num_gpus)
+        return _ANY if (gpu, number) == (wanted.worker.gpu, wanted.worker.num_gpus) else None
     kind, _, count = wanted.partition(":")
     # "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4.
-    is_kind = gpu and re.search(rf"\b{re.escape(kind)}\b", gpu.name.lower().replace(" ", "-"))
-    return bool(kind and is_kind) and count in ("", str(number))
+    if not kind or not gpu:
+        return None
+    if not re.search(rf"\b{re.escape(kind)}\b", gpu.name.lower().replace(" ", "-")):
+        return None
+    if not count or each_has or not count.isdecimal():
+        return _ANY if count in ("", str(number)) else None
+    nodes, more = divmod(int(count) - shape.gpus.num_workers(0), number)
+    return None if more or nodes < shape.min_nodes else nodes
 
 
 def check_nodes(shape: ClusterShape, wanted: Range) -> Range:

@@ -243,16 +243,16 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         InputError, UsageError: it does not suit the deployment.
     """
     given, words = request.options, request.words
-    shapes, left_out = given.ladder(deployment.shape, request.nodes)
+    program = request.program
+    is_alone = program is not None and program.is_alone
+    least = deployment.shape.min_nodes
+    wanted = Range(least, least) if is_alone and given.on == On.AUTO else None
+    shapes, wanted, left_out = given.ladder(deployment.shape, request.nodes or wanted)
     shape = next(iter(shapes.values()))
     for each in shapes.values():
         given.check_fit(each)
-    program = request.program
-    is_alone = program is not None and program.is_alone
     most = min(each.max_workers for each in shapes.values())
-    by_default = shape.min_nodes if is_alone and given.on == On.AUTO else most
-    wanted = request.nodes or Range(by_default, by_default)
-    nodes = wanted
+    nodes = wanted = wanted or Range(most, most)
     for each in shapes.values():
         nodes = check_nodes(each, wanted)
     if len({each.gpus for each in shapes.values()}) > 1:

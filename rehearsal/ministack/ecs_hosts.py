@@ -26,7 +26,14 @@ from random import Random
 from typing import Any, Final
 
 from contract.exits import TERMINATED
-from rehearsal.ministack.internals import autoscaling, concurrency, ec2, ecs, responses
+from rehearsal.ministack.internals import (
+    autoscaling,
+    concurrency,
+    ec2,
+    ecs,
+    eventbridge,
+    responses,
+)
 from rehearsal.model import Group, Model, Record, Times
 
 log = logging.getLogger("ecs-hosts")
@@ -37,6 +44,8 @@ LOCK: Final = threading.RLock()
 POLL_S: Final = 0.1
 #: How long ECS looks for a host: on AWS 10 to 30 minutes.
 PATIENCE_S: Final = 60
+#: Between two events of a group that EC2 refuses hosts: on AWS about a minute.
+REFUSED_EVERY_S: Final = 2
 DELAY_S: Final = 1.0
 FOREVER: Final = 1e9
 AT_ONCE: Final = (0, 0)
@@ -95,6 +104,14 @@ def spawn(name: str, call: Callable[..., object], *given: Any) -> None:
             call(*given)
 
     concurrency.spawn_background(run, thread_name=name)
+
+
+def publish(source: str, kind: str, resource: str, detail: Record) -> None:
+    """An event that a service sends to EventBridge."""
+    text = json.dumps(detail, default=str)
+    entry = {"Source": source, "DetailType": kind, "Resources": [resource], "Detail": text}
+    # A rule may call a function, which may ask ECS.
+    spawn("event", partial(eventbridge._put_events, {"Entries": [entry]}, allow_aws_source=True))
 
 
 class Records:
@@ -175,6 +192,7 @@ class Hosts(Model):
         self._due: list[tuple[float, int, Callable[..., object], Any]] = []
         self._order = itertools.count()
         self._shown: set[str] = set()
+        self._refused: dict[str, float] = {}
         super().__init__(
             (),
             agent,
@@ -183,16 +201,23 @@ class Hosts(Model):
             random=Random(os.environ.get("REHEARSAL_SEED", "")),
             stamp=moment,
             times=times(),
-            refusal=lambda group: (
-                "We currently do not have sufficient capacity. Launching EC2 instance failed."
-                if group.there >= planned("capacity.json").get(group.provider, math.inf)
-                else ""
-            ),
+            refusal=self._refuse,
             fate=fate,
         )
         self.tasks, self._run_task = ecs._tasks, ecs._run_task
         self._put_providers = ecs._put_cluster_capacity_providers
         agent.hosts = self
+
+    def _refuse(self, group: Group) -> str:
+        if group.there < planned("capacity.json").get(group.provider, math.inf):
+            return ""
+        why = "We currently do not have sufficient capacity. Launching EC2 instance failed."
+        if time.time() - self._refused.get(group.name, 0) > REFUSED_EVERY_S:
+            self._refused[group.name] = time.time()
+            said = {"AutoScalingGroupName": group.name, "StatusMessage": why}
+            arn = group.record["AutoScalingGroupARN"]
+            publish("aws.autoscaling", "EC2 Instance Launch Unsuccessful", arn, said)
+        return why
 
     def _later(self, seconds: float, call: Callable[..., object], *given: Any) -> None:
         heapq.heappush(self._due, (time.time() + seconds, next(self._order), call, given))
@@ -327,6 +352,18 @@ class Hosts(Model):
             self.set_state(each, request["status"])
         return self.describe_hosts(request)
 
+    def describe_activities(self, parameters: Record) -> Any:
+        """The newest launch of a group."""
+        name = autoscaling._p(parameters, "AutoScalingGroupName")
+        found = {group.name: group.activities for group in self.groups.values()}.get(name, [])
+        shown = ""
+        for each in found:
+            fields = (f"<{key}>{value}</{key}>" for key, value in each.items())
+            shown += f"<member>{''.join(fields)}</member>"
+        what = "DescribeScalingActivities"
+        result = f"<{what}Result><Activities>{shown}</Activities></{what}Result>"
+        return autoscaling._xml(200, f"{what}Response", result)
+
     def end_instance(self, parameters: Record) -> Any:
         instance = autoscaling._p(parameters, "InstanceId")
         lowers = autoscaling._p(parameters, "ShouldDecrementDesiredCapacity") == "true"
@@ -385,9 +422,18 @@ def install(agent: Records) -> None:
         "UpdateContainerInstancesState": door(hosts.update_state),
     }
     ec2._ACTION_MAP["TerminateInstances"] = door(hosts.end_instances)
+    matches = ec2._matches_filters
+
+    def matches_ids(instance: Record, filters: Record) -> bool:
+        """The emulator's own takes no notice of this filter: each instance would pass."""
+        name = instance["InstanceId"]
+        return name in filters.get("instance-id", [name]) and matches(instance, filters)
+
+    ec2._matches_filters = matches_ids
     autoscaling._reconcile_instances = lambda _group: None
     autoscaling._ACTION_MAP |= {
         "DescribeAutoScalingGroups": door(autoscaling._describe_asgs),
+        "DescribeScalingActivities": door(hosts.describe_activities),
         "SetDesiredCapacity": door(autoscaling._set_desired_capacity),
         "TerminateInstanceInAutoScalingGroup": door(hosts.end_instance),
     }

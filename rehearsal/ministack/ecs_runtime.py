@@ -33,7 +33,7 @@ from contract.runs import safe_join
 from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_hosts
 from rehearsal.ministack.ecs_hosts import LOCK, spawn
-from rehearsal.ministack.internals import ec2, ecs, eventbridge, responses, servicediscovery
+from rehearsal.ministack.internals import ec2, ecs, responses, servicediscovery
 
 log = logging.getLogger("ecs-runtime")
 
@@ -98,16 +98,9 @@ def say(service: dict[str, Any], message: str) -> None:
 
 
 def publish(task: Task) -> None:
-    """The event that ECS sends to EventBridge when a task's state changes."""
+    """The event that ECS sends when a task's state changes."""
     detail = ecs._sanitize(task)
-    entry = {
-        "Source": "aws.ecs",
-        "DetailType": "ECS Task State Change",
-        "Resources": [task["taskArn"]],
-        "Detail": json.dumps(detail, default=str),
-    }
-    # A rule may call a function, which may ask ECS.
-    spawn("ecs-event", lambda: eventbridge._put_events({"Entries": [entry]}, allow_aws_source=True))
+    ecs_hosts.publish("aws.ecs", "ECS Task State Change", task["taskArn"], detail)
 
 
 #: What the emulator hands to Docker of any task definition, by Docker's names, and no task of the

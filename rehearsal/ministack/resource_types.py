@@ -321,6 +321,12 @@ def associations_create(_logical_id: str, properties: Properties, _stack: str) -
     return cluster, {}
 
 
+def associations_update(
+    _cluster: str, _old: Properties, new: Properties, stack: str, logical_id: str
+) -> Result:
+    return associations_create(logical_id, new, stack)
+
+
 def associations_delete(cluster: str, _properties: Properties) -> None:
     put_associations(cluster, [], [])
 
@@ -346,6 +352,7 @@ ECS_TYPES = {
     ),
     "AWS::ECS::ClusterCapacityProviderAssociations": Type(
         create=associations_create,
+        update=associations_update,
         delete=associations_delete,
         replacing=("Cluster",),
         in_place=("CapacityProviders", "DefaultCapacityProviderStrategy"),

@@ -8,6 +8,7 @@ task it started, and a time limit or an abort stops that task.
 import json
 import time
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
 
 from rehearsal.ministack.internals import ecs, stepfunctions
@@ -35,15 +36,20 @@ def current_execution() -> Record:
 
 
 def pascal(value: Any) -> Any:
-    """The names of an answer of ECS as Step Functions writes them."""
+    """The names of an answer of ECS as Step Functions writes them, without what has no value."""
     if isinstance(value, dict):
-        # Times are in milliseconds there.
-        is_time = {name for name in value if name[-2:] == "At" and not isinstance(value[name], str)}
         return {
-            name[:1].upper() + name[1:]: each * 1000 if name in is_time else pascal(each)
+            name[:1].upper() + name[1:]: milliseconds(each) if name[-2:] == "At" else pascal(each)
             for name, each in value.items()
+            if each is not None
         }
     return [pascal(each) for each in value] if isinstance(value, list) else value
+
+
+def milliseconds(at: float | str) -> int:
+    """A time as it writes them."""
+    seconds = datetime.fromisoformat(at).timestamp() if isinstance(at, str) else at
+    return round(seconds * 1000)
 
 
 def has_failed(task: Record) -> bool:

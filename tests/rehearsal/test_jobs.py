@@ -20,7 +20,7 @@ import torch
 
 from contract import exits, runs
 from contract import outputs as stack_outputs
-from contract.nodes import ENV_RESIZE, HEAD, WORKER
+from contract.nodes import ENV_RESIZE, HEAD, WORKER, pool_of
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.loopback import answering
 from tests.rehearsal import conftest
-from tests.rehearsal.conftest import LAPTOP, command, show, succeeded, trainctl
+from tests.rehearsal.conftest import DEPLOYED, LAPTOP, command, show, succeeded, trainctl
 from tests.rehearsal.watch import Watch
 from tests.stacks.stage import Stage
 from tests.training.sample_pictures import write_tree
@@ -320,6 +320,39 @@ def test_pictures_are_trained_to_the_last_epoch_though_a_host_is_lost(
     assert epochs_of_each_picture(lines, config) == 60
     result = json.loads(read(rehearsal, "runs/whole/result.json"))
     assert result["status"] == "succeeded"
+
+
+@pytest.mark.night
+@pytest.mark.timeout(900)
+def test_a_run_whose_spot_host_is_taken_resumes_on_demand(
+    rehearsal: Rehearsal, pictures: str
+) -> None:
+    rehearsal.deploy(
+        rehearsal.environment(),
+        image_tag=rehearsal.state()["image_tag"],
+        settings={**DEPLOYED, "pools": json.dumps({"on-demand": {}})},
+    )
+    settings = ("--run", "moved", "--nodes", "1", "--yes", "--data", pictures, "--epochs", "40")
+    words = ("imagenet", *settings, *QUICK, "--pool", "default,on-demand")
+    there, ec2 = stage(rehearsal), account_at(rehearsal.state()["endpoint"]).client("ec2")
+    with hosts(rehearsal, 1) as have:
+        job = trainctl(rehearsal, "submit", *words).stdout.strip()
+        watch = Watch(rehearsal, job)
+        watch.wait_for(", 1 worker on")
+        recorded(watch, rehearsal, "moved", "evaluation", 2)
+        have(0)
+        (worker,) = (each for each in there.tasks(job) if each["startedBy"] == job)
+        host = worker["containerInstanceArn"].rpartition("/")[2]
+        ec2.terminate_instances(InstanceIds=[f"i-{host}"])
+        succeeded(rehearsal, "wait", job, timeout_s=600)
+    nodes = [each for each in there.tasks(job) if each["startedBy"] == job]
+    pools = [pool_of(each["taskDefinitionArn"]) for each in nodes if "startedAt" in each]
+    assert pools == ["default", "on-demand"]
+    nothing_is_left(rehearsal)
+    lines = events(rehearsal, "moved")
+    assert [each["type"] for each in lines].count("resume") == 1
+    config = json.loads(read(rehearsal, "runs/moved/config.json"))
+    assert epochs_of_each_picture(lines, config) == 40
 
 
 # --- rights ---------------------------------------------------------------------------------------

@@ -9,21 +9,28 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import boto3
 import pytest
+from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
+from containers.autoscaler import EcsNodeProvider
+from containers.host.machine import OwnTask
+from containers.ray_head import JobConfig, in_pool, worker_provider
 from contract import outputs as stack_outputs
 from contract.job import JobSpec
-from contract.nodes import Range
+from contract.nodes import WORKER, Range, pool_hosts, pool_of, pool_provider
 from rehearsal.cdk import Cdk
+from rehearsal.children import CommandError
 from rehearsal.inventory import difference, inventory
 from rehearsal.local_aws import REGION, LocalAws, local_aws
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates
 from tests.stacks.stage import Stage
+from tests.trainctl.conftest import Cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -105,6 +112,16 @@ def outputs(stack: str) -> dict[str, str]:
     return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
 
 
+L4: Final = {"worker_instance_type": "g6.xlarge"}
+POOLS: Final = {
+    "none": L4,
+    "half": L4,
+    "spot": {**L4, "spot": True},
+    "free": L4,
+    "four": {"worker_instance_type": "g6.12xlarge", "max_workers": 1},
+}
+
+
 class Deployed(NamedTuple):
     """A deployment that the tests below share; the last of them changes and destroys it."""
 
@@ -123,9 +140,13 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
 
 @pytest.fixture(scope="module")
 def deployed(synth: Synth, account: Account) -> Deployed:
-    given = settings(preset="cpu")
+    given = settings(preset="ddp", pools=json.dumps(POOLS))
     account.deploy(synth(**given))
     core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
+    tag = json.loads(training[stack_outputs.SHAPE])["image_tag"]
+    for name in stack_outputs.REPOSITORIES.values():  # trainctl looks for both images
+        repository = core[name].partition("/")[2]
+        boto3.client("ecr").put_image(repositoryName=repository, imageTag=tag, imageManifest="{}")
     stage = Stage(account.aws.log.parent, training)
     return Deployed(account, given, core, training, stage)
 
@@ -134,7 +155,7 @@ def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
     deployed: Deployed, synth: Synth
 ) -> None:
     training = deployed.training
-    assert json.loads(training[stack_outputs.SHAPE])["preset"] == "cpu"
+    assert json.loads(training[stack_outputs.SHAPE])["preset"] == "ddp"
     services = boto3.client("ecs").describe_services(
         cluster=training[stack_outputs.CLUSTER],
         services=[training[stack_outputs.HEAD_SERVICE], training[stack_outputs.WORKER_SERVICE]],
@@ -175,6 +196,99 @@ def test_the_end_of_a_job_is_reported_to_whom_it_names(deployed: Deployed) -> No
     sqs.delete_queue(QueueUrl=queue)
 
 
+# --- pools ----------------------------------------------------------------------------------------
+class Head:
+    """A job's head that runs, in the place of Ray's autoscaler there."""
+
+    def __init__(self, task: Any) -> None:
+        found = boto3.client("ecs").describe_task_definition(
+            taskDefinition=task["taskDefinitionArn"]
+        )["taskDefinition"]
+        own = found["containerDefinitions"][0]["environment"]
+        told = task["overrides"]["containerOverrides"][0]["environment"]
+        environment = in_pool({each["name"]: each["value"] for each in (*own, *told)})
+        config = JobConfig.from_environment(environment)
+        self.arn, self._num_nodes = task["taskArn"], config.spec.nodes.high
+        self.pool = config.spec.ladder[0]
+        where = OwnTask(arn=self.arn, cluster=task["clusterArn"])
+        given = worker_provider(config, environment, task=where, address="10.0.0.9")
+        self._provider = EcsNodeProvider(given, config.job)
+
+    def start_nodes(self) -> None:
+        """Those that are missing; one that has ended is seen once more."""
+        tags = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
+        self._provider.non_terminated_nodes(tags)
+        there = self._provider.non_terminated_nodes(tags)
+        self._provider.create_node({}, tags, self._num_nodes - len(there))
+
+
+def started(stage: Stage, job: str, pool: str) -> Head:
+    """The head of a job in a pool, which has asked for its nodes."""
+
+    def look() -> Head | None:
+        running = [each for each in stage.tasks(job) if each["lastStatus"] == "RUNNING"]
+        heads = [Head(each) for each in running if each["startedBy"] != job]
+        return next((each for each in heads if each.pool == pool), None)
+
+    head: Head = stage.eventually(f"{job} has a head in {pool}", look)
+    head.start_nodes()
+    return head
+
+
+def runs_on(stage: Stage, job: str) -> list[str]:
+    """The pools of its nodes that run."""
+    own = [each for each in stage.tasks(job) if each["startedBy"] == job]
+    return [pool_of(each["taskDefinitionArn"]) for each in own if each["lastStatus"] == "RUNNING"]
+
+
+def hosts_of(pool: str) -> list[str]:
+    groups = boto3.client("autoscaling").describe_auto_scaling_groups(
+        AutoScalingGroupNames=[pool_hosts(stack_outputs.TRAINING_STACK, pool)]
+    )["AutoScalingGroups"]
+    return [each["InstanceId"] for group in groups for each in group["Instances"]]
+
+
+def have_hosts(stage: Stage, **numbers: int) -> None:
+    of = partial(pool_provider, stack_outputs.TRAINING_STACK)
+    stage.have_hosts({of(pool): number for pool, number in numbers.items()})
+
+
+@pytest.mark.parametrize(("gpus", "pools"), [("l4:4", ["four"]), ("l4:1", [*POOLS][:4])])
+def test_gpus_are_found_in_the_pools_that_have_them(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str], gpus: str, pools: list[str]
+) -> None:
+    assert deployed
+    assert Cli(capsys).json("plan", "ddp", "--gpus", gpus, "--nodes", "1")["pools"] == pools
+
+
+def test_a_gang_goes_through_its_pools_and_the_one_that_has_it_stays(
+    deployed: Deployed, synth: Synth, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without hosts, with one of two, with both until EC2 takes them, and on demand."""
+    stage, cli = deployed.stage, Cli(capsys)
+    have_hosts(stage, none=0, half=1)
+    words = ("ddp", "--pool", "none,half,spot,free", "--nodes", "2", "--yes")
+    job = cli.json("submit", *words)["job"]
+    *_, head = (started(stage, job, pool) for pool in ("none", "half", "spot"))
+    stage.eventually("all runs on spot", lambda: runs_on(stage, job) == ["spot"] * 2)
+    assert hosts_of("half") == [], "the host that came alone was released"
+
+    have_hosts(stage, none=0, half=0, spot=0)
+    boto3.client("ec2").terminate_instances(InstanceIds=hosts_of("spot"))
+    stage.eventually("it lacks both", lambda: runs_on(stage, job) == [])
+    head.start_nodes()
+    head = started(stage, job, "free")
+    stage.eventually("all runs on demand", lambda: runs_on(stage, job) == ["free"] * 2)
+
+    pools = {name: each for name, each in POOLS.items() if name != "free"}
+    with pytest.raises(CommandError, match="The capacity provider is in use by tasks"):
+        deployed.account.deploy(synth(**{**deployed.settings, "pools": json.dumps(pools)}))
+    assert runs_on(stage, job) == ["free"] * 2
+    stage.end_task(head.arn, 0)
+    assert cli.json("wait", job)["status"] == "succeeded"
+    stage.clean_up()
+
+
 def test_a_deployment_changes_in_place_and_leaves_only_a_retained_bucket(
     deployed: Deployed, synth: Synth
 ) -> None:
@@ -183,14 +297,20 @@ def test_a_deployment_changes_in_place_and_leaves_only_a_retained_bucket(
     s3, bucket = boto3.client("s3"), core[stack_outputs.BUCKET]
     s3.put_object(Bucket=bucket, Key="runs/a/model", Body=b"weights")
     kept = physical_ids(stack_outputs.CORE_STACK), physical_ids(stack_outputs.TRAINING_STACK)
-    changed = synth(**deployed.settings, max_workers="5", image_tag="abc123", spot="true")
+    changed = synth(
+        **{**deployed.settings, "pools": json.dumps({"four": POOLS["four"]})},
+        **{"max_workers": "5", "image_tag": "abc123", "spot": "true"},
+    )
     account.deploy(changed)
     assert physical_ids(stack_outputs.CORE_STACK) == kept[0]
     now = physical_ids(stack_outputs.TRAINING_STACK)
     replaced = {name.partition("Task")[0] for name in now if now[name] != kept[1].get(name)}
-    assert replaced == {"Jobs", "NodesHead", "NodesWorker"}, "only task definitions are new ones"
+    tasks = {"Jobs", "NodesHead", "NodesWorker", "NodesfourPool"}
+    assert replaced == tasks, "only task definitions are new ones"
     groups = boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
     assert [each["MaxSize"] for each in groups if "Worker" in each["AutoScalingGroupName"]] == [5]
+    of_pools = [name for each in groups if "-pool-" in (name := each["AutoScalingGroupName"])]
+    assert of_pools == [pool_hosts(stack_outputs.TRAINING_STACK, "four")], "the others are gone"
     training = outputs(stack_outputs.TRAINING_STACK)
     assert json.loads(training[stack_outputs.SHAPE])["spot"] is True
 
@@ -216,7 +336,7 @@ def start_hosts_and_tasks(deployed: Deployed) -> None:
             AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
         )
     groups = autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
-    assert [len(group["Instances"]) for group in groups] == [1, 1]
+    assert [len(group["Instances"]) for group in groups] == [1, 1, 1]
     ecs.run_task(
         cluster=training[stack_outputs.CLUSTER], taskDefinition=training[stack_outputs.HEAD_TASK]
     )

@@ -528,6 +528,7 @@ def started_with(**variables: str) -> dict[str, Any]:
 
 def test_the_sweep_ends_what_nobody_looks_after(aws: Aws) -> None:
     assert aws.sweep() == {"stopped": [], "released": []}
+    assert not aws.sent("describe_execution"), "a list has all that run"
     aws.execute("j1", "FAILED", input="")
     assert sorted(aws.sweep()["stopped"]) == ["own-1", "own-2", "own-head"]
     assert aws.running() == {"other-head", "other-1", "standing"}

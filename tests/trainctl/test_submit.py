@@ -327,7 +327,7 @@ BY_GPUS: list[tuple[str, tuple[str, ...], str]] = [
     (
         "--gpus h200,a10g:4,l40s:8,l40s:4 --market reserved,on-demand",
         ("default", "block", "l40s"),
-        "warning: no pool has 'h200' of --gpus\nwarning: no pool has 'l40s:8' of --gpus\n",
+        "warning: no pool has 'h200' of --gpus\n",
     ),
     ("--gpus a10g,", ("default",), "no pool has '' of --gpus"),
 ]
@@ -345,6 +345,35 @@ def test_gpus_and_markets_name_the_pools_that_have_them(
     assert spec.pools == pools
     assert words in said
     assert ("warning: " in said) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "pools", "nodes", "words"),
+    [
+        ("l4:2", ["l4"], 2, ""),
+        ("l4:4", ["l4s"], 1, "pool l4 is left out: it has 1 GPU per node, not 4"),
+        ("l4:12,l4:1", ["l4s"], 3, "pool l4 is left out: it has 1 GPU per node, not 4"),
+        ("l40s:8,a10g:8,a10g", ["l40s", "default"], 2, ""),
+        ("l40s:4,l40s:8", ["l40s"], 1, ""),
+        ("a10g:8,l40s:4", ["default"], 2, "l40s is left out: 1 node of it would have these GPUs"),
+    ],
+)
+def test_without_nodes_the_gpus_are_those_of_the_job(
+    account: Account, cli: Cli, gpus: str, pools: list[str], nodes: int, words: str
+) -> None:
+    large = {"worker_instance_type": "g6.12xlarge"}
+    account.shape["pools"] = POOLS | {"l4": POOLS["l4"] | {"max_workers": 9}, "l4s": _L40S | large}
+    said = cli("plan", "ddp", "--gpus", gpus, "--json")
+    plan = json.loads(said.out)
+    assert (plan["pools"], plan["nodes"]["low"]) == (pools, nodes)
+    assert words in said.err
+    assert ("warning" in said.err) is bool(words)
+
+
+def test_one_process_has_the_gpus_on_one_node(account: Account, code: Path, cli: Cli) -> None:
+    account.shape["pools"] = POOLS
+    words = ("--gpus", "l4:2", "--code", str(code), "--", "python", "mine.py")
+    assert "no pool fits" in cli.refuses("plan", *words)
 
 
 def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(

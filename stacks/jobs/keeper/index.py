@@ -24,7 +24,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -120,6 +120,12 @@ def history(job: str) -> list[dict[str, Any]]:
     arn, size = execution_arn(STATE_MACHINE, job), {"PageSize": 1000}
     of: dict[str, Any] = {"executionArn": arn, "PaginationConfig": size}
     return [*each_of("stepfunctions", "get_execution_history", "events", **of)]
+
+
+def unfinished() -> Iterator[Any]:
+    """The executions of jobs that have not ended, as they are listed."""
+    of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
+    return each_of("stepfunctions", "list_executions", "executions", **of)
 
 
 @functools.lru_cache(maxsize=1000)
@@ -288,9 +294,7 @@ def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
 def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | None, bool]:
     """The same, beside those that are before it and those that have begun without knowing of it;
     and whether there may be some of the latter."""
-    of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
-    listed = each_of("stepfunctions", "list_executions", "executions", **of)
-    names = in_order(listed, priority_of, now=time.time())
+    names = in_order(unfinished(), priority_of, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order[: LIMITS.max_heads]:
@@ -483,8 +487,11 @@ def sweep() -> dict[str, Any]:
 
     Raises RuntimeError, after all is done that can be, where some of it could not be.
     """
-    statuses: dict[str, str] = {}
+    statuses, listed = dict[str, str](), set[str]()
     stopped, left = [], []
+    # One call for all: each that is not in the list is asked for. The right ends with the stack.
+    with suppress(boto3.client("stepfunctions").exceptions.ClientError):
+        listed |= {each["name"] for each in unfinished()}
     tasks, served = running(), tasks_of_services()
     # Too new to tell: the list of its service may not have it yet.
     new = time.time() - times.CONSISTENT_S
@@ -492,7 +499,7 @@ def sweep() -> dict[str, Any]:
     missed = set[str]()
     for task in tasks:
         try:
-            reason = reason_to_stop(task, tasks, statuses, served)
+            reason = reason_to_stop(task, tasks, statuses, served, listed)
             if not reason or task["taskArn"] in stopped:
                 continue
             lacks_hosts = status_of_stop(reason) is JobStatus.NO_CAPACITY
@@ -526,6 +533,7 @@ def reason_to_stop(
     tasks: "list[TaskTypeDef]",
     statuses: dict[str, str],
     served: Collection[str],
+    listed: Collection[str],
 ) -> str:
     """Why the sweep stops a task; "" where it does not.
 
@@ -533,6 +541,7 @@ def reason_to_stop(
         tasks: all that run.
         statuses: of the executions by now, job -> status; filled here.
         served: tasks of services, and those that may be.
+        listed: jobs whose executions run by a list.
     """
     job = job_of(task)
     if not job:
@@ -540,7 +549,7 @@ def reason_to_stop(
         is_stray = family in FAMILIES and task["taskArn"] not in served
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
-        statuses[job] = status_of(job)
+        statuses[job] = "RUNNING" if job in listed else status_of(job)
         if is_held_too_long(job, tasks):
             statuses[job] = "held for long enough"
     if statuses[job] != "RUNNING":
