@@ -169,8 +169,7 @@ class Records(S3):
         before = self.objects.get(key)
         answer = effect()
         if operation == "put_object":
-            # A hold is a head's: one that was told to stop as it wrote it has a successor.
-            if before not in (None, content) and not key.endswith(".hold"):
+            if before not in (None, content):
                 self._world.blame(f"{key} is written twice")
             self._world.tell(f"{key}: {json.loads(content).get('status', content.decode())}")
         return answer

@@ -293,7 +293,7 @@ def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, 
     hold = Hold(code=3, since=time.time() - 60, until=time.time() + 540)
     aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
     aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed: ValueError: no"
-    late = {"Spec": order.to_json(), "Deadline": time.time() - 30}
+    late = {"Spec": order.to_json(), "Deadline": time.time() - 30, "Began": time.time() - 600}
     found = aws.end(head(**end), **late)
     assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
     assert found["reason"] == "failed: ValueError: no"
@@ -301,11 +301,29 @@ def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, 
     assert {"i-h1", "i-h2"} <= {*aws.terminated}
 
 
-@pytest.mark.parametrize("mark", ["x", "[]", '{"code": "3", "since": 1, "until": 2}'])
+@pytest.mark.parametrize(
+    "mark",
+    ["x", "[]", '{"code": "3", "since": 9e9, "until": 9e9}', '{"code": 3, "since": 1, "until": 2}'],
+    ids=["no JSON", "no object", "no code", "of an attempt before"],
+)
 def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, mark: str) -> None:
     aws.s3.objects["runs/r1/jobs/j1.hold"] = mark.encode()
     order = replace(SPEC, hold_s=600).to_json()
     assert aws.end(head(StopCode="SpotInterruption"), Spec=order)["again"]
+
+
+def test_a_head_that_was_started_unseen_and_holds_its_hosts_has_ended_the_job(
+    aws: Aws, keeper: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = Hold(code=3, since=time.time(), until=time.time() + 600)
+
+    def sleep(_: float) -> None:
+        aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+
+    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    unseen = {"Error": "ECS.AmazonECSException", "Cause": "Rate exceeded"}
+    found = aws.end({}, **unseen, Spec=replace(SPEC, hold_s=600).to_json())
+    assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
 
 
 def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(aws: Aws) -> None:
@@ -824,8 +842,13 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
     for name, late_s in (("own-2", 500), ("other-1", 100)):
         deadline = str(int(time.time()) - late_s)
         aws.tasks[name]["overrides"] = started_with(TRAIN_DEADLINE=deadline)
-    # Hosts that were held for as long as their job wanted, and hosts that are held.
-    for name, job, over_s in (("held", "j3", 200), ("still", "j4", 60)):
+    # Hosts that were held for as long as their job wanted, hosts that are held, and those of an
+    # attempt after one that had left a hold.
+    for name, job, over_s, age_s in (
+        ("held", "j3", 200, 1000),
+        ("still", "j4", 60, 1000),
+        ("another", "j5", 200, 800),
+    ):
         variables = head_variables(job=job, deadline="9999999999", spec=held(job).to_json())
         aws.add(
             name,
@@ -833,6 +856,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
             family="head",
             group=f"job:{job}",
             overrides=overrides(variables),
+            createdAt=ago(age_s),
         )
         aws.add(f"{name}-1", startedBy=job, group=f"job:{job}", host=f"{name}-1")
         aws.execute(job)

@@ -214,11 +214,17 @@ def record_of(job: str, spec: JobSpec) -> Outcome | None:
     return None
 
 
-def hold_of(job: str, spec: JobSpec | None) -> Hold | None:
-    """For how long the hosts of a job stay that has failed; None: it has not, or they do not."""
+def hold_of(job: str, spec: JobSpec | None, *, began: float) -> Hold | None:
+    """For how long the hosts of a job stay that has failed; None: it has not, or they do not.
+
+    Args:
+        began: Unix time of the attempt. A head before, of which nothing was known, may have left a
+            hold too.
+    """
     found = object_of(runs.job_hold(spec.run, job)) if spec and spec.hold_s else ""
     with suppress(InputError):
-        return Hold.from_json(found) if found else None
+        hold = Hold.from_json(found) if found else None
+        return hold if hold and hold.since >= began else None
     return None
 
 
@@ -327,7 +333,11 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     job, spec = event["Job"], spec_of(event["Spec"])
     task, error = head_of(event)
     own_pools = pools = spec.pools if spec else ()
-    if hold := hold_of(job, spec):
+    if error.startswith("ECS."):
+        # It may have hidden that a head was started, which no list shows at first, and which may
+        # have come to its end.
+        time.sleep(times.CONSISTENT_S)
+    if hold := hold_of(job, spec, began=event.get("Asked", event["Began"])):
         task, error = at_hold(task, hold), ""
     # An execution that began before an update of the stack does not send all of this.
     patience = event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0)
@@ -365,9 +375,6 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             if spec:
                 outcome = write_record(job, spec, outcome)  # before an abort can come
     finally:
-        if error.startswith("ECS."):
-            # It may have hidden that a head was started, which no list shows at first.
-            time.sleep(times.CONSISTENT_S)
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
         hosts = end_tasks(job, reason)
         if outcome.again and pools == own_pools:  # they stay for another attempt
@@ -598,8 +605,15 @@ def why_next(spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool) -> st
 
 def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
     """Whether the hosts of a job should have been released by its head, which may not answer."""
-    orders = [told(each, ENV_JOB_SPEC) for each in tasks if job_of(each) == job]
-    hold = hold_of(job, next(filter(None, map(spec_of, orders)), None))
+    heads = {
+        each["createdAt"].timestamp(): order
+        for each in tasks
+        if job_of(each) == job and (order := told(each, ENV_JOB_SPEC))
+    }
+    if not heads:
+        return False
+    began = max(heads)
+    hold = hold_of(job, spec_of(heads[began]), began=began)
     return hold is not None and time.time() > hold.until + times.HEAD_GRACE_S
 
 
