@@ -17,6 +17,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -28,6 +30,7 @@ from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints, soundness
 from training.checkpoint.checkpoints import Position, Snapshot
 from training.checkpoint.manifest import DamagedError
+from training.checkpoint.shard_files import Share
 from training.loop.metrics import StepMetrics
 from training.loop.saving import Saves
 from training.runtime.torchrun import TorchrunWorker
@@ -175,7 +178,7 @@ def save_sharded(run: str, step: int, made: Trained, group: dist.ProcessGroup) -
     return sharded_checkpoints.write_checkpoint(
         run,
         step,
-        sharded_checkpoints.state_of(*made),
+        Share().copy(sharded_checkpoints.state_of(*made)),
         files={sharded_checkpoints.STATE_FILE: json.dumps(state).encode()},
         group=group,
     )
@@ -197,6 +200,36 @@ def found_in(run: str) -> sharded_checkpoints.ShardedCheckpoint:
     found = sharded_checkpoints.newest(one_rank(run))
     assert found is not None
     return found
+
+
+def test_torch_reads_shards_as_they_were_when_copied_also_with_a_new_entry(
+    tmp_path: Path, group: dist.ProcessGroup
+) -> None:
+    share, lr = Share(), 0.1
+    weights = {
+        "rows": torch.randn(3, 5),
+        "columns": torch.randn(5, 3).t(),
+        "bf16": torch.randn(7, dtype=torch.bfloat16),
+        "step": torch.tensor(4),
+        "none": torch.empty(0, 3),
+        "large": torch.randn(300, 700)[100:],
+    }
+    for step in (1, 2, 3):
+        if step == 3:
+            weights["late"] = torch.ones(2, dtype=torch.bool)
+        lr /= 2
+        weights["rows"] += 1
+        share.copy({"model": weights, "optimizer": {"lr": lr}})
+        saved = {name: value.clone() for name, value in weights.items()}
+        weights["rows"] += 1
+        uri = sharded_checkpoints.write_checkpoint(
+            str(tmp_path), step, share, files={}, group=group
+        )
+        checkpoints.verify(uri)
+        empty = {name: torch.zeros_like(value) for name, value in weights.items()}
+        found: dict[str, Any] = {"model": empty, "optimizer": {"lr": 0.0}}
+        load(found, storage_reader=FileSystemReader(uri))
+        torch.testing.assert_close(found, {"model": saved, "optimizer": {"lr": lr}}, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("error", [SLOW_DOWN, NO_MEMORY])
@@ -435,7 +468,7 @@ def test_a_snapshot_is_copied_once_the_save_before_needs_its_buffers_no_more(
         finish=lambda: done.append("waited"), start=lambda *_: done.append("began")
     )
     saver = sharded_checkpoints.ShardedSaver(worker, *trained(), files={}, settings={}, keep=1)
-    monkeypatch.setattr(saver._stager, "stage", lambda _: done.append("copied"))
+    monkeypatch.setattr(saver._share, "copy", lambda _: done.append("copied"))
     saver.save(Position(step=1))
     assert done == ["waited", "copied", "began"]
 

@@ -38,6 +38,7 @@ from tests.training.test_checkpoint_faults import one_rank, snapshot
 from tests.training.test_record import opened_at
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.manifest import CLOSED
+from training.checkpoint.shard_files import Share
 from training.record import reader
 from training.record.events import Saving, Start, Step
 from training.runtime import trainer
@@ -629,7 +630,7 @@ class Ranks(Actor):
         sharded_checkpoints.write_checkpoint(
             life.uri,
             self.step,
-            {"model": {"w": torch.full((8,), value)}, "optimizer": {"lr": 0.1}},
+            Share().copy({"model": {"w": torch.full((8,), value)}, "optimizer": {"lr": 0.1}}),
             files={sharded_checkpoints.STATE_FILE: json.dumps(position).encode()},
             group=group,
             fence=self.fence,

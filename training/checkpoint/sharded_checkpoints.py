@@ -13,25 +13,20 @@ their own, because on the group of the training they would take turns with its c
 ``training.checkpoint.checkpoints`` for a model that every worker has whole.
 """
 
-import contextlib
 import hashlib
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -40,8 +35,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils.serialization import config
 
 from contract import faults
 from contract.errors import InputError, UnreachableError
@@ -49,16 +42,14 @@ from contract.runs import RunPaths
 from store import storage
 from training.checkpoint import checkpoints, unfinished
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner, StorageFiles
+from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner
 from training.checkpoint.manifest import DamagedError, File
+from training.checkpoint.shard_files import Share, StateDict, Written
 from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
 from training.record.events import Warned
 from training.settings import most_kept
 from training.system import lease
-
-StateDict = dict[str, Any]
-"""Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""
 
 STATE_FILE: Final = "state.json"
 #: How torch says that a checkpoint is of another model.
@@ -93,16 +84,7 @@ class ShardedSaver:
         self.recorded: Mapping[str, Any] = {}
         """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
-        on_gpu = worker.device.type == "cuda"
-        # Its buffers in host memory are made once: fresh pages cost more than the copy.
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=on_gpu,
-            )
-        )
+        self._share = Share(on_gpu=worker.device.type == "cuda")
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -130,7 +112,7 @@ class ShardedSaver:
     def save(self, position: Position) -> None:
         """Copy the state, and begin to write it."""
         self._worker.saves.finish()  # the buffers are in use until then
-        state: Any = self._stager.stage(state_of(self._model, self._optimizer))
+        self._share.copy(state_of(self._model, self._optimizer))
         files = {
             **self._files,
             STATE_FILE: json.dumps(
@@ -145,7 +127,7 @@ class ShardedSaver:
             uri = write_checkpoint(
                 run_uri,
                 step,
-                state,
+                self._share,
                 files=files,
                 group=self._group,
                 fence=fence,
@@ -172,7 +154,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
 def write_checkpoint(
     run_uri: str,
     step: int,
-    state: StateDict,
+    share: Share,
     *,
     files: Mapping[str, bytes],
     group: dist.ProcessGroup,
@@ -181,6 +163,7 @@ def write_checkpoint(
     """Write a checkpoint with all ranks of ``group``; return its address.
 
     Args:
+        share: what this rank has copied.
         fence: number of the lease that the run's writer holds; 0 without one.
 
     Raises:
@@ -191,41 +174,46 @@ def write_checkpoint(
     """
     uri = RunPaths(run_uri).checkpoint(step, fence)
     check = partial(lease.check, run_uri, fence)
-    is_first = dist.get_rank(group) == 0
-    written: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(written, unsound(_parts_of(state)), group=group)
-    refuse_unsound(partial(checkpoints.continues, run_uri), step, written)
+    rank = dist.get_rank(group)
+
+    # All ranks say whether their part is sound, and whether others have other parts than before.
+    said: list[Any] = [None] * dist.get_world_size(group)
+    tensors = filter(lambda entry: isinstance(entry[1], torch.Tensor), share.entries.items())
+    dist.all_gather_object(said, (unsound(tensors), share.is_planned), group)
+    refuse_unsound(partial(checkpoints.continues, run_uri), step, [name for name, _ in said])
 
     def begin() -> str:
         check()
         return checkpoints.begin(uri)
 
     place = _first_does(begin, group)
-    writer = _Writer(place)
+    if not all(is_planned for _, is_planned in said):
+        try:
+            share.plan(group)
+        except CheckpointException as error:  # of whichever rank, on every rank; no Exception
+            raise _sendable(_cause(error)) from None
+
+    # Each rank writes its file; the first one learns how that went.
+    own: Written | Exception
     try:
-        # Torch would also compute a checksum of each tensor; the manifest has one of each file.
-        with config.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
-            save(state, storage_writer=writer, process_group=group)
-    except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-        raise _sendable(_cause(error)) from None
-    dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
+        own = share.write(place, rank)
+    except Exception as error:
+        own = _sendable(error)
+    parts: list[Any] = [None] * len(said)
+    dist.gather_object(own, None if rank else parts, dst=0, group=group)
 
     def complete() -> None:
-        found = {name: entry for part in written for name, entry in part.items()}
-        for name, content in files.items():
+        failures = [each for each in parts if isinstance(each, Exception)]
+        if failures:
+            raise min(failures, key=faults.is_passing)
+        found = {each.name: each.file for each in parts}
+        for name, content in {**files, METADATA_FILE: share.metadata(parts)}.items():
             storage.write_bytes(storage.join(place, name), content)
             found[name] = File(len(content), hashlib.sha256(content).hexdigest())
         checkpoints.complete(place, uri, found, check=check)
 
     _first_does(complete, group)
     return uri
-
-
-def _parts_of(state: StateDict) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor after its name in the checkpoint."""
-    for name, value in flatten_state_dict(state)[0].items():
-        if isinstance(value, torch.Tensor):
-            yield name, value
 
 
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
@@ -408,63 +396,6 @@ def newest_of(run_uri: str, *, step: int = 0) -> ShardedCheckpoint:
         f"{run_uri} has no whole checkpoint of a sharded model: give the name of a run that has "
         "saved one (--storage is where runs are kept)"
     )
-
-
-class _Writer(FsspecWriter):
-    """Torch's writer, which also notes size and hash of what passes through it."""
-
-    def __init__(self, uri: str) -> None:
-        # One rank, one file; S3 has nothing to sync, and torch would sync the whole machine.
-        super().__init__(uri, sync_files=not storage.is_s3(uri))
-        self.files: dict[str, File] = {}
-        self.fs = _HashingFileSystem(self.files)  # type: ignore[assignment]
-        self.path = self.fs.init_path(uri)
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            # Torch closes its archive after a failed write, which fails too, and says less.
-            raise error.__context__ or error from None
-
-
-class _HashingFileSystem(StorageFiles):
-    def __init__(self, files: dict[str, File]) -> None:
-        super().__init__()
-        self._files = files
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if "w" not in mode:
-                yield stream
-                return
-            hashing = _HashingStream(stream)
-            yield hashing
-        name = Path(path).name.removesuffix(".tmp")  # the metadata is renamed after writing
-        self._files[name] = File(hashing.size, hashing.digest.hexdigest())
-
-
-class _HashingStream:
-    """A stream that is written from its beginning to its end."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.digest = hashlib.sha256()
-        self.size = 0
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        size = memoryview(content).nbytes
-        written = int(self._stream.write(content))
-        self.size += size
-        storage.Written.add(size)
-        return written
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("seek", "truncate"):
-            raise AttributeError(name)  # the hash is that of one pass
-        return getattr(self._stream, name)
 
 
 def _cause(error: CheckpointException) -> Any:
