@@ -23,7 +23,7 @@ from store import storage
 from tests.published.models import VOCAB, from_pretrained, publish
 from training import export
 from training.checkpoint import checkpoints, sharded_checkpoints
-from training.checkpoint.shard_files import Share
+from training.checkpoint.dcp import Share
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 

@@ -29,8 +29,8 @@ from tests import forks
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints, soundness
 from training.checkpoint.checkpoints import Position, Snapshot
+from training.checkpoint.dcp import Share
 from training.checkpoint.manifest import DamagedError
-from training.checkpoint.shard_files import Share
 from training.loop.metrics import StepMetrics
 from training.loop.saving import Saves
 from training.runtime.torchrun import TorchrunWorker
@@ -72,8 +72,27 @@ def save(run: str, *steps: int, keep: int = 2, fence: int = 0) -> None:
         checkpoints.save(run, snapshot(step), keep=keep, fence=fence)
 
 
+def one_rank(run_uri: str, fence: int = 0, *, warn: Callable[[str], Any] = lambda _: None) -> Any:
+    """The only worker of a run, which tells no one what happens but warnings."""
+    return SimpleNamespace(
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        run_uri=run_uri,
+        fence=fence,
+        emit=lambda event: warn(event.message),
+        saves=Saves(lambda *_: None),
+    )
+
+
+def newest(
+    run: str, warn: Callable[[str], Any] = pytest.fail, *, from_scratch: bool = False
+) -> Snapshot | None:
+    return checkpoints.newest(one_rank(run, warn=warn), from_scratch=from_scratch)
+
+
 def newest_step(run: str) -> int | None:
-    found = checkpoints.newest(run, pytest.fail)
+    found = newest(run)
     return found.position.step if found else None
 
 
@@ -106,7 +125,7 @@ def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
         patch.setattr(where, raising(error))
         seen = UnreachableError if faults.is_passing(error) else type(error)
         with pytest.raises(seen):
-            checkpoints.newest(run, pytest.fail)
+            newest(run)
     assert newest_step(run) == 200
 
 
@@ -134,29 +153,16 @@ def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
         damage(run, name)
     for _ in range(2):  # nor the next time
         with pytest.raises(InputError, match=r"'mine' has .* none .*checksum.*--from-scratch"):
-            checkpoints.newest(run, pytest.fail)
+            newest(run)
     assert checkpoints.names(run) == ["step-00000100", "step-00000200"]
     warnings: list[str] = []
-    assert checkpoints.newest(run, warnings.append, from_scratch=True) is None
+    assert newest(run, warnings.append, from_scratch=True) is None
     assert len(warnings) == 2
     assert "step-00000200 is damaged" in warnings[0]
     assert "training starts at step 0" in warnings[0]
     assert (tmp_path / "mine" / "checkpoints" / "damaged-step-00000200").is_dir()
     save(run, 100)
-    assert checkpoints.newest(run, pytest.fail, from_scratch=True) is not None
-
-
-def one_rank(run_uri: str, fence: int = 0) -> Any:
-    """The only worker of a run, which tells no one what happens."""
-    return SimpleNamespace(
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        run_uri=run_uri,
-        fence=fence,
-        emit=lambda *_: None,
-        saves=Saves(lambda *_: None),
-    )
+    assert newest(run, from_scratch=True) is not None
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------
@@ -417,13 +423,13 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_at_step_0_by_itself(
 ) -> None:
     lines = '{"type": "step", "step": 9, "loss": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_text(lines)
-    assert checkpoints.newest(str(tmp_path), pytest.fail) is None, "it never had one"
+    assert newest(str(tmp_path)) is None, "it never had one"
     (tmp_path / "metrics.jsonl").write_text(lines + '{"type": "saved", "step": 8}\n')
     with pytest.raises(
         InputError, match=r"that of step 8 is gone or was set aside.*--from-scratch"
     ):
-        checkpoints.newest(str(tmp_path), pytest.fail)
-    assert checkpoints.newest(str(tmp_path), pytest.fail, from_scratch=True) is None
+        newest(str(tmp_path))
+    assert newest(str(tmp_path), from_scratch=True) is None
 
 
 def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
@@ -432,7 +438,7 @@ def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
     manifest.unlink()
     manifest.mkdir()
     warnings: list[str] = []
-    found = checkpoints.newest(str(tmp_path), warnings.append)
+    found = newest(str(tmp_path), warnings.append)
     assert found is not None
     assert found.position.step == 100
     assert "step-00000200 is damaged (manifest.json cannot be read)" in warnings[0]

@@ -14,7 +14,7 @@ import torch
 
 from contract.errors import InputError
 from store import storage
-from training.checkpoint.shard_files import Share
+from training.checkpoint.dcp import Share
 from training.loop.saving import Saves
 from training.record.events import Event, Saved, Saving, Warned
 from training.runtime import ray_worker, trainer

@@ -40,14 +40,12 @@ from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from store import storage
-from training.checkpoint import checkpoints, unfinished
+from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner
+from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner, Share, StateDict
 from training.checkpoint.manifest import DamagedError, File
-from training.checkpoint.shard_files import Share, StateDict, Written
 from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
-from training.record.events import Warned
 from training.settings import most_kept
 from training.system import lease
 
@@ -119,27 +117,24 @@ class ShardedSaver:
                 {"position": asdict(position), "config": self._settings}, indent=1
             ).encode(),
         }
-
-        best = self._best
+        worker, step, best = self._worker, position.step, self._best
 
         def write() -> str:
-            run_uri, step, fence = self._worker.run_uri, position.step, self._worker.fence
             uri = write_checkpoint(
-                run_uri,
+                worker.run_uri,
                 step,
                 self._share,
                 files=files,
                 group=self._group,
-                fence=fence,
+                fence=worker.fence,
             )
-            if self._worker.rank == 0:
-                checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence, best=best)
+            if worker.rank == 0:
+                checkpoints.prune(
+                    worker.run_uri, keep=self._keep, step=step, fence=worker.fence, best=best
+                )
             return uri
 
-        position = replace(position)
-        self._worker.saves.start(
-            position.step, storage.room(self._worker.run_uri, self._size)(write)
-        )
+        worker.saves.start(step, storage.room(worker.run_uri, self._size)(write))
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
@@ -178,8 +173,7 @@ def write_checkpoint(
 
     # All ranks say whether their part is sound, and whether others have other parts than before.
     said: list[Any] = [None] * dist.get_world_size(group)
-    tensors = filter(lambda entry: isinstance(entry[1], torch.Tensor), share.entries.items())
-    dist.all_gather_object(said, (unsound(tensors), share.is_planned), group)
+    dist.all_gather_object(said, (unsound(share.entries.items()), share.is_planned), group)
     refuse_unsound(partial(checkpoints.continues, run_uri), step, [name for name, _ in said])
 
     def begin() -> str:
@@ -187,15 +181,11 @@ def write_checkpoint(
         return checkpoints.begin(uri)
 
     place = _first_does(begin, group)
-    if not all(is_planned for _, is_planned in said):
-        try:
-            share.plan(group)
-        except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-            raise _sendable(_cause(error)) from None
-
     # Each rank writes its file; the first one learns how that went.
-    own: Written | Exception
+    own: Any
     try:
+        if not all(is_planned for _, is_planned in said):
+            share.plan(group)
         own = share.write(place, rank)
     except Exception as error:
         own = _sendable(error)
@@ -206,8 +196,10 @@ def write_checkpoint(
         failures = [each for each in parts if isinstance(each, Exception)]
         if failures:
             raise min(failures, key=faults.is_passing)
-        found = {each.name: each.file for each in parts}
-        for name, content in {**files, METADATA_FILE: share.metadata(parts)}.items():
+        found = {name: file for shards, _ in parts for name, file in shards.items()}
+        places = {index: place for _, places in parts for index, place in places.items()}
+        metadata = pickle.dumps(replace(share.metadata, storage_data=places))
+        for name, content in {**files, METADATA_FILE: metadata}.items():
             storage.write_bytes(storage.join(place, name), content)
             found[name] = File(len(content), hashlib.sha256(content).hexdigest())
         checkpoints.complete(place, uri, found, check=check)
@@ -358,14 +350,8 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> ShardedCheckpoint |
     Raises:
         InputError: none of the run's checkpoints is usable.
     """
-    checkpoints.on_all_ranks(partial(unfinished.close, worker, checkpoints.names))
-    return checkpoints.newest_usable(
-        worker.run_uri,
-        partial(_checked, worker=worker),
-        lambda text: worker.emit(Warned(message=text)),
-        rank=worker.rank,
-        from_scratch=from_scratch,
-    )
+    checked = partial(_checked, worker=worker)
+    return checkpoints.newest_usable(worker, checked, from_scratch=from_scratch)
 
 
 def _checked(uri: str, worker: Worker) -> "ShardedCheckpoint":
