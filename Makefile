@@ -75,9 +75,8 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
 
-bench: venv-dev ## compare with the plain ways; one JSON object each
-	@$(PYTHON) -m benchmarks.ddp
-	@$(PYTHON) -m benchmarks.checkpoint
+bench: venv-dev ## compare with the plain ways; one JSON object each, some into benchmarks/results
+	@for each in ddp checkpoint; do $(PYTHON) -m benchmarks.$$each >benchmarks/results/$$each.json || exit; done
 	@$(PYTHON) -m benchmarks.images
 	@$(PYTHON) -m benchmarks.gpu_fsdp
 

@@ -1,6 +1,6 @@
 """Benchmark of checkpoints: what a save costs training.
 
-    python -m benchmarks.checkpoint [--mb 600] [--rounds 5]
+    python -m benchmarks.checkpoint [--mb 100] [--rounds 7]
 
 Two ranks share a model and its AdamW state. Beside this project's saver, which also hashes what it
 writes, checks it and looks at the lease, there is ``torch.distributed.checkpoint.async_save`` as
@@ -32,7 +32,6 @@ from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES
 from training.runtime.torchrun import TorchrunWorker
 
-ROUNDS: Final = 5
 WORKERS: Final = 2
 _STEPS: Final = 3
 _WIDTH: Final = 768  # of the shape below
@@ -162,8 +161,8 @@ def cost_of(begin: Callable[[], Callable[[], bool]], state: ShardedState) -> Cos
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
-    parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
+    parser.add_argument("--mb", type=int, default=100, help="size of the state (default: 100)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default: 7)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
         found = rank_groups.run(WORKERS, measure, folder, options.mb, options.rounds)

@@ -9,7 +9,6 @@ others from running. No step interrupts a run and resumes it.
 """
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -139,7 +138,6 @@ def main() -> int:
         "gpus": gpus,
         "steps": {name: asdict(outcome) for name, outcome in outcomes.items()},
     }
-    (folder / "summary.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     report(result)
     return 0 if len(worked) == len(outcomes) else 1
 

@@ -10,16 +10,15 @@ from training.system.devices import environment
 
 
 def report(result: Mapping[str, Any]) -> None:
-    """Print a benchmark's figures, as one JSON object on stdout, with the machine and the versions
-    that they were measured on.
+    """Print a benchmark's figures, as one JSON object on stdout, with the command, the machine and
+    the versions that they were measured on.
 
     Args:
         result: figures by name; ``ratio`` is the headline, larger is better.
     """
     assert "ratio" in result
-    machine = environment()
-    machine.pop("command")
-    print(json.dumps({**result, "environment": machine}, indent=1))
+    command = " ".join(sys.orig_argv[1:])
+    print(json.dumps({**result, "environment": {**environment(), "command": command}}, indent=1))
 
 
 def cpu_seconds() -> float:

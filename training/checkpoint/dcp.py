@@ -194,7 +194,8 @@ class LoadPlanner(DefaultLoadPlanner):
 class Share:
     """What one rank has of a model's state, for one save after the other."""
 
-    def __init__(self, *, on_gpu: bool = False) -> None:
+    def __init__(self) -> None:
+        on_gpu = torch.cuda.is_available()
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
         self._stager = DefaultStager(
             StagingOptions(

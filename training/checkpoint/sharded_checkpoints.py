@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,14 @@ from contract.runs import RunPaths
 from store import storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner, Share, StateDict
+from training.checkpoint.dcp import (
+    METADATA_FILE,
+    CheckpointReader,
+    LoadPlanner,
+    Places,
+    Share,
+    StateDict,
+)
 from training.checkpoint.manifest import DamagedError, File
 from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
@@ -82,7 +89,7 @@ class ShardedSaver:
         self.recorded: Mapping[str, Any] = {}
         """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
-        self._share = Share(on_gpu=worker.device.type == "cuda")
+        self._share = Share()
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -174,7 +181,8 @@ def write_checkpoint(
     # All ranks say whether their part is sound, and whether others have other parts than before.
     said: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(said, (unsound(share.entries.items()), share.is_planned), group)
-    refuse_unsound(partial(checkpoints.continues, run_uri), step, [name for name, _ in said])
+    bad, planned = zip(*said, strict=True)
+    refuse_unsound(partial(checkpoints.continues, run_uri), step, bad)
 
     def begin() -> str:
         check()
@@ -184,7 +192,7 @@ def write_checkpoint(
     # Each rank writes its file; the first one learns how that went.
     own: Any
     try:
-        if not all(is_planned for _, is_planned in said):
+        if not all(planned):
             share.plan(group)
         own = share.write(place, rank)
     except Exception as error:
@@ -196,8 +204,11 @@ def write_checkpoint(
         failures = [each for each in parts if isinstance(each, Exception)]
         if failures:
             raise min(failures, key=faults.is_passing)
-        found = {name: file for shards, _ in parts for name, file in shards.items()}
-        places = {index: place for _, places in parts for index, place in places.items()}
+        found: dict[str, File] = {}
+        places: Places = {}
+        for file, entries in parts:
+            found |= file
+            places |= entries
         metadata = pickle.dumps(replace(share.metadata, storage_data=places))
         for name, content in {**files, METADATA_FILE: metadata}.items():
             storage.write_bytes(storage.join(place, name), content)
@@ -211,7 +222,7 @@ def write_checkpoint(
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
     """Let the first rank do something; return its result. Fail on every rank where it fails: those
     that went on alone would wait for the others at the next save."""
-    box: list[T | Exception | None] = [None]
+    box: list[Any] = [None]
     if dist.get_rank(group) == 0:
         try:
             box = [task()]
@@ -219,10 +230,11 @@ def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
             box = [error]
         except Exception as error:
             box = [_sendable(error)]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    dist.broadcast_object_list(box, src=0, group=group)
     if isinstance(box[0], Exception):
         raise box[0]
-    return cast(T, box[0])
+    done: T = box[0]
+    return done
 
 
 class ShardedCheckpoint:
