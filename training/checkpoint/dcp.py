@@ -192,7 +192,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
 # --- writing --------------------------------------------------------------------------------------
 class Share:
-    """What one rank has of a model's state, for one save after the other."""
+    """One rank's share of a model's state: it is copied, planned and written at each save."""
 
     def __init__(self) -> None:
         on_gpu = torch.cuda.is_available()
@@ -211,7 +211,7 @@ class Share:
         self.entries: StateDict = {}
         """Copies of this rank's tensors in host memory, and plain values, by their names."""
         self.is_planned = False
-        """Whether the ranks have agreed who writes which of these entries."""
+        """True once the ranks have agreed who writes which of these entries."""
         self.metadata: Any = None
         """Torch's, of a checkpoint, once they have: all but where the entries lie."""
 
@@ -275,7 +275,7 @@ def _archive(value: object) -> tuple[Any, ...]:
 
 @functools.cache
 def _around(dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, bytes]:
-    """What ``torch.save`` writes before and after the numbers of a tensor."""
+    """Bytes that ``torch.save`` writes before and after the numbers of a tensor."""
     tensor, found = torch.empty(shape, dtype=dtype), io.BytesIO()
     # Without a checksum of the numbers: the manifest has one of each file.
     with config.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
