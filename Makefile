@@ -75,8 +75,8 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
 
-bench: venv-dev ## a table of comparisons with the plain ways
-	@$(PYTHON) -m benchmarks.compare $(ARGS)
+bench: venv-dev ## a table of comparisons with the plain ways; the pages' figures into benchmarks/results
+	@$(PYTHON) -m benchmarks.compare --to benchmarks/results $(ARGS)
 
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)

@@ -1,13 +1,13 @@
 """Benchmark of checkpoints: what a save costs training.
 
-    python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--rounds 5]
+    python -m benchmarks.checkpoint [--mb 100] [--rounds 7]
 
 Two ranks share a model and its AdamW state. Beside this project's saver, which also hashes what it
 writes, checks it and looks at the lease, there is ``torch.distributed.checkpoint.async_save`` as
 people use it who know it: its stager kept from one save to the next, writing in a thread or in a
-process of its own, to a disk also without fsspec. They take turns, on the same storage. A save
-costs the seconds that training waits, and the CPU seconds that are used beside the steps until all
-ranks have written; those are exact on a busy machine too.
+process of its own, with and without fsspec. They take turns, on the same disk. A save costs the
+seconds that training waits, and the CPU seconds that are used beside the steps until all ranks have
+written; those are exact on a busy machine too.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks import rank_groups
 from benchmarks.tables import cpu_seconds, report, say
-from store import storage
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.models import language_models, model_weights, pretrained
@@ -33,7 +32,6 @@ from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES
 from training.runtime.torchrun import TorchrunWorker
 
-ROUNDS: Final = 5
 WORKERS: Final = 2
 _STEPS: Final = 3
 _WIDTH: Final = 768  # of the shape below
@@ -101,8 +99,8 @@ def measure(run_uri: str, mb: int, rounds: int) -> tuple[dict[str, list[Cost]], 
     ) -> Callable[[], bool]:
         saving: Any = async_save(
             sharded_checkpoints.state_of(state.model, state.optimizer),
-            # No sync: torch would sync the whole machine, and S3 has nothing to sync.
-            storage_writer=make(storage.join(run_uri, name), sync_files=False, overwrite=True),
+            # No sync: torch would sync the whole machine.
+            storage_writer=make(f"{run_uri}/{name}", sync_files=False),
             process_group=group,
             async_checkpointer_type=kind,
             async_stager=stager,
@@ -117,9 +115,8 @@ def measure(run_uri: str, mb: int, rounds: int) -> tuple[dict[str, list[Cost]], 
         ("thread_to_files", FileSystemWriter, thread),
         ("process_to_files", FileSystemWriter, process),
     ):
-        if make is FsspecWriter or not storage.is_s3(run_uri):
-            stager = DefaultStager(StagingOptions(False, kind is process, False, False))
-            ways[name] = partial(by_torch, make, name, kind, stager)
+        stager = DefaultStager(StagingOptions(False, kind is process, False, False))
+        ways[name] = partial(by_torch, make, name, kind, stager)
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
     for step in range(1, rounds + 2):
         for name, way in ways.items():
@@ -164,15 +161,11 @@ def cost_of(begin: Callable[[], Callable[[], bool]], state: ShardedState) -> Cos
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
-    parser.add_argument("--storage", help="folder or s3:// address (default: a folder)")
-    parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
+    parser.add_argument("--mb", type=int, default=100, help="size of the state (default: 100)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default: 7)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="checkpoint-") as scratch:
-        root = options.storage or scratch
-        found = rank_groups.run(
-            WORKERS, measure, storage.join(root, "timed"), options.mb, options.rounds
-        )
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
+        found = rank_groups.run(WORKERS, measure, folder, options.mb, options.rounds)
     # A step waits for its slowest rank; CPU seconds are those of both.
     medians = {
         way: {
@@ -190,7 +183,6 @@ def main() -> int:
         "ratio": min(each["waited"] for each in others) / own["waited"],
         "seconds": medians,
         "state_bytes": found[0][1],
-        "storage": "s3" if storage.is_s3(root) else "disk",
     }
     report(result)
     return 0

@@ -1,9 +1,9 @@
 """All comparisons that a machine without a GPU can make, as one table.
 
-    python -m benchmarks.compare [--data DIR] [--plain FILE] [--to FILE]
+    python -m benchmarks.compare [--data DIR] [--plain FILE] [--to benchmarks/results]
 
-Each is a benchmark of its own, whose loops take turns, and whose figures are medians. The table is
-printed; ``--to`` keeps it, with all that they found.
+Each is a benchmark of its own, whose loops take turns, and whose figures are medians. ``--to``
+replaces those of the pages.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
     parser.add_argument("--plain", default="", help="script of the plain loop for preset fast")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="where to keep the result")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="replace what it has of them")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
     for name, words in commands(options.data, options.plain).items():
@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if code:
             return code
         found[name] = json.loads(printed)
+        if options.to and (file := options.to / f"{name}.json").exists():
+            file.write_text(printed, encoding="utf-8")
     table = rows(found)
     for each in table:
         say(f"{each.ratio:6.2f}  (aim {each.goal:.2f})  {each.what}")
@@ -98,8 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": [each._asdict() for each in table],
         "found": found,
     }
-    if options.to:
-        options.to.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     report(result)
     return 0
 

@@ -26,17 +26,19 @@ from training.record.events import Evaluation
 from training.runtime.torchrun import TorchrunWorker
 
 WORLD_SIZE: Final = 2
+#: CPU seconds of the plain loop.
+_BUDGET_S: Final = "28"
 _PRINTED: Final = re.compile(r"(\d+) CPU s, .* accuracy ([\d.]+),")
 
 
-def measure(folder: str, data: str, seed: int, epochs: int) -> tuple[float, float]:
+def measure(folder: str, data: str, seed: int) -> tuple[float, float]:
     """Train as one rank; return its CPU seconds, and the accuracy on rank 0."""
     worker = TorchrunWorker(run_uri=f"{folder}/run")
     found = [0.0]
     worker.on_events = lambda *events: found.extend(
         each.measures["accuracy"] for each in events if isinstance(each, Evaluation)
     )
-    settings: dict[str, Any] = {**PRESETS["fast"], "epochs": epochs, "seed": seed, "data": data}
+    settings: dict[str, Any] = {**PRESETS["fast"], "seed": seed, "data": data}
     config = DdpConfig(recipe="ddp", run="run", storage=folder, num_workers=WORLD_SIZE, **settings)
     began = time.process_time()
     train(worker, config)
@@ -44,9 +46,9 @@ def measure(folder: str, data: str, seed: int, epochs: int) -> tuple[float, floa
     return time.process_time() - began, found[-1]
 
 
-def plain(file: Path, data: str, seed: int, budget_s: int) -> tuple[float, float]:
+def plain(file: Path, data: str, seed: int) -> tuple[float, float]:
     """CPU seconds and accuracy of the plain loop."""
-    command = [sys.executable, str(file), str(budget_s), "--seed", str(seed), "--data", data]
+    command = [sys.executable, str(file), _BUDGET_S, "--seed", str(seed), "--data", data]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = _PRINTED.search(printed)
     assert found is not None, printed
@@ -58,17 +60,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fashion", description=__doc__)
     parser.add_argument("--data", required=True, help="folder with FashionMNIST's files")
     parser.add_argument("--plain", type=Path, required=True, help="script of the plain loop")
-    parser.add_argument("--budget", type=int, default=28, help="CPU seconds of the plain loop")
-    parser.add_argument("--epochs", type=int, default=1, help="of the recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
     options = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {"recipe": [], "plain": []}
     for seed in options.seeds:
         with tempfile.TemporaryDirectory(prefix="fashion-") as folder:
-            arguments = (folder, options.data, seed, options.epochs)
-            ranks = rank_groups.run(WORLD_SIZE, measure, *arguments)
+            ranks = rank_groups.run(WORLD_SIZE, measure, folder, options.data, seed)
         found["recipe"].append((sum(each for each, _ in ranks), ranks[0][1]))
-        found["plain"].append(plain(options.plain, options.data, seed, options.budget))
+        found["plain"].append(plain(options.plain, options.data, seed))
         say(f"seed {seed}: " + ", ".join(f"{name} {each[-1]}" for name, each in found.items()))
     spent = {name: statistics.median(each for each, _ in pairs) for name, pairs in found.items()}
     result = {

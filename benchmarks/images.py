@@ -202,10 +202,13 @@ def main() -> int:
             for each, way in ways.items():
                 rounds[each].append(measured(way, seconds=options.seconds))
                 say(f"round {number + 1}, {each}: {rounds[each][-1].per_s:,.0f} pictures/s")
-    per_s = {each: statistics.median(one.per_s for one in found) for each, found in rounds.items()}
-    per_cpu_s = {
-        each: statistics.median(one.per_cpu_s for one in found) for each, found in rounds.items()
-    }
+    per_s, per_cpu_s = (
+        {
+            each: statistics.median(getattr(one, unit) for one in found)
+            for each, found in rounds.items()
+        }
+        for unit in Measured._fields
+    )
     report(
         {
             "benchmark": "images",

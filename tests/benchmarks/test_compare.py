@@ -30,15 +30,16 @@ def test_each_comparison_is_a_line_and_the_one_furthest_from_its_aim_counts(
         return 0, json.dumps(PRINTED[module.removeprefix("benchmarks.")])
 
     monkeypatch.setattr(compare, "run", run)
-    kept = tmp_path / "table.json"
-    assert compare.main(["--plain", "loop.py", "--to", str(kept)]) == 0
-    result = json.loads(kept.read_text())
+    (tmp_path / "ddp.json").write_text("of the last time")
+    assert compare.main(["--plain", "loop.py", "--to", str(tmp_path)]) == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["ddp.json"]
+    assert json.loads((tmp_path / "ddp.json").read_text()) == PRINTED["ddp"]
+    said = capsys.readouterr()
+    result = json.loads(said.out)
     assert result["ratio"] == pytest.approx(0.5 / 0.91)
     ratios = [round(row["ratio"], 2) for row in result["rows"]]
     assert ratios == [1.6, 1.1, 0.9, 2.0, 0.5, 2.6, 0.5]
-    assert "0.90  (aim 1.00)  fsdp: tokens per CPU second to the trainer loop's" in (
-        capsys.readouterr().err
-    )
+    assert "0.90  (aim 1.00)  fsdp: tokens per CPU second to the trainer loop's" in said.err
 
 
 def test_a_benchmark_that_fails_ends_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

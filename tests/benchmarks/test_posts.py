@@ -1,8 +1,8 @@
-"""The pages have the figures of the second post that the commands print."""
+"""The pages have the figures that commands print, of the second post and of the benchmarks."""
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -71,3 +71,35 @@ def test_the_second_posts_figures_are_those_that_the_commands_print(
         f"{per_s:,.0f}",
     ):
         assert f"| {figure}, *computed*" in pages["docs/benchmarks.md"]
+
+
+_TABLE = re.compile(r"<!-- benchmarks/results/(\w+)\.json -->\n\n((?:\|.*\n)+)")
+
+
+def values(found: Any) -> Iterator[float]:
+    """All numbers of a JSON value."""
+    if isinstance(found, dict | list):
+        for each in found.values() if isinstance(found, dict) else found:
+            yield from values(each)
+    elif isinstance(found, int | float):
+        yield found
+
+
+def test_tables_have_the_figures_and_the_dates_of_the_files_that_they_name() -> None:
+    tables = _TABLE.findall((ROOT / "docs/benchmarks.md").read_text())
+    files = (ROOT / "benchmarks/results").iterdir()
+    assert sorted(name for name, _ in tables) == sorted(each.stem for each in files)
+    ratios = {}
+    for name, table in tables:
+        found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+        machine, ratios[name] = found["environment"], found["ratio"]
+        assert machine["command"].startswith(f"-m benchmarks.{name}")
+        header, _, *rows = table.splitlines()
+        assert machine["started_at"][:10] in header, name
+        for cell in (cell for row in rows for cell in row.split("|")[2:]):
+            for printed in re.findall(r"\d[\d,.]*", cell):
+                digits = len(printed.partition(".")[2])
+                assert printed in {f"{each:,.{digits}f}" for each in values(found)}, (name, cell)
+    readme = (ROOT / "README.md").read_text()
+    assert f"| {ratios['ddp']:.2f} times the images per CPU second" in readme
+    assert f"| {1 / ratios['checkpoint']:.1f} of torch's `async_save` |" in readme

@@ -23,6 +23,7 @@ from store import storage
 from tests.published.models import VOCAB, from_pretrained, publish
 from training import export
 from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.dcp import Share
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 
@@ -122,7 +123,7 @@ def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     uri = sharded_checkpoints.write_checkpoint(
         str(folder),
         _STEPS,
-        sharded_checkpoints.state_of(trained.model, optimizer),
+        Share().copy(sharded_checkpoints.state_of(trained.model, optimizer)),
         files={
             "state.json": json.dumps(state).encode(),
             "config.json": json.dumps(values).encode(),

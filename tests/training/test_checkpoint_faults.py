@@ -17,6 +17,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -27,6 +29,7 @@ from tests import forks
 from tests.training.bucket import RUN, Bucket, install
 from training.checkpoint import checkpoints, dcp, divergence, sharded_checkpoints, soundness
 from training.checkpoint.checkpoints import Position, Snapshot
+from training.checkpoint.dcp import Share
 from training.checkpoint.manifest import DamagedError
 from training.loop.metrics import StepMetrics
 from training.loop.saving import Saves
@@ -69,8 +72,27 @@ def save(run: str, *steps: int, keep: int = 2, fence: int = 0) -> None:
         checkpoints.save(run, snapshot(step), keep=keep, fence=fence)
 
 
+def one_rank(run_uri: str, fence: int = 0, *, warn: Callable[[str], Any] = lambda _: None) -> Any:
+    """The only worker of a run, which tells no one what happens but warnings."""
+    return SimpleNamespace(
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        run_uri=run_uri,
+        fence=fence,
+        emit=lambda event: warn(event.message),
+        saves=Saves(lambda *_: None),
+    )
+
+
+def newest(
+    run: str, warn: Callable[[str], Any] = pytest.fail, *, from_scratch: bool = False
+) -> Snapshot | None:
+    return checkpoints.newest(one_rank(run, warn=warn), from_scratch=from_scratch)
+
+
 def newest_step(run: str) -> int | None:
-    found = checkpoints.newest(run, pytest.fail)
+    found = newest(run)
     return found.position.step if found else None
 
 
@@ -103,7 +125,7 @@ def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
         patch.setattr(where, raising(error))
         seen = UnreachableError if faults.is_passing(error) else type(error)
         with pytest.raises(seen):
-            checkpoints.newest(run, pytest.fail)
+            newest(run)
     assert newest_step(run) == 200
 
 
@@ -131,29 +153,16 @@ def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
         damage(run, name)
     for _ in range(2):  # nor the next time
         with pytest.raises(InputError, match=r"'mine' has .* none .*checksum.*--from-scratch"):
-            checkpoints.newest(run, pytest.fail)
+            newest(run)
     assert checkpoints.names(run) == ["step-00000100", "step-00000200"]
     warnings: list[str] = []
-    assert checkpoints.newest(run, warnings.append, from_scratch=True) is None
+    assert newest(run, warnings.append, from_scratch=True) is None
     assert len(warnings) == 2
     assert "step-00000200 is damaged" in warnings[0]
     assert "training starts at step 0" in warnings[0]
     assert (tmp_path / "mine" / "checkpoints" / "damaged-step-00000200").is_dir()
     save(run, 100)
-    assert checkpoints.newest(run, pytest.fail, from_scratch=True) is not None
-
-
-def one_rank(run_uri: str, fence: int = 0) -> Any:
-    """The only worker of a run, which tells no one what happens."""
-    return SimpleNamespace(
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        run_uri=run_uri,
-        fence=fence,
-        emit=lambda *_: None,
-        saves=Saves(lambda *_: None),
-    )
+    assert newest(run, from_scratch=True) is not None
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------
@@ -175,7 +184,7 @@ def save_sharded(run: str, step: int, made: Trained, group: dist.ProcessGroup) -
     return sharded_checkpoints.write_checkpoint(
         run,
         step,
-        sharded_checkpoints.state_of(*made),
+        Share().copy(sharded_checkpoints.state_of(*made)),
         files={sharded_checkpoints.STATE_FILE: json.dumps(state).encode()},
         group=group,
     )
@@ -197,6 +206,36 @@ def found_in(run: str) -> sharded_checkpoints.ShardedCheckpoint:
     found = sharded_checkpoints.newest(one_rank(run))
     assert found is not None
     return found
+
+
+def test_torch_reads_shards_as_they_were_when_copied_also_with_a_new_entry(
+    tmp_path: Path, group: dist.ProcessGroup
+) -> None:
+    share, lr = Share(), 0.1
+    weights = {
+        "rows": torch.randn(3, 5),
+        "columns": torch.randn(5, 3).t(),
+        "bf16": torch.randn(7, dtype=torch.bfloat16),
+        "step": torch.tensor(4),
+        "none": torch.empty(0, 3),
+        "large": torch.randn(300, 700)[100:],
+    }
+    for step in (1, 2, 3):
+        if step == 3:
+            weights["late"] = torch.ones(2, dtype=torch.bool)
+        lr /= 2
+        weights["rows"] += 1
+        share.copy({"model": weights, "optimizer": {"lr": lr}})
+        saved = {name: value.clone() for name, value in weights.items()}
+        weights["rows"] += 1
+        uri = sharded_checkpoints.write_checkpoint(
+            str(tmp_path), step, share, files={}, group=group
+        )
+        checkpoints.verify(uri)
+        empty = {name: torch.zeros_like(value) for name, value in weights.items()}
+        found: dict[str, Any] = {"model": empty, "optimizer": {"lr": 0.0}}
+        load(found, storage_reader=FileSystemReader(uri))
+        torch.testing.assert_close(found, {"model": saved, "optimizer": {"lr": lr}}, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("error", [SLOW_DOWN, NO_MEMORY])
@@ -384,13 +423,13 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_at_step_0_by_itself(
 ) -> None:
     lines = '{"type": "step", "step": 9, "loss": 1.0}\n'
     (tmp_path / "metrics.jsonl").write_text(lines)
-    assert checkpoints.newest(str(tmp_path), pytest.fail) is None, "it never had one"
+    assert newest(str(tmp_path)) is None, "it never had one"
     (tmp_path / "metrics.jsonl").write_text(lines + '{"type": "saved", "step": 8}\n')
     with pytest.raises(
         InputError, match=r"that of step 8 is gone or was set aside.*--from-scratch"
     ):
-        checkpoints.newest(str(tmp_path), pytest.fail)
-    assert checkpoints.newest(str(tmp_path), pytest.fail, from_scratch=True) is None
+        newest(str(tmp_path))
+    assert newest(str(tmp_path), from_scratch=True) is None
 
 
 def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
@@ -399,7 +438,7 @@ def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
     manifest.unlink()
     manifest.mkdir()
     warnings: list[str] = []
-    found = checkpoints.newest(str(tmp_path), warnings.append)
+    found = newest(str(tmp_path), warnings.append)
     assert found is not None
     assert found.position.step == 100
     assert "step-00000200 is damaged (manifest.json cannot be read)" in warnings[0]
@@ -435,7 +474,7 @@ def test_a_snapshot_is_copied_once_the_save_before_needs_its_buffers_no_more(
         finish=lambda: done.append("waited"), start=lambda *_: done.append("began")
     )
     saver = sharded_checkpoints.ShardedSaver(worker, *trained(), files={}, settings={}, keep=1)
-    monkeypatch.setattr(saver._stager, "stage", lambda _: done.append("copied"))
+    monkeypatch.setattr(saver._share, "copy", lambda _: done.append("copied"))
     saver.save(Position(step=1))
     assert done == ["waited", "copied", "began"]
 

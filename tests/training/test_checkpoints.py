@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from store import storage
+from tests.training.test_checkpoint_faults import newest
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
 from training.models import classifiers as models
@@ -77,7 +78,7 @@ def test_training_goes_on_as_if_it_had_not_stopped_also_with_kernels_that_are_ch
     fresh, _ = trained(steps=0)
     models.channels_last(fresh)
     fresh_optimizer = torch.optim.AdamW(fresh.parameters(), lr=1e-3, fused=True)
-    found = checkpoints.newest(str(tmp_path), pytest.fail)
+    found = newest(str(tmp_path))
     assert found is not None
     checkpoints.apply(found, fresh, fresh_optimizer)
     assert torch.equal(torch.rand(3), drawn)
@@ -127,7 +128,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     damage(manifest["files"], folder / "state.pt")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     warnings: list[str] = []
-    found = checkpoints.newest(run, warnings.append)
+    found = newest(run, warnings.append)
     assert found is not None
     assert found.position.step == 4
     (warning,) = warnings
@@ -136,7 +137,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     # Out of the way of the step that training is about to write again, and counted no more.
     assert checkpoints.names(run) == ["step-00000004"]
     checkpoints.save(run, with_step(snapshot, 8), keep=2)
-    again = checkpoints.newest(run, pytest.fail)
+    again = newest(run)
     assert again is not None
     assert again.position.step == 8
 

@@ -21,6 +21,7 @@ from tests import forks
 from tests.training.kills import killed, play
 from tests.training.local_runs import assert_nothing_is_left, launcher
 from tests.training.sample_pictures import CLASSES, as_jpeg, write_tree
+from tests.training.test_checkpoint_faults import newest
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.pictures.batches import rank_plan
@@ -196,9 +197,7 @@ def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_i
     tmp_path: Path,
 ) -> None:
     forks.run(1, trained_in_pieces, str(tmp_path))
-    whole, pieces = (
-        checkpoints.newest(str(tmp_path / name), pytest.fail) for name in ("whole", "pieces")
-    )
+    whole, pieces = (newest(str(tmp_path / name)) for name in ("whole", "pieces"))
     assert whole is not None
     assert pieces is not None
     assert whole.position.step == pieces.position.step == 8

@@ -14,7 +14,7 @@ import torch
 
 from contract.errors import InputError
 from store import storage
-from training.checkpoint.sharded_checkpoints import _HashingFileSystem
+from training.checkpoint.dcp import Share
 from training.loop.saving import Saves
 from training.record.events import Event, Saved, Saving, Warned
 from training.runtime import ray_worker, trainer
@@ -112,13 +112,13 @@ def test_a_full_disk_does_not_end_the_training_but_the_last_save_is_not_tried_ag
 
 
 def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
-    told: list[Event], tmp_path: Path
+    told: list[Event], tmp_path: Path, group: Any
 ) -> None:
     is_slow, goes_on = threading.Event(), threading.Event()
 
     begun = storage.Written.total
-    files = _HashingFileSystem({})
-    files.init_path(str(tmp_path))
+    share = Share().copy({"w": torch.ones(3)})
+    share.plan(group)
 
     def emit(*events: Event) -> None:
         told.extend(events)
@@ -129,8 +129,7 @@ def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
 
     def write() -> str:
         assert is_slow.wait(10)
-        with files.create_stream(str(tmp_path / "shard"), "wb") as stream:
-            stream.write(b"12345")
+        share.write(str(tmp_path), 0)
         assert goes_on.wait(10)
         return "kept"
 
@@ -140,7 +139,7 @@ def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
     reported = [(each.step, each.written) for each in told if isinstance(each, Saving)]
     assert told[len(reported) :] == [Saved(step=7)], "nothing failed"
     assert reported[:3] == [(7, begun)] * 3
-    assert reported[-1] == (7, begun + 5)
+    assert reported[-1] == (7, begun + (tmp_path / "__0_0.distcp").stat().st_size)
 
 
 def test_under_ray_a_save_begins_when_the_command_has_recorded_what_was_sent(

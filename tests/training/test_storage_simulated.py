@@ -37,6 +37,7 @@ from tests.training.sample_events import step
 from tests.training.test_checkpoint_faults import one_rank, snapshot
 from tests.training.test_record import opened_at
 from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.dcp import Share
 from training.checkpoint.manifest import CLOSED
 from training.record import reader
 from training.record.events import Saving, Start, Step
@@ -547,7 +548,7 @@ class Ranks(Actor):
             self.step = found.position.step
             weights = found.read_weights(["w"])["w"]
             return found.uri.rpartition("/")[2], value_of(weights)
-        one = checkpoints.shared_newest(one_rank(uri, self.fence))
+        one = checkpoints.newest(one_rank(uri, self.fence))
         if one is None:
             return "", 0.0
         self.step = one.position.step
@@ -629,7 +630,7 @@ class Ranks(Actor):
         sharded_checkpoints.write_checkpoint(
             life.uri,
             self.step,
-            {"model": {"w": torch.full((8,), value)}, "optimizer": {"lr": 0.1}},
+            Share().copy({"model": {"w": torch.full((8,), value)}, "optimizer": {"lr": 0.1}}),
             files={sharded_checkpoints.STATE_FILE: json.dumps(position).encode()},
             group=group,
             fence=self.fence,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint import metadata as parts
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -42,7 +43,7 @@ class Evil:
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint as torch writes it: one tensor and one plain value."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints" / "step-00000001"
-    writer = sharded_checkpoints._Writer(str(folder))
+    writer = FsspecWriter(str(folder), sync_files=False)
     state = {"model": {"w": torch.arange(6.0).view(2, 3)}, "optimizer": {"lr": 0.1}}
     save(state, storage_writer=writer, no_dist=True)
     position = {"step": 1, "epoch_loss_sum": 0.0, "epoch_items": 0, "seconds": 0.0}
@@ -120,7 +121,7 @@ def test_metadata_cannot_change_classes(sharded: Path, name: str) -> None:
 def test_a_value_made_to_attack_does_nothing(tmp_path: Path) -> None:
     mark, folder = tmp_path / "mark", tmp_path / "checkpoint"
     state = {"optimizer": {"lr": Evil(mark)}}
-    save(state, storage_writer=sharded_checkpoints._Writer(str(folder)), no_dist=True)
+    save(state, storage_writer=FsspecWriter(str(folder), sync_files=False), no_dist=True)
     reader, planner = CheckpointReader(str(folder)), LoadPlanner()
     with pytest.raises(BaseException, match=r"[Ww]eights.only") as raised:
         load({"optimizer": {"lr": 0.0}}, storage_reader=reader, planner=planner, no_dist=True)

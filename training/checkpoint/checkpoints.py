@@ -287,29 +287,23 @@ def _damaged(run_uri: str) -> list[str]:
     return [name for name in names if name.startswith(f"{_DAMAGED}step-")]
 
 
-def newest_usable(
-    run_uri: str,
-    read: Callable[[str], T],
-    warn: Callable[[str], None],
-    *,
-    rank: int,
-    from_scratch: bool,
-) -> T | None:
+def newest_usable(worker: Worker, read: Callable[[str], T], *, from_scratch: bool) -> T | None:
     """The newest checkpoint that every rank can use, as this rank has read it; None without one.
 
-    Rank 0 sets damaged ones aside, so that they are not counted nor read again. One that was whole
-    once becomes ``damaged-step-...``; one whose upload was cut off, or may still go on, is removed
-    once there is a later one.
+    Rank 0 sets damaged ones aside, so that they are not counted nor read again, and emits a warning
+    of each. One that was whole once becomes ``damaged-step-...``; one whose upload was cut off, or
+    may still go on, is removed once there is a later one.
 
     Args:
         read: reads, or checks, the checkpoint at an address, or this rank's part of it. One that it
             finds damaged is read once more: bytes can also change on their way here.
-        warn: told of each damaged one.
         from_scratch: where a run has checkpoints and none of them is usable, return None.
 
     Raises:
         InputError: it would start at step 0 without having been told to; nothing is changed.
     """
+    rank, run_uri = worker.rank, worker.run_uri
+    on_all_ranks(partial(unfinished.close, worker, names))
     here: T | None = None
 
     def fault_of(name: str) -> str:
@@ -355,7 +349,8 @@ def newest_usable(
             )
         then = "the one before it is used" if is_one_usable else "training starts at step 0"
         for name, fault in damaged.items():
-            warn(f"checkpoint {name} is damaged ({fault}): {then}")
+            said = f"checkpoint {name} is damaged ({fault}): {then}"
+            worker.emit(Warned(message=said))
             if name in whole:
                 storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DAMAGED + name))
 
@@ -400,7 +395,7 @@ class Saver:
         Raises:
             InputError: the run was trained on other data, or none of its checkpoints is usable.
         """
-        found = self._newest = shared_newest(self._worker, from_scratch=from_scratch)
+        found = self._newest = newest(self._worker, from_scratch=from_scratch)
         saved = [*self._model.state_dict().values(), *self._average.values()]
         most = most_kept(self._keep, self._settings)
         self._size = check_room(self._worker, self._optimizer, saved, keep=most)
@@ -604,14 +599,6 @@ def read(folder: Path) -> Snapshot:
         raise DamagedError(f"it cannot be read: {error}") from None
 
 
-def newest(
-    run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False, rank: int = 0
-) -> Snapshot | None:
-    """The newest usable checkpoint of a run on rank 0 (see ``newest_usable``); None on others."""
-    read = (lambda _: None) if rank else _fetch
-    return newest_usable(run_uri, read, warn, rank=rank, from_scratch=from_scratch)
-
-
 def _fetch(uri: str) -> Snapshot:
     """
     Raises:
@@ -624,22 +611,15 @@ def _fetch(uri: str) -> Snapshot:
             raise DamagedError(f"it cannot be read: {error}") from None
 
 
-def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | None:
+def newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | None:
     """Let rank 0 choose and read the newest usable checkpoint, so that all ranks continue from the
     same one; None where there is none.
 
     Raises:
         InputError: none of the run's checkpoints is usable, and ``from_scratch`` is not given.
     """
-    on_all_ranks(partial(unfinished.close, worker, names))
-    box = [
-        newest(
-            worker.run_uri,
-            lambda text: worker.emit(Warned(message=text)),
-            from_scratch=from_scratch,
-            rank=worker.rank,
-        )
-    ]
+    read = (lambda _: None) if worker.rank else _fetch
+    box = [newest_usable(worker, read, from_scratch=from_scratch)]
     if is_distributed():
         dist.broadcast_object_list(box, src=0)
     return box[0]

@@ -4,27 +4,47 @@ Torch takes a checkpoint for a program: it unpickles the metadata, and the entri
 tensors, which runs whatever they say. A run's folder may come from another person, or have been
 written to by another job. So here only the classes that make up metadata are unpickled, and
 entries as ``weights_only`` allows.
+
+Torch's writer passes each tensor through a Python stream in forty pieces, and all ranks plan each
+save anew. Here numbers go from their buffer to the storage in one piece, hashed on the way, and the
+plan is kept while the entries are the same ones. The format is torch's.
 """
 
+import functools
+import hashlib
 import io
+import os
 import pickle
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Self, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as parts
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    DEFAULT_SUFFIX,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
+from torch.utils.serialization import config
 
 from contract.errors import InputError
 from contract.runs import check_relative
 from store import storage
-from training.checkpoint.manifest import DamagedError
+from training.checkpoint.manifest import DamagedError, File
 
 METADATA_FILE: Final = ".metadata"
+StateDict = dict[str, Any]
+"""Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""
+Places = dict[MetadataIndex, _StorageInfo]
+"""Where each entry lies."""
 
 
 def _member(kind: object, name: object) -> parts._MEM_FORMAT_ENCODING:
@@ -168,3 +188,100 @@ class LoadPlanner(DefaultLoadPlanner):
         torch.save(plain, checked)
         checked.seek(0)
         super().load_bytes(read_item, checked)
+
+
+# --- writing --------------------------------------------------------------------------------------
+class Share:
+    """One rank's share of a model's state: it is copied, planned and written at each save."""
+
+    def __init__(self) -> None:
+        on_gpu = torch.cuda.is_available()
+        # Its buffers in host memory are made once: fresh pages cost more than the copy.
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=on_gpu,
+            )
+        )
+        self._shapes: StateDict = {}
+        self._plan: Any = None
+        self._items: Any = ()
+        self.entries: StateDict = {}
+        """Copies of this rank's tensors in host memory, and plain values, by their names."""
+        self.is_planned = False
+        """True once the ranks have agreed who writes which of these entries."""
+        self.metadata: Any = None
+        """Torch's, of a checkpoint, once they have: all but where the entries lie."""
+
+    @torch.no_grad()
+    def copy(self, state: StateDict) -> Self:
+        """Copy the state to host memory; the copy before is overwritten."""
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state)
+        live = planner.state_dict
+        shapes = {name: getattr(value, "shape", None) for name, value in live.items()}
+        if shapes != self._shapes:
+            self._shapes, self.is_planned = shapes, False
+            self._plan = planner.create_local_plan()
+        # Of a DTensor only what is here: torch would copy its mesh too, each time.
+        here: StateDict = {
+            name: value.to_local() if isinstance(value, DTensor) else value
+            for name, value in live.items()
+        }
+        self.entries = cast(StateDict, self._stager.stage(here))
+        return self
+
+    def plan(self, group: dist.ProcessGroup) -> None:
+        """Agree with all ranks which of them writes what several have."""
+        plans: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(plans, self._plan, group)
+        merged, metadata = DefaultSavePlanner().create_global_plan(plans)
+        self._items = merged[dist.get_rank(group)].items
+        self.metadata = replace(metadata, version=CURRENT_DCP_VERSION)
+        self.is_planned = True
+
+    def write(self, uri: str, rank: int) -> tuple[dict[str, File], Places]:
+        """Write the file of this rank, so that it survives a loss of power."""
+        name = f"__{rank}_0{DEFAULT_SUFFIX}"
+        files, digest, places = StorageFiles(), hashlib.sha256(), {}
+        path = files.init_path(storage.join(uri, name))
+        with files.create_stream(path, "wb") as stream:
+            for item in self._items:
+                begins = stream.tell()
+                for piece in _archive(self.entries[item.index.fqn]):
+                    digest.update(piece)
+                    stream.write(piece)
+                    storage.Written.add(len(piece))
+                places[item.index] = _StorageInfo(name, begins, stream.tell() - begins)
+            file = File(stream.tell(), digest.hexdigest())
+            if not storage.is_s3(uri):
+                stream.flush()
+                os.fsync(stream.fileno())
+        return {name: file}, places
+
+
+def _archive(value: object) -> tuple[Any, ...]:
+    """Pieces of an entry, which together are what ``torch.save`` writes."""
+    if type(value) is torch.Tensor:
+        head, tail = _around(value.dtype, value.shape)
+        # The buffer itself: nothing is copied.
+        return head, value.contiguous().view(-1).view(torch.uint8).numpy().data, tail
+    found = io.BytesIO()
+    torch.save(value, found)  # a plain value, or moments in 8 bits
+    return (found.getbuffer(),)
+
+
+@functools.cache
+def _around(dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, bytes]:
+    """Bytes that ``torch.save`` writes before and after the numbers of a tensor."""
+    tensor, found = torch.empty(shape, dtype=dtype), io.BytesIO()
+    # Without a checksum of the numbers: the manifest has one of each file.
+    with config.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
+        torch.save(tensor, found)
+    found.seek(0)
+    reader: Any = torch._C.PyTorchFileReader(found)
+    begins = reader.get_record_offset("data/0")
+    content = found.getvalue()
+    return content[:begins], content[begins + tensor.nbytes :]

@@ -13,25 +13,20 @@ their own, because on the group of the training they would take turns with its c
 ``training.checkpoint.checkpoints`` for a model that every worker has whole.
 """
 
-import contextlib
 import hashlib
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -40,25 +35,26 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.utils.serialization import config
 
 from contract import faults
 from contract.errors import InputError, UnreachableError
 from contract.runs import RunPaths
 from store import storage
-from training.checkpoint import checkpoints, unfinished
+from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.dcp import METADATA_FILE, CheckpointReader, LoadPlanner, StorageFiles
+from training.checkpoint.dcp import (
+    METADATA_FILE,
+    CheckpointReader,
+    LoadPlanner,
+    Places,
+    Share,
+    StateDict,
+)
 from training.checkpoint.manifest import DamagedError, File
 from training.checkpoint.soundness import refuse_unsound, unsound
 from training.loop.worker import Worker
-from training.record.events import Warned
 from training.settings import most_kept
 from training.system import lease
-
-StateDict = dict[str, Any]
-"""Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""
 
 STATE_FILE: Final = "state.json"
 #: How torch says that a checkpoint is of another model.
@@ -93,16 +89,7 @@ class ShardedSaver:
         self.recorded: Mapping[str, Any] = {}
         """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
-        on_gpu = worker.device.type == "cuda"
-        # Its buffers in host memory are made once: fresh pages cost more than the copy.
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=on_gpu,
-            )
-        )
+        self._share = Share()
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
@@ -130,34 +117,31 @@ class ShardedSaver:
     def save(self, position: Position) -> None:
         """Copy the state, and begin to write it."""
         self._worker.saves.finish()  # the buffers are in use until then
-        state: Any = self._stager.stage(state_of(self._model, self._optimizer))
+        self._share.copy(state_of(self._model, self._optimizer))
         files = {
             **self._files,
             STATE_FILE: json.dumps(
                 {"position": asdict(position), "config": self._settings}, indent=1
             ).encode(),
         }
-
-        best = self._best
+        worker, step, best = self._worker, position.step, self._best
 
         def write() -> str:
-            run_uri, step, fence = self._worker.run_uri, position.step, self._worker.fence
             uri = write_checkpoint(
-                run_uri,
+                worker.run_uri,
                 step,
-                state,
+                self._share,
                 files=files,
                 group=self._group,
-                fence=fence,
+                fence=worker.fence,
             )
-            if self._worker.rank == 0:
-                checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence, best=best)
+            if worker.rank == 0:
+                checkpoints.prune(
+                    worker.run_uri, keep=self._keep, step=step, fence=worker.fence, best=best
+                )
             return uri
 
-        position = replace(position)
-        self._worker.saves.start(
-            position.step, storage.room(self._worker.run_uri, self._size)(write)
-        )
+        worker.saves.start(step, storage.room(worker.run_uri, self._size)(write))
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
@@ -172,7 +156,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
 def write_checkpoint(
     run_uri: str,
     step: int,
-    state: StateDict,
+    share: Share,
     *,
     files: Mapping[str, bytes],
     group: dist.ProcessGroup,
@@ -181,6 +165,7 @@ def write_checkpoint(
     """Write a checkpoint with all ranks of ``group``; return its address.
 
     Args:
+        share: what this rank has copied.
         fence: number of the lease that the run's writer holds; 0 without one.
 
     Raises:
@@ -191,28 +176,41 @@ def write_checkpoint(
     """
     uri = RunPaths(run_uri).checkpoint(step, fence)
     check = partial(lease.check, run_uri, fence)
-    is_first = dist.get_rank(group) == 0
-    written: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(written, unsound(_parts_of(state)), group=group)
-    refuse_unsound(partial(checkpoints.continues, run_uri), step, written)
+    rank = dist.get_rank(group)
+
+    # All ranks say whether their part is sound, and whether others have other parts than before.
+    said: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, (unsound(share.entries.items()), share.is_planned), group)
+    bad, planned = zip(*said, strict=True)
+    refuse_unsound(partial(checkpoints.continues, run_uri), step, bad)
 
     def begin() -> str:
         check()
         return checkpoints.begin(uri)
 
     place = _first_does(begin, group)
-    writer = _Writer(place)
+    # Each rank writes its file; the first one learns how that went.
+    own: Any
     try:
-        # Torch would also compute a checksum of each tensor; the manifest has one of each file.
-        with config.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
-            save(state, storage_writer=writer, process_group=group)
-    except CheckpointException as error:  # of whichever rank, on every rank; no Exception
-        raise _sendable(_cause(error)) from None
-    dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
+        if not all(planned):
+            share.plan(group)
+        own = share.write(place, rank)
+    except Exception as error:
+        own = _sendable(error)
+    parts: list[Any] = [None] * len(said)
+    dist.gather_object(own, None if rank else parts, dst=0, group=group)
 
     def complete() -> None:
-        found = {name: entry for part in written for name, entry in part.items()}
-        for name, content in files.items():
+        failures = [each for each in parts if isinstance(each, Exception)]
+        if failures:
+            raise min(failures, key=faults.is_passing)
+        found: dict[str, File] = {}
+        places: Places = {}
+        for file, entries in parts:
+            found |= file
+            places |= entries
+        metadata = pickle.dumps(replace(share.metadata, storage_data=places))
+        for name, content in {**files, METADATA_FILE: metadata}.items():
             storage.write_bytes(storage.join(place, name), content)
             found[name] = File(len(content), hashlib.sha256(content).hexdigest())
         checkpoints.complete(place, uri, found, check=check)
@@ -221,17 +219,10 @@ def write_checkpoint(
     return uri
 
 
-def _parts_of(state: StateDict) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor after its name in the checkpoint."""
-    for name, value in flatten_state_dict(state)[0].items():
-        if isinstance(value, torch.Tensor):
-            yield name, value
-
-
 def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
     """Let the first rank do something; return its result. Fail on every rank where it fails: those
     that went on alone would wait for the others at the next save."""
-    box: list[T | Exception | None] = [None]
+    box: list[Any] = [None]
     if dist.get_rank(group) == 0:
         try:
             box = [task()]
@@ -239,10 +230,11 @@ def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
             box = [error]
         except Exception as error:
             box = [_sendable(error)]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    dist.broadcast_object_list(box, src=0, group=group)
     if isinstance(box[0], Exception):
         raise box[0]
-    return cast(T, box[0])
+    done: T = box[0]
+    return done
 
 
 class ShardedCheckpoint:
@@ -370,14 +362,8 @@ def newest(worker: Worker, *, from_scratch: bool = False) -> ShardedCheckpoint |
     Raises:
         InputError: none of the run's checkpoints is usable.
     """
-    checkpoints.on_all_ranks(partial(unfinished.close, worker, checkpoints.names))
-    return checkpoints.newest_usable(
-        worker.run_uri,
-        partial(_checked, worker=worker),
-        lambda text: worker.emit(Warned(message=text)),
-        rank=worker.rank,
-        from_scratch=from_scratch,
-    )
+    checked = partial(_checked, worker=worker)
+    return checkpoints.newest_usable(worker, checked, from_scratch=from_scratch)
 
 
 def _checked(uri: str, worker: Worker) -> "ShardedCheckpoint":
@@ -408,63 +394,6 @@ def newest_of(run_uri: str, *, step: int = 0) -> ShardedCheckpoint:
         f"{run_uri} has no whole checkpoint of a sharded model: give the name of a run that has "
         "saved one (--storage is where runs are kept)"
     )
-
-
-class _Writer(FsspecWriter):
-    """Torch's writer, which also notes size and hash of what passes through it."""
-
-    def __init__(self, uri: str) -> None:
-        # One rank, one file; S3 has nothing to sync, and torch would sync the whole machine.
-        super().__init__(uri, sync_files=not storage.is_s3(uri))
-        self.files: dict[str, File] = {}
-        self.fs = _HashingFileSystem(self.files)  # type: ignore[assignment]
-        self.path = self.fs.init_path(uri)
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            # Torch closes its archive after a failed write, which fails too, and says less.
-            raise error.__context__ or error from None
-
-
-class _HashingFileSystem(StorageFiles):
-    def __init__(self, files: dict[str, File]) -> None:
-        super().__init__()
-        self._files = files
-
-    @contextlib.contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if "w" not in mode:
-                yield stream
-                return
-            hashing = _HashingStream(stream)
-            yield hashing
-        name = Path(path).name.removesuffix(".tmp")  # the metadata is renamed after writing
-        self._files[name] = File(hashing.size, hashing.digest.hexdigest())
-
-
-class _HashingStream:
-    """A stream that is written from its beginning to its end."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.digest = hashlib.sha256()
-        self.size = 0
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        size = memoryview(content).nbytes
-        written = int(self._stream.write(content))
-        self.size += size
-        storage.Written.add(size)
-        return written
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("seek", "truncate"):
-            raise AttributeError(name)  # the hash is that of one pass
-        return getattr(self._stream, name)
 
 
 def _cause(error: CheckpointException) -> Any:

@@ -1,7 +1,7 @@
 """Check that what is saved holds numbers, so that a run never resumes from a ruined model."""
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -12,15 +12,15 @@ from contract.errors import InputError
 _LARGEST: Final = 1e30
 
 
-def unsound(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+def unsound(entries: Iterable[tuple[str, Any]]) -> str:
     """Name of the first tensor with a value that is no number or beyond ``_LARGEST``, or empty, in
     one pass over memory: ``isfinite`` takes five times as long."""
-    for name, tensor in tensors:
+    for name, tensor in entries:
         if is_traceable_wrapper_subclass(tensor):  # a DTensor, or moments in 8 bits
             parts = [getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]]
-            if unsound((name, part) for part in parts if isinstance(part, torch.Tensor)):
+            if unsound((name, part) for part in parts):
                 return name
-        elif tensor.is_floating_point() and tensor.numel():
+        elif torch.is_tensor(tensor) and tensor.is_floating_point() and tensor.numel():
             low, high = torch.aminmax(tensor)
             if not (low >= -_LARGEST and high <= _LARGEST):  # NaN is neither
                 return name
