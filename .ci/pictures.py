@@ -46,10 +46,12 @@ def of_the_settings(name: str) -> str:
     values = asdict(given) | {"market": "spot" if given.spot else "on demand"}
     values |= _machine("head", given.head) | _machine("worker", given.worker)
     prices = Prices.of(region="us-east-1", head=given.head, worker=given.worker, spot=given.spot)
+    hourly = prices.usd_per_hour(given.max_workers)
     values |= {
         "nodes": given.max_workers,
         "nat": f"{prices.standing_usd_per_hour:.2f}",
-        "job": f"{prices.usd_per_hour(given.max_workers):.2f}",
+        "job": f"{hourly:.2f}",
+        "run": f"{round(hourly / 6, 1):.2f}",  # ten minutes
     }
     return Template((ROOT / ".ci" / f"{name}.svg").read_text()).substitute(values)
 
