@@ -36,6 +36,8 @@ DRAWN: Final = ("architecture", "deployment")
 RUN: Final = ROOT / "runs" / "demo"
 #: Of the lines of a graph on the dashboard.
 LINES: Final = ("blue", "orange", "sky", "umber")
+#: What lets rich print colors, and no line that moves.
+COLORED: Final = {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0", "TERM": "xterm-256color"}
 #: Left, top, width and height of the report's figures in its picture.
 PLACES: Final = ((20, 50, 980, 320), (20, 420, 468, 280), (532, 420, 468, 280))
 
@@ -146,7 +148,7 @@ def terminal(name: str, command: list[str]) -> None:
         command,
         cwd=ROOT,
         # Inside `make pictures`, another make would print its folder.
-        env={key: value for key, value in os.environ.items() if "MAKE" not in key},
+        env={key: value for key, value in os.environ.items() if "MAKE" not in key} | COLORED,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
