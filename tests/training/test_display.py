@@ -159,7 +159,7 @@ def test_ranks_of_one_cpu_have_a_line_each_only_where_they_differ(
 ) -> None:
     here = ("localhost", "localhost")
     assert rank_lines(capsys, 0.1, 0.105, hosts=here) == [
-        "epoch 1/2 each of 2 ranks (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
+        "epoch 1/2 each rank (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
         "1,234 images/s"
     ]
     for lines in (

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _STYLES: Final = {
     re.compile(pattern, re.MULTILINE): style
     for pattern, style in {
-        r"^epoch \S+ (rank|each of|\[GPU).*": "dim",
+        r"^epoch \S+ (rank|each|\[GPU).*": "dim",
         r"^(\[worker \w+\] )?node: .*": "dim",
         r"^(epoch|step) .*: .*\bevaluation loss .*": "cyan",
         r"^warning: .*": "yellow",

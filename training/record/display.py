@@ -166,7 +166,7 @@ class Display:
         are_alike = slowest.step_time_s <= _ALIKE * min(each.step_time_s for each in ranks)
         is_one = self._start.device == "CPU" and len({*self._hosts}) < 2
         if are_alike and is_one and len(ranks) > 1 and not self._is_verbose:
-            return self._rank_line(slowest, f"each of {len(ranks)} ranks")
+            return self._rank_line(slowest, "each rank")
         return "\n".join(self._rank_line(each, f"rank {each.rank}") for each in ranks)
 
     def _rank_line(self, event: RankTimes, rank: str) -> str:
