@@ -4,8 +4,8 @@
 on an idle machine. A test compares those of ``DRAWN`` with the settings of the default preset.
 ``dashboard.svg`` is what CloudWatch would draw of made-up metrics, ``ui.png`` and ``ui-job.png``
 are pages of made-up jobs in chromium; ``make pictures`` needs no AWS.
-Another command's output becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``:
-``job.svg`` is that of a ``trainctl submit --follow`` on the local AWS.
+``job.svg`` is a ``trainctl submit --follow`` in the tests' model of AWS. Another command's output
+becomes a picture by ``python .ci/pictures.py NAME COMMAND ...``.
 """
 
 import html
@@ -36,6 +36,8 @@ DRAWN: Final = ("architecture", "deployment")
 RUN: Final = ROOT / "runs" / "demo"
 #: Of the lines of a graph on the dashboard.
 LINES: Final = ("blue", "orange", "sky", "umber")
+#: What lets rich print colors, and no line that moves.
+COLORED: Final = {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "0", "TERM": "xterm-256color"}
 #: Left, top, width and height of the report's figures in its picture.
 PLACES: Final = ((20, 50, 980, 320), (20, 420, 468, 280), (532, 420, 468, 280))
 
@@ -46,10 +48,12 @@ def of_the_settings(name: str) -> str:
     values = asdict(given) | {"market": "spot" if given.spot else "on demand"}
     values |= _machine("head", given.head) | _machine("worker", given.worker)
     prices = Prices.of(region="us-east-1", head=given.head, worker=given.worker, spot=given.spot)
+    hourly = prices.usd_per_hour(given.max_workers) or 0.0
     values |= {
         "nodes": given.max_workers,
         "nat": f"{prices.standing_usd_per_hour:.2f}",
-        "job": f"{prices.usd_per_hour(given.max_workers):.2f}",
+        "job": f"{hourly:.2f}",
+        "run": f"{round(hourly / 6, 1):.2f}",  # ten minutes
     }
     return Template((ROOT / ".ci" / f"{name}.svg").read_text()).substitute(values)
 
@@ -138,13 +142,17 @@ def pages() -> None:
             IMAGES.joinpath(f"{name}.png").write_bytes(window.picture())
 
 
-def terminal(name: str, command: list[str]) -> None:
-    """Draw what a command prints where no one can be asked, as on a terminal."""
+def terminal(name: str, command: list[str], *, title: str = "") -> None:
+    """Draw what a command prints where no one can be asked, as on a terminal.
+
+    Args:
+        title: the command that a person types, if that is another one.
+    """
     shown = subprocess.run(
         command,
         cwd=ROOT,
         # Inside `make pictures`, another make would print its folder.
-        env={key: value for key, value in os.environ.items() if "MAKE" not in key},
+        env={key: value for key, value in os.environ.items() if "MAKE" not in key} | COLORED,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -154,7 +162,7 @@ def terminal(name: str, command: list[str]) -> None:
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(Text.from_ansi(shown.rstrip()))
     # Without rich's fonts, which a page would fetch from elsewhere.
-    drawn = console.export_svg(title=" ".join(command), unique_id=name)
+    drawn = console.export_svg(title=title or " ".join(command), unique_id=name)
     without_fonts = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     IMAGES.joinpath(f"{name}.svg").write_text(without_fonts)
 
@@ -169,6 +177,8 @@ def main(arguments: list[str]) -> None:
     IMAGES.joinpath("dashboard.svg").write_text(themed(dashboard(), "0 0 1000 860"))
     pages()
     terminal("demo", ["make", "demo"])
+    job = "trainctl submit ddp --run digits --preset digits --epochs 3 --nodes 2 --max-hours 1"
+    terminal("job", [sys.executable, "-m", "tests.trainctl.followed"], title=f"{job} --follow")
     IMAGES.joinpath("report.svg").write_text(report(RUN))
 
 

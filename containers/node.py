@@ -387,7 +387,7 @@ class NodeRunner:
         if self._is_unfit:
             return exits.BAD_HOST
         if self._stopped_by is not None:
-            say("stopped on request")
+            say("ended normally")
             return exits.OK
         if lost := self._lost_head():
             say(f"the head is lost after {lasted_s:.0f} s: {lost}")

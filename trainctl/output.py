@@ -13,6 +13,7 @@ import typer
 from contract import exits
 from contract.text import duration
 from trainctl.aws.errors import UsageError
+from training.record.colors import colored
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +59,7 @@ def _shown(found: "re.Match[str]") -> str:
 
 def say(text: str) -> None:
     """A line for people."""
-    _console(stderr=True).print(addressed(text), markup=False)
+    _console(stderr=True).print(colored(addressed(text)))
 
 
 def addressed(text: str) -> str:
@@ -79,7 +80,7 @@ def print_json(values: object) -> None:
 
 def print_text(text: str, *, on_stderr: bool = False) -> None:
     """Data for people."""
-    _console(stderr=on_stderr).print(visible(text), markup=False)
+    _console(stderr=on_stderr).print(colored(visible(text)))
 
 
 def clear() -> None:
@@ -170,7 +171,7 @@ class ProgressLine:
             transient=True,
             redirect_stdout=_console(stderr=False) is notes,
         )
-        self._live = line if notes.is_terminal else None
+        self._live = line if notes.is_interactive else None
         self._clock = clock
         self._text, self._since, self._said = "", 0.0, 0.0
         self._line: Callable[[float], str] | None = None

@@ -260,6 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not plan.fits:
         remedies = smaller(shape, setup)
         print("fits here with: " + (differences(setup, remedies[0]) if remedies else "nothing"))
+    hour, token = best.values()
+    if hour and token and hour.setup == token.setup:
+        best = {"cheapest per hour and per token": hour}
     for name, each in best.items():
         if each and each.setup != setup:
             print(f"\n{name.replace('_', ' ')}: {differences(setup, each.setup)}")

@@ -162,7 +162,7 @@ def test_two_nodes_leave_when_told_or_without_a_head(hosts: tuple[Host, Host]) -
         assert process.wait(timeout=90) == exits.OK
         assert num_drained() == before + 1
         assert "Draining" not in host.said(), "a good end has no notes of Ray's"
-        assert host.said().rstrip().endswith("stopped on request")
+        assert host.said().rstrip().endswith("ended normally")
 
     leave(worker, first)
     # Its successor ends by itself once there is no head.

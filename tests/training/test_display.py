@@ -18,6 +18,7 @@ from training.record.events import (
     Measure,
     RankTimes,
     Start,
+    Warned,
     phase,
 )
 from training.record.fields import Rate
@@ -140,12 +141,25 @@ def rank_lines(
     return capsys.readouterr().err.splitlines()
 
 
+def test_where_nothing_may_move_lines_still_have_colors() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, force_interactive=False, _environ={})
+    display = Display(console=console)
+    times = [RankTimes(step=4, epoch=1, rank=rank, step_time_s=0.25) for rank in range(2)]
+    scored = Evaluation(step=4, epoch=1, loss=1.0)
+    for event in (START, step(4), *times, scored, Warned(message="slow")):
+        display.show(event)
+    display.close()
+    heads = [line[: line.index(" ")] for line in file.getvalue().splitlines()]
+    assert heads == ["training:", "\x1b[2mepoch", "\x1b[36mepoch", "\x1b[33mwarning:"]
+
+
 def test_ranks_of_one_cpu_have_a_line_each_only_where_they_differ(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     here = ("localhost", "localhost")
     assert rank_lines(capsys, 0.1, 0.105, hosts=here) == [
-        "epoch 1/2 each of 2 ranks (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
+        "epoch 1/2 each rank (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
         "1,234 images/s"
     ]
     for lines in (

@@ -577,6 +577,10 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
     assert plan.main(too_large) == 0
     wanted, _, _ = capsys.readouterr().out.partition("cheapest per hour")
     assert "DOES NOT FIT" in wanted
+    # One machine is the best by both measures, and shown once.
+    assert plan.main(["fsdp", "--model", "new:6.9b", "--workers", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"(?m)^cheapest .*(?=: )", shown) == ["cheapest per hour and per token"]
     assert not re.search(r"tokens/s|MFU|\$(?!\S+ an hour)", wanted)
     assert plan.main([*too_large, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -305,6 +305,17 @@ def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:
     assert "rank 47" not in page.words
 
 
+def test_the_names_of_all_parts_of_a_step_are_in_its_figure() -> None:
+    parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "checkpoint"), 0.01)
+    with plots.drawing():
+        drawn = plots.step_time_plot(
+            [RankTimes(step=9, epoch=1, rank=0, step_time_s=0.1, phases=parts)]
+        )
+    assert drawn is not None
+    (left,) = re.findall(r'<text [^>]*\bx="([\d.]+)" [^>]*>other<', drawn.svg)
+    assert float(left) < 400
+
+
 def test_a_curve_of_one_point_has_room_and_cuts_off_no_other_curve() -> None:
     with plots.drawing():
         _, axes = plots.new_axes(468, 280)

@@ -74,8 +74,10 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
                 "recipe imagenet takes them: python -m training.launch imagenet --local --data "
                 f"{shlex.quote(source)}"
             )
-        there = "is empty" if not any(folder.iterdir()) else f"has no {', '.join(missing)}"
-        raise InputError(f"data folder {source} {there}: it must hold {', '.join(names)}")
+        there = f"has no {', '.join(missing)}" if any(folder.iterdir()) else "is empty"
+        if len(missing) < len(names) or there == "is empty":
+            there += f": it must hold {', '.join(names)}"
+        raise InputError(f"data folder {source} {there}")
     return [folder / name for name in names]
 
 

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from contract.text import counted, duration, percent
+from training.record.colors import colored
 from training.record.events import (
     Evaluation,
     Event,
@@ -67,7 +68,7 @@ class Display:
         self._said_at = clock()
         self._ranks: list[RankTimes] = []
         self._console = console or Console(stderr=True)
-        self._is_live = self._console.is_terminal
+        self._is_live = self._console.is_interactive
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -100,7 +101,7 @@ class Display:
 
     def say(self, text: str) -> None:
         self._said_at = self._clock()
-        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console.print(colored(text), soft_wrap=True)
 
     def show(self, event: Event) -> None:
         match event:
@@ -165,7 +166,7 @@ class Display:
         are_alike = slowest.step_time_s <= _ALIKE * min(each.step_time_s for each in ranks)
         is_one = self._start.device == "CPU" and len({*self._hosts}) < 2
         if are_alike and is_one and len(ranks) > 1 and not self._is_verbose:
-            return self._rank_line(slowest, f"each of {len(ranks)} ranks")
+            return self._rank_line(slowest, "each rank")
         return "\n".join(self._rank_line(each, f"rank {each.rank}") for each in ranks)
 
     def _rank_line(self, event: RankTimes, rank: str) -> str:

@@ -103,13 +103,13 @@ def new_axes(width: int, height: int) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def legend(axes: Axes) -> None:
-    """One row above the axes, if anything has a label."""
+def legend(axes: Axes, *, in_a_row: int = 6) -> None:
+    """Rows above the axes, if anything has a label. They take room from axes that are narrower."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(0, 1.01),
-            ncols=6,
+            ncols=in_a_row,
             borderpad=0,
             borderaxespad=0.2,
             handlelength=1.4,
@@ -252,9 +252,9 @@ def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     others = np.maximum([totals[rank] - known for rank, known in zip(shown, left, strict=True)], 0)
     bars = axes.barh(rows, others, left=left, height=0.62, color=light(OTHER_COLOR), label=OTHER)
     axes.bar_label(bars, [f"{each:,.1f} ms" for each in left + others], padding=5)
-    legend(axes)
+    legend(axes, in_a_row=3)
     axes.grid(axis="y", visible=False)
-    axes.margins(x=0.17)
+    axes.set_xlim(0, 1.25 * max(totals.values()) or 1)  # room for the numbers
     used = [mean(each.gpu_utilization for each in own[rank]) for rank in shown]
     names = [
         f"rank {rank}" + f"\nGPU {use:.0%}" * (use > 0)

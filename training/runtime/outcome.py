@@ -142,12 +142,16 @@ def print_result(
     if as_json:
         print(json.dumps(result.to_json(), indent=1))
         return
+    from rich.console import Console
+
+    from training.record.colors import colored
     from training.record.display import result_table
 
     places = {name: _near(place) for name, place in recipe.places(run_uri).items()}
     if report is not None:
-        places["report"] = os.path.relpath(report)
-    print(result_table(result, places, measures=recipe.measures))
+        places["report"] = _near(str(report.absolute()))
+    table = result_table(result, places, measures=recipe.measures)
+    Console().print(colored(table), soft_wrap=True)
 
 
 def _near(place: str) -> str:
