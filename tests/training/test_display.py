@@ -147,7 +147,8 @@ def test_where_nothing_may_move_lines_still_have_colors() -> None:
     display = Display(console=console)
     times = [RankTimes(step=4, epoch=1, rank=rank, step_time_s=0.25) for rank in range(2)]
     scored = Evaluation(step=4, epoch=1, loss=1.0)
-    for event in (START, step(4), *times, scored, Warned(message="slow")):
+    events: list[Event] = [START, step(4), *times, scored, Warned(message="slow")]
+    for event in events:
         display.show(event)
     display.close()
     heads = [line[: line.index(" ")] for line in file.getvalue().splitlines()]
