@@ -28,6 +28,7 @@ from tests.aws.s3 import S3, Effect
 from tests.conftest import ROOT
 from tests.simulation.world import EndedError, World
 
+SWEEP_READS_S: Final = 10
 MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
 #: botocore tries a call so often in all.
 ATTEMPTS: Final = 5
@@ -374,7 +375,13 @@ class Account(base.Account):
         if len(job.ladder) < 2 or not reason.startswith("[no_capacity]"):
             return False
         own = [each for each in self.model.tasks.values() if each["startedBy"] == job.name]
-        waiting = [each for each in own if each["lastStatus"] == "PROVISIONING"]
+        # A sweep lists tasks some seconds before it decides.
+        waiting = [
+            each
+            for each in own
+            if each["lastStatus"] == "PROVISIONING"
+            or ("startedAt" in each and each["startedAt"] > stamp(self.world.now - SWEEP_READS_S))
+        ]
         groups = [self.model.groups[each["capacityProviderName"]] for each in waiting]
         return any(
             group.activities and group.activities[0]["StatusCode"] == "Failed" for group in groups
@@ -456,7 +463,7 @@ class Account(base.Account):
                     task
                 )  # Step Functions itself stops the head of one that was aborted
                 told = task.get("_told_at", job.ended if job and job.ended else self.world.now)
-                is_late = self.world.now - told > times.STOP_TIMEOUT_S
+                is_late = self.world.now - told > times.STOP_TIMEOUT_S - self.slack_s
                 if task["lastStatus"] == "RUNNING" and not is_late:
                     self.world.blame(f"{who} ends {instance} at once, below {name_of(task)}")
         super().on_terminate_instances(InstanceIds)
