@@ -14,6 +14,8 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +27,6 @@ from contract.text import dollars, duration
 from training import command, recipes
 from training.data import catalog
 from training.fsdp.settings import FsdpConfig
-from training.models.built_shapes import of_config
 from training.models.estimates import (
     GIB,
     RECOMPUTE,
@@ -91,7 +92,7 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
     path = Path(name).expanduser()
     if path.exists():
         config = read_config(path / "config.json" if path.is_dir() else path)
-        return of_config(config, model=name)
+        return _of_config(config, model=name)
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
     if asks_hub:
@@ -102,11 +103,23 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         except ImportError:
             pass
         else:
-            return of_config(read_config(folder / "config.json"), model=name)
+            return _of_config(read_config(folder / "config.json"), model=name)
     raise UnknownShapeError(
         f"model {model!r}, which is no folder with a config.json and none of "
         f"{', '.join([*SHAPES, *_KNOWN])}"
     )
+
+
+def _of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
+    """The shape that a ``config.json`` describes: of rare kinds where transformers is installed."""
+    try:
+        return ModelShape.from_config(values)
+    except UnknownShapeError:
+        if not (find_spec("torch") and find_spec("transformers")):
+            raise
+    built: Any = import_module("training.models.built_shapes")  # by name: laptops have no torch
+    shape: ModelShape = built.of_config(values, model=model)
+    return shape
 
 
 # Models on the Hub that have one of the shapes.

@@ -118,7 +118,7 @@ def test_a_model_of_any_kind_is_planned_where_transformers_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not is_installed:
-        monkeypatch.setattr(built_shapes, "find_spec", lambda _: None)
+        monkeypatch.setattr(plan, "find_spec", lambda _: None)
     (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, "model_type": "granite"}))
     code = plan.main(["fsdp", "--model", str(tmp_path), "--workers", "1"])
     said = capsys.readouterr()

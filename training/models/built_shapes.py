@@ -3,30 +3,26 @@ leaves open is read off its modules, on the meta device."""
 
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
+from training.models import language_models, pretrained
 from training.models.model_shapes import FUNCTIONS, ModelShape, UnknownShapeError
 
 
 def of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
-    """The shape that a Hugging Face ``config.json`` describes; of rare kinds only where torch and
-    transformers are installed.
+    """The shape that a Hugging Face ``config.json`` describes.
 
     Args:
         model: what a user calls the model.
 
     Raises:
-        UnknownShapeError: see ``shape_of``; or they are not installed.
-        InputError: the configuration is not complete.
+        UnknownShapeError: see ``shape_of``.
+        InputError: the configuration is not complete, or transformers cannot use it.
     """
     try:
         return ModelShape.from_config(values)
     except UnknownShapeError:
-        if not (find_spec("torch") and find_spec("transformers")):
-            raise
-    from training.models import language_models, pretrained
-
+        pass
     return shape_of(language_models.build_on_meta(pretrained.config_of(values, model=model)))
 
 
@@ -38,8 +34,6 @@ def shape_of(model: Any) -> ModelShape:
             attention that stores its matrix, or an activation function that keeps more than its
             input.
     """
-    from training.models import language_models
-
     config = model.config
     stores_matrix = getattr(config, "attn_logit_softcapping", None) or not model._supports_sdpa
     others = language_models.num_experts(config) or language_models.state_space_layers(model)
