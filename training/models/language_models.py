@@ -111,13 +111,15 @@ class WithLoss(nn.Module):
         head, flat = self._head(), hidden.flatten(0, 1)
         weight = head.weight.to(flat.dtype)
         bias = None if head.bias is None else head.bias.to(flat.dtype)
+        # Compiled, nothing of a chunk is in fp32: twice as many tokens take as much memory.
+        is_narrow = self.compiles and flat.element_size() == 2
         return linear_cross_entropy(
             flat,
             weight,
             labels.flatten(),
             bias=bias,
             bend=bend,
-            chunk_tokens=logit_tokens(len(weight)) * (2 if self.compiles else 1),
+            chunk_tokens=logit_tokens(len(weight)) * (2 if is_narrow else 1),
             divisor=divisor,
             compiles=self.compiles,
         )
