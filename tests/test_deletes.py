@@ -102,11 +102,6 @@ GUARDS: Final = {
         "two files of model/",
     ),
     "training/checkpoint/checkpoints.py:take_snapshot": ("replace", MEMORY, "a function"),
-    "training/checkpoint/sharded_checkpoints.py:ShardedSaver.save": (
-        "replace",
-        MEMORY,
-        "a function",
-    ),
     "training/data/download.py:_verify": ("unlink", OURS, ".NAME.part of the cache"),
     "training/data/download.py:download": ("unlink", OURS, ".NAME.part of the cache"),
     "training/data/download.py:fetch": ("replace", OURS, "a file that is not there"),
