@@ -98,9 +98,8 @@ def copied(example: str, folder: Path, installed: Path) -> None:
     """Copy an example, and install its packages."""
     shutil.copytree(ROOT / "examples" / example, folder)
     try:
-        # torch is there: its own index, which uv would ask too, is not needed.
-        index = {"UV_DEFAULT_INDEX": "https://pypi.org/simple"}
-        packages.install(folder, installed, environment=index)
+        # uv's own index: torch is there, and that of torch, which uv would ask too, is not needed.
+        packages.install(folder, installed, environment={"UV_DEFAULT_INDEX": ""})
     except InputError as error:
         pytest.skip(f"{example} cannot be installed here: {f'{error}'.splitlines()[-1]}")
 

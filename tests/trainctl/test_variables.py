@@ -104,7 +104,7 @@ KEY = "-----BEGIN PRIVATE KEY-----"
         ("tls/server.crt", f"{KEY}\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n", True),
         ("account.json", f'{{"private_key": "{KEY}\\nMIIEvQIBADANBgkqhkiG9w0B"}}', True),
         ("aws.ini", "[default]\naws_secret_access_key = " + "aB3/" * 10, True),
-        (".npmrc", f"//registry.npmjs.org/:_authToken={'4b1c2d3e4f5a6b7c8d9e0f'}", True),
+        (".npmrc", f"//registry.example/:_authToken={'4b1c2d3e4f5a6b7c8d9e0f'}", True),
         ("train.py", f"login('hf_{'QwErTyUiOpAsDfGhJkLzXcVbNm98'}')", True),
         ("a.yaml", f"url: postgres://u:{'Tr0ub4dor7'}@db.example.org/x", True),
         # What explains, checks or draws them.
