@@ -1028,9 +1028,13 @@ class Execution:
             world.blame(f"{self.name} starts beside {limits.max_jobs_per_user} of its user")
         if len(earlier) + len(began) >= limits.max_heads:
             world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(began)} others")
+        # A list may lack one that was submitted after it, and has begun a moment ago.
+        known = [
+            each for each in began if each.admitted_at < late or each.began < max(late, self.began)
+        ]
         for pool in order.ladder:
             taken = sum(each.nodes.high for each in earlier if pool in each.ladder)
-            taken += sum(each.granted.high for each in began if pool in each.pools)
+            taken += sum(each.granted.high for each in known if pool in each.pools)
             left = max(0, limits.workers[pool] - taken)
             most = max(0, min(self.nodes.high, left))
             if not self.nodes.low == granted.low <= granted.high <= most:
