@@ -14,8 +14,6 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +34,13 @@ from training.models.estimates import (
     make,
     smaller,
 )
-from training.models.model_shapes import SHAPES, ModelShape, UnknownShapeError, read_config
+from training.models.model_shapes import (
+    SHAPES,
+    ModelShape,
+    UnknownShapeError,
+    of_config,
+    read_config,
+)
 from training.settings import RunConfig
 
 
@@ -92,7 +96,7 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
     path = Path(name).expanduser()
     if path.exists():
         config = read_config(path / "config.json" if path.is_dir() else path)
-        return _of_config(config, model=name)
+        return of_config(config, model=name)
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
     if asks_hub:
@@ -103,23 +107,11 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         except ImportError:
             pass
         else:
-            return _of_config(read_config(folder / "config.json"), model=name)
+            return of_config(read_config(folder / "config.json"), model=name)
     raise UnknownShapeError(
         f"model {model!r}, which is no folder with a config.json and none of "
         f"{', '.join([*SHAPES, *_KNOWN])}"
     )
-
-
-def _of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
-    """The shape that a ``config.json`` describes: of rare kinds where transformers is installed."""
-    try:
-        return ModelShape.from_config(values)
-    except UnknownShapeError:
-        if not (find_spec("torch") and find_spec("transformers")):
-            raise
-    built: Any = import_module("training.models.built_shapes")  # by name: laptops have no torch
-    shape: ModelShape = built.of_config(values, model=model)
-    return shape
 
 
 # Models on the Hub that have one of the shapes.

@@ -9,9 +9,8 @@ from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
 from training.fsdp.settings import FsdpConfig
 from training.models import language_models, lora, nf4
-from training.models.built_shapes import of_config
 from training.models.estimates import GIB, Setup, differences, keeps_whole, make, smaller
-from training.models.model_shapes import UnknownShapeError
+from training.models.model_shapes import UnknownShapeError, of_config
 
 
 def advice(config: FsdpConfig, model: nn.Module) -> str:

@@ -9,20 +9,16 @@ from training.models import language_models, pretrained
 from training.models.model_shapes import FUNCTIONS, ModelShape, UnknownShapeError
 
 
-def of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
-    """The shape that a Hugging Face ``config.json`` describes.
+def built(values: Mapping[str, Any], *, model: str) -> ModelShape:
+    """The shape of the model that transformers builds of a ``config.json``.
 
     Args:
-        model: what a user calls the model.
+        model: what a user calls it.
 
     Raises:
         UnknownShapeError: see ``shape_of``.
-        InputError: the configuration is not complete, or transformers cannot use it.
+        InputError: transformers cannot use the configuration.
     """
-    try:
-        return ModelShape.from_config(values)
-    except UnknownShapeError:
-        pass
     return shape_of(language_models.build_on_meta(pretrained.config_of(values, model=model)))
 
 

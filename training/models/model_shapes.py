@@ -7,6 +7,8 @@ model with random weights, or from the Hugging Face ``config.json`` of a family 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -190,6 +192,27 @@ class UnknownShapeError(InputError):
             "on the same kind of GPUs (trainctl submit fsdp --model MODEL --max-steps 5), then "
             "read memory_bytes and tokens_per_s in the run's result.json"
         )
+
+
+def of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
+    """The shape that a Hugging Face ``config.json`` describes: of any kind that transformers can
+    build, where it is installed.
+
+    Args:
+        model: what a user calls the model.
+
+    Raises:
+        UnknownShapeError: there are no formulas for it, or transformers is not installed.
+        InputError: the configuration is not complete, or transformers cannot use it.
+    """
+    try:
+        return ModelShape.from_config(values)
+    except UnknownShapeError:
+        if not (find_spec("torch") and find_spec("transformers")):
+            raise
+    built: Any = import_module("training.models.built_shapes")  # by name: laptops have no torch
+    shape: ModelShape = built.built(values, model=model)
+    return shape
 
 
 def target_names(known: Iterable[str], targets: str) -> set[str]:
