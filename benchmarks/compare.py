@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 def commands(data: str, plain: str) -> dict[str, list[str]]:
     """Name of each benchmark -> its words."""
-    found = {"ddp": ["--data", data], "gpu_fsdp": [], "checkpoint": ["--mb", "95"], "images": []}
+    found = {"ddp": ["--data", data], "gpu_fsdp": [], "checkpoint": [], "images": []}
     if plain:
         found["fashion"] = ["--data", data, "--plain", plain]
     return found

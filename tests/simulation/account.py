@@ -28,6 +28,7 @@ from tests.aws.s3 import S3, Effect
 from tests.conftest import ROOT
 from tests.simulation.world import EndedError, World
 
+#: Seconds in which a sweep may decide by a list of tasks.
 SWEEP_READS_S: Final = 10
 MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
 #: botocore tries a call so often in all.

@@ -194,8 +194,7 @@ class LoadPlanner(DefaultLoadPlanner):
 class Share:
     """One rank's share of a model's state: it is copied, planned and written at each save."""
 
-    def __init__(self) -> None:
-        on_gpu = torch.cuda.is_available()
+    def __init__(self, *, on_gpu: bool = False) -> None:
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
         self._stager = DefaultStager(
             StagingOptions(

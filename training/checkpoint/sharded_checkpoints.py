@@ -89,7 +89,7 @@ class ShardedSaver:
         self.recorded: Mapping[str, Any] = {}
         """Settings of the run as its checkpoint has them."""
         self._group = dist.new_group(backend="gloo")
-        self._share = Share()
+        self._share = Share(on_gpu=worker.device.type == "cuda")
 
     def resume(self, *, from_scratch: bool) -> Position:
         """Continue from the newest usable checkpoint; return its position, 0 where there is none.
