@@ -11,7 +11,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -25,7 +26,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from contract import faults
+from contract import exits, faults
 from contract.job import JOB_GROUP
 from contract.job_outcome import Ending, ending
 from contract.nodes import CONTAINER, HEAD
@@ -50,6 +51,9 @@ DESCRIBE_MOST: Final = 100
 _RETRIES: Final = Config(
     connect_timeout=10, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 6}
 )
+#: After a worker on which Ray did not start; twice as long after each further one.
+_PAUSE_S: Final = 10.0
+_OF_LATE_S: Final = 1800.0
 #: A task may be missing in ECS's list for so long after it was started.
 _SETTLES_S: Final = 60.0
 
@@ -74,6 +78,8 @@ class ProviderConfig(TypedDict):
     security_groups: list[str]
     environment: dict[str, str]
     """More variables of a worker, such as the head's address."""
+    failed_starts: NotRequired[str]
+    """File for the number of worker tasks in which Ray did not start, within half an hour."""
 
 
 class EcsNodeProvider(NodeProvider):
@@ -101,6 +107,8 @@ class EcsNodeProvider(NodeProvider):
         self._started: dict[str, tuple[float, dict[str, str]]] = {}
         self._shown: set[str] = set()
         self._ended: set[str] = set()
+        self._failed: dict[str, float] = {}  # tasks in which Ray did not start, and when they ended
+        self._not_before = 0.0  # by the clock: the next worker is started then
         self._is_wanted = True
         """False once ECS has told the head's own task to stop."""
 
@@ -133,6 +141,7 @@ class EcsNodeProvider(NodeProvider):
             _say("a host is asked to end: its GPUs or EFA devices are not healthy")
             # Wait for the end: otherwise ECS would place the next node on the same host.
             self._release(bad, are_bad=True)
+        self._count_failures({arn for arn in ended if _has_no_ray(tasks[arn])})
         with self._lock:
             for arn in ended:
                 self._started.pop(arn, None)
@@ -173,6 +182,17 @@ class EcsNodeProvider(NodeProvider):
             tasks += page["tasks"]
         return tasks
 
+    def _count_failures(self, found: set[str]) -> None:
+        """Count worker tasks in which Ray did not start; the next one waits longer each time."""
+        now = self._clock()
+        if found <= {*self._failed}:
+            return
+        self._failed = {arn: self._failed.get(arn, now) for arn in {*self._failed, *found}}
+        number = sum(now - at < _OF_LATE_S for at in self._failed.values())
+        self._not_before = now + _PAUSE_S * 2 ** (number - 1)
+        if place := self._settings.get("failed_starts"):
+            Path(place).write_text(str(number), encoding="utf-8")
+
     # --- more ---------------------------------------------------------------------------------
     def create_node(
         self, node_config: Mapping[str, object], tags: dict[str, str], count: int
@@ -182,11 +202,13 @@ class EcsNodeProvider(NodeProvider):
         Raises:
             NodeLaunchException: ECS did not place all of them; those that it did are kept. Or ECS
                 has told this head to stop, which behind a dead agent does not hear it: its
-                successor starts the nodes.
+                successor starts the nodes. Or Ray did not start on the last node a moment ago.
         """
         del node_config
         if not self._is_wanted:
             raise NodeLaunchException("stopped", "ECS has told this head to stop", None)
+        if (pause := self._not_before - self._clock()) > 0:
+            raise NodeLaunchException("waits", f"Ray did not start: {pause:.0f} s", None)
         left = count
         while left:
             wanted = min(left, RUN_TASK_MOST)
@@ -330,6 +352,11 @@ def _bad_host(task: "TaskTypeDef") -> bool:
         is Ending.BAD_HOST
         for each in task.get("containers", [])
     )
+
+
+def _has_no_ray(task: "TaskTypeDef") -> bool:
+    """True if a worker left because Ray did not start on it."""
+    return any(each.get("exitCode") == exits.RAY_FAILED for each in task.get("containers", []))
 
 
 def _to(tags: Mapping[str, str]) -> "list[TagTypeDef]":

@@ -64,6 +64,9 @@ _POLL_S: Final = 0.1
 _CANNOT_PREPARE: Final = "failed: a worker node cannot prepare the code: "
 #: ``ray start --block`` looks at Ray's processes every second.
 _RAY_ENDS_S: Final = 3.0
+#: So many worker tasks in which Ray did not start end the job. Each of them has tried several times
+#: (``containers.node``).
+_FAILED_STARTS: Final = 3
 
 
 # --- decisions ------------------------------------------------------------------------------------
@@ -89,6 +92,8 @@ class Observation:
     """Reason why the program asks Ray for more than the job can have."""
     failure: str | None = None
     """Reason why a worker node could not prepare."""
+    failed_starts: int = 0
+    """Tasks of worker nodes in which Ray did not start, of late."""
 
 
 class Decisions:
@@ -178,6 +183,9 @@ class Decisions:
             return None
         if self._short_since is None:
             self._short_since = seen.monotonic
+        if seen.failed_starts >= _FAILED_STARTS:
+            text = f"failed: Ray did not start on worker nodes, {seen.failed_starts} times"
+            return exits.FAILED, f"{text}; their logs say more"
         if not self.waits:
             return None
         if seen.failure is not None:
@@ -340,8 +348,10 @@ class JobHead:
             code = self._wait(command)
             if self._looks and code == exits.OK:
                 self._ask_for_workers()
-                command = spawn(words)
-                code = self._wait(command)
+                code = self._until_nodes()
+                if code is None:
+                    command = spawn(words)
+                    code = self._wait(command)
         finally:
             command.end()  # what it has left behind writes no more
             recorder.end(self._clock.time())
@@ -408,6 +418,16 @@ class JobHead:
         config = self._config
         self._decisions = Decisions(config.spec, config.deadline, self._clock.monotonic())
         self._ray.scale()
+
+    def _until_nodes(self) -> int | None:
+        """Wait for the worker nodes that a recipe needs, before its command and Ray Train start:
+        these would keep the head's processors busy meanwhile; an exit code where that fails."""
+        while self._decisions.is_short:
+            if (code := self._reason_to_end()) is not None:
+                self._is_told = True
+                return code
+            self._clock.sleep(_POLL_S)
+        return None
 
     def _hear(self, line: str) -> None:
         """A line that the command has printed."""
@@ -543,6 +563,7 @@ class JobHead:
                 is_unfit=self._is_unfit,
                 demand=self._ray.demand.reason,
                 failure=self._failure_of_worker(now) if self._decisions.waits else None,
+                failed_starts=self._ray.failed_starts,
             )
         )
         if was_short and not self._decisions.is_short and self._config.spec.code:
@@ -551,7 +572,7 @@ class JobHead:
         if found is None:
             return None
         code, text = found
-        if code == exits.BAD_INPUT:
+        if code in (exits.BAD_INPUT, exits.FAILED):
             self._report(text)
         elif code == exits.RAY_FAILED:
             self._say_of_ray(text)

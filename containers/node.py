@@ -33,8 +33,10 @@ from contract.nodes import DASHBOARD_PORT, ClusterSize
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
 _ASKED_EVERY_S: Final = 0.5
-#: Ray gives its own agent 15 s to start and ends without it: a cold disk can be slower, once.
-_MORE_STARTS: Final = 3
+#: Starts of Ray on a node before its task ends, and the pause before the second one, in seconds;
+#: each later pause is twice as long.
+_STARTS: Final = 4
+_PAUSE_S: Final = 5.0
 
 # Fixed, so that a security group, a tunnel or a person can know them. Worker ports follow.
 PORTS: Final = {
@@ -164,7 +166,7 @@ def count(environment: Mapping[str, str], name: str, default: int) -> int:
 def ray_command(config: NodeConfig, address: str) -> list[str]:
     """The command that starts Ray on this node and stays until it ends."""
     # Its notes on how it drains would stand in the log of every job, as if something were wrong.
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "--logging-level=warning"]
+    ray = [sys.executable, "-m", "containers.ray_start", "--logging-level=warning"]
     command = [*ray, "start", "--block"]
     command += ["--disable-usage-stats", f"--node-ip-address={address}"]
     command += [f"--num-cpus={config.num_cpus}", f"--num-gpus={config.num_gpus}"]
@@ -202,6 +204,8 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         "RAY_worker_niceness": "0",
         # Otherwise Ray starts an idle process per processor for each program that connects.
         "RAY_prestart_worker_first_driver": "0",
+        # The head asks its dashboard for the nodes; by default Ray goes on without it after 60 s.
+        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(times.RAY_START_S),
         # A worker that is slow to start is waited for; Ray's default is a minute.
         "RAY_worker_register_timeout_seconds": str(times.WORKER_REGISTER_S),
         # A node whose processes have ended is detected in 6 s, one that hangs in 24 s; the
@@ -247,6 +251,8 @@ class NodeRunner:
         self._noticed_at = float("inf")
         self._is_unfit = False
         self._is_up = False
+        self._hangs = False
+        self._began = 0.0  # the last start of Ray, by the monotonic clock
 
     def run(self) -> int:
         """Start Ray and wait; return the container's exit code.
@@ -298,7 +304,6 @@ class NodeRunner:
         """Start Ray and wait for its end; return the container's exit code."""
         config = self.config
         began = time.monotonic()
-        ray = self._start(command, environment)
         ended = threading.Event()
         request = Path(environment[nodes.ENV_HOST_CHECK])
         start_watching_host(config, request, self._leave, ended)
@@ -313,18 +318,39 @@ class NodeRunner:
                 return drain(notice)
 
             threading.Thread(target=spot.watch, args=(on_notice, say, ended), daemon=True).start()
-        ray_code = self._wait(ray)
-        for _ in range(_MORE_STARTS):
-            if self._is_up or self._is_unfit or self._stopped_by is not None or self._lost_head():
+        ray_code = self._start_in_turn(command, environment)
+        for number in range(1, _STARTS):
+            if self._may_not_start_again():
                 break
-            say(f"Ray did not come up on this node (exit code {ray_code}) and is started again")
-            ray_code = self._wait(self._start(command, environment))
+            pause = _PAUSE_S * 2 ** (number - 1)
+            say(
+                f"Ray did not come up on this node (exit code {ray_code}) and is started again in "
+                f"{pause:.0f} s ({number + 1} of {_STARTS})"
+            )
+            time.sleep(pause)
+            ray_code = self._start_in_turn(command, environment)
         ended.set()
         return self._explain(ray_code, time.monotonic() - began)
+
+    def _may_not_start_again(self) -> bool:
+        is_told = self._is_unfit or self._stopped_by is not None
+        return self._is_up or self._hangs or is_told or bool(self._lost_head())
+
+    def _start_in_turn(self, command: list[str], environment: dict[str, str]) -> int:
+        """Start Ray and wait for its end; return its exit code. No other node of this host starts
+        meanwhile: a start keeps a processor busy for ten seconds, within limits of Ray's own."""
+        with host_cache.turn(
+            within_s=times.START_TURN_S, should_stop=lambda: self._stopped_by is not None
+        ):
+            ray = self._start(command, environment)
+            until = time.monotonic() + times.START_TURN_S
+            self._wait(ray, lambda: self._is_up or time.monotonic() > until)
+        return self._wait(ray, lambda: False)
 
     def _start(self, command: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
         # stdout has hints for interactive use only; warnings and errors go to stderr.
         self._ray = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        self._began = time.monotonic()
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
         return self._ray
@@ -363,9 +389,10 @@ class NodeRunner:
             return exits.REFUSED
         return None
 
-    def _wait(self, ray: "subprocess.Popen[bytes]") -> int:
-        """Wait for Ray; where it drains for a head that is gone, end it."""
-        while True:
+    def _wait(self, ray: "subprocess.Popen[bytes]", is_enough: Callable[[], bool]) -> int:
+        """Wait until Ray has ended, or it is enough. Ray is ended where it drains for a head that
+        is gone, and where it does not come up in time."""
+        while not is_enough():
             try:
                 return ray.wait(1)
             except subprocess.TimeoutExpired:
@@ -373,6 +400,11 @@ class NodeRunner:
             if self._stopped_by is not None and self._lost_head():
                 say("the head has ended: this node ends too")
                 ray.kill()
+            elif not self._is_up and time.monotonic() - self._began > times.AGENT_START_S:
+                say(f"Ray's agent did not start on this node within {times.AGENT_START_S} s")
+                self._hangs = True
+                ray.kill()
+        return exits.OK
 
     def _lost_head(self) -> str | None:
         """Reason why the head does not answer this worker; None if it does, or this is the head."""
@@ -393,7 +425,7 @@ class NodeRunner:
             say(f"the head is lost after {lasted_s:.0f} s: {lost}")
             return exits.NO_HEAD
         say(f"Ray ended on its own after {lasted_s:.0f} s (exit code {code}); its log is above")
-        return exits.FAILED
+        return exits.FAILED if self._is_up else exits.RAY_FAILED
 
     def _give_notice(self, at: float) -> None:
         """Tell a program on this node when the node must have ended, as Unix time."""

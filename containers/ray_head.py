@@ -4,6 +4,7 @@ Only for the head of a job (``containers.job_head``); workers and clusters start
 ``containers.node``.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -219,8 +220,9 @@ def nodes_of(config: JobConfig, head: NodeConfig) -> list[dict[str, int]]:
     return [_resources(head.num_cpus, head.num_gpus), *[worker] * config.spec.nodes.high]
 
 
-#: Below the job's folder: what Ray's autoscaler reads.
+#: Below the job's folder: what Ray's autoscaler reads, and what ours writes.
 _SCALING: Final = "autoscaling.yaml"
+_FAILED: Final = "failed-starts"
 
 
 class RayHead:
@@ -244,7 +246,8 @@ class RayHead:
             provider: how workers are started.
         """
         self._config, self._head, self._environment = config, head, environment
-        self._folder, self._provider = folder, provider
+        self._folder = folder
+        self._provider: ProviderConfig = {**provider, "failed_starts": str(folder / _FAILED)}
         self._said = deque[str](maxlen=20)
         self._ended = threading.Event()
         self._ray: ProgramProcess | None = None
@@ -274,6 +277,13 @@ class RayHead:
         """Ray's exit code, once it has ended."""
         assert self._ray is not None, "start() comes first"
         return self._ray.poll()
+
+    @property
+    def failed_starts(self) -> int:
+        """Tasks of worker nodes in which Ray did not start, of late."""
+        with contextlib.suppress(OSError, ValueError):  # none yet, or just being written
+            return int((self._folder / _FAILED).read_text(encoding="utf-8"))
+        return 0
 
     def last_lines(self) -> list[str]:
         """Last lines that Ray printed."""

@@ -22,7 +22,7 @@ BAD_HOST: Final = 76  # the host's GPUs or EFA are not as they should be; no com
 # Further codes of a job's head; otherwise it returns its command's.
 FILES_LOST: Final = 74  # the program succeeded, and not all of its last files were saved
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
-RAY_FAILED: Final = 77  # Ray did not start on the head, or ended there by itself
+RAY_FAILED: Final = 77  # Ray did not start on a node, or ended by itself on the head
 ASKS_TOO_MUCH: Final = 78  # the program asks Ray for more than the job can ever have
 STORAGE: Final = 79  # S3 does not answer, or a disk is full; ``python -m training.launch`` too
 HUNG: Final = 80  # the program on the nodes has given no sign of life for too long

@@ -10,12 +10,13 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from containers.host.machine import say
+from containers.host.machine import Clock, say
 from contract.nodes import CACHE_DIR
 
 ROOT: Final = Path(CACHE_DIR)
@@ -26,6 +27,9 @@ KEEP_FREE: Final = 0.2
 UV: Final = "packages/uv"
 #: Held while uv's cache is used (shared) or removed.
 _LOCK: Final = ".lock"
+#: Held by a container while Ray starts in it.
+_TURN: Final = ".starting"
+_TURN_EVERY_S: Final = 0.5
 _HUGGING_FACE: Final = "huggingface"
 #: Folders that are removed as a whole.
 _ENTRIES: Final = (
@@ -94,6 +98,27 @@ def installing(root: Path = ROOT) -> Iterator[None]:
         return
     with (root / _LOCK).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def turn(
+    *, within_s: float, should_stop: Callable[[], bool], root: Path = ROOT, clock: Clock = time
+) -> Iterator[None]:
+    """Wait until no other container of this host is in here, but not for longer than that.
+
+    Args:
+        within_s: seconds, after which this container goes on all the same.
+        should_stop: true where it need not wait any more.
+        root: the cache's folder; where that cannot be written, nothing is waited for.
+    """
+    if not _is_usable(root):
+        yield
+        return
+    until = clock.monotonic() + within_s
+    with (root / _TURN).open("ab") as lock:
+        while not _is_free(lock) and clock.monotonic() < until and not should_stop():
+            clock.sleep(_TURN_EVERY_S)
         yield
 
 

@@ -5,6 +5,7 @@ That there are as many as are wanted in the end, whatever fails and in which ord
 """
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,8 +86,9 @@ def own(ecs: SimulatedEcs) -> EcsNodeProvider:
     return provider(ecs)
 
 
-def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
+def provider(ecs: SimulatedEcs, **more: Any) -> EcsNodeProvider:
     values: autoscaler.ProviderConfig = {
+        **more,  # type: ignore[typeddict-item]
         "cluster": "c",
         "job": JOB,
         "tags": {"job": JOB},
@@ -120,6 +122,23 @@ def test_what_cannot_be_placed_is_said_with_the_reason_and_the_rest_is_kept(
         own.create_node({}, TAGS, 5)
     assert e.value.category == "RESOURCE:GPU"
     assert len(own.non_terminated_nodes(WORKERS)) == 3
+
+
+def test_a_worker_without_ray_is_counted_and_the_next_one_waits_longer_each_time(
+    ecs: SimulatedEcs, tmp_path: Path
+) -> None:
+    own, counted = provider(ecs, failed_starts=str(tmp_path / "failed")), tmp_path / "failed"
+    for number, pause_s in ((1, 10), (2, 20), (3, 40), (1, 10)):
+        own.create_node({}, TAGS, 1)
+        (arn,) = ecs.running()
+        ecs.end(arn, exits.RAY_FAILED)
+        for _ in range(2):  # one that is seen twice counts once
+            own.non_terminated_nodes(WORKERS)
+        assert counted.read_text() == str(number)
+        ecs.now += pause_s - 1
+        with pytest.raises(NodeLaunchException, match="Ray did not start: 1 s"):
+            own.create_node({}, TAGS, 1)
+        ecs.now += 1 + (number == 3) * 1800
 
 
 def test_a_task_that_the_list_does_not_show_yet_counts(

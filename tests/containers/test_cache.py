@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from containers import node
 from containers.program import host_cache
 from contract.nodes import ENV_HEAD_ADDRESS, ENV_NUM_CPUS, HEAD, WORKER
+from tests.clock import FakeClock
 
 
 def fill(root: Path, **used: int) -> None:
@@ -68,6 +70,23 @@ def test_the_cache_of_uv_stays_while_a_container_installs(tmp_path: Path) -> Non
     assert host_cache.trim(tmp_path, space=disk(1)) == ["packages/uv"]
     with host_cache.installing(tmp_path / "none"):
         assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "stops", "waited"), [(False, False, 0), (True, False, 60), (True, True, 0)]
+)
+def test_nodes_of_a_host_start_one_after_the_other_but_do_not_wait_for_ever(
+    tmp_path: Path, is_busy: bool, stops: bool, waited: int
+) -> None:
+    clock = FakeClock()
+
+    def turn() -> AbstractContextManager[None]:
+        return host_cache.turn(within_s=60, should_stop=lambda: stops, root=tmp_path, clock=clock)
+
+    with turn() if is_busy else nullcontext():
+        began = clock.now
+        with turn():
+            assert clock.now - began == waited
 
 
 def test_programs_are_sent_to_the_cache_where_there_is_one(tmp_path: Path) -> None:

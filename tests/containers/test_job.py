@@ -174,6 +174,7 @@ class Ray:
         head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
         self.demand = demand.DemandWatch(ray_head.nodes_of(own, head))
         self.code: int | None = None
+        self.failed_starts = 0
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
 
@@ -540,6 +541,21 @@ def test_ray_that_hangs_while_it_starts_is_not_waited_for_any_longer(
     assert life.run() == exits.RAY_FAILED
     assert life.clock.now == pytest.approx(times.RAY_START_S, abs=0.3)
     assert f"Ray did not start within {times.RAY_START_S} s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failed", "code"), [(2, exits.OK), (3, exits.FAILED)])
+def test_a_job_whose_nodes_cannot_start_ray_ends_with_that_reason(failed: int, code: int) -> None:
+    words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
+    life = Life(codes=(0, 0), recipe="fsdp", command=words, nodes=Range(2, 2), run="r1")
+    life.job._storage = "s3://bucket"
+    life.clock.at(100, lambda: setattr(life.ray, "failed_starts", failed))
+    life.clock.at(200, life.ray.have, 2)
+    assert life.run() == code
+    # The recipe's command, which needs a processor too, begins when the nodes are there.
+    began = [each.ends - 30 for each in life.commands[1:]]
+    assert began == pytest.approx([200.0] * (code == exits.OK), abs=1)
+    if code:
+        assert told(life.s3).startswith("failed: Ray did not start on worker nodes, 3 times")
 
 
 def test_a_program_that_asks_for_more_than_the_job_can_have_ends_it(

@@ -1,5 +1,6 @@
 """A node tells Ray the right things, refuses bad input and bad GPUs, and says why it ended."""
 
+import inspect
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ import pytest
 from containers import health, node
 from containers.host import hardware, machine
 from containers.node import NodeConfig
-from contract import exits, host_check, nodes
+from contract import exits, host_check, nodes, times
 from contract.errors import InputError
 from contract.nodes import ClusterSize
 from tests.conftest import ROOT
@@ -286,30 +287,80 @@ def test_a_node_whose_gpu_fails_later_leaves_with_the_code_of_a_bad_host(
     assert f"this host can no longer train: {faults[0]}" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("comes_up", "code", "starts", "said"),
+    [
+        # Ray's agent dies each time: the raylet ends before the agent listens.
+        (9, exits.RAY_FAILED, "xxxx", "is started again in 4 s (4 of 4)"),
+        (2, exits.FAILED, "xx", "did not come up on this node (exit code 1)"),
+        # The agent never listens, and never ends.
+        (0, exits.RAY_FAILED, "x", "Ray's agent did not start on this node within 2 s"),
+    ],
+)
 def test_ray_that_does_not_come_up_is_started_again_and_one_that_did_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    comes_up: int,
+    code: int,
+    starts: str,
+    said: str,
 ) -> None:
-    starts = tmp_path / "starts"
-    # As where its agent needs more than the 15 s that the raylet waits: it ends before it listens.
     ray = f"""
 import pathlib, socket, sys, time
-starts = pathlib.Path({str(starts)!r})
+starts = pathlib.Path({str(tmp_path / "starts")!r})
 starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
-if len(starts.read_text()) > 1:
+if len(starts.read_text()) == {comes_up}:
     listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
     time.sleep(3)
+time.sleep(0 if {comes_up} else 600)
 sys.exit(1)
 """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setattr(nodes, "AGENT_PORT", port)
+    monkeypatch.setattr(times, "AGENT_START_S", 600 if comes_up else 2)
+    paused = list[float]()
+    monkeypatch.setattr(node, "_PAUSE_S", 1.0)
+    monkeypatch.setattr(time, "sleep", paused.append)
     own = node.NodeRunner(NodeConfig.from_environment("head", WORKER))
     environment = {**os.environ, nodes.ENV_HOST_CHECK: str(tmp_path / "check")}
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    code = own._run_ray([sys.executable, "-c", ray, str(port)], environment, "127.0.0.1")
-    said = capfd.readouterr().err
-    assert (code, starts.read_text()) == (exits.FAILED, "xx")
-    assert "did not come up on this node (exit code 1) and is started again" in said
+    assert code == own._run_ray([sys.executable, "-c", ray, str(port)], environment, "127.0.0.1")
+    assert (tmp_path / "starts").read_text() == starts
+    assert [each for each in paused if each >= 1] == [1.0, 2.0, 4.0][: len(starts) - 1]
+    assert said in capfd.readouterr().err
+
+
+def test_a_raylet_does_not_wait_for_an_agent_that_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from ray._private import services
+    from ray._raylet import wait_for_persisted_port
+
+    from containers import ray_start
+
+    monkeypatch.setattr(ray_start, "LATE_S", 0.0)
+    named = {"session_dir": str(tmp_path), "node_id": "ab" * 28}
+    ports = dict(zip(ray_start.PORT_FILES, (0, 6384, 6383), strict=True))
+    # The first one's agent is not late.
+    ray_start._raylet.persist_port(*named.values(), next(iter(ports)), 7001)
+    signature = inspect.signature(services.start_raylet)
+    values = dict.fromkeys(signature.parameters) | named
+    values |= {ray_start.PORT_FILES[name]: port for name, port in ports.items()}
+
+    class Raylet:
+        __signature__ = signature
+
+        def __call__(self, **given: object) -> object:
+            assert given == values
+            return "started"
+
+    assert ray_start.without_the_wait(Raylet())(**values) == "started"
+    eventually("the ports are written down", lambda: len([*tmp_path.iterdir()]) == 3)
+    for name, port in ports.items():
+        assert wait_for_persisted_port(*named.values(), name, 0, 1) == (port or 7001)
+    assert "Ray's agent needs more than 0 s to start here" in capfd.readouterr().err
 
 
 def test_ray_is_told_to_leave_before_an_unfit_host_is_reported(

@@ -7,12 +7,14 @@ torch nor Ray Train.
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from contract import faults, host_check, nodes
 from contract.errors import InputError, UnreachableError
+from contract.job import JobSpec
 from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
 from training import recipes
@@ -25,6 +27,7 @@ from training.system import lease
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
 _RESIZE_EVERY_S: Final = 30.0
+_PLACES_EVERY_S: Final = 1.0
 #: The actor that knows is on the same node.
 _ASK_S: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -133,6 +136,7 @@ def fit(submission: Submission, events: Any) -> str | UnreachableError:
     _take_over(submission)
     failures, begun_at = Failures(submission.max_failures), 0
     while True:
+        _wait_for_places(submission.workers.low)
         try:
             _trainer(submission, events).fit()
             return ""
@@ -154,6 +158,36 @@ def fit(submission: Submission, events: Any) -> str | UnreachableError:
                 raise
             return UnreachableError(faults.text(error))
         submission = replace(submission, fence=fence)
+
+
+def _wait_for_places(least: int) -> None:
+    """Wait until the nodes have room for ``least`` workers.
+
+    Ray Train would wait too, in a new controller every few seconds, each of which keeps a processor
+    busy: on a small machine the nodes that are waited for could not start beside it.
+    """
+    import ray
+
+    order = os.environ.get(nodes.ENV_JOB_SPEC)
+    if order and not JobSpec.from_json(order).nodes.low:
+        return  # its nodes come only when Ray Train asks for them
+    kind, each = _place()
+    while (
+        sum(int(node["Resources"].get(kind, 0) // each) for node in ray.nodes() if node["Alive"])
+        < least
+    ):
+        time.sleep(_PLACES_EVERY_S)
+
+
+def _place() -> tuple[str, int]:
+    """What a worker takes of a node: the kind of resource, and how much of it."""
+    import ray
+
+    job = _job_hosts()
+    if job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0:
+        return "GPU", 1
+    # Without GPUs, a worker takes a whole host of a job; Ray sizes its thread pool by it.
+    return "CPU", job["CPU"] if job else 1
 
 
 def _reason(error: Exception) -> str | UnreachableError:
@@ -219,7 +253,6 @@ def _take_over(submission: Submission) -> None:
 
 
 def _trainer(submission: Submission, events: Any) -> Any:
-    import ray
     from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -227,19 +260,17 @@ def _trainer(submission: Submission, events: Any) -> Any:
     from training.runtime import ray_worker
 
     config = submission.config
-    job = _job_hosts()
+    kind, per_worker = _place()
+    on_gpus = kind == "GPU"
     # Declared as their predecessors, which knew no ranges and no environment of the workers.
     scaling: Any = ScalingConfig
     run_config: Any = RayRunConfig
     failure_config: Any = FailureConfig
-    on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
     if on_gpus:  # NCCL knows which of its ranks do not agree
         os.environ.setdefault("RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR", "1")
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_ACTION", "fail")
         # Not sooner than a collective ends by itself: the first one may wait for a download.
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S", str(COLLECTIVE_START_S))
-    # Without GPUs, a worker takes a whole host of a job; Ray sizes its thread pool by it.
-    per_worker = {"CPU": job["CPU"]} if job and not on_gpus else None
     most, least = submission.workers.high, submission.workers.low
     return TorchTrainer(
         ray_worker.ray_entry,
@@ -256,7 +287,7 @@ def _trainer(submission: Submission, events: Any) -> Any:
                 os.environ.get(nodes.ENV_RESIZE, _RESIZE_EVERY_S)
             ),
             use_gpu=on_gpus,
-            resources_per_worker=per_worker,
+            resources_per_worker={"CPU": per_worker} if not on_gpus else None,
             # GPUs of one host talk faster than hosts do. Without GPUs it is the processors
             # that count, so every host takes its share.
             placement_strategy="PACK" if on_gpus else "SPREAD",
