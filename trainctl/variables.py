@@ -7,42 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from contract.job import SECRETS_PREFIX, check_variable
+from contract.secret_text import FILES, SHOWN, secrets_in
 from trainctl.aws.account import Account
 from trainctl.aws.errors import UsageError
 
-#: Names and values of secrets. A name may be of something else: EOS_TOKEN=</s>, SORT_KEY=date.
-_NAMED: Final = re.compile(
-    r"(^|_)(?<!PAD_)(?<!EOS_)(?<!BOS_)(?<!UNK_)(?<!SEP_)(?<!CLS_)(?<!MASK_)TOKEN$|"
-    r"(^|_)(SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY)$"
-)
-_LONG: Final = re.compile(r"[\w+/=.~:-]{12,}")
-#: Other keys are secrets where their value is no name.
-_KEY: Final = re.compile(r"_KEY(_ID)?$")
-_RANDOM: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~:-]{12,}")
-_SHAPED: Final = re.compile(
-    # One boundary for all: whole folders are searched.
-    r"\b(?:hf_\w{20,}|sk-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_\w{30,}|"
-    r"github_pat_\w{20,}|glpat-[\w-]{20,}|wandb_v\d_\w{20,}|AIza[\w-]{35}|"
-    r"npm_\w{36}|pypi-[\w-]{50,}|"
-    # scheme://user:password@host, unless the password is a variable or a placeholder
-    r"[a-z][a-z\d+.-]*://[^\s/:@]*:[^\s/:@${<*][^\s/@]*@)|"
-    r"xox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-)
-#: Files that hold credentials, by their names or by a line.
-_FILES: Final = re.compile(
-    r"id_(rsa|dsa|ecdsa|ed25519)|[._]netrc|\.(git-credentials|pypirc|pgpass|htpasswd|dockercfg)|"
-    r"credentials(\.(json|csv|ya?ml|toml|ini))?|secrets\.(json|ya?ml|toml|env)|kaggle\.json|"
-    r".*\.(ppk|p12|pfx|keystore|jks)|(.*[._-])?(private|secret)?_?key\.pem"
-)
-_LINES: Final = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(\s|\\n)+[\w+/=]{20}|"
-    r"(?i:aws_secret_access_key[\"']?\s*[=:]\s*[\"']?)[\w+/]{40}(?![\w+/])|_authToken=[\w-]{20,}"
-)
-#: A token that a file shows for an example has few characters, or says so.
-_EXAMPLE: Final = re.compile(r"(?i)example|your|xxxx|1234|abcd|fake|dummy|placeholder")
-_DIFFERENT: Final = 10
+#: Files with variables and their values.
+_SETTINGS: Final = re.compile(r"(.*\.)?env(\..*|rc)?|\.Renviron")
 #: Larger files are data.
-_LARGEST: Final = 2**20
+_LARGEST: Final = 2**24
 
 
 def variables(given: Sequence[str]) -> dict[str, str]:
@@ -81,19 +53,20 @@ def refuse_secrets(
     """
     none = {each.lstrip("-") for each in excused}
     for name, value in found.items():
-        if name not in none and _is_secret(name, value):
+        if name not in none and (shown := _secret_in(f"{name}={value}")):
             raise UsageError(
-                f"--env {name} looks like a secret, and variables are kept with the job for all "
+                f"--env {name} looks like a secret ({shown}), and variables are kept with the job "
+                "for all "
                 f"who may look at it: {_instead(name)}. If it is none: --not-secret {name}"
             )
     for name, value in named(words):
         bare = name.lstrip("-")
-        if bare not in none and _is_secret(bare.replace("-", "_"), value):
+        if bare not in none and (shown := _secret_in(f"{bare}={value}")):
             variable = re.sub(r"\W", "_", bare).upper()
             raise UsageError(
-                f"the command's {name} looks like a secret, and commands are kept with the job for "
-                f"all who may look at it: {_instead(variable)}, which the program reads. If it is "
-                f"none: --not-secret {bare}"
+                f"the command's {name} looks like a secret ({shown}), and commands are kept with "
+                f"the job for all who may look at it: {_instead(variable)}, which the program "
+                f"reads. If it is none: --not-secret {bare}"
             )
 
 
@@ -105,10 +78,11 @@ def _instead(name: str) -> str:
     )
 
 
-def _is_secret(name: str, value: str) -> bool:
-    is_named = _NAMED.search(name.upper()) and _LONG.fullmatch(value)
-    is_key = _KEY.search(name.upper()) and _RANDOM.fullmatch(value)
-    return bool(is_named or is_key or _SHAPED.search(value))
+def _secret_in(setting: str) -> str:
+    """The first characters of a secret in ``NAME=VALUE``; "" where there is none."""
+    for start, _ in secrets_in(setting, is_certain=True):
+        return f"{setting[start : start + SHOWN]}..."
+    return ""
 
 
 def named(words: Sequence[str], number: int = 0) -> Iterator[tuple[str, str]]:
@@ -125,7 +99,7 @@ def named(words: Sequence[str], number: int = 0) -> Iterator[tuple[str, str]]:
             yield name, value.strip("\"';")
         else:
             yield before or numbered, word.strip("\"';")
-        before = word if re.fullmatch(r"-+[A-Za-z][\w.-]*", word) else ""
+        before = word if re.fullmatch(r"-+[A-Za-z][\w.-]*|login", word) else ""
 
 
 def refuse_secret_files(folder: Path, files: Iterable[Path], excused: Collection[str] = ()) -> None:
@@ -139,25 +113,28 @@ def refuse_secret_files(folder: Path, files: Iterable[Path], excused: Collection
     """
     for path in files:
         name = path.relative_to(folder).as_posix()
-        if name not in excused and (_FILES.fullmatch(path.name) or _has_secret(path)):
+        if name not in excused and (place := _secret_of(path)):
             raise UsageError(
-                f"--code {folder}: {name} looks like it holds a secret, and would be uploaded into "
-                "the bucket, which all jobs can read. Let git ignore it, and pass what the program "
-                f"needs with --secret. If it holds none: --not-secret {name}"
+                f"--code {folder}: {name}{place} looks like it holds a secret, and would be "
+                "uploaded into the bucket, which all jobs can read. Let git ignore it, and pass "
+                f"what the program needs with --secret. If it holds none: --not-secret {name}"
             )
 
 
-def _has_secret(path: Path) -> bool:
+def _secret_of(path: Path) -> str:
+    """Line and first characters of a secret in a file; "" where there is none."""
+    if FILES.fullmatch(path.name):
+        return " (by its name)"
     if path.is_symlink() or path.stat().st_size > _LARGEST:
-        return False
+        return ""
     text = path.read_bytes().decode(errors="replace")
     if "\0" in text:
-        return False
-    return bool(_LINES.search(text)) or any(
-        len({*each[0]}) >= _DIFFERENT and re.search(r"\d", each[0]) and not _EXAMPLE.search(each[0])
-        for each in _SHAPED.finditer(text)
-        if not each[0].startswith("-----")
-    )
+        return ""
+    if path.suffix == ".ipynb":  # its code is strings of JSON
+        text = text.replace('\\"', '"')
+    for start, _ in secrets_in(text, is_certain=bool(_SETTINGS.fullmatch(path.name))):
+        return f", line {text.count(chr(10), 0, start) + 1} ({text[start : start + SHOWN]}...)"
+    return ""
 
 
 def secrets(given: Sequence[str]) -> dict[str, str]:

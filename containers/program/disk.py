@@ -8,7 +8,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from contract.errors import InputError
 from contract.files import HOME, SavedFile
 from contract.nodes import CACHE_DIR, SHARED_DIR
 from contract.runs import check_relative
+from contract.secret_text import FILES
 
 #: Folders that programs recreate.
 CACHES: Final = frozenset(
@@ -25,20 +26,16 @@ CACHES: Final = frozenset(
 #: Files that mark their folder as one: a cache (pip, Hugging Face, uv, pytest and others write it,
 #: see https://bford.info/cachedir/), and a virtual environment.
 _MARKS: Final = frozenset({"CACHEDIR.TAG", "pyvenv.cfg"})
-#: Caches that have no such mark, packages, and files with credentials, below a program's HOME.
+#: Caches that have no such mark, below a program's HOME.
 _OF_HOME: Final = frozenset(
     f"{HOME}/{folder}{name}"
     for folder, names in {
-        "": ".triton .nv .conda .mamba .cupy .npm .cargo .ipython .jupyter nltk_data "
-        "scikit_learn_data tensorflow_datasets .keras/datasets .netrc .git-credentials .pypirc "
-        ".ssh .aws .kaggle .docker",
+        "": "nltk_data scikit_learn_data tensorflow_datasets",
         ".cache/": "torch torch_extensions uv pip matplotlib fontconfig wandb kagglehub vllm "
         "flashinfer modelscope clip whisper nvidia mesa_shader_cache conda",
         # Not all of it: some programs save their models here.
         ".cache/huggingface/": "hub datasets assets modules metrics evaluate accelerate xet "
         "diffusers lerobot token stored_tokens",
-        ".config/": "matplotlib gcloud",
-        ".local/": "lib bin share/uv share/jupyter",
     }.items()
     for name in names.split()
 )
@@ -113,9 +110,13 @@ class Content(contextlib.AbstractContextManager["Content"]):
 class Disk:
     """A node's folders, by the first part of the names of what lies in them."""
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
-        """``folders``: first part of the names -> where it lies; all on one disk."""
-        self._folders = dict(folders)
+    def __init__(self, folders: Mapping[str, Path], keep: Collection[str] = ()) -> None:
+        """
+        Args:
+            folders: first part of the names -> where it lies; all on one disk.
+            keep: patterns of files that the user wants to be saved.
+        """
+        self._folders, self._keep = dict(folders), keep
 
     def _path(self, name: str) -> Path:
         """Path of a name from a list, which was checked when it was read."""
@@ -136,7 +137,7 @@ class Disk:
                     if not _MARKS & inner or path in self._folders.values():
                         found.folders[name] = path.lstat().st_ctime_ns  # after it was listed
                         entries = [(f"{name}/{each}", path / each) for each in inner]
-                        pending += [entry for entry in entries if entry[0] not in _OF_HOME]
+                        pending += [each for each in entries if not self._is_left_out(each[0])]
                 elif stat.S_ISLNK(status.st_mode):
                     found.files[name] = FileState.of(status, self._target(path))
                 elif stat.S_ISREG(status.st_mode):
@@ -150,6 +151,15 @@ class Disk:
             except (OSError, InputError) as error:
                 found.refused.append(f"{name!r} is not saved: {error}")
         return found
+
+    def _is_left_out(self, name: str) -> bool:
+        """Check if an entry of HOME is not saved: caches, and where tools keep credentials. These
+        are hidden files and folders of its top, but for ``.cache``, where programs keep models."""
+        top, _, rest = name.partition("/")
+        if top != HOME or any(each.startswith((rest, name)) for each in self._keep):
+            return False
+        is_hidden = rest.startswith(".") and "/" not in rest and rest != ".cache"
+        return is_hidden or name in _OF_HOME or bool(FILES.fullmatch(name.rpartition("/")[2]))
 
     def others(self, since: float) -> list[tuple[str, int]]:
         """Files in other places that were written since, which are not saved: path and bytes, the

@@ -126,7 +126,7 @@ def open_mirror(
         client: of S3; boto3's by default.
         options: of ``Mirror``.
     """
-    disk = Disk(folders)
+    disk = Disk(folders, options.get("keep", ()))
     return Mirror(disk, open_bucket(address, client), **{"others": disk.others, **options})
 
 

@@ -13,6 +13,7 @@ from containers.host.machine import say as say_to_log
 from containers.program.packages import PreparationStopped
 from contract import faults, runs, times
 from contract.errors import InputError, UnreachableError
+from contract.secret_text import masked
 from store.bucket import Bucket
 from training.record.goodput import Activity, Recorder
 
@@ -99,6 +100,7 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
         storage: ``s3://BUCKET``; another one: nothing is kept.
         client: of S3; boto3's by default.
     """
+    reason = masked(reason)  # the outcome is kept, and shown to others
     say_to_log(f"{'warning' if reason.startswith('succeeded') else 'error'}: {reason}")
     if not storage.startswith("s3://"):
         return

@@ -23,7 +23,7 @@ from trainctl.__main__ import main
 
 SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
-TOKEN = f"hf_{'x' * 34}"
+TOKEN = "hf_" + "QwErTyUiOpAsDfGhJkLzXcVbNmqWeRtYuI"
 CODE = ["submit", "--code", "CODE", "--yes", "--"]
 DATA = ["--data", "s3://bucket/data"]
 REFUSED: list[tuple[list[str], str]] = [
@@ -124,11 +124,11 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--secret", "A=training/key", "--env", "A=b"], "both --env and --secret"),
     (
         [*SUBMIT, "--env", "WANDB_API_KEY=0123456789abcdef0123"],
-        "--env WANDB_API_KEY looks like a secret, and variables are kept with the job for all who "
-        "may look at it: aws secretsmanager create-secret --name training/wandb-api-key",
+        "--env WANDB_API_KEY looks like a secret (0123...), and variables are kept with the job for "
+        "all who may look at it: aws secretsmanager create-secret --name training/wandb-api-key",
     ),
-    ([*SUBMIT, "--env", f"A=hf_{'x' * 34}"], "and then --secret A=training/a"),
-    ([*SUBMIT, "--env", "URL=AKIAIOSFODNN7EXAMPLE"], "looks like a secret"),
+    ([*SUBMIT, "--env", f"A={TOKEN}"], "and then --secret A=training/a"),
+    ([*SUBMIT, "--env", f"URL=http://me:{TOKEN}@host"], "looks like a secret"),
     ([*SUBMIT, "--report-to", "wandb"], "for a job: --secret WANDB_API_KEY=training/SECRET"),
     (["submit", "ddp"], "stdin is not a terminal: pass --yes to skip the prompt"),
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),

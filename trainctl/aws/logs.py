@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from contract import nodes
 from contract.nodes import ClusterSize
+from contract.secret_text import masked
 from trainctl.aws.clients import Clients, unless
 from trainctl.aws.tasks import Task
 
@@ -76,7 +77,7 @@ class NodeLogs:
             LogLine(
                 task=of_stream[event["logStreamName"]],
                 at=event["timestamp"],
-                text=event["message"].rstrip(),
+                text=masked(event["message"].rstrip()),
                 id=event["eventId"],
             )
             for event in pages.search("events[]")

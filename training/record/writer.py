@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, faults, runs
+from contract.secret_text import masked
 from store import storage
 from training.record import events, fields, reader
 from training.record.events import (
@@ -465,7 +466,8 @@ class RunRecord:
         self._write_lines()
 
     def _line(self, event: Event) -> str:
-        return json.dumps(events.to_json(event) | ({"lease": self._lease} if self._lease else {}))
+        values = events.to_json(event) | ({"lease": self._lease} if self._lease else {})
+        return masked(json.dumps(values))
 
     def _write_lines(self) -> None:
         def write() -> None:
@@ -487,7 +489,7 @@ class RunRecord:
             self._unsent[runs.METRICS_FILE] = None
 
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
-        content = (json.dumps(values, indent=1) + "\n").encode()
+        content = (masked(json.dumps(values, indent=1)) + "\n").encode()
         self._unsent[name] = content
         if self._in_s3:  # for the report, which is drawn from this machine's disk
             self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))

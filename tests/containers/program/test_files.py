@@ -702,3 +702,26 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
     with pytest.raises(files_of_program.ReplacedError):
         save(zero, 2)
     assert start(0, files=newer[0]).found() == {"work/step": "1"}
+
+
+@pytest.mark.parametrize("keep", [(), (".config/mine",)])
+def test_hidden_files_of_home_are_saved_only_where_asked_for(
+    tmp_path: Path, keep: tuple[str, ...]
+) -> None:
+    # Where tools keep credentials: by their own pages, or gitleaks' and trufflehog's lists.
+    names = """
+        .netrc .npmrc .pgpass .pypirc .git-credentials .huggingface/token .mlflow/credentials
+        .kaggle/kaggle.json .aws/credentials .docker/config.json .ssh/id_ed25519 .comet.config
+        .config/wandb/settings .config/kaggle/kaggle.json .config/gh/hosts.yml .config/mine/a.json
+        .config/git/credentials .config/pip/pip.conf .config/gcloud/application_default.json
+        .cache/huggingface/token .local/share/x/auth.json kaggle.json id_rsa
+    """.split()
+    saved = ["results.csv", ".cache/mine/model.pt"]
+    for name in [*names, *saved]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    found = {
+        each.removeprefix("home/") for each in disk.Disk({"home": tmp_path}, keep).look().files
+    }
+    assert found == {*saved, *([".config/mine/a.json"] * len(keep))}
