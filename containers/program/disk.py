@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
-from contract.files import HOME, SavedFile
+from contract.files import HOME, SavedFile, matches
 from contract.nodes import CACHE_DIR, SHARED_DIR
 from contract.runs import check_relative
 from contract.secret_text import FILES
@@ -156,9 +156,11 @@ class Disk:
         """Check if an entry of HOME is not saved: caches, and where tools keep credentials. These
         are hidden files and folders of its top, but for ``.cache``, where programs keep models."""
         top, _, rest = name.partition("/")
-        if top != HOME or any(each.startswith((rest, name)) for each in self._keep):
+        if top != HOME or any(
+            each.startswith(rest) or matches(name, [each]) for each in self._keep
+        ):
             return False
-        is_hidden = rest.startswith(".") and "/" not in rest and rest != ".cache"
+        is_hidden = rest.startswith(".") and rest.partition("/")[0] != ".cache"
         return is_hidden or name in _OF_HOME or bool(FILES.fullmatch(name.rpartition("/")[2]))
 
     def others(self, since: float) -> list[tuple[str, int]]:

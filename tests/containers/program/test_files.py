@@ -715,9 +715,9 @@ def test_hidden_files_of_home_are_saved_only_where_asked_for(
         .config/wandb/settings .config/kaggle/kaggle.json .config/gh/hosts.yml .config/mine/a.json
         .config/git/credentials .config/pip/pip.conf .config/gcloud/application_default.json
         .cache/huggingface/token .local/share/x/auth.json kaggle.json id_rsa
-    """.split()
+    """
     saved = ["results.csv", ".cache/mine/model.pt"]
-    for name in [*names, *saved]:
+    for name in [*names.split(), *saved]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
