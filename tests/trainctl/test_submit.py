@@ -125,7 +125,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (
         [*SUBMIT, "--env", "WANDB_API_KEY=0123456789abcdef0123"],
         "--env WANDB_API_KEY looks like a secret (0123...), and variables are kept with the job "
-        "for all who may look at it: aws secretsmanager create-secret --name training/wandb-api-key",
+        "for all who may look at it: aws secretsmanager create-secret --name training/wandb-api",
     ),
     ([*SUBMIT, "--env", f"A={TOKEN}"], "and then --secret A=training/a"),
     ([*SUBMIT, "--env", f"URL=http://me:{TOKEN}@host"], "looks like a secret"),

@@ -420,14 +420,14 @@ def test_leftovers_of_an_earlier_start_are_not_taken_for_code(
     s3 = S3()
     monkeypatch.setattr(store, "_client", lambda: s3)
     bucket = Bucket("s3://bucket/runs/r1/output", s3)
-    script = "test -e model || echo 1 > model; echo $TRAIN_RUN >> ~/.state"
+    script = "test -e model || echo 1 > model; echo $TRAIN_RUN >> ~/state"
     here = Here(folder, script, storage="s3://bucket")
     here.start(number=0, files=begin(bucket, [0]))
     here.wait()
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as of a read-only folder
     here.start(number=0, start=1, files=begin(bucket, [0]))
     assert here.wait().code == 0
-    assert saved_in(s3, "r1") == {"work/model": "1\n", "home/.state": "r1\nr1\n"}
+    assert saved_in(s3, "r1") == {"work/model": "1\n", "home/state": "r1\nr1\n"}
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
