@@ -17,6 +17,7 @@ RESULT_FILE: Final = "result.json"
 PROGRESS_FILE: Final = "progress.json"
 REPORT_FILE: Final = "report.html"
 OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier run of the name
+OVERWRITES_FILE: Final = "overwrites"  # number of the lease that begins the run anew
 STACKS_DIR: Final = "stacks"  # what hung workers were doing, a text file each time
 MODEL_DIR: Final = "model"
 CHECKPOINTS_DIR: Final = "checkpoints"

@@ -546,8 +546,11 @@ def find(uri: str) -> dict[str, int]:
 
 
 def rename_folder(uri: str, target: str) -> None:
-    """Move a folder within a storage; what was at ``target`` is replaced."""
-    remove_folder(target)
+    """Move a folder within a storage; where there is one at ``target``, a number is added to it."""
+    wanted, number = target, 1
+    while _is_taken(target):
+        number += 1
+        target = f"{wanted}-{number}"
     if not is_s3(uri):
         Path(uri).rename(target)
         return
@@ -555,6 +558,11 @@ def rename_folder(uri: str, target: str) -> None:
     for name in find(uri):
         filesystem(uri).cp_file(join(uri, name), join(target, name))
     remove_folder(uri)
+
+
+def _is_taken(uri: str) -> bool:
+    above, _, name = uri.rpartition("/")
+    return name in list_folders(above)
 
 
 def remove_file(uri: str) -> None:
@@ -574,13 +582,19 @@ def remove_folder(uri: str) -> None:
     shutil.rmtree(uri, ignore_errors=True)
 
 
-def remove_run(uri: str) -> None:
-    """Remove what a run has written to its folder, but its leases; what others put there stays."""
+def remove_run(uri: str, *, before: int = 0) -> None:
+    """Remove what a run has written to its folder, but its leases; what others put there stays.
+
+    Args:
+        before: checkpoints of this lease and of later ones stay; 0: none does.
+    """
     for folder, patterns in runs.RECORD.items():
         place = join(uri, folder) if folder else uri
         files, folders = sizes(place), _below(place, folders=True)
         for name in [*files, *folders]:
-            if any(fnmatchcase(name, pattern) for pattern in patterns):
+            key = runs.checkpoint_key(name)
+            is_later = bool(before and key and key[1] >= before)
+            if not is_later and any(fnmatchcase(name, pattern) for pattern in patterns):
                 remove = remove_file if name in files else remove_folder
                 remove(join(place, name))
         if folder and not is_s3(uri):

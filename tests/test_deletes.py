@@ -79,7 +79,7 @@ GUARDS: Final = {
     "trainctl/removal.py:remove": ("delete", ASKS, "and refuses what a job uses"),
     "training/checkpoint/unfinished.py:close": ("remove_leftovers", OURS, "as below"),
     "training/checkpoint/unfinished.py:discard": ("remove_folder rename", OURS, ".step-*.part"),
-    "training/record/writer.py:RunRecord.__init__": ("remove_leftovers", OURS, "as below"),
+    "training/record/writer.py:RunRecord._open": ("remove_leftovers", OURS, "as below"),
     "training/checkpoint/checkpoints.py:complete": ("show_folder", OURS, "fails where one is"),
     "training/checkpoint/checkpoints.py:newest_usable.pass_over": (
         "rename_folder",
@@ -130,7 +130,12 @@ GUARDS: Final = {
     ),
     "training/fsdp/model.py:_built": ("replace", MEMORY, "layers"),
     "training/launch.py:reopen": ("remove_file", OURS, "its result, of a run that goes on"),
-    "training/launch.py:overwrite": ("remove_run", OURS, "contract.runs.RECORD, of a run"),
+    "training/launch.py:overwrite": ("remove_file", OURS, "the mark of an earlier command"),
+    "training/launch.py:overwrite.replace": (
+        "remove_file remove_run",
+        OURS,
+        "contract.runs.RECORD of a run, once the new one has made a step; its mark",
+    ),
     "training/models/classifiers.py:_layers": ("remove", MEMORY, "a hook"),
     "training/models/conversion.py:with_weights": ("staged_folder", OURS, "a model of the cache"),
     "training/models/model_weights.py:_sources": ("rename", MEMORY, "names of tensors"),

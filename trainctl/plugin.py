@@ -1,6 +1,8 @@
 """The Session Manager plug-in, which carries shells and tunnels on AWS."""
 
 import contextlib
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,8 @@ from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
 
 PLUGIN: Final = "session-manager-plugin"
+#: The first that reads a session from its environment, by its release notes.
+_VERSION: Final = (1, 2, 536, 0)
 _LOOPBACK: Final = "127.0.0.1"
 #: A tunnel's way to the host and back.
 _OPEN_S: Final = 30.0
@@ -21,12 +25,20 @@ _END_S: Final = 5.0
 
 
 def require_plugin() -> str:
-    """Path of the plug-in. Raises CliError where it is not installed."""
+    """Path of the plug-in. Raises CliError where it is not installed, or too old."""
     plugin = shutil.which(PLUGIN)
     if plugin is None:
         raise CliError(
             f"{PLUGIN} is not installed, and shells and tunnels on AWS go through it: see 'Install "
             "the Session Manager plugin' in the documentation of AWS Systems Manager"
+        )
+    asked = subprocess.run([plugin, "--version"], capture_output=True, text=True, check=False)
+    version = tuple(int(each) for each in re.findall(r"\d+", asked.stdout)[:4])
+    if version < _VERSION:
+        raise CliError(
+            f"{PLUGIN} is {asked.stdout.strip() or 'of an unknown version'}: before "
+            f"{'.'.join(map(str, _VERSION))} it takes a session's token as an argument, which all "
+            "users of this machine can read. Install the newest one"
         )
     return plugin
 
@@ -48,7 +60,8 @@ def tunnel(
     output.say("opening a tunnel to the head ...")
     session = deployment.sessions.tunnel(head, port=port, local_port=local_port)
     process = subprocess.Popen(
-        [plugin, *session],
+        [plugin, *session.arguments],
+        env={**os.environ, **session.variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -72,17 +72,18 @@ def start(command: Command) -> int:
         command.recipe.prepare(config)
         return exits.OK
     paths = RunPaths.of(config.storage, config.run)
-    lease = None
+    lease, replace = None, None
     try:
         if _is_first():
             lease = Lease.take(paths.uri, take_over=command.take_over, wait=_watch_lease)
             lease.keep()
-            overwrite(paths, command)
-            reopen(paths)
+            replace = overwrite(paths, command, lease)
+            if replace is None:
+                reopen(paths)
         if _is_torchrun():
             from training.runtime.torchrun import run_torchrun
 
-            return run_torchrun(config, command, lease=lease)
+            return run_torchrun(config, command, lease=lease, replace=replace)
         from training.runtime.driver import Driver, Workers
 
         assert lease is not None
@@ -96,7 +97,7 @@ def start(command: Command) -> int:
             from training.runtime.ray_cluster import RayWorkers
 
             processes = RayWorkers(workers=workers, max_failures=failures, verbose=verbose)
-        return Driver(config, command, workers=processes, lease=lease).run()
+        return Driver(config, command, workers=processes, lease=lease, replace=replace).run()
     finally:
         if lease is not None:
             lease.release()
@@ -161,13 +162,30 @@ def _check_free(uri: str) -> None:
         )
 
 
-def overwrite(paths: RunPaths, command: Command) -> None:
-    """Remove an earlier run of the name where that was asked for, all but the leases."""
+def overwrite(paths: RunPaths, command: Command, lease: Lease) -> Callable[[], None] | None:
+    """Begin a run anew where that was asked for.
+
+    Returns:
+        What removes the earlier run of the name, all but the leases: to be called once the new one
+        has made a step. Until then only the checkpoints of the earlier one do not count, and when
+        this process is killed it is as it was.
+    """
+    mark = paths.file(runs.OVERWRITES_FILE)
     if not command.overwrite or _has_overwritten(paths):
-        return
-    storage.remove_run(paths.uri)
-    if job := os.environ.get(nodes.ENV_JOB):
-        storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
+        storage.remove_file(mark)
+        return None
+
+    def replace() -> None:
+        storage.remove_run(paths.uri, before=lease.number)
+        storage.remove_file(mark)
+        if job := os.environ.get(nodes.ENV_JOB):
+            storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
+
+    if lease.number == 1:  # the names of its checkpoints are not told from the earlier ones
+        replace()
+        return None
+    storage.write_bytes(mark, str(lease.number).encode())
+    return replace
 
 
 def reopen(paths: RunPaths) -> None:

@@ -136,14 +136,25 @@ def test_the_address_is_printed_and_opened_until_ctrl_c(
     account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
 
     def interrupt(_server: Server) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Server, "serve_forever", interrupt)
-    assert cli("ui").out.splitlines() == opened != []
-    assert cli("ui", "--no-browser").out.split()[0] not in opened
+    shown = [""]
+
+    def look(address: str) -> None:
+        file = Path(address.removeprefix("file://"))
+        assert file.parent.stat().st_mode & 0o77 == 0, "only its user reads where it leads"
+        shown.append(file.read_text().partition("url=")[2].rstrip('">'))
+        opened.append(address)
+
+    monkeypatch.setattr("webbrowser.open", look)
+    assert cli("ui").out.splitlines() == shown[1:] != []
+    token = shown[1].split("/")[3]
+    assert token not in opened[0], "all users of a machine see what a browser is started with"
+    assert not Path(opened[0].removeprefix("file://")).exists()
+    assert cli("ui", "--no-browser").out.split()[0] not in shown
     assert account.changes == []
 
 
@@ -268,14 +279,14 @@ CUT = """return [...document.querySelectorAll(".card")].filter(e => e.scrollWidt
 @pytest.mark.slow
 def test_a_browser_filters_opens_a_job_and_redraws_it(served: Served, window: Browser) -> None:
     window.shows(1280)
-    window.go(served.server.address)
+    window.go(served.server.url)
     assert window.run(VISIBLE) == 300
     window.run("document.querySelector('input').focus()")
     window.type("failed ANNA")
     assert window.run(VISIBLE) == 46
     window.run("document.querySelector('.jobs tr:not([hidden]) a').click()")
     eventually("the job", lambda: "resnet-" in window.run("return document.title"))
-    window.go(f"{served.server.address}jobs/{RUNNING}")
+    window.go(f"{served.server.url}jobs/{RUNNING}")
     shown = "return document.querySelector('.card p').innerText"
     before = window.run(shown)
     record(served.account, epochs=1)
@@ -296,7 +307,7 @@ def test_pages_fit_and_follow_the_theme(
     window.shows(width, theme=theme)
     paths = ("", f"jobs/{RUNNING}", "jobs/resnet-000-lusab-babad", "jobs/none")
     for path in (*paths, "report/resnet-274"):
-        window.go(f"{served.server.address}{path}")
+        window.go(f"{served.server.url}{path}")
         assert window.run("return document.documentElement.scrollWidth - innerWidth") <= 0, path
         assert window.run(CUT) == [], path
         color = window.run("return getComputedStyle(document.body).backgroundColor")
@@ -305,5 +316,5 @@ def test_pages_fit_and_follow_the_theme(
 
 @pytest.mark.night
 def test_a_report_of_others_runs_nothing(served: Served, window: Browser) -> None:
-    window.go(f"{served.server.address}report/resnet-275")
+    window.go(f"{served.server.url}report/resnet-275")
     assert window.run("return document.title") == ""

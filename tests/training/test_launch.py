@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from contract import runs
 from contract.runs import RunPaths
 from training import command, launch
 from training.data.catalog import IDX_FILES
 from training.system import devices
+from training.system.lease import Holder, Lease
 
 
 @pytest.fixture(autouse=True)
@@ -161,11 +163,17 @@ def test_overwrite_removes_checkpoints_behind_a_link_and_no_others(
     assert [*tree(disk)] == ["other-run/step-00000001/state.pt"]
 
 
-def overwrite(words: list[str]) -> None:
-    """What a command does before it trains."""
+def overwrite(words: list[str], number: int = 2) -> None:
+    """What a command does until it has made its first step, under a lease."""
     given = command.parse(words)
     config, _ = launch.configured(given)
-    launch.overwrite(RunPaths.of(config.storage, config.run), given)
+    paths = RunPaths.of(config.storage, config.run)
+    lease = Lease(paths.uri, number, Holder.here())
+    before = tree(Path(paths.uri))
+    if replace := launch.overwrite(paths, given, lease):
+        mark = {runs.OVERWRITES_FILE: str(number).encode()}
+        assert tree(Path(paths.uri)) == before | mark, "it is whole until the new one has a step"
+        replace()
 
 
 def test_a_job_overwrites_a_run_once_and_then_resumes_its_own(

@@ -141,4 +141,5 @@ def _in_session(deployment: Deployment, task: Task, command: list[str]) -> int:
         ) from None
     if len(command) > 1:
         output.say("ECS Exec does not pass on a command's exit code: check its output instead")
-    return subprocess.run([plugin, *session], check=False).returncode
+    variables = {**os.environ, **session.variables}
+    return subprocess.run([plugin, *session.arguments], env=variables, check=False).returncode

@@ -16,7 +16,7 @@ def ui(*, browser: Browser = True, where: Where) -> None:
     from trainctl.ui.server import Server
 
     with Server(Pages(where.find())) as server:
-        output.print_text(server.address)
+        output.print_text(server.url)
         if browser:
             webbrowser.open(server.address)
         try:

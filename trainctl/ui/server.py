@@ -7,8 +7,10 @@ written by any job, so it is shown in a sandbox.
 
 import contextlib
 import secrets
+import tempfile
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
@@ -29,7 +31,16 @@ class Server(ThreadingHTTPServer):
         super().__init__((LOOPBACK, 0), _Handler)  # any free port
         self.pages, self.token = pages, secrets.token_urlsafe(16)
         self.hosts = [f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")]
-        self.address = f"http://{self.hosts[0]}/{self.token}/"
+        self.url = f"http://{self.hosts[0]}/{self.token}/"
+        # Other users of this machine can read what a browser is started with, but not this file.
+        self._folder = tempfile.TemporaryDirectory(prefix="trainctl-ui-")
+        leads_there = Path(self._folder.name, "open.html")
+        leads_there.write_text(f'<meta http-equiv="refresh" content="0; url={self.url}">')
+        self.address = leads_there.as_uri()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._folder.cleanup()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -29,7 +29,7 @@ from torch import nn
 
 from contract import faults
 from contract.errors import InputError
-from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
+from contract.runs import MANIFEST_FILE, OVERWRITES_FILE, RunPaths, checkpoint_key
 from store import storage
 from training.checkpoint import unfinished
 from training.checkpoint.manifest import CLOSED, DamagedError, File, Manifest
@@ -320,7 +320,18 @@ def newest_usable(worker: Worker, read: Callable[[str], T], *, from_scratch: boo
 
     damaged: dict[str, str] = {}
     is_one_usable = False
-    for name in reversed(on_all_ranks(lambda: [] if rank else names(run_uri))[0]):
+
+    def counting() -> tuple[int, list[str]]:
+        """On rank 0, the names of the checkpoints that count, and the lease since which they do: a
+        run that is begun anew is removed only once the new one has made a step."""
+        if rank:
+            return 0, []
+        since = int(storage.read_bytes(RunPaths(run_uri).file(OVERWRITES_FILE)) or 0)
+        return since, [name for name in names(run_uri) if unfinished.lease_of(name) >= since]
+
+    since, saved = on_all_ranks(counting)[0]
+    from_scratch |= since > 0
+    for name in reversed(saved):
         fault = next(filter(None, on_all_ranks(partial(fault_of, name))), "")
         if not fault:
             is_one_usable = True

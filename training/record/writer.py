@@ -86,6 +86,7 @@ class RunRecord:
         check: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         began: float | None = None,
+        replace: Callable[[], None] | None = None,
     ) -> None:
         """Open a run's record, which may hold the lines of earlier attempts.
 
@@ -101,6 +102,8 @@ class RunRecord:
             check: see ``storage.write_bytes``: another process may take the run at any moment.
             clock: seconds, from any beginning.
             began: its reading when this attempt began; None: now.
+            replace: removes an earlier run of the name. It is called before the first step is
+                written down; without a step nothing of the record is, and the earlier run stays.
         """
         self.run_uri = run_uri
         self.error: str | None = None
@@ -118,31 +121,19 @@ class RunRecord:
         self._began = clock() if began is None else began
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
-        self._recorder = Recorder(self._read_activity())
-        self._pace = Pace()
-        self._last_step: Step | None = None
-        self._shown_step = 0
-        self._progress_at = math.inf
-        if job and spending is not None:
-            self._take_over_spending(job, spending)
         self._in_s3 = storage.is_s3(run_uri)
         self._check_on_disk = None if self._in_s3 else check
-        self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
-        self._metrics = self.folder / runs.METRICS_FILE
-        self._trackers = Trackers(report_to, self.folder, run, settings, say=display.show)
-        storage.remove_leftovers(run_uri, *runs.RECORD[""])
-        if self._in_s3:
-            uri = storage.join(run_uri, runs.METRICS_FILE)
-            if earlier := storage.read_bytes(uri):
-                self._metrics.write_bytes(earlier)
+        self._report_to = report_to
         # Content of what the run's folder lacks; None: as it is on this machine's disk.
         self._unsent: dict[str, bytes | None] = {}
         # What a disk that failed lacks, and whether that replaces all lines of an earlier attempt.
         self._lines: list[str] = []
         self._is_anew = False
         self._is_failing = self._is_disk_failing = False
-        self._write_json(runs.CONFIG_FILE, settings)
-        self._write_json(runs.ENVIRONMENT_FILE, environment)
+        self._pace = Pace()
+        self._last_step: Step | None = None
+        self._shown_step = 0
+        self._progress_at = math.inf
         self._start: Start | None = None
         self._is_starting = False
         self._num_damaged = 0
@@ -151,14 +142,51 @@ class RunRecord:
         self._step = 0
         self.first_step_at: float | None = None
         """Unix time at which the first step of this attempt was done."""
+        self._replace, self._held = replace, list[Event]()
+        if replace is None:
+            self._open()
+
+    def _open(self) -> None:
+        """Begin to write."""
+        if self._job and self._spending is not None:
+            self._take_over_spending(self._job, self._spending)
+        self._recorder = Recorder(self._read_activity())
+        self.folder = (
+            Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(self.run_uri)
+        )
+        self._metrics = self.folder / runs.METRICS_FILE
+        self._trackers = Trackers(
+            self._report_to, self.folder, self._run, self._settings, say=self._display.show
+        )
+        storage.remove_leftovers(self.run_uri, *runs.RECORD[""])
+        if self._in_s3:
+            uri = storage.join(self.run_uri, runs.METRICS_FILE)
+            if earlier := storage.read_bytes(uri):
+                self._metrics.write_bytes(earlier)
+        self._write_json(runs.CONFIG_FILE, self._settings)
+        self._write_json(runs.ENVIRONMENT_FILE, self._environment)
 
     def handle(self, *found: Event) -> None:
         """Take the events of one report: write them down and show them."""
         for event in found:
-            self._take(event)
+            if self._replace is not None and isinstance(event, Step):
+                self._replace()
+                self._replace = None
+                self._open()
+                self._note(*self._held)
+            if self._replace is None:
+                self._note(event)
+            elif isinstance(event, Failed):
+                self.error, self.exit_code = event.message, event.code
+            else:
+                self._held.append(event)
             self._display.show(event)
-            self._trackers.handle(event)
         self.flush_in_time()
+
+    def _note(self, *found: Event) -> None:
+        for event in found:
+            self._take(event)
+            self._trackers.handle(event)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -216,6 +244,8 @@ class RunRecord:
     def close(self) -> Path | None:
         """Write the result and the report of what there is; return the report's path if local."""
         report = None
+        if self._replace is not None:
+            return None
         self._recorder.end(time.time())
         self._write_lines()
         if self._start is not None:
@@ -277,7 +307,7 @@ class RunRecord:
 
     def abandon(self) -> None:
         """Write no more: the run's folder belongs to another process now."""
-        if self._in_s3:
+        if self._in_s3 and self._replace is None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self) -> None:
@@ -341,6 +371,8 @@ class RunRecord:
     def flush_in_time(self) -> None:
         """Flush if lines have waited for long. To be called often, also while no events come."""
         now = self._clock()
+        if self._replace is not None:
+            return
         if now >= self._flush_at:
             self.flush()
         last = self._last_step

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from contract import exits
@@ -82,12 +82,19 @@ class Driver:
     """One attempt at a run."""
 
     def __init__(
-        self, config: RunConfig, command: Command, *, workers: Workers, lease: Lease
+        self,
+        config: RunConfig,
+        command: Command,
+        *,
+        workers: Workers,
+        lease: Lease,
+        replace: Callable[[], None] | None = None,
     ) -> None:
+        """``replace``: see ``RunRecord``."""
         self._began = time.monotonic()
         self._config = config
         self._options = command
-        self._workers, self._lease = workers, lease
+        self._workers, self._lease, self._replace = workers, lease, replace
         self._run_uri = RunPaths.of(config.storage, config.run).uri
         self._display = Display(command.recipe.measures, verbose=command.verbose)
         self._record: RunRecord | None = None
@@ -132,6 +139,7 @@ class Driver:
             job=job,
             spending=spending,
             began=self._began,
+            replace=self._replace,
         )
         self._display.phase("starting workers")
         workers.train(self._config, self._run_uri, self._lease.number)

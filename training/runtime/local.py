@@ -11,12 +11,12 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
@@ -45,6 +45,10 @@ _SETTLE_S: Final = 0.3
 #: Longest path of a temporary folder below which Linux lets multiprocessing name a socket: it
 #: allows 107 bytes, and multiprocessing adds some 30 of its own.
 _LONGEST_FOLDER: Final = 70
+#: Interface of gloo's and NCCL's own sockets.
+_LOOPBACK: Final = dict.fromkeys(
+    ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo0" if sys.platform == "darwin" else "lo"
+)
 #: The name of this machine in the run's record.
 _HOST: Final = "localhost"
 
@@ -54,6 +58,8 @@ class _Done:
     """A process's last message: what it has found, or what it was told to do is done."""
 
     found: RunConfig | InputError | UnreachableError | None = None
+    is_touched: bool = False
+    """What the server has loaded uses the GPU, which no fork of it can then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +119,8 @@ class LocalWorkers:
         self._begun_at = 0
         self._loading = threading.Thread()
         self._again: Callable[[], None] | None = None
+        self._context = _CONTEXT
+        self._stores = tempfile.TemporaryDirectory(prefix="train-store-")
         self._logs: Path | None = None
         """What the workers print, a file each; None where that is shown."""
 
@@ -165,16 +173,16 @@ class LocalWorkers:
         """Begin to train."""
 
         def launch() -> None:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+            # A file: torch's own server listens on all interfaces, whatever address it is given
+            # (pytorch/pytorch#173909), and trusts who connects.
+            store = str(Path(self._stores.name, uuid.uuid4().hex))
             world = str(config.num_workers)
-            common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": world}
+            common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, **_LOOPBACK}
             variables = [
-                {**common, "LOCAL_WORLD_SIZE": world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
                 for rank in range(config.num_workers)
             ]
-            self._launch(_train, config, variables, run_uri, fence)
+            self._launch(_train, config, variables, run_uri, fence, store)
 
         self._again = launch
         launch()
@@ -184,9 +192,9 @@ class LocalWorkers:
     ) -> None:
         self.is_done, self._ranks = False, []
         for rank, variables in enumerate(environments):
-            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            ours, theirs = self._context.Pipe(duplex=False)
             log = self._logs / f"rank-{rank}.log" if self._logs else None
-            process = _CONTEXT.Process(
+            process = self._context.Process(
                 target=_run, args=(task, theirs, log, variables, config.to_json(), *more)
             )
             process.start()
@@ -220,6 +228,8 @@ class LocalWorkers:
         found = [each.done for each in self._ranks if each.done]
         if len(found) == len(self._ranks):
             self.found, self.is_done = found[0].found, True
+            if found[0].is_touched:
+                self._context = multiprocessing.get_context("spawn")
         return events
 
     def _has_failed(self) -> bool:
@@ -268,6 +278,7 @@ class LocalWorkers:
         """End what still runs; keep what the workers printed only where they failed."""
         self._end()
         self._ranks = []
+        self._stores.cleanup()
         if self._logs and not self.failure:
             shutil.rmtree(self._logs, ignore_errors=True)
 
@@ -304,11 +315,20 @@ def _run(
 
 
 def _prepare(send: Callable[[Any], None], settings: Mapping[str, object]) -> _Done:
-    return _Done(found=prepared(recipes.config_from_json(settings), send, node=_HOST))
+    import torch
+
+    found = prepared(recipes.config_from_json(settings), send, node=_HOST)
+    # What transformers imports wherever it is installed, such as torchao, may ask for the GPU.
+    is_touched = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()
+    return _Done(found=found, is_touched=is_touched)
 
 
 def _train(
-    send: Callable[[Any], None], settings: Mapping[str, object], run_uri: str, fence: int
+    send: Callable[[Any], None],
+    settings: Mapping[str, object],
+    run_uri: str,
+    fence: int,
+    store: str,
 ) -> _Done:
     """Train as one of the ranks.
 
@@ -317,7 +337,7 @@ def _train(
     from training.runtime.torchrun import TorchrunWorker
 
     config = recipes.config_from_json(settings)
-    worker = TorchrunWorker(run_uri=run_uri, fence=fence)
+    worker = TorchrunWorker(run_uri=run_uri, fence=fence, store=store)
     worker.on_events = lambda *events: send(events)
     outcome.introduce(worker, node=_HOST, host=_HOST)
     try:

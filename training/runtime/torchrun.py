@@ -28,11 +28,18 @@ from training.settings import RunConfig
 from training.system.lease import Lease
 
 
-def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) -> int:
+def run_torchrun(
+    config: RunConfig,
+    command: Command,
+    *,
+    lease: Lease | None,
+    replace: Callable[[], None] | None = None,
+) -> int:
     """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record.
 
     Args:
         lease: the run's; None on other ranks than 0.
+        replace: see ``RunRecord``.
     """
     # Not above: benchmarks use the worker below on machines that do not have rich.
     from training.record.display import Display
@@ -46,7 +53,7 @@ def run_torchrun(config: RunConfig, command: Command, *, lease: Lease | None) ->
     report: Path | None = None
     display = Display(recipe.measures, verbose=command.verbose) if worker.rank == 0 else None
     if display is not None:
-        kept = opened_record(config, command, display=display, lease=lease)
+        kept = opened_record(config, command, display=display, lease=lease, replace=replace)
         worker.on_events = kept.handle
     code = exits.OK
     try:
@@ -83,7 +90,9 @@ class TorchrunWorker:
     """One of the processes of a machine, known by torchrun's variables. What rank 0 emits goes to
     ``on_events``."""
 
-    def __init__(self, *, run_uri: str, fence: int = 0) -> None:
+    def __init__(self, *, run_uri: str, fence: int = 0, store: str = "") -> None:
+        """``store``: a file by which the processes of this machine find each other; without one, by
+        torchrun's variables."""
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         if torch.cuda.is_available():
@@ -101,6 +110,9 @@ class TorchrunWorker:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
+            init_method=f"file://{store}" if store else None,
+            rank=self.rank if store else -1,
+            world_size=self.world_size if store else -1,
             timeout=timedelta(seconds=COLLECTIVE_START_S),
             device_id=self.device if self.device.type == "cuda" else None,
         )
