@@ -67,11 +67,14 @@ FILES: Final = re.compile(
 SHOWN: Final = 4
 
 
-def secrets_in(text: str, *, is_certain: bool = False) -> Iterator[tuple[int, int]]:
+def secrets_in(
+    text: str, *, is_certain: bool = False, by_name: bool = True
+) -> Iterator[tuple[int, int]]:
     """Start and end of each secret in a text: a file, a line of a log, ``NAME=VALUE``.
 
     Args:
         is_certain: it has variables and their values, and no code.
+        by_name: look for those without a shape too.
     """
     for found in _SHAPED.finditer(text):
         # A name has another length than one of letters only.
@@ -80,7 +83,7 @@ def secrets_in(text: str, *, is_certain: bool = False) -> Iterator[tuple[int, in
     for found in _ADDRESS.finditer(text):
         if _is_random(found[1], least=6, digits=1):
             yield found.span(1)
-    for found in _PAIR.finditer(text):
+    for found in _PAIR.finditer(text if by_name else ""):
         kind = "value" if found["value"] else "bare"
         # In code, what is not quoted is a name; in prose it is followed by more.
         is_name = bool(not is_certain and kind == "bare" and _WORDS.fullmatch(found[kind]))
@@ -106,9 +109,14 @@ def is_secret(name: str, value: str, *, is_certain: bool = False) -> bool:
     return _is_random(value, least=12 if is_certain else 20, digits=3)
 
 
-def masked(text: str) -> str:
-    """A text in which only the first four characters of each secret are left."""
-    for start, end in sorted({*secrets_in(text)}, reverse=True):
+def masked(text: str, *, by_name: bool = True) -> str:
+    """A text in which only the first four characters of each secret are left.
+
+    Args:
+        by_name: what is known only by the name beside it counts too. Not in what programs read
+            again: the hash of a text is a ``text_key``.
+    """
+    for start, end in sorted({*secrets_in(text, by_name=by_name)}, reverse=True):
         text = f"{text[: start + SHOWN]}***{text[end:]}"
     return text
 

@@ -144,7 +144,7 @@ GUARDS: Final = {
     "training/record/writer.py:RunRecord._send_all": ("rmtree", OURS, "its temporary folder"),
     "training/record/writer.py:RunRecord.abandon": ("rmtree", OURS, "its temporary folder"),
     "training/runtime/trainer.py:_free_places": ("remove_placement_group", MEMORY, "places of Ray"),
-    "training/runtime/local.py:LocalWorkers.close": ("rmtree", OURS, "its temporary folder"),
+    "training/runtime/local.py:LocalWorkers.close": ("rmtree", OURS, "its temporary folders"),
     "store/storage.py:check_writable": ("rm_file", OURS, ".probe-UUID"),
     "store/storage.py:create_bytes": ("unlink", OURS, "its temporary file"),
     "store/storage.py:_move": ("rename replace", OURS, "files of those names"),

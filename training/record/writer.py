@@ -499,7 +499,7 @@ class RunRecord:
 
     def _line(self, event: Event) -> str:
         values = events.to_json(event) | ({"lease": self._lease} if self._lease else {})
-        return masked(json.dumps(values))
+        return masked(json.dumps(values), by_name=False)
 
     def _write_lines(self) -> None:
         def write() -> None:
@@ -521,7 +521,7 @@ class RunRecord:
             self._unsent[runs.METRICS_FILE] = None
 
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
-        content = (masked(json.dumps(values, indent=1)) + "\n").encode()
+        content = (masked(json.dumps(values, indent=1), by_name=False) + "\n").encode()
         self._unsent[name] = content
         if self._in_s3:  # for the report, which is drawn from this machine's disk
             self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))

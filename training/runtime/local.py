@@ -120,7 +120,7 @@ class LocalWorkers:
         self._loading = threading.Thread()
         self._again: Callable[[], None] | None = None
         self._context = _CONTEXT
-        self._stores = tempfile.TemporaryDirectory(prefix="train-store-")
+        self._stores: Path | None = None
         self._logs: Path | None = None
         """What the workers print, a file each; None where that is shown."""
 
@@ -175,7 +175,7 @@ class LocalWorkers:
         def launch() -> None:
             # A file: torch's own server listens on all interfaces, whatever address it is given
             # (pytorch/pytorch#173909), and trusts who connects.
-            store = str(Path(self._stores.name, uuid.uuid4().hex))
+            store = f"{self._stores}/{uuid.uuid4().hex}"
             world = str(config.num_workers)
             common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, **_LOOPBACK}
             variables = [
@@ -184,6 +184,7 @@ class LocalWorkers:
             ]
             self._launch(_train, config, variables, run_uri, fence, store)
 
+        self._stores = Path(tempfile.mkdtemp(prefix="train-store-"))
         self._again = launch
         launch()
 
@@ -278,7 +279,8 @@ class LocalWorkers:
         """End what still runs; keep what the workers printed only where they failed."""
         self._end()
         self._ranks = []
-        self._stores.cleanup()
+        if self._stores:
+            shutil.rmtree(self._stores, ignore_errors=True)
         if self._logs and not self.failure:
             shutil.rmtree(self._logs, ignore_errors=True)
 
