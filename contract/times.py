@@ -45,6 +45,8 @@ DISCONNECTED_S: Final = 540  # agents reconnect within minutes, says AWS; three 
 AGENT_LOST_S: Final = (
     3600  # the same below a task, which trains on, but whose end is never heard of
 )
+HEAD_REPORTS_S: Final = 60  # between two reports of a job's head that it runs
+HEAD_SILENT_S: Final = 1200  # a head that has not reported for this long is dead, whatever ECS says
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 420  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone

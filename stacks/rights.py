@@ -44,6 +44,17 @@ class Rights:
         accept(role, {wildcard(role, arn): reason for arn, reason in self.reasons.items()})
 
 
+def deny_writing(sid: str, bucket: s3.IBucket, *prefixes: str) -> Rights:
+    """A statement that keeps a role from what another right gives it: to write there."""
+    on = [bucket.arn_for_objects(f"{each}/*") for each in prefixes]
+    actions = ["s3:DeleteObject", "s3:PutObject"]
+    return Rights(
+        statements=(
+            iam.PolicyStatement(sid=sid, effect=iam.Effect.DENY, actions=actions, resources=on),
+        )
+    )
+
+
 def allow(
     sid: str,
     *actions: str,
@@ -138,10 +149,15 @@ OF_EXECUTION: Final = Rights(
 
 
 def of_training_code(
-    *, bucket: s3.IBucket, data: Sequence[s3.IBucket], shell_logs: logs.LogGroup
+    *,
+    bucket: s3.IBucket,
+    data: Sequence[s3.IBucket],
+    shell_logs: logs.LogGroup,
+    is_job_head: bool,
 ) -> Rights:
     """All code that trains: its bucket, what it reads from others, and a shell for its owner, which
-    is logged."""
+    is logged. What decides about jobs is written by others, or by the heads of jobs only."""
+    of_others = (runs.ENDS_PREFIX, runs.STOPS_PREFIX)
     objects = _arn_as_imported(bucket) + "/*"
     reading = Rights()
     if data:
@@ -166,6 +182,9 @@ def of_training_code(
             "s3:ListMultipartUploadParts",
             "s3:PutObject",
             on=[bucket.arn_for_objects("*")],
+        )
+        + deny_writing(
+            "NotOfOthers", bucket, *of_others, *(() if is_job_head else (runs.HEADS_PREFIX,))
         )
         # The agent that ECS Exec puts into the container; it also looks for its log group.
         + allow(
@@ -232,12 +251,12 @@ def of_keeper(
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
-    record = runs.job_record("*", "*")
-    told = (record, runs.job_reason("*", "*"), runs.job_hold("*", "*"), runs.job_stop("*", "*"))
+    ends = f"{runs.ENDS_PREFIX}/*"
+    told = (ends, f"{runs.HEADS_PREFIX}/*", f"{runs.STOPS_PREFIX}/*", runs.job_reason("*", "*"))
     return (
         ending_tasks(cluster)
         + releasing_hosts(scope, cluster, groups)
-        + allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(record)])
+        + allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(ends)])
         + allow(
             "RecordsAndReasons",
             "s3:GetObject",

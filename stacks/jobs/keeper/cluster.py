@@ -32,7 +32,11 @@ STACK = os.environ.get("STACK", "")
 POOLS: dict[str, int] = json.loads(os.environ.get("POOLS", "{}"))
 #: Groups of hosts and their capacity providers: heads, workers, and workers in pools.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
-GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in POOLS}
+#: Pools in other zones than the deployment, and the names of their places (``nodes.pool_place``).
+PLACES = dict(each.split("=") for each in os.environ.get("PLACES", "").split())
+#: Capacity providers by pool.
+PROVIDERS = {each: pool_provider(STACK, PLACES.get(each, each)) for each in POOLS}
+GROUPS |= {pool_hosts(STACK, PLACES.get(each, each)): name for each, name in PROVIDERS.items()}
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -211,7 +215,11 @@ def tasks_on(instance: str) -> "list[TaskTypeDef]":
 
 
 def release_idle(
-    tasks: "list[TaskTypeDef]", *, idle_s: float, missed: Collection[str] = ()
+    tasks: "list[TaskTypeDef]",
+    *,
+    idle_s: float,
+    missed: Collection[str] = (),
+    silent: Collection[str] = (),
 ) -> list[str]:
     """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
 
@@ -229,6 +237,7 @@ def release_idle(
         tasks: all that run in the cluster.
         missed: capacity providers for whose job EC2 had too few hosts: those that boot, or have
             never had a task, go at once.
+        silent: heads that do not report any more.
     """
     now = time.time()
     # Capacity providers that a task waits for, and since when.
@@ -249,7 +258,7 @@ def release_idle(
             joined.add(host["ec2InstanceId"])
             arn = host["containerInstanceArn"]
             try:
-                wrong = ailment(host, on.get(arn))
+                wrong = ailment(host, on.get(arn), silent)
                 away = None if host["agentConnected"] else ""
                 if wrong and arn in on:
                     drain(arn)
@@ -352,16 +361,21 @@ def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> flo
     return time.time() - since
 
 
-def ailment(host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None") -> str:
-    """What is wrong with the task that shall run on a host, or is told to end; "" where nothing is.
+def ailment(
+    host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None", silent: Collection[str]
+) -> str:
+    """Fault of the task that should run on a host, or was told to end; "" where there is none.
 
     ECS replaces an unhealthy task only for a service (containers-roadmap 161), and a task whose
-    container is never made (a Docker that hangs) for none; such a Docker ends none either.
+    container is never made (a Docker that hangs) for none; such a Docker ends none either. It may
+    never notice that a container is gone (amazon-ecs-agent 333, 364).
     """
     arn, what, limit_s = host["containerInstanceArn"], "", 0
     status = task["lastStatus"] if task else ""
     if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
         what, limit_s = "did not start", times.TASK_STARTS_S
+    elif task and task["taskArn"] in silent:
+        what, limit_s = "did not report for 20 minutes", times.SWEEP_EVERY_S // 2
     elif task and not host["agentConnected"]:
         what, limit_s = "lost its agent", times.AGENT_LOST_S
     elif task and task.get("healthStatus") == "UNHEALTHY":
