@@ -91,11 +91,6 @@ def job_record(run: str, job: str) -> str:
     return f"{ENDS_PREFIX}/{run}/{job}.json"
 
 
-def job_claim(run: str, job: str) -> str:
-    """Key of the record of a job of an earlier version, a place where every job may write."""
-    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.json"
-
-
 def job_report(run: str, job: str) -> str:
     """Key of the object in the bucket that says that the end of a job was reported."""
     return f"{ENDS_PREFIX}/{run}/{job}.reported"

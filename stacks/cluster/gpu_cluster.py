@@ -162,19 +162,7 @@ class GpuCluster(Construct):
                 efa=machine if uses_efa else None,
                 mount_source=mount_source,
             ),
-            block_devices=[
-                ec2.BlockDevice(
-                    device_name="/dev/xvda",
-                    volume=ec2.BlockDeviceVolume.ebs(
-                        root_volume_gib or machine.root_volume_gib,
-                        encrypted=True,
-                        volume_type=ec2.EbsDeviceVolumeType.GP3,
-                        iops=machine.root_volume_iops,
-                        throughput=machine.root_volume_mibps,
-                        delete_on_termination=True,
-                    ),
-                )
-            ],
+            block_devices=[_root_disk(machine, root_volume_gib)],
             ebs_optimized=True,
             detailed_monitoring=True,
             require_imdsv2=True,
@@ -194,8 +182,7 @@ class GpuCluster(Construct):
         if reservation:
             _take_reservation(template, reservation)
 
-        is_slow = times.is_slow(machine.name)
-        warmup_s = times.SLOW_HOST_WARMUP_S if is_slow else times.HOST_WARMUP_S
+        warmup_s = times.SLOW_HOST_WARMUP_S if times.is_slow(machine.name) else times.HOST_WARMUP_S
         group = autoscaling.AutoScalingGroup(
             self,
             f"{name}Group",
@@ -251,6 +238,19 @@ class GpuCluster(Construct):
             # None by default: the caller of RunTask names the hosts' capacity provider.
             default_capacity_provider_strategy=[],
         )
+
+
+def _root_disk(machine: InstanceType, gib: int) -> ec2.BlockDevice:
+    """The disk of a host; ``gib`` 0: of the size that the machine needs."""
+    volume = ec2.BlockDeviceVolume.ebs(
+        gib or machine.root_volume_gib,
+        encrypted=True,
+        volume_type=ec2.EbsDeviceVolumeType.GP3,
+        iops=machine.root_volume_iops,
+        throughput=machine.root_volume_mibps,
+        delete_on_termination=True,
+    )
+    return ec2.BlockDevice(device_name="/dev/xvda", volume=volume)
 
 
 def _placement_group(scope: Construct, id_: str) -> ec2.PlacementGroup:

@@ -275,12 +275,6 @@ def object_of(key: str, *, may_fail: bool = False) -> str:
     return ""
 
 
-def told_by_head(run: str, job: str) -> str:
-    """Why a job has ended, in the words of its head, which any job can write; empty: none."""
-    said = object_of(runs.job_reason(run, job))[:1000]
-    return "".join(each if each.isprintable() else "?" for each in said)
-
-
 # --- what it is called for ------------------------------------------------------------------------
 def admit(event: dict[str, Any]) -> dict[str, Any]:
     """Before the first attempt: whether the head may start (``running``, with the ``pools`` and the
@@ -415,7 +409,9 @@ def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcom
     """An outcome with the reason of the head, or of AWS since the head was asked for."""
     begins = _TOLD_BY_HEAD.get(outcome.status)
     if begins and outcome.exit_code not in _NOT_TOLD:
-        reason = told_by_head(spec.run, job)
+        # Any job can write them.
+        said = object_of(runs.job_reason(spec.run, job))[:1000]
+        reason = "".join(each if each.isprintable() else "?" for each in said)
         # What the attempt before this one has said may be there still.
         return replace(outcome, reason=reason) if reason.startswith(begins) else outcome
     if outcome.reason != "no capacity":
@@ -565,22 +561,18 @@ def sweep() -> dict[str, Any]:
 
 
 def stop_escaped(
-    task: "TaskTypeDef",
-    tasks: "list[TaskTypeDef]",
-    statuses: dict[str, str],
-    served: Collection[str],
-    listed: Collection[str],
+    task: "TaskTypeDef", tasks: "list[TaskTypeDef]", *known: Any
 ) -> "list[TaskTypeDef]":
     """Stop a task if there is a reason to, and with a head that lacks hosts what waits for them;
     return what was stopped. The arguments are those of ``reason_to_stop``."""
-    reason = reason_to_stop(task, tasks, statuses, served, listed)
+    reason = reason_to_stop(task, tasks, *known)
     lacks_hosts = status_of_stop(reason) is JobStatus.NO_CAPACITY
     if lacks_hosts:
         # A host may have come since the tasks were listed.
         own = [each["taskArn"] for each in tasks if job_of(each) == job_of(task)]
         tasks = [each for each in described(own) if each["desiredStatus"] == "RUNNING"]
         now = [each for each in tasks if each["taskArn"] == task["taskArn"]]
-        reason = reason_to_stop(*now, tasks, statuses, served, listed) if now else ""
+        reason = reason_to_stop(*now, tasks, *known) if now else ""
     if not reason:
         return []
     waiting = [each for each in tasks if each.get("startedBy") == job_of(task) and is_waiting(each)]
