@@ -481,7 +481,7 @@ def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
     stopped = stops is not None and stops < 130
     assert life.run() == (exits.TERMINATED if stopped else own)
     assert life.clock.now == pytest.approx(ends, abs=5)  # Ray may have ended, too
-    mark = life.s3.objects.get("runs/r1/jobs/r1-20261121-0900-abcd.hold")
+    mark = life.s3.objects.get("heads/r1/r1-20261121-0900-abcd.hold")
     is_held = ends > 150
     assert (mark is not None) == is_held
     if mark:

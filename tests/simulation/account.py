@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.paginate import PageIterator
 from greenlet import getcurrent
 
@@ -44,6 +44,14 @@ NEW_IN_EVENTS: Final = ("Asked", "InARow")
 UNPLACED: Final = ("Capacity is unavailable at this time.", "AGENT", "RESOURCE:GPU", "RESOURCE:ENI")
 #: The reason with which Step Functions stops the task of an execution that is over.
 MANAGED: Final = "The execution which was managing this resource was aborted"
+
+
+#: What S3 answers, or boto3 instead of it, while it is down.
+OUTAGES: Final = (
+    refused("ServiceUnavailable", "GetObject"),
+    EndpointConnectionError(endpoint_url="https://s3"),
+    ReadTimeoutError(endpoint_url="https://s3"),
+)
 
 
 class Pages(list[Any]):
@@ -142,6 +150,7 @@ class Client:
                 world.sleep(20)
                 continue
             return result
+        account.unanswered.add(given.get("Key") or given.get("Subject"))
         raise ReadTimeoutError(endpoint_url="https://aws")
 
     def _paginator(self, operation: str) -> Any:
@@ -162,18 +171,37 @@ class Records(S3):
     """The bucket, as the keeper reaches it: each record is written once."""
 
     may_list = False
+    down_at = up_at = 0.0
+    """When it last stopped answering, and when it answered again."""
+    renew: Callable[[str], None] = lambda _: None
+    """Called before a head's report is read, which is written only then."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, unanswered: set[Any]) -> None:
         super().__init__(world.time)
-        self._world = world
+        self._world, self._unanswered = world, unanswered
+        self.writers: dict[str, Any] = {}
+        """Processes of the keeper, by the objects that they have written last."""
+
+    def set_down(self, *, is_down: bool) -> None:
+        self.is_down = is_down
+        if is_down:
+            self.down_at, self.trouble = self._world.now, self._world.random.choice(OUTAGES)
+        else:
+            self.up_at = self._world.now
 
     def request(self, operation: str, key: str, effect: Effect, content: bytes = b"") -> Any:
+        if self.is_down:
+            self._unanswered.add(key)
+            raise self.trouble
+        if key.endswith(".life"):
+            self.renew(key)
         before = self.objects.get(key)
         answer = effect()
         if operation == "put_object":
             if before not in (None, content):
                 self._world.blame(f"{key} is written twice")
             self._world.tell(f"{key}: {json.loads(content).get('status', content.decode())}")
+            self.writers[key] = getcurrent()
         return answer
 
 
@@ -196,7 +224,11 @@ class Account(base.Account):
     ) -> None:
         """``families``: of the task definitions, by the capacity provider of their hosts."""
         super().__init__(model)
-        self.world, self.s3 = world, Records(world)
+        self.unanswered: set[Any] = set()
+        """Keys of objects and subjects of mails of which a request has failed."""
+        self.mailed: set[str] = set()
+        """Jobs whose end was reported."""
+        self.world, self.s3 = world, Records(world, self.unanswered)
         self.states, self.keeper, self.families = states, keeper, families
         self.executions: dict[str, Execution] = {}
         self._clients: dict[str, Client] = {}
@@ -347,6 +379,10 @@ class Account(base.Account):
                 each["InstanceType"] = self.instance_type
         return super().on_describe_instances(Filters)
 
+    def on_publish(self, Subject: str, **_: Any) -> Any:  # noqa: N803
+        self.mailed.add(Subject.partition(": ")[2])
+        return super().on_publish()
+
     def job_of(self, task: Record) -> "Execution | None":
         return self.executions.get(task["group"].removeprefix("job:"))
 
@@ -373,7 +409,7 @@ class Account(base.Account):
 
     def _lacks_hosts(self, job: "Execution", reason: str) -> bool:
         """A job may go to its next pool, as EC2 has refused hosts of the one that it is in."""
-        if len(job.ladder) < 2 or not reason.startswith("[no_capacity]"):
+        if len(job.ladder) < 2 or not reason.startswith("[no_capacity]") or job.goes_on:
             return False
         own = [each for each in self.model.tasks.values() if each["startedBy"] == job.name]
         # A sweep lists tasks some seconds before it decides.
@@ -400,8 +436,11 @@ class Account(base.Account):
     def _ails(self, task: Record) -> bool:
         """It has not started, or has not answered, for so long that two sweeps can have seen it."""
         since = task.get("_hangs_since") or task.get("_placed_at") or self.world.now
+        if "_is_unnoticed" in task and self.s3.down_at:  # it could not report before, either
+            since = min(since, self.s3.down_at)
         is_hung = "_hangs_since" in task and task["lastStatus"] == "RUNNING"
         least = times.SWEEP_EVERY_S // 2 if is_hung else times.TASK_STARTS_S
+        least += times.HEAD_SILENT_S * ("_is_unnoticed" in task)
         least -= int(self.slack_s)
         has_run = task["lastStatus"] == "RUNNING" and not is_hung
         host = self.model.hosts.get(task.get("containerInstanceArn", ""), {})
@@ -596,7 +635,9 @@ class Account(base.Account):
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
-            over_s = self.world.now - self.failed_at - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
+            blind_at = self.world.now if self.s3.is_down else self.s3.up_at
+            seen_s = self.world.now - max(self.failed_at, blind_at)
+            over_s = seen_s - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
             if job and over_s > 0 and self.is_held_too_long(job, HELD_LATE_S + self.slack_s):
                 self.world.blame(f"two sweeps leave {name_of(task)}, which is held no more")
 
@@ -670,6 +711,9 @@ class Account(base.Account):
             starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
             hangs = [each for each in tasks if "_hangs_since" in each]
             limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
+            blind_at = 0.0
+            if any("_is_unnoticed" in each for each in hangs):  # S3 shows it, where it answers
+                limit, blind_at = times.HEAD_SILENT_S, now if self.s3.is_down else self.s3.up_at
             what = "starts" if starts else "hangs" if hangs else "idles"
             is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
             refuses = now < host.get("_refuses_until", 0)  # the mark that the sweep needs
@@ -678,7 +722,8 @@ class Account(base.Account):
             if is_well or refuses or host["_leaves"] or host.get("_does") != does:
                 host["_since"] = now
             host["_does"] = does
-            if now - max(host["_since"], self.failed_at) > limit + sweeps and not self.is_broken:
+            since = max(host["_since"], self.failed_at, blind_at)
+            if now - since > limit + sweeps and not self.is_broken:
                 self.world.blame(f"{host['ec2InstanceId']} {what} for {now - host['_since']:.0f} s")
 
 
@@ -724,6 +769,8 @@ class Execution:
         """When its head was asked for first."""
         self.is_ending = False
         """Its last head has ended, or it was told to end."""
+        self.goes_on = False
+        """Its head runs a program that has had all of its nodes."""
         self.variables: Record = {}
         account.executions[name] = self
         world.tell(f"{name} is submitted: {order}")
@@ -894,6 +941,7 @@ class Execution:
                 for index, each in enumerate(state.get("Retry", [])):
                     if catches(each, error) and tries.get(index, 0) < each["MaxAttempts"]:
                         pause = each["IntervalSeconds"] * each["BackoffRate"] ** tries.get(index, 0)
+                        pause = min(pause, each.get("MaxDelaySeconds", pause))
                         tries[index] = tries.get(index, 0) + 1
                         world.sleep(pause)
                         break
@@ -924,7 +972,7 @@ class Execution:
             world.happened[f"RunTask refuses a head: {reason}"] += 1
             failures = [{"Arn": "", "Reason": reason}]
             raise StateError("AmazonECS.Unknown", json.dumps({"Failures": failures, "Tasks": []}))
-        self.is_ending = False
+        self.is_ending = self.goes_on = False
         (task,) = account.run(
             {
                 # Its name in the synthesized definition is not known before the deployment.

@@ -221,7 +221,7 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(aws: Aws) ->
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert sorted(aws.terminated) == ["i-h1", "i-h2", "i-h9"]
     assert "shared" not in aws.states, "another job's task runs there"
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert record["exit_code"] == 3
     assert record["reason"] == "failed: user code exit 3"
     assert (record["run"], record["job"], record["attempts"]) == ("r1", "j1", 1)
@@ -265,7 +265,7 @@ def test_the_outcome_has_the_reason_that_the_head_has_told(
     event = ended(head(code)) | ({"Deadline": time.time() - 1} if code == 74 else {})
     found = keeper.handler(event, None)
     assert (found["reason"], found["exit_code"]) == (reason, code)
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
+    assert aws.objects["ends/r1/j1.json"]["reason"] == reason
 
 
 def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(aws: Aws) -> None:
@@ -291,7 +291,7 @@ def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(aws: Aws)
 def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, Any]) -> None:
     order = replace(SPEC, hold_s=600)
     hold = Hold(code=3, since=time.time() - 60, until=time.time() + 540)
-    aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+    aws.s3.objects["heads/r1/j1.hold"] = hold.to_json().encode()
     aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed: ValueError: no"
     late = {"Spec": order.to_json(), "Deadline": time.time() - 30, "Began": time.time() - 600}
     found = aws.end(head(**end), **late)
@@ -307,7 +307,7 @@ def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, 
     ids=["no JSON", "no object", "no code", "of an attempt before"],
 )
 def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, mark: str) -> None:
-    aws.s3.objects["runs/r1/jobs/j1.hold"] = mark.encode()
+    aws.s3.objects["heads/r1/j1.hold"] = mark.encode()
     order = replace(SPEC, hold_s=600).to_json()
     assert aws.end(head(StopCode="SpotInterruption"), Spec=order)["again"]
 
@@ -318,7 +318,7 @@ def test_a_head_that_was_started_unseen_and_holds_its_hosts_has_ended_the_job(
     hold = Hold(code=3, since=time.time(), until=time.time() + 600)
 
     def sleep(_: float) -> None:
-        aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+        aws.s3.objects["heads/r1/j1.hold"] = hold.to_json().encode()
 
     monkeypatch.setattr(keeper.time, "sleep", sleep)
     unseen = {"Error": "ECS.AmazonECSException", "Cause": "Rate exceeded"}
@@ -333,7 +333,7 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(aws: A
     assert not aws.objects, "it is not known whose run it was"
     newer = json.dumps(json.loads(SPEC.to_json()) | {"of_another_deployment": 1})
     aws.end(head(2), Spec=newer)
-    assert aws.objects.keys() == {"runs/r1/jobs/j1.json"}
+    assert aws.objects.keys() == {"ends/r1/j1.json"}
 
 
 def aborted(**detail: Any) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def test_an_aborted_execution_leaves_nothing_and_is_recorded(aws: Aws) -> None:
     aws.history["j1"] = [queued, *heads]
     aws.abort()
     assert aws.running() == {"other-head", "other-1", "standing"}
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert (record["status"], record["reason"]) == ("stopped", "stopped by user")
     assert record["attempts"] == 2
     assert (record["began"], record["ended"]) == (1_800_000_000, 1_800_000_060)
@@ -371,7 +371,7 @@ def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(aws:
     aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")
     aws.history["j1"] = [{"type": "WaitStateEntered", "timestamp": stamp(1_800_000_000)}]
     aws.abort()
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
 
 
@@ -380,7 +380,7 @@ def test_the_first_record_of_a_job_counts(aws: Aws) -> None:
     assert aws.end(head(3))["status"] == "failed"
     again = aws.end(head(0))
     assert (again["status"], again["again"]) == ("failed", False)
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "failed: user code exit 3"
+    assert aws.objects["ends/r1/j1.json"]["reason"] == "failed: user code exit 3"
 
 
 def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
@@ -400,7 +400,7 @@ def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(aws: Aws) ->
         for name in names:
             aws.execute(name, "ABORTED", ago_s, cause="the bill", input=SPEC.to_json())
         aws.sweep()
-    assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
+    assert {f"ends/r1/{name}.json" for name in names} == aws.objects.keys()
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
 ) -> None:
     aws.execute("j1", "ABORTED", 0, **abort)
     aws.abort(**detail)
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert (record["status"], record["reason"]) == (status, reason)
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
 
@@ -861,7 +861,7 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
         aws.add(f"{name}-1", startedBy=job, group=f"job:{job}", host=f"{name}-1")
         aws.execute(job)
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
-        aws.s3.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json().encode()
+        aws.s3.objects[f"heads/{job}/{job}.hold"] = hold.to_json().encode()
     assert aws.sweep()["stopped"] == ["own-head", "own-1", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
@@ -930,7 +930,7 @@ def test_the_reason_is_awss_own_and_a_job_that_waits_in_vain_ends(
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     found = aws.end(task)
     assert (found["status"], found["reason"]) == ("no_capacity", f"no capacity: {said}")
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == f"no capacity: {said}"
+    assert aws.objects["ends/r1/j1.json"]["reason"] == f"no capacity: {said}"
     # ECS has given up before: the state machine asks again, or not.
     given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
     event = ended(given_up, Job="j2", Asked=time.time() - 60)
@@ -1251,7 +1251,7 @@ def test_a_job_that_its_user_has_called_off_ends_before_its_turn(
     assert keeper.handler(event, None)["status"] == "running"
     queue.s3.objects["stops/AROA1:anna/third"] = b"stop"
     assert keeper.handler(event, None)["status"] == "stopped"
-    assert queue.objects["runs/r1/jobs/third.json"]["reason"] == "stopped by user"
+    assert queue.objects["ends/r1/third.json"]["reason"] == "stopped by user"
 
 
 @pytest.mark.usefixtures("queue")
@@ -1283,7 +1283,7 @@ def test_a_job_that_gets_no_turn_ends_with_a_record(
     queue.execute("third")
     found = admitted(keeper, "third", nodes, waited_s=waited_s)
     assert (found["status"], found["again"]) == (status, False)
-    record = queue.objects["runs/r1/jobs/third.json"]
+    record = queue.objects["ends/r1/third.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == (status, 0, None)
     assert reason in record["reason"]
 
