@@ -226,6 +226,8 @@ class Account(base.Account):
         super().__init__(model)
         self.unanswered: set[Any] = set()
         """Keys of objects and subjects of mails of which a request has failed."""
+        self.gone: dict[str, float] = {}
+        """When the processes of heads have ended, by their tasks, which ECS may not notice."""
         self.mailed: set[str] = set()
         """Jobs whose end was reported."""
         self.world, self.s3 = world, Records(world, self.unanswered)
@@ -436,11 +438,8 @@ class Account(base.Account):
     def _ails(self, task: Record) -> bool:
         """It has not started, or has not answered, for so long that two sweeps can have seen it."""
         since = task.get("_hangs_since") or task.get("_placed_at") or self.world.now
-        if "_is_unnoticed" in task and self.s3.down_at:  # it could not report before, either
-            since = min(since, self.s3.down_at)
         is_hung = "_hangs_since" in task and task["lastStatus"] == "RUNNING"
         least = times.SWEEP_EVERY_S // 2 if is_hung else times.TASK_STARTS_S
-        least += times.HEAD_SILENT_S * ("_is_unnoticed" in task)
         least -= int(self.slack_s)
         has_run = task["lastStatus"] == "RUNNING" and not is_hung
         host = self.model.hosts.get(task.get("containerInstanceArn", ""), {})
@@ -448,7 +447,12 @@ class Account(base.Account):
         # It may have been connected while the keeper did not look.
         now = self.world.now
         away_s = now - min(host.get("_seen_away", now), host["_away_since"]) if is_away else 0
-        is_ailing = not has_run and self.world.now - since > least
+        is_noticed = "_is_unnoticed" not in task
+        is_ailing = is_noticed and not has_run and self.world.now - since > least
+        if gone_at := self.gone.get(task["taskArn"]):
+            # It could not report before, either, while S3 did not answer.
+            silent_s = now - min(gone_at, self.s3.down_at or gone_at) + self.slack_s
+            is_ailing |= silent_s > times.HEAD_SILENT_S + times.SWEEP_EVERY_S // 2
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
     def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803

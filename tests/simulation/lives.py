@@ -295,13 +295,14 @@ class Life:
             head = heads[-1]
             # It reports again some time after S3 does.
             is_late = now < s3.up_at + times.HEAD_REPORTS_S
-            at = min(head.gone_at, s3.down_at if is_late else now - self.chance.uniform(0, 59))
+            gone_at = self.account.gone.get(head.task["taskArn"], now)
+            at = min(gone_at, s3.down_at if is_late else now - self.chance.uniform(0, 59))
             life = HeadLife(at=max(at, head.began), is_complete=head.job.goes_on)
             s3.objects[key] = life.to_json().encode()
 
     def forsake(self, head: "Head") -> None:
         """Workers end by themselves when their head is gone, but for those that hang."""
-        head.gone_at = min(head.gone_at, self.world.now)
+        self.account.gone.setdefault(head.task["taskArn"], self.world.now)
         for task in self.model.tasks.values():
             is_own = task["_family"] == "worker" and task["startedBy"] == head.job.name
             if is_own and self.chance.random() > 0.1:
@@ -690,7 +691,7 @@ class Head:
         assert job is not None
         self.job = job
         self.is_stopped = False
-        self.began, self.gone_at = self.world.now, float("inf")
+        self.began = self.world.now
         self.wake: Callable[[], None] = lambda: None
         self.at = "starts"
         self.process: Any = None

@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from contract import exits, times
 from contract.admission import Limits
@@ -26,6 +26,7 @@ from contract.job import (
     Hold,
     JobSpec,
     JobStatus,
+    Life,
     Outcome,
     Placement,
     Priority,
@@ -42,6 +43,14 @@ from tests.heads import head
 from tests.stacks.conftest import Synth, text
 
 SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
+HOLD = "heads/r1/j1.hold"
+LIFE = "heads/r1/j1.life"
+#: Of S3, when it answers nothing of use.
+OUTAGES = (
+    refused("ServiceUnavailable"),
+    EndpointConnectionError(endpoint_url="s3"),
+    ReadTimeoutError(endpoint_url="s3"),
+)
 #: Of a task that has no host.
 WAITS = {"lastStatus": "PROVISIONING", "containerInstanceArn": ""}
 
@@ -302,25 +311,47 @@ def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "mark",
-    ["x", "[]", '{"code": "3", "since": 9e9, "until": 9e9}', '{"code": 3, "since": 1, "until": 2}'],
-    ids=["no JSON", "no object", "no code", "of an attempt before"],
+    ("key", "mark"),
+    [
+        (HOLD, "x"),
+        (HOLD, "[]"),
+        (HOLD, '{"code": "3", "since": 9e9, "until": 9e9}'),
+        (HOLD, '{"code": 3, "since": 1, "until": 2}'),  # of an attempt before
+        *((HOLD, f'{{"code": {code}, "since": 9e9, "until": 9e9}}') for code in exits.NOT_HELD),
+        # Where every job may write.
+        ("runs/r1/jobs/j1.hold", '{"code": 3, "since": 9e9, "until": 9e9}'),
+    ],
 )
-def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, mark: str) -> None:
-    aws.s3.objects["heads/r1/j1.hold"] = mark.encode()
+def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, key: str, mark: str) -> None:
+    aws.s3.objects[key] = mark.encode()
     order = replace(SPEC, hold_s=600).to_json()
     assert aws.end(head(StopCode="SpotInterruption"), Spec=order)["again"]
 
 
+@pytest.mark.parametrize("code", [0, 1, exits.STORAGE])
+def test_what_ecs_says_of_a_head_that_has_ended_is_no_matter_of_a_hold(aws: Aws, code: int) -> None:
+    aws.s3.objects[HOLD] = b'{"code": 3, "since": 9e9, "until": 9e9}'
+    found = aws.end(head(code), Spec=replace(SPEC, hold_s=600).to_json())
+    assert found["exit_code"] == code
+    assert (found["status"], found["again"]) == {
+        0: ("succeeded", False),
+        1: ("failed", False),
+        exits.STORAGE: ("host_lost", True),
+    }[code]
+
+
+@pytest.mark.parametrize("when", ["before its tasks are listed", "before they are stopped"])
 def test_a_head_that_was_started_unseen_and_holds_its_hosts_has_ended_the_job(
-    aws: Aws, keeper: ModuleType, monkeypatch: pytest.MonkeyPatch
+    aws: Aws, keeper: ModuleType, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     hold = Hold(code=3, since=time.time(), until=time.time() + 600)
 
-    def sleep(_: float) -> None:
-        aws.s3.objects["heads/r1/j1.hold"] = hold.to_json().encode()
+    def write(*_: float, **__: Any) -> None:
+        aws.s3.objects[HOLD] = hold.to_json().encode()
 
-    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    if when == "before its tasks are listed":
+        monkeypatch.setattr(keeper.time, "sleep", write)
+    aws.fails["stop_task"] = write
     unseen = {"Error": "ECS.AmazonECSException", "Cause": "Rate exceeded"}
     found = aws.end({}, **unseen, Spec=replace(SPEC, hold_s=600).to_json())
     assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
@@ -334,6 +365,52 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(aws: A
     newer = json.dumps(json.loads(SPEC.to_json()) | {"of_another_deployment": 1})
     aws.end(head(2), Spec=newer)
     assert aws.objects.keys() == {"ends/r1/j1.json"}
+
+
+#: Ends after which a job is tried again.
+LOST = (
+    head(StopCode="SpotInterruption"),
+    head(exits.STORAGE),
+    head(exits.KILLED, StopCode="EssentialContainerExited"),
+    head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER"),
+)
+
+
+@pytest.mark.parametrize("hold_s", [0, 600])
+@pytest.mark.parametrize("outage", OUTAGES, ids=str)
+@pytest.mark.parametrize("task", LOST, ids=str)
+def test_s3_that_does_not_answer_ends_no_job(
+    aws: Aws, task: dict[str, Any], outage: Exception, hold_s: int
+) -> None:
+    aws.fails |= {"get_object": outage, "put_object": outage}
+    found = aws.end(task, Spec=replace(SPEC, hold_s=hold_s).to_json(), Asked=time.time())
+    assert found["again"]
+    assert aws.running() == {"other-head", "other-1", "standing"}
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=str)
+@pytest.mark.parametrize("fails", ["get_object", "put_object", "both"])
+def test_the_end_of_a_job_waits_for_s3_and_its_hosts_do_not(
+    aws: Aws, outage: Exception, fails: str
+) -> None:
+    """Step Functions calls the function again (``test_lives``)."""
+    order = replace(paid(ANNA), hold_s=600).to_json()
+    aws.fails |= dict.fromkeys(["get_object", "put_object"] if fails == "both" else [fails], outage)
+    with pytest.raises(type(outage)):
+        aws.end(head(3, ContainerInstanceArn="h1"), Spec=order)
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert {"i-h1", "i-h2"} <= {*aws.terminated}
+    aws.fails.clear()
+    assert aws.end(head(3), Spec=order)["status"] == "failed"
+    assert len(aws.sent("publish")) == 1
+
+
+def test_an_abort_ends_its_tasks_before_anything_else_is_asked(aws: Aws) -> None:
+    aws.execute("j1", "ABORTED", 0)
+    aws.fails["describe_execution"] = ReadTimeoutError(endpoint_url="states")
+    with pytest.raises(ReadTimeoutError):
+        aws.abort()
+    assert aws.running() == {"other-head", "other-1", "standing"}
 
 
 def aborted(**detail: Any) -> dict[str, Any]:
@@ -390,6 +467,20 @@ def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
     aws.fails["get_object"] = refused("SlowDown")
     with pytest.raises(ClientError, match="SlowDown"):
         keeper.write_record("j1", SPEC, keeper.Outcome(status="failed", reason="failed: x"))
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=str)
+def test_a_sweep_that_s3_does_not_answer_does_all_else(aws: Aws, outage: Exception) -> None:
+    aws.execute("j1", "FAILED", times.SWEEP_GRACE_S + 60, input=paid(ANNA).to_json())
+    aws.end(head(3), Spec=paid(ANNA).to_json())
+    aws.add("left", startedBy="j1", group="job:j1", host="h9")
+    held_head = {"overrides": ordered(60, hold_s=600), "startedAt": ago(50)}
+    aws.tasks["other-head"] |= held_head
+    aws.fails |= {"get_object": outage, "list_executions": None}
+    with pytest.raises(RuntimeError, match="left to the next sweep: records: "):
+        aws.sweep()
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert len(aws.sent("publish")) == 1
 
 
 def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(aws: Aws) -> None:
@@ -472,6 +563,31 @@ def test_the_end_of_a_job_is_mailed_once_with_reason_cost_result_and_command(
         "result  s3://b/runs/r1/",
         "look    trainctl show j1 --deployment lab",
     ]
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["answer lost", "killed"])
+def test_an_end_is_reported_whose_record_was_written_without_an_answer(
+    aws: Aws, is_killed: bool
+) -> None:
+    """botocore asks again, and its second request finds the object of the first."""
+
+    def write(Key: str, **given: Any) -> Any:  # noqa: N803
+        if Key not in aws.s3.objects:
+            aws.s3.put_object(Key=Key, **given)
+            if is_killed:
+                raise SystemExit
+            return refused("PreconditionFailed")
+        return None
+
+    aws.fails["put_object"] = write
+    order = paid(ANNA).to_json()
+    if is_killed:
+        with pytest.raises(SystemExit):
+            aws.end(head(3), Spec=order)
+        aws.fails.clear()
+    for _ in range(2):
+        assert aws.end(head(3), Spec=order)["status"] == "failed"
+    assert len(aws.sent("publish")) == 1
 
 
 def test_a_job_that_had_no_host_or_was_stopped_is_reported_too(
@@ -735,6 +851,40 @@ def test_a_task_that_does_not_start_or_answer_is_stopped_with_its_host(
             assert found.again is (in_a_row < 3 or not started)
 
 
+@pytest.mark.parametrize(
+    ("reported_s", "seen_s", "fails", "is_over"),
+    [
+        (times.HEAD_SILENT_S + 1, 290, None, True),
+        (times.HEAD_SILENT_S + 1, 90, None, False),  # it may report again once S3 answers it
+        (times.HEAD_SILENT_S - 60, 290, None, False),
+        (9000, 290, None, False),  # the head before it
+        (None, 290, None, False),  # of an earlier version
+        *((times.HEAD_SILENT_S + 1, 290, each, False) for each in OUTAGES),
+    ],
+)
+def test_a_head_that_does_not_report_any_more_is_dead_though_it_runs_for_ecs(
+    aws: Aws, reported_s: float | None, seen_s: float, fails: Exception | None, is_over: bool
+) -> None:
+    aws.tasks["own-head"] |= {"overrides": ordered(60), "startedAt": ago(5000)}
+    aws.tasks["own-head"] |= {"healthStatus": "HEALTHY", "createdAt": ago(5100)}
+    if reported_s:
+        life = Life(at=time.time() - reported_s, is_complete=True)
+        aws.s3.objects[LIFE] = life.to_json().encode()
+    aws.fails["get_object"] = fails
+    seen = f"{time.time() - seen_s:.0f} own-head did not report for 20 minutes"
+    aws.hosts["h1"]["attributes"] = [{"name": "train.ailing-since", "value": seen}]
+    aws.sweep()
+    task = aws.tasks["own-head"]
+    assert (task["desiredStatus"] == "STOPPED") is is_over
+    if is_over:
+        assert aws.terminated == ["i-h1"]
+        started = {"StartedAt": (time.time() - 5000) * 1000}
+        found = aws.end(
+            head(StoppedReason=task["stoppedReason"], StopCode="UserInitiated", **started)
+        )
+        assert (found["again"], found["status"]) == (True, "host_lost")
+
+
 def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(aws: Aws) -> None:
     aws.tasks["own-1"] |= {"taskArn": "arn:task/c/own-1", "healthStatus": "UNHEALTHY"}
     aws.tasks["arn:task/c/own-1"] = aws.tasks.pop("own-1")
@@ -862,6 +1012,9 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
         aws.execute(job)
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
         aws.s3.objects[f"heads/{job}/{job}.hold"] = hold.to_json().encode()
+    # ECS still lists the head of the attempt before, too.
+    aws.add("before", family="head", group="job:j5", createdAt=ago(1000))
+    aws.tasks["before"]["overrides"] = aws.tasks["another"]["overrides"]
     assert aws.sweep()["stopped"] == ["own-head", "own-1", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
@@ -968,16 +1121,18 @@ def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
 
 
 @pytest.mark.parametrize(
-    ("began_s", "worker", "is_over"),
+    ("began_s", "worker", "is_complete", "is_over"),
     [
-        (90, WAITS, True),
-        (90, {"lastStatus": "PENDING"}, False),  # one has come
-        (4000, WAITS, False),  # it has trained
+        (90, WAITS, False, True),
+        (90, {"lastStatus": "PENDING"}, False, False),  # one has come
+        (4000, WAITS, False, False),  # it has trained
+        (90, WAITS, True, False),  # and so it has by its own word
     ],
 )
 def test_a_head_ends_whose_workers_can_never_come(
-    aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
+    aws: Aws, began_s: float, worker: dict[str, Any], is_complete: bool, is_over: bool
 ) -> None:
+    aws.s3.objects[LIFE] = Life(at=time.time(), is_complete=is_complete).to_json().encode()
     said = "current vCPU limit of 0 allows"
     aws.group("workers").activities = [launch("Failed", said)]
     now = ago(0)
@@ -993,8 +1148,9 @@ def test_a_head_ends_whose_workers_can_never_come(
     assert found["reason"] == f"no capacity: {said}"
 
 
-#: A job that may try another pool, whose head trains for three minutes or so.
+#: A job that may try another pool, whose head trains for three minutes or so; and a program on it.
 LADDER = replace(SPEC, nodes=Range(2, 2), pools=("l4", "default"), recipe="ddp")
+PROGRAM = replace(LADDER, recipe="")
 
 
 def of_ladder(aws: Aws, spec: JobSpec = LADDER, *, began_s: float = 200, hosts: int = 0) -> None:
@@ -1008,25 +1164,43 @@ def of_ladder(aws: Aws, spec: JobSpec = LADDER, *, began_s: float = 200, hosts: 
 
 
 @pytest.mark.parametrize(
-    ("spec", "began_s", "hosts", "moves"),
+    ("spec", "began_s", "hosts", "then", "moves"),
     [
-        (LADDER, 200, 1, True),  # the one host is that of the other worker
-        (LADDER, 200, 2, False),  # one more boots
-        (LADDER, 9000, 1, True),  # it has lost one since
-        (replace(LADDER, pools=("l4",)), 200, 1, False),
-        (replace(LADDER, nodes=Range(1, 2)), 200, 1, False),  # it has what it needs
-        (replace(LADDER, recipe=""), 9000, 1, False),  # it goes on with one
-        (replace(LADDER, recipe="", on=Placement.NODES), 9000, 1, True),
+        (LADDER, 200, 1, "", True),  # the one host is that of the other worker
+        (LADDER, 200, 2, "", False),  # one more boots
+        (LADDER, 9000, 1, "", True),  # it has lost one since
+        (LADDER, 200, 1, "complete", True),  # it waits for the one that it has lost
+        (replace(LADDER, pools=("l4",)), 200, 1, "", False),
+        (replace(LADDER, nodes=Range(1, 2)), 200, 1, "", False),  # it has what it needs
+        (PROGRAM, 9000, 1, "", False),  # it goes on with one
+        (PROGRAM, 200, 1, "", True),
+        (PROGRAM, 200, 1, "complete", False),  # it goes on, too
+        (PROGRAM, 200, 1, "S3 is down", False),  # it may
+        (replace(PROGRAM, on=Placement.NODES), 9000, 1, "", True),
+        # A host comes while the sweep decides by its list.
+        (LADDER, 200, 1, "a host comes", False),
+        (LADDER, 200, 1, "it ends", False),
     ],
 )
 def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
-    aws: Aws, spec: JobSpec, began_s: float, hosts: int, moves: bool
+    aws: Aws, spec: JobSpec, began_s: float, hosts: int, then: str, moves: bool
 ) -> None:
     of_ladder(aws, spec, began_s=began_s, hosts=hosts)
+    changes = {
+        "a host comes": ("own-1", {"lastStatus": "PENDING", "containerInstanceArn": "h9"}),
+        "it ends": ("own-head", {"desiredStatus": "STOPPED"}),
+    }
+    if then in changes:
+        name, change = changes[then]
+        aws.fails["describe_scaling_activities"] = lambda **_: aws.tasks[name].update(change)
+    if then == "complete":
+        aws.s3.objects[LIFE] = Life(at=time.time(), is_complete=True).to_json().encode()
+    if then == "S3 is down":
+        aws.fails["get_object"] = OUTAGES[0]
     # The event of the refusal.
     aws.sweep(**{"detail-type": "EC2 Instance Launch Unsuccessful"})
     head_task = aws.tasks["own-head"]
-    assert (head_task["desiredStatus"] == "STOPPED") is moves
+    assert bool(aws.sent("stop_task")) is moves
     if moves:
         assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
         assert "h1" not in aws.states, "its host waits for the next head"
