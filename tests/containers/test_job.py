@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
@@ -615,6 +616,35 @@ def on_head(
 def saved(s3: S3) -> dict[str, str]:
     """What the list of the head's files names."""
     return saved_in(s3, "r1")
+
+
+def test_a_head_reports_that_it_runs_and_whether_all_its_nodes_have_been_there() -> None:
+    life = Life(lasts=200, recipe="fsdp", nodes=Range(2, 2), capacity_wait_s=60)
+    life.job._storage = "s3://bucket"
+    reports: list[dict[str, Any]] = []
+
+    def report() -> None:
+        life.job.report_life()
+        reports.append(json.loads(life.s3.objects["heads/r1/r1-20261121-0900-abcd.life"]))
+
+    life.clock.at(20, report)
+    life.clock.at(30, life.ray.have, 2)
+    life.clock.at(60, report)
+    life.clock.at(70, life.ray.have, 1)
+    life.clock.at(80, report)
+    life.s3.is_down = True
+    life.job.report_life()  # reported again soon
+    life.s3.is_down = False
+    life.run()
+    assert [each["is_complete"] for each in reports] == [False, True, True]
+    assert [each["at"] for each in reports] == pytest.approx([20, 60, 80], abs=1)
+
+
+def test_a_head_reports_until_it_has_ended() -> None:
+    ended, reports = Mock(), Mock()
+    ended.wait.side_effect = [False, False, True]
+    job_head._repeat(reports, ended)
+    assert (reports.call_count, ended.wait.call_args.args) == (2, (times.HEAD_REPORTS_S,))
 
 
 def told(s3: S3) -> str:

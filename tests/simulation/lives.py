@@ -402,7 +402,7 @@ class Life:
         except (CliError, ClientError, BotoCoreError) as error:
             self.world.tell(f"trainctl stop {name}: {error}")
             # Of which the sweep takes the host, later than the command waits.
-            names = ("agent", "no attributes", "docker", "carried")
+            names = ("agent", "no attributes", "docker", "carried", "s3 does not answer")
             is_deaf = any(each in name for each in names for name in self.world.happened)
             if job and not self._has_trouble and not is_deaf:
                 self.world.blame("trainctl stop fails")

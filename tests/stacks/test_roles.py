@@ -17,6 +17,7 @@ import pytest
 from botocore import xform_name
 
 import app
+from contract import runs
 from contract.job import NOTIFY_SECRETS, SECRETS_PREFIX
 from rehearsal.policies import Call, Statement, allows, parse
 from tests.conftest import ROOT
@@ -154,6 +155,9 @@ def test_every_right_is_given_to_its_role_and_only_under_its_conditions(
         for statement in statements:
             for call in granted(statement):
                 num_calls += 1
+                if statement.effect == "Deny":
+                    assert not allows(call, identity=statements), call
+                    continue
                 assert allows(call, identity=statements), call
                 for key in call.keys:
                     other = {**call.keys, key: "arn:aws:x:y:z:other"}
@@ -195,7 +199,19 @@ NEEDLESS: Final[list[tuple[str, str, str]]] = [
     ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json"),
     ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
     ("JobsKeeperRole", "secretsmanager:GetSecretValue", "{secret}"),
+    ("JobsKeeperRole", "s3:PutObject", "{bucket}/heads/r/j.hold"),
     ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    # What decides about jobs is written by the keeper, by heads of jobs, or by who calls one off.
+    *(
+        (role, f"s3:{action}Object", f"{{bucket}}/{prefix}/r/j.json")
+        for role, prefixes in {
+            "NodesHeadRole": (runs.ENDS_PREFIX, runs.HEADS_PREFIX, runs.STOPS_PREFIX),
+            "NodesWorkerRole": (runs.ENDS_PREFIX, runs.HEADS_PREFIX, runs.STOPS_PREFIX),
+            "JobsRole": (runs.ENDS_PREFIX, runs.STOPS_PREFIX),
+        }.items()
+        for prefix in prefixes
+        for action in ("Put", "Delete")
+    ),
     ("NodesExecutionRole", "ecr:PutImage", "{repository}"),
     ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json"),
     ("ImagePushRole", "ecr:BatchDeleteImage", "{repository}"),
@@ -220,6 +236,11 @@ def test_a_call_that_a_role_does_not_need_is_refused(
     assert not deployed.may(deployed.role(role), action, resource.format_map(named))
 
 
+#: Keys of what the function that cleans up reads.
+READ_BY_KEEPER: Final = (
+    *(runs.job_record, runs.job_report, runs.job_hold, runs.job_life),
+    *(runs.job_reason, runs.job_stop),
+)
 KEEPERS: Final = [f"stacks/jobs/keeper/{each}.py" for each in ("index", "cluster", "notices")]
 #: Role -> what runs under it, of which each call of AWS needs a right.
 CALLERS: Final = {
@@ -278,6 +299,24 @@ def test_a_role_may_make_each_call_of_what_runs_under_it(deployed: Deployed, rol
     # Nothing else but what a call implies, and the rights of all training code.
     implied = {*IMPLIED, *(training if role == "JobsRole" else ())}
     assert {each for each in given - called if not each.startswith("logs:")} <= implied
+
+
+@pytest.mark.parametrize(
+    ("role", "action", "key"),
+    [
+        ("JobsKeeperRole", "PutObject", runs.job_record("r", "j")),
+        ("JobsKeeperRole", "PutObject", runs.job_report("r", "j")),
+        *(("JobsKeeperRole", "GetObject", each("r", "j")) for each in READ_BY_KEEPER),
+        ("JobsRole", "PutObject", runs.job_hold("r", "j")),
+        ("JobsRole", "PutObject", runs.job_life("r", "j")),
+        ("JobsRole", "PutObject", "runs/r/result.json"),
+        ("NodesWorkerRole", "DeleteObject", "runs/r/checkpoints/step-00000001/manifest.json"),
+    ],
+)
+def test_who_reports_and_decides_may_do_so(
+    deployed: Deployed, role: str, action: str, key: str
+) -> None:
+    assert deployed.may(deployed.role(role), f"s3:{action}", f"{deployed.bucket_arn}/{key}")
 
 
 def test_the_bucket_refuses_requests_without_tls_whoever_asks(deployed: Deployed) -> None:
