@@ -44,17 +44,6 @@ class Rights:
         accept(role, {wildcard(role, arn): reason for arn, reason in self.reasons.items()})
 
 
-def deny_writing(sid: str, bucket: s3.IBucket, *prefixes: str) -> Rights:
-    """A statement that keeps a role from what another right gives it: to write there."""
-    on = [bucket.arn_for_objects(f"{each}/*") for each in prefixes]
-    actions = ["s3:DeleteObject", "s3:PutObject"]
-    return Rights(
-        statements=(
-            iam.PolicyStatement(sid=sid, effect=iam.Effect.DENY, actions=actions, resources=on),
-        )
-    )
-
-
 def allow(
     sid: str,
     *actions: str,
@@ -157,7 +146,13 @@ def of_training_code(
 ) -> Rights:
     """All code that trains: its bucket, what it reads from others, and a shell for its owner, which
     is logged. What decides about jobs is written by others, or by the heads of jobs only."""
-    of_others = (runs.ENDS_PREFIX, runs.STOPS_PREFIX)
+    of_others = [runs.ENDS_PREFIX, runs.STOPS_PREFIX, *([] if is_job_head else [runs.HEADS_PREFIX])]
+    no_writing = iam.PolicyStatement(
+        sid="NotOfOthers",
+        effect=iam.Effect.DENY,
+        actions=["s3:DeleteObject", "s3:PutObject"],
+        resources=[bucket.arn_for_objects(f"{each}/*") for each in of_others],
+    )
     objects = _arn_as_imported(bucket) + "/*"
     reading = Rights()
     if data:
@@ -183,9 +178,7 @@ def of_training_code(
             "s3:PutObject",
             on=[bucket.arn_for_objects("*")],
         )
-        + deny_writing(
-            "NotOfOthers", bucket, *of_others, *(() if is_job_head else (runs.HEADS_PREFIX,))
-        )
+        + Rights(statements=(no_writing,))
         # The agent that ECS Exec puts into the container; it also looks for its log group.
         + allow(
             "Shell",

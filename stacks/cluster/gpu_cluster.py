@@ -141,6 +141,14 @@ class GpuCluster(Construct):
         placement = self._placement if trains else None
         if pool:
             placement = None if reservation else _placement_group(self, f"{name}Placement")
+        disk = ec2.BlockDeviceVolume.ebs(
+            root_volume_gib or machine.root_volume_gib,
+            encrypted=True,
+            volume_type=ec2.EbsDeviceVolumeType.GP3,
+            iops=machine.root_volume_iops,
+            throughput=machine.root_volume_mibps,
+            delete_on_termination=True,
+        )
         template = ec2.LaunchTemplate(
             self,
             f"{name}Hosts",
@@ -162,7 +170,7 @@ class GpuCluster(Construct):
                 efa=machine if uses_efa else None,
                 mount_source=mount_source,
             ),
-            block_devices=[_root_disk(machine, root_volume_gib)],
+            block_devices=[ec2.BlockDevice(device_name="/dev/xvda", volume=disk)],
             ebs_optimized=True,
             detailed_monitoring=True,
             require_imdsv2=True,
@@ -238,19 +246,6 @@ class GpuCluster(Construct):
             # None by default: the caller of RunTask names the hosts' capacity provider.
             default_capacity_provider_strategy=[],
         )
-
-
-def _root_disk(machine: InstanceType, gib: int) -> ec2.BlockDevice:
-    """The disk of a host; ``gib`` 0: of the size that the machine needs."""
-    volume = ec2.BlockDeviceVolume.ebs(
-        gib or machine.root_volume_gib,
-        encrypted=True,
-        volume_type=ec2.EbsDeviceVolumeType.GP3,
-        iops=machine.root_volume_iops,
-        throughput=machine.root_volume_mibps,
-        delete_on_termination=True,
-    )
-    return ec2.BlockDevice(device_name="/dev/xvda", volume=volume)
 
 
 def _placement_group(scope: Construct, id_: str) -> ec2.PlacementGroup:

@@ -236,11 +236,6 @@ def test_a_call_that_a_role_does_not_need_is_refused(
     assert not deployed.may(deployed.role(role), action, resource.format_map(named))
 
 
-#: Keys of what the function that cleans up reads.
-READ_BY_KEEPER: Final = (
-    *(runs.job_record, runs.job_report, runs.job_hold, runs.job_life),
-    *(runs.job_reason, runs.job_stop),
-)
 KEEPERS: Final = [f"stacks/jobs/keeper/{each}.py" for each in ("index", "cluster", "notices")]
 #: Role -> what runs under it, of which each call of AWS needs a right.
 CALLERS: Final = {
@@ -301,22 +296,23 @@ def test_a_role_may_make_each_call_of_what_runs_under_it(deployed: Deployed, rol
     assert {each for each in given - called if not each.startswith("logs:")} <= implied
 
 
-@pytest.mark.parametrize(
-    ("role", "action", "key"),
-    [
-        ("JobsKeeperRole", "PutObject", runs.job_record("r", "j")),
-        ("JobsKeeperRole", "PutObject", runs.job_report("r", "j")),
-        *(("JobsKeeperRole", "GetObject", each("r", "j")) for each in READ_BY_KEEPER),
-        ("JobsRole", "PutObject", runs.job_hold("r", "j")),
-        ("JobsRole", "PutObject", runs.job_life("r", "j")),
-        ("JobsRole", "PutObject", "runs/r/result.json"),
-        ("NodesWorkerRole", "DeleteObject", "runs/r/checkpoints/step-00000001/manifest.json"),
-    ],
-)
-def test_who_reports_and_decides_may_do_so(
-    deployed: Deployed, role: str, action: str, key: str
-) -> None:
-    assert deployed.may(deployed.role(role), f"s3:{action}", f"{deployed.bucket_arn}/{key}")
+#: Action and role -> keys of the bucket.
+NEEDED: Final = {
+    ("Put", "JobsKeeperRole"): (runs.job_record, runs.job_report),
+    ("Get", "JobsKeeperRole"): (
+        *(runs.job_record, runs.job_report, runs.job_hold, runs.job_life),
+        *(runs.job_reason, runs.job_stop),
+    ),
+    ("Put", "JobsRole"): (runs.job_hold, runs.job_life, runs.job_reason),
+    ("Delete", "NodesWorkerRole"): (runs.job_code,),
+}
+
+
+@pytest.mark.parametrize(("action", "role"), NEEDED)
+def test_who_reports_and_decides_may_do_so(deployed: Deployed, action: str, role: str) -> None:
+    for key in NEEDED[action, role]:
+        on = f"{deployed.bucket_arn}/{key('r', 'j')}"
+        assert deployed.may(deployed.role(role), f"s3:{action}Object", on)
 
 
 def test_the_bucket_refuses_requests_without_tls_whoever_asks(deployed: Deployed) -> None:
