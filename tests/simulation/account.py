@@ -406,6 +406,8 @@ class Account(base.Account):
         is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
         is_well &= not (job and self._lacks_hosts(job, reason))
         is_well &= not (job and self.is_held_too_long(job, -self.slack_s))
+        # What waits for the hosts that a head lacks is stopped after it.
+        is_well &= not (job and job.head and job.head["desiredStatus"] == "STOPPED")
         if who == "keeper" and job and job.is_healthy and is_well and not job.is_redriven:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
@@ -432,8 +434,9 @@ class Account(base.Account):
         return Hold.from_json(found.decode()) if found else None
 
     def is_held_too_long(self, job: "Execution", by_s: float = 0) -> bool:
-        hold = self.hold_of(job)
-        return hold is not None and self.world.now > hold.until + by_s
+        hold, head_at = self.hold_of(job), job.heads[-1][0] if job.heads else 0
+        # One that could not be read is of the attempt before.
+        return hold is not None and hold.since > head_at and self.world.now > hold.until + by_s
 
     def _ails(self, task: Record) -> bool:
         """It has not started, or has not answered, for so long that two sweeps can have seen it."""

@@ -602,6 +602,8 @@ class Life:
 
     def _check_goodput(self, job: Execution) -> None:
         """The uses of a job's time add up to what it is billed for."""
+        if job.spec and runs.job_hold(job.spec.run, job.name) in self.account.unanswered:
+            return  # it is tried again after a hold that nobody could read
         own = [each for each in self.model.tasks.values() if each["group"] == f"job:{job.name}"]
         tasks: list[Any] = own
         kinds = {"head": JOB, "worker": WORKER}
