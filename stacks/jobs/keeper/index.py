@@ -215,14 +215,14 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
 
 def record_of(job: str, spec: JobSpec, *, may_fail: bool = False) -> Outcome | None:
     """How a job has ended, by its record; None where there is none that can be understood."""
-    found = object_of(runs.job_record(spec.run, job), may_fail=may_fail)
     with suppress(InputError):
-        return replace(Outcome.from_json(found), again=False) if found else None
+        found = object_of(runs.job_record(spec.run, job), may_fail=may_fail)
+        return replace(Outcome.from_json(found), again=False)
     return None
 
 
 def hold_of(job: str, spec: JobSpec | None, *, began: float, may_fail: bool = False) -> Hold | None:
-    """For how long the hosts of a job stay that has failed; None: it has not, or they do not.
+    """Hold of a job that has failed; None: it has not, or its hosts do not stay.
 
     Args:
         began: Unix time of the attempt. A head before, of which nothing was known, may have left a
@@ -246,15 +246,14 @@ def life_of(task: "TaskTypeDef") -> Life:
     if not (spec and "startedAt" in task):
         return life
     try:
-        life = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
+        found = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
+        # What the head before it has reported is not its own.
+        return found if found.at >= task["startedAt"].timestamp() else life
     except InputError:
         return life
     except Exception as error:
         print(f"{task['taskArn']}: its last report cannot be read: {error}")
         return replace(life, is_complete=True)
-    # What the head before it has reported is not its own.
-    is_own = life.at >= task["startedAt"].timestamp()
-    return life if is_own else Life(at=time.time(), is_complete=False)
 
 
 def object_of(key: str, *, may_fail: bool = False) -> str:
