@@ -465,13 +465,16 @@ def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
 
 
 @pytest.mark.parametrize("outage", OUTAGES, ids=str)
-def test_a_sweep_that_s3_does_not_answer_does_all_else(aws: Aws, outage: Exception) -> None:
+@pytest.mark.parametrize("fails", ["get_object", "list_executions"])
+def test_a_sweep_that_is_not_answered_does_all_else(
+    aws: Aws, outage: Exception, fails: str
+) -> None:
     aws.execute("j1", "FAILED", times.SWEEP_GRACE_S + 60, input=paid(ANNA).to_json())
     aws.end(head(3), Spec=paid(ANNA).to_json())
     aws.add("left", startedBy="j1", group="job:j1", host="h9")
     held_head = {"overrides": ordered(60, hold_s=600), "startedAt": ago(50)}
     aws.tasks["other-head"] |= held_head
-    aws.fails |= {"get_object": outage, "list_executions": None}
+    aws.fails[fails] = outage
     with pytest.raises(RuntimeError, match="left to the next sweep: records: "):
         aws.sweep()
     assert aws.running() == {"other-head", "other-1", "standing"}

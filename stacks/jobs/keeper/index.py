@@ -369,8 +369,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         in_a_row=event.get("InARow", event["Attempt"]),
     )
     outcome = judge(task, error)
-    # First, as S3 may not answer. Its hosts may be held until now by a head of which nothing is
-    # known, whose hold is read after this.
+    # Before S3 is asked, which may not answer, and before the hold of an unknown head is read.
     hosts = end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}"))
     own_pools = pools = spec.pools if spec else ()
     try:
@@ -461,7 +460,7 @@ def aborted(event: "Mapping[str, Any]") -> None:
     """After an execution that did not come to its own end."""
     detail = event["detail"]
     job, spec = detail["name"], spec_of(detail.get("input"))
-    # First, as Step Functions and S3 may not answer.
+    # Before Step Functions and S3 are asked, which may not answer.
     said = f"job {job}: its execution has ended ({detail['status']})"
     release(end_tasks(job, stop_reason(JobStatus.STOPPED, said)))
     if detail["status"] == "TIMED_OUT":
