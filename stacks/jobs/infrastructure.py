@@ -152,7 +152,6 @@ class JobRunner(Construct):
         families = [each.family for each in (*tasks, *(pool.task for pool in pools.values()))]
         most = {name: pool.max_workers for name, pool in pools.items()}
         places = [f"{name}={pool.hosts.place}" for name, pool in pools.items()]
-        moved = " ".join(each for each in places if "_" in each)  # from the deployment's own zone
         providers = {each.name: each.capacity_provider.ref for each in (heads, workers)}
         with staged(KEEPER / "index.py") as code:
             self.keeper = lambda_function(
@@ -182,7 +181,7 @@ class JobRunner(Construct):
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),
                     **({"STACK": stack_name, "POOLS": json.dumps(most)} if pools else {}),
-                    **({"PLACES": moved} if moved else {}),
+                    **({"PLACES": " ".join(places)} if pools else {}),
                 },
             )
 

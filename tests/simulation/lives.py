@@ -869,7 +869,7 @@ def _handed_in(
         "STATE_MACHINE": MACHINE,
         "LIMITS": limits,
         "POOLS": limits.pools,
-        "PROVIDERS": PROVIDERS,
+        "PLACES": {each: each for each in limits.pools},
         "STACK": "S",
         "GROUPS": {f"group-{each}": each for each in FAMILIES},
         "FAMILIES": ["head", "standing", "worker"],

@@ -5,6 +5,7 @@ The function in its place, with the state machine around it and real containers 
 memory, hosts that another job's task runs on.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from contract.job import (
 from contract.nodes import GROUP_TAG, Range
 from contract.text import dollars
 from stacks.jobs.infrastructure import KEEPER
+from stacks.jobs.keeper import cluster
 from stacks.lambda_functions import stage
 from tests.aws.account import Account, model_of, stamp, submitted
 from tests.aws.calls import refused
@@ -462,6 +464,14 @@ def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
     aws.fails["get_object"] = refused("SlowDown")
     with pytest.raises(ClientError, match="SlowDown"):
         keeper.write_record("j1", SPEC, keeper.Outcome(status="failed", reason="failed: x"))
+
+
+def test_s3_has_little_time_to_answer_in_lambda(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.QUICK == {}
+    monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "keeper")
+    found = importlib.reload(cluster).QUICK["config"]
+    most = found.retries["total_max_attempts"] * (found.connect_timeout + found.read_timeout)
+    assert 10 * most < times.KEEPER_TIMEOUT_S
 
 
 @pytest.mark.parametrize("outage", OUTAGES, ids=str)

@@ -26,17 +26,23 @@ if TYPE_CHECKING:  # Lambda has boto3 and not its types
         TaskTypeDef,
     )
 
+#: For clients of S3: a call without an answer must not use up the time in which hosts are released.
+QUICK: dict[str, Any] = {}
+if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
+    from botocore.config import Config
+
+    QUICK["config"] = Config(
+        connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
+    )
 CLUSTER = os.environ.get("CLUSTER", "")
 STACK = os.environ.get("STACK", "")
 #: Pools of workers beside the deployment's own, and the most hosts of each.
 POOLS: dict[str, int] = json.loads(os.environ.get("POOLS", "{}"))
 #: Groups of hosts and their capacity providers: heads, workers, and workers in pools.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
-#: Pools in other zones than the deployment, and the names of their places (``nodes.pool_place``).
+#: The pools and their places (``nodes.pool_place``).
 PLACES = dict(each.split("=") for each in os.environ.get("PLACES", "").split())
-#: Capacity providers by pool.
-PROVIDERS = {each: pool_provider(STACK, PLACES.get(each, each)) for each in POOLS}
-GROUPS |= {pool_hosts(STACK, PLACES.get(each, each)): name for each, name in PROVIDERS.items()}
+GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in PLACES.values()}
 
 
 # --- tasks ----------------------------------------------------------------------------------------

@@ -61,12 +61,14 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC, Range
+from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
 from stacks.jobs.keeper import notices
 from stacks.jobs.keeper.cluster import (
     GROUPS,
+    PLACES,
     POOLS,
-    PROVIDERS,
+    QUICK,
+    STACK,
     described,
     each_of,
     refusal_of,
@@ -98,8 +100,6 @@ _TOLD_BY_HEAD = {
     JobStatus.FAILED: "failed",
     JobStatus.SUCCEEDED: "succeeded",
 }
-#: Of an object that is read: jobs write some of them.
-_MOST_BYTES = 100_000
 #: Exit codes that say it all, or of a head that could say nothing.
 _NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 
@@ -191,7 +191,7 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
     Once: neither an abort that comes while its end is being cleaned up, nor another try of this
     function, changes how it ended.
     """
-    s3, mark = boto3.client("s3"), runs.job_report(spec.run, job)
+    s3, mark = boto3.client("s3", **QUICK), runs.job_report(spec.run, job)
     try:
         s3.put_object(
             Bucket=BUCKET,
@@ -204,7 +204,6 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
         if error.response["Error"]["Code"] != "PreconditionFailed":
             raise
         # By another try, or by the first request of this one, whose answer was lost.
-        print(f"{job} has its record already")
         outcome = record_of(job, spec) or outcome
     if spec.notify and not object_of(mark):
         notices.send(job, spec, outcome)
@@ -257,14 +256,12 @@ def life_of(task: "TaskTypeDef") -> Life:
 
 
 def object_of(key: str, *, may_fail: bool = False) -> str:
-    """Text of an object in the bucket, the beginning of a long one; "" where there is none.
-
-    Args:
-        may_fail: "" also where S3 does not answer.
-    """
-    s3 = boto3.client("s3")
+    """Text of an object in the bucket, the beginning of a long one; "" where there is none or, if
+    it ``may_fail``, where S3 does not answer."""
+    s3 = boto3.client("s3", **QUICK)
     try:
-        found = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read(_MOST_BYTES)
+        # Jobs write some of them, of any size.
+        found = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read(100_000)
         return str(found.decode(errors="replace"))
     except Exception as error:
         # Without the right to list, what is missing is forbidden.
@@ -427,7 +424,8 @@ def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcom
 def provider_of(spec: JobSpec | None) -> str:
     """Capacity provider of the first pool of a job."""
     _, workers, *_ = GROUPS.values()
-    return PROVIDERS.get(spec.ladder[0], workers) if spec else workers
+    place = PLACES.get(spec.ladder[0], "") if spec else ""
+    return pool_provider(STACK, place) if place else workers
 
 
 def moved(
