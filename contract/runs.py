@@ -91,6 +91,11 @@ def job_record(run: str, job: str) -> str:
     return f"{ENDS_PREFIX}/{run}/{job}.json"
 
 
+def job_claim(run: str, job: str) -> str:
+    """Key of the same, as earlier versions wrote it: every job may write there."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.json"
+
+
 def job_report(run: str, job: str) -> str:
     """Key of the object in the bucket that says that the end of a job was reported."""
     return f"{ENDS_PREFIX}/{run}/{job}.reported"

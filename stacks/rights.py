@@ -245,7 +245,8 @@ def of_keeper(
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
     ends = f"{runs.ENDS_PREFIX}/*"
-    told = (ends, f"{runs.HEADS_PREFIX}/*", f"{runs.STOPS_PREFIX}/*", runs.job_reason("*", "*"))
+    others = [f"{each}/*" for each in (runs.HEADS_PREFIX, runs.STOPS_PREFIX)]
+    told = (ends, *others, runs.job_reason("*", "*"), runs.job_claim("*", "*"))
     return (
         ending_tasks(cluster)
         + releasing_hosts(scope, cluster, groups)

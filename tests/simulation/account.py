@@ -179,8 +179,6 @@ class Records(S3):
     def __init__(self, world: World, unanswered: set[Any]) -> None:
         super().__init__(world.time)
         self._world, self._unanswered = world, unanswered
-        self.writers: dict[str, Any] = {}
-        """Processes of the keeper, by the objects that they have written last."""
 
     def set_down(self, *, is_down: bool) -> None:
         self.is_down = is_down
@@ -201,7 +199,6 @@ class Records(S3):
             if before not in (None, content) and key not in self._unanswered:
                 self._world.blame(f"{key} is written twice")
             self._world.tell(f"{key}: {json.loads(content).get('status', content.decode())}")
-            self.writers[key] = getcurrent()
         return answer
 
 
@@ -230,7 +227,8 @@ class Account(base.Account):
         """When the processes of heads have ended, by their tasks, which ECS may not notice."""
         self.mailed: set[str] = set()
         """Jobs whose end was reported."""
-        self.world, self.s3 = world, Records(world, self.unanswered)
+        self.world = world
+        self.s3 = self.records = Records(world, self.unanswered)
         self.states, self.keeper, self.families = states, keeper, families
         self.executions: dict[str, Execution] = {}
         self._clients: dict[str, Client] = {}
@@ -381,8 +379,8 @@ class Account(base.Account):
                 each["InstanceType"] = self.instance_type
         return super().on_describe_instances(Filters)
 
-    def on_publish(self, Subject: str, **_: Any) -> Any:  # noqa: N803
-        self.mailed.add(Subject.partition(": ")[2])
+    def on_publish(self, **message: str) -> Any:
+        self.mailed.add(message["Subject"].partition(": ")[2])
         return super().on_publish()
 
     def job_of(self, task: Record) -> "Execution | None":
@@ -430,7 +428,7 @@ class Account(base.Account):
 
     def hold_of(self, job: "Execution") -> Hold | None:
         """For how long its hosts stay after its command has failed."""
-        found = self.s3.objects.get(runs.job_hold(job.spec.run, job.name)) if job.spec else None
+        found = self.s3.objects.get(job.hold)
         return Hold.from_json(found.decode()) if found else None
 
     def is_held_too_long(self, job: "Execution", by_s: float = 0) -> bool:
@@ -454,7 +452,7 @@ class Account(base.Account):
         is_ailing = is_noticed and not has_run and self.world.now - since > least
         if gone_at := self.gone.get(task["taskArn"]):
             # It could not report before, either, while S3 did not answer.
-            silent_s = now - min(gone_at, self.s3.down_at or gone_at) + self.slack_s
+            silent_s = now - min(gone_at, self.records.down_at or gone_at) + self.slack_s
             is_ailing |= silent_s > times.HEAD_SILENT_S + times.SWEEP_EVERY_S // 2
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
@@ -642,7 +640,7 @@ class Account(base.Account):
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
-            blind_at = self.world.now if self.s3.is_down else self.s3.up_at
+            blind_at = self.world.now if self.s3.is_down else self.records.up_at
             seen_s = self.world.now - max(self.failed_at, blind_at)
             over_s = seen_s - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
             if job and over_s > 0 and self.is_held_too_long(job, HELD_LATE_S + self.slack_s):
@@ -720,7 +718,10 @@ class Account(base.Account):
             limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
             blind_at = 0.0
             if any("_is_unnoticed" in each for each in hangs):  # S3 shows it, where it answers
-                limit, blind_at = times.HEAD_SILENT_S, now if self.s3.is_down else self.s3.up_at
+                limit, blind_at = (
+                    times.HEAD_SILENT_S,
+                    now if self.s3.is_down else self.records.up_at,
+                )
             what = "starts" if starts else "hangs" if hangs else "idles"
             is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
             refuses = now < host.get("_refuses_until", 0)  # the mark that the sweep needs
@@ -757,6 +758,7 @@ class Execution:
         self.patience_s = spec.capacity_wait_s if spec else 0
         self.nodes = spec.nodes if spec else Range(0, 0)
         self.record = runs.job_record(spec.run, name) if spec else ""
+        self.hold = runs.job_hold(spec.run, name) if spec else ""
         self.is_old = self.is_redriven = False
         """The definition that it began with is of an earlier deployment; a person has redriven
         it."""

@@ -66,9 +66,9 @@ def next_hosts_docker_hangs(life: Life) -> list[Execution]:
 
 def s3_does_not_answer(life: Life) -> list[Execution]:
     if not life.account.s3.is_down:
-        life.account.s3.set_down(is_down=True)
+        life.account.records.set_down(is_down=True)
         seconds = life.chance.choice([60, 600, 2400, 7000])
-        life.world.after(seconds, functools.partial(life.account.s3.set_down, is_down=False))
+        life.world.after(seconds, functools.partial(life.account.records.set_down, is_down=False))
     return life.running()
 
 

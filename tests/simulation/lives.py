@@ -172,7 +172,7 @@ class Life:
             fate=self._fate,
         )
         self.account = Account(world, self.model, states=states, keeper=keeper, families=FAMILIES)
-        self.account.s3.renew = self._renew
+        self.account.records.renew = self._renew
         user: Any = self.account.client("user")
         clients: Any = SimpleNamespace(ecs=user, stepfunctions=user)
         self.jobs = Jobs(clients, machine=MACHINE, cluster="c", task_events="")
@@ -289,7 +289,11 @@ class Life:
 
     def _renew(self, key: str) -> None:
         """Write what the head of a job would have reported last."""
-        job, s3, now = key.rpartition("/")[2].removesuffix(".life"), self.account.s3, self.world.now
+        job, s3, now = (
+            key.rpartition("/")[2].removesuffix(".life"),
+            self.account.records,
+            self.world.now,
+        )
         heads = [each for each in self.heads.values() if each.job.name == job]
         if heads:
             head = heads[-1]
@@ -433,7 +437,7 @@ class Life:
         self.account.is_faulty = False
         self.account.calm_at = self.world.now
         self.account.is_broken, self.account.trouble = False, 0.01
-        self.account.s3.set_down(is_down=False)
+        self.account.records.set_down(is_down=False)
         self.resume_launches()
         for each in self._markets:
             each.is_over = True
@@ -543,12 +547,9 @@ class Life:
             world.blame(f"{job.name} has no record")
             return
         written = json.loads(record)
-        writer = self.account.s3.writers[job.record]
-        # A sweep that is killed in between writes no record again.
-        is_cut = writer.what == "sweep" and writer.is_over_early
         is_lost = f"{written['status']}: {job.name}" in self.account.unanswered
         is_told = job.name in self.account.mailed or not job.spec.notify
-        if not (is_told or is_cut or is_lost):
+        if not (is_told or is_lost):
             world.blame(f"nobody hears of the end of {job.name}")
         if job.is_redriven:  # its record is that of its first end (docs/jobs.md)
             return
@@ -602,7 +603,7 @@ class Life:
 
     def _check_goodput(self, job: Execution) -> None:
         """The uses of a job's time add up to what it is billed for."""
-        if job.spec and runs.job_hold(job.spec.run, job.name) in self.account.unanswered:
+        if job.hold in self.account.unanswered:
             return  # it is tried again after a hold that nobody could read
         own = [each for each in self.model.tasks.values() if each["group"] == f"job:{job.name}"]
         tasks: list[Any] = own
@@ -671,7 +672,7 @@ class Life:
             said = written["status"]
             self.world.blame(f"{job.name}: exit code {code} {early} is told as {said}")
         if hold := self.account.hold_of(job):
-            is_unread = runs.job_hold(job.spec.run, job.name) in self.account.unanswered
+            is_unread = job.hold in self.account.unanswered
             if is_unread and job.heads[-1][0] > hold.since:  # S3 did not answer its clean-up
                 self.world.happened["job tried again because its hold could not be read"] += 1
                 return

@@ -31,10 +31,6 @@ class Process(greenlet):
     calls_left: float = float("inf")
     """It is killed when it makes one more call of AWS than these."""
 
-    @property
-    def is_over_early(self) -> bool:
-        return self.is_dead or self.calls_left < 0
-
 
 class World:
     """Time passes from one event to the next."""

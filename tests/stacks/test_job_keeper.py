@@ -494,12 +494,16 @@ def test_a_sweep_that_is_not_answered_does_all_else(
 def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(aws: Aws) -> None:
     names = [f"k{number}" for number in range(130)]
     aws.page = 1000
+    # One that an earlier version has recorded, and one that nobody has heard of.
+    aws.s3.objects["runs/r1/jobs/old.json"] = aws.s3.objects["ends/r1/cut.json"] = b"{}"
+    known = aws.objects.keys()
     for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60, times.SWEEP_GRACE_S + 60):
-        assert not aws.objects, "their own clean-up comes first, and long ago it has"
-        for name in names:
-            aws.execute(name, "ABORTED", ago_s, cause="the bill", input=SPEC.to_json())
+        assert aws.objects.keys() == known, "their own clean-up comes first, and long ago it has"
+        for name in (*names, "old", "cut"):
+            aws.execute(name, "ABORTED", ago_s, cause="the bill", input=paid(ANNA).to_json())
         aws.sweep()
-    assert {f"ends/r1/{name}.json" for name in names} == aws.objects.keys()
+    assert {f"ends/r1/{name}.json" for name in names} == aws.objects.keys() - known
+    assert {each["Subject"].partition(": ")[2] for each in aws.sent("publish")} == {*names, "cut"}
 
 
 @pytest.mark.parametrize(

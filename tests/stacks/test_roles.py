@@ -301,7 +301,7 @@ NEEDED: Final = {
     ("Put", "JobsKeeperRole"): (runs.job_record, runs.job_report),
     ("Get", "JobsKeeperRole"): (
         *(runs.job_record, runs.job_report, runs.job_hold, runs.job_life),
-        *(runs.job_reason, runs.job_stop),
+        *(runs.job_reason, runs.job_stop, runs.job_claim),
     ),
     ("Put", "JobsRole"): (runs.job_hold, runs.job_life, runs.job_reason),
     ("Delete", "NodesWorkerRole"): (runs.job_code,),

@@ -497,7 +497,7 @@ def described_abort(job: str) -> "Mapping[str, Any]":
 
 
 def close_records() -> None:
-    """Write down how executions ended whose record is missing: this function has failed then."""
+    """Record and report how executions ended where this function has failed to."""
     states, now = boto3.client("stepfunctions"), time.time()
     for status in ("ABORTED", "FAILED", "TIMED_OUT"):
         of: dict[str, Any] = {"stateMachineArn": STATE_MACHINE, "statusFilter": status}
@@ -509,8 +509,10 @@ def close_records() -> None:
             order = states.describe_execution(executionArn=each["executionArn"])["input"]
             if (spec := spec_of(order)) is None:
                 continue
-            if not object_of(runs.job_record(spec.run, each["name"])):
-                print(f"{each['name']} has no record")
+            keys = [runs.job_record, *([runs.job_report] if spec.notify else [])]
+            is_whole = all(object_of(key(spec.run, each["name"])) for key in keys)
+            if not (is_whole or object_of(runs.job_claim(spec.run, each["name"]))):
+                print(f"{each['name']} has no record, or was not reported")
                 dates = {name: each[name].timestamp() * 1000 for name in ("startDate", "stopDate")}
                 detail = {"name": each["name"], "status": status, "input": order, **dates}
                 aborted({"detail": detail})
@@ -568,7 +570,7 @@ def stop_escaped(
         own = [each["taskArn"] for each in tasks if job_of(each) == job_of(task)]
         tasks = [each for each in described(own) if each["desiredStatus"] == "RUNNING"]
         now = [each for each in tasks if each["taskArn"] == task["taskArn"]]
-        reason = reason_to_stop(*now, tasks, *known) if now else ""
+        reason = reason_to_stop(now[0], tasks, *known) if now else ""
     if not reason:
         return []
     waiting = [each for each in tasks if each.get("startedBy") == job_of(task) and is_waiting(each)]
