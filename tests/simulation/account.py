@@ -1007,6 +1007,7 @@ class Execution:
             world.happened["head timed out"] += 1
             if world.now < self.variables["deadline"] + times.HEAD_GRACE_S - 1:
                 world.blame(f"the head of {self.name} has no time to save at its deadline")
+            task.setdefault("_told_at", world.now)
             account.model.stop(task, MANAGED.replace("aborted", "timed out"))
             raise StateError("States.Timeout")
         (container,) = task["containers"]
