@@ -8,6 +8,7 @@ of workers never joins, the command gets SIGTERM and time to save before Ray sto
 """
 
 import contextlib
+import functools
 import shlex
 import signal
 import sys
@@ -45,7 +46,7 @@ from containers.ray_head import (
 from contract import exits, faults, runs, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import LAUNCH, LOOK, Hold, JobSpec, Placement
+from contract.job import LAUNCH, LOOK, Hold, JobSpec, Life, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
     ENV_LOG,
@@ -57,6 +58,7 @@ from contract.nodes import (
     Range,
 )
 from contract.text import counted, duration, listed
+from store.bucket import Bucket
 from training.record.goodput import Recorder
 
 #: Poll interval for cheap local checks, in seconds.
@@ -277,6 +279,21 @@ class JobHead:
         self._is_stopped = True
         if self._mirror:
             self._mirror.hurry(self._config.spec.grace_s + times.FILES_SAVE_S)
+
+    def report_life(self) -> None:
+        """Report to the keeper that this head runs: ECS may never notice that its container is
+        gone."""
+        if self._storage.startswith("s3://"):
+            is_complete = self._decisions.capacity_at is not None
+            life = Life(at=self._clock.time(), is_complete=is_complete)
+            key = runs.job_life(self._config.spec.run, self._config.job)
+            with contextlib.suppress(*BUCKET_ERRORS):  # reported again soon
+                self._reports.put(key, life.to_json().encode())
+
+    @functools.cached_property
+    def _reports(self) -> Bucket:
+        # Made once, in the main thread: boto3's session is not safe in several.
+        return open_bucket(self._storage, self._client)
 
     def leave_host(self) -> None:
         """End the job soon: the head's own host is not fit."""
@@ -592,6 +609,11 @@ class JobHead:
         say("\n".join([f"{what}; its last lines:", *self._ray.last_lines()]))
 
 
+def _repeat(report: Callable[[], None], ended: threading.Event) -> None:
+    while not ended.wait(times.HEAD_REPORTS_S):
+        report()
+
+
 def run(environment: Mapping[str, str]) -> int:
     """Run the job that a task's environment describes; return the container's exit code.
 
@@ -640,6 +662,9 @@ def run(environment: Mapping[str, str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: job.stop())
         node.start_watching_host(head, request, job.leave_host, ended)
+        job.report_life()
+        repeat = partial(_repeat, job.report_life, ended)
+        threading.Thread(target=repeat, daemon=True).start()
         try:
             return job.run()
         finally:

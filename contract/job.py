@@ -6,7 +6,7 @@ cleans up read it from there. All of them build the same object, so the command 
 the head would refuse. Every default is here.
 
 ``Outcome`` comes back: the function that cleans up writes it, as the result of the execution and
-into the run's folder, and the command line reads it.
+into the bucket, and the command line reads it.
 """
 
 import json
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Final, Self
 
+from contract import exits
 from contract.errors import InputError
 from contract.files import check_pattern
 from contract.instance_types import Prices
@@ -380,7 +381,7 @@ class Outcome:
 
 
 def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
-    """The JSON that is kept in a run's folder of how one of its jobs ended.
+    """The JSON that is kept in the bucket of how a job of a run ended.
 
     ``Outcome.from_json`` reads it. Variables are left out: they may be confidential.
     """
@@ -412,8 +413,29 @@ class Hold:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """Raises InputError if it is not what ``to_json`` writes, or of no failed command."""
+        found = from_json(cls, loads(text, what="a hold"), what="a hold", ignores_unknown=True)
+        if found.code in exits.NOT_HELD:
+            raise InputError(f"a hold has exit code {found.code}: no command has failed with it")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Life:
+    """Report of a job's head that it runs."""
+
+    at: float
+    """Unix time."""
+    is_complete: bool
+    """All worker nodes that the job needs have been there."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
         """Raises InputError if it is not what ``to_json`` writes."""
-        return from_json(cls, loads(text, what="a hold"), what="a hold", ignores_unknown=True)
+        return from_json(cls, loads(text, what="a report"), what="a report", ignores_unknown=True)
 
 
 # --- why a task was stopped -----------------------------------------------------------------------

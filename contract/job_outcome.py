@@ -246,8 +246,13 @@ def verdict(
 
 
 def at_hold(task: Mapping[str, Any], hold: Hold) -> Mapping[str, Any]:
-    """A head's task as it would be if it had ended when its command failed: what became of it while
-    its hosts were held changes no outcome."""
+    """A head's task as it would be if it had ended when its command failed: what happened to it
+    while its hosts were held changes no outcome.
+
+    ECS has the last word: a head that ended with another exit code has not held its hosts.
+    """
+    if _exit_code(_container(task)) not in (None, exits.KILLED, hold.code):
+        return task
     return {
         **task,
         "Containers": [{"ExitCode": hold.code}],

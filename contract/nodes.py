@@ -73,6 +73,16 @@ MASTER_PORT: Final = 29500  # on node 0: what programs call MASTER_PORT; the fir
 _LABEL = re.compile(r"\[node (\d+)\](?: |$)")
 
 
+def pool_place(pool: str, zone: str) -> str:
+    """Name of a pool in a zone, for ``pool_hosts`` and ``pool_provider``; without a zone: in the
+    deployment's own.
+
+    A pool that moves gets new names, so that an update creates new hosts beside the old ones, and
+    ECS refuses to give up the old capacity provider while a task uses it.
+    """
+    return f"{pool}_{zone}" if zone else pool
+
+
 def pool_hosts(stack: str, pool: str) -> str:
     """Name of a pool's Auto Scaling group, and of the family of its task definitions; ``*`` for
     all pools."""
@@ -86,7 +96,7 @@ def pool_provider(stack: str, pool: str) -> str:
 
 def pool_of(definition: str) -> str:
     """The pool that a task's definition, an ARN, is of."""
-    match = re.search(r"-pool-([a-z0-9-]+):\d+$", definition)
+    match = re.search(r"-pool-([a-z0-9-]+)(?:_[a-z0-9-]+)?:\d+$", definition)
     return match[1] if match else DEFAULT_POOL
 
 

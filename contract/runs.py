@@ -47,7 +47,13 @@ RECORD: Final[Mapping[str, tuple[str, ...]]] = {
 # Bare buckets keep their runs under this prefix, as local runs do under ./runs.
 RUNS_PREFIX: Final = "runs"
 
-JOBS_DIR: Final = "jobs"  # of a run: <run>/jobs/<job>.json says how each job ended
+JOBS_DIR: Final = "jobs"  # of a run: its jobs' code, and what their heads report
+
+# Prefixes of objects that decide about hosts and outcomes. Who may write there is in
+# ``stacks.rights`` and ``stacks.people``; below RUNS_PREFIX every job may.
+ENDS_PREFIX: Final = "ends"  # how jobs ended: written by the keeper only
+HEADS_PREFIX: Final = "heads"  # what the heads of jobs report: written by heads only
+STOPS_PREFIX: Final = "stops"  # jobs that users call off: <user id>/, written by that user only
 
 # Files of a user's own program.
 OUTPUT_DIR: Final = "output"  # of a run: <run>/output/ has its nodes' files (contract.files)
@@ -82,8 +88,18 @@ def check_run_name(name: str) -> str:
 
 
 def job_record(run: str, job: str) -> str:
-    """Key of the object in the bucket that says how a job ended."""
+    """Key of the object in the bucket that says how a job ended, written by the keeper."""
+    return f"{ENDS_PREFIX}/{run}/{job}.json"
+
+
+def job_claim(run: str, job: str) -> str:
+    """Key of the same, as earlier versions wrote it: every job may write there."""
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.json"
+
+
+def job_report(run: str, job: str) -> str:
+    """Key of the object in the bucket that says that the end of a job was reported."""
+    return f"{ENDS_PREFIX}/{run}/{job}.reported"
 
 
 def job_code(run: str, job: str) -> str:
@@ -98,12 +114,17 @@ def job_reason(run: str, job: str) -> str:
 
 def job_hold(run: str, job: str) -> str:
     """Key of the object in the bucket that says how long a job's hosts are held, and why."""
-    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.hold"
+    return f"{HEADS_PREFIX}/{run}/{job}.hold"
+
+
+def job_life(run: str, job: str) -> str:
+    """Key of the object in the bucket that the head of a job renews while it runs."""
+    return f"{HEADS_PREFIX}/{run}/{job}.life"
 
 
 def job_stop(user_id: str, job: str) -> str:
     """Key of the object in the bucket by which a user calls off a job that waits for its turn."""
-    return f"stops/{user_id}/{job}"
+    return f"{STOPS_PREFIX}/{user_id}/{job}"
 
 
 def job_activity(job: str) -> str:

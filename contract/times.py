@@ -37,7 +37,7 @@ FILES_REFUSED_S: Final = 120  # S3 refuses a node's files for so long: time will
 HOLD_MARGIN_S: Final = 5  # hosts that are held go before it: its end is the command's
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
 SWEEP_GRACE_S: Final = 420  # an execution cleans up; after this the sweep ends what is left
-CLOSED_S: Final = 7200  # an execution that has ended: its record is there, or a sweep writes it
+CLOSED_S: Final = 21600  # an execution that has ended: sweeps look for its record, S3 may be away
 SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
 CONSISTENT_S: Final = 10  # answers of ECS and Step Functions show what has just changed
 IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may come before
@@ -45,6 +45,8 @@ DISCONNECTED_S: Final = 540  # agents reconnect within minutes, says AWS; three 
 AGENT_LOST_S: Final = (
     3600  # the same below a task, which trains on, but whose end is never heard of
 )
+HEAD_REPORTS_S: Final = 60  # between two reports of a job's head that it runs
+HEAD_SILENT_S: Final = 1200  # a head that has not reported for this long is dead, whatever ECS says
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 420  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone

@@ -94,7 +94,9 @@ class People(Construct):
         # Start jobs, and stop one's own: tasks have a tag with their submitter. No policy can tell
         # whose an execution is, but whose a folder is: the keeper looks there.
         own = {"StringEquals": {f"aws:ResourceTag/{USER_ID_TAG}": CALLER}}
-        written = ("runs/*", "data/*", runs.job_stop(CALLER, "*"))
+        # What trainctl writes, and what it removes: whole runs and data sets.
+        removed = (f"{runs.RUNS_PREFIX}/*", "data/*")
+        written = (runs.job_code("*", "*"), "data/*", runs.job_stop(CALLER, "*"))
         submit = [
             *read,
             _allow("states:StartExecution", on=[machine]),
@@ -103,10 +105,8 @@ class People(Construct):
                 "sns:Subscribe", on=[notices], where={"StringEquals": {"sns:Protocol": "email"}}
             ),
             _allow("ecs:ExecuteCommand", on=[cluster]),  # asked for beside the task
-            _allow(
-                "s3:DeleteObject s3:PutObject",
-                on=[bucket.arn_for_objects(each) for each in written],
-            ),
+            _allow("s3:PutObject", on=[bucket.arn_for_objects(each) for each in written]),
+            _allow("s3:DeleteObject", on=[bucket.arn_for_objects(each) for each in removed]),
         ]
         # Stop all jobs, start and stop the standing cluster, tunnels, secrets, teardown.
         made = {"aws:ResourceTag/aws:cloudformation:stack-name": training}

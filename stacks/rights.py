@@ -138,10 +138,21 @@ OF_EXECUTION: Final = Rights(
 
 
 def of_training_code(
-    *, bucket: s3.IBucket, data: Sequence[s3.IBucket], shell_logs: logs.LogGroup
+    *,
+    bucket: s3.IBucket,
+    data: Sequence[s3.IBucket],
+    shell_logs: logs.LogGroup,
+    is_job_head: bool,
 ) -> Rights:
     """All code that trains: its bucket, what it reads from others, and a shell for its owner, which
-    is logged."""
+    is logged. What decides about jobs is written by others, or by the heads of jobs only."""
+    of_others = [runs.ENDS_PREFIX, runs.STOPS_PREFIX, *([] if is_job_head else [runs.HEADS_PREFIX])]
+    no_writing = iam.PolicyStatement(
+        sid="NotOfOthers",
+        effect=iam.Effect.DENY,
+        actions=["s3:DeleteObject", "s3:PutObject"],
+        resources=[bucket.arn_for_objects(f"{each}/*") for each in of_others],
+    )
     objects = _arn_as_imported(bucket) + "/*"
     reading = Rights()
     if data:
@@ -167,6 +178,7 @@ def of_training_code(
             "s3:PutObject",
             on=[bucket.arn_for_objects("*")],
         )
+        + Rights(statements=(no_writing,))
         # The agent that ECS Exec puts into the container; it also looks for its log group.
         + allow(
             "Shell",
@@ -232,12 +244,13 @@ def of_keeper(
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     exported = _arn_as_imported(bucket)
-    record = runs.job_record("*", "*")
-    told = (record, runs.job_reason("*", "*"), runs.job_hold("*", "*"), runs.job_stop("*", "*"))
+    ends = f"{runs.ENDS_PREFIX}/*"
+    others = [f"{each}/*" for each in (runs.HEADS_PREFIX, runs.STOPS_PREFIX)]
+    told = (ends, *others, runs.job_reason("*", "*"), runs.job_claim("*", "*"))
     return (
         ending_tasks(cluster)
         + releasing_hosts(scope, cluster, groups)
-        + allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(record)])
+        + allow("Records", "s3:PutObject", on=[bucket.arn_for_objects(ends)])
         + allow(
             "RecordsAndReasons",
             "s3:GetObject",

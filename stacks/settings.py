@@ -194,6 +194,13 @@ class Settings:
             )
         if self.idle_gpu_alarm_minutes % 5:
             checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
+        if len(self.pools) > checks.MOST_POOLS:
+            checks.refuse(
+                "pools",
+                len(self.pools),
+                f"{checks.MOST_POOLS} pools at most: ECS takes 20 capacity providers in a cluster, "
+                "and two are of the head and the deployment's own workers",
+            )
         for name in self.pools:
             try:
                 self._check_pool(name)

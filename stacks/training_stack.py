@@ -93,7 +93,7 @@ class TrainingStack(cdk.Stack):
             "Teardown",
             cluster=cluster,
             groups={each.name: each.capacity_provider for each in groups},
-            pools={name: (each.name, each.capacity_provider) for name, each in pools.items()},
+            pools={each.place: (each.name, each.capacity_provider) for each in pools.values()},
             associations=self.cluster.associate([*groups, *pools.values()]),
             shared_storage=settings.shared_storage,
         )
@@ -263,7 +263,8 @@ class TrainingStack(cdk.Stack):
         teardown, nodes, jobs = self.teardown, self.nodes, self.jobs
         security_group = self.cluster.security_group
         tasks = [("", each) for each in (nodes.head.task, nodes.worker.task, jobs.task)]
-        for pool, task in (*tasks, *((name, each.task) for name, each in self.pools.items())):
+        of_pools = [(each.hosts.place, each.task) for each in self.pools.values()]
+        for pool, task in (*tasks, *of_pools):
             teardown.stops(task, beside=[security_group, *routes], pool=pool)
         # Executions and tasks are ended first: a machine is only gone when they are.
         teardown.stops_jobs(

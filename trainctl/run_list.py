@@ -102,7 +102,7 @@ def _run(bucket: DeploymentBucket, name: str, unfinished: Mapping[str, tuple[str
     steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]
     progress = json_object(bucket.get(f"{prefix}{runs.PROGRESS_FILE}"))
     done = [progress.get("step"), result.get("steps")]
-    record = _record(bucket, prefix, files)
+    record = _record(bucket, name, files)
     state, reason = str(result.get("status", "")), ""
     with contextlib.suppress(InputError):
         outcome = Outcome.from_json(json.dumps(record))
@@ -120,13 +120,18 @@ def _run(bucket: DeploymentBucket, name: str, unfinished: Mapping[str, tuple[str
     )
 
 
-def _record(bucket: DeploymentBucket, prefix: str, files: Sequence[Stored]) -> dict[str, object]:
+def _record(bucket: DeploymentBucket, name: str, files: Sequence[Stored]) -> dict[str, object]:
     """How the run's last job ended; empty where no job trained it."""
-    folder = f"{prefix}{runs.JOBS_DIR}/"
-    records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
-    if not records:
-        return {}
-    return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
+    # Those of a run of this name that was removed are older than all files.
+    since = min(each.modified for each in files)
+    ends = [each for each in bucket.stored(f"{runs.ENDS_PREFIX}/{name}/") if each.modified >= since]
+    # Any job can have written those of an earlier version: they count where there is no other.
+    folder = f"{runs.run_prefix(name)}{runs.JOBS_DIR}/"
+    claims = [each for each in files if each.key.startswith(folder)]
+    for found in (ends, claims):
+        if records := [each for each in found if each.key.endswith(".json")]:
+            return json_object(bucket.get(max(records, key=lambda each: each.modified).key))
+    return {}
 
 
 def measures(result: Mapping[str, object]) -> list[str]:

@@ -18,7 +18,7 @@ from constructs import Construct
 
 from contract import times
 from contract.instance_types import InstanceType
-from contract.nodes import pool_hosts, pool_provider
+from contract.nodes import pool_hosts, pool_place, pool_provider
 from stacks import findings, rights
 from stacks.cluster import efa
 from stacks.cluster.host_group import HostGroup, Reservation
@@ -134,10 +134,21 @@ class GpuCluster(Construct):
             pool: its name, of hosts beside the deployment's own; they are close to each other.
             subnet: another than that of the cluster.
         """
-        name, stack = f"{pool}Pool" if pool else node.capitalize(), Stack.of(self).stack_name
+        stack, zone = Stack.of(self).stack_name, subnet.availability_zone if subnet else ""
+        # A pool that moves to another zone is other hosts, not the same ones elsewhere.
+        name = f"{pool}Pool{zone}" if pool else node.capitalize()
+        place = pool_place(pool, zone)
         placement = self._placement if trains else None
         if pool:
             placement = None if reservation else _placement_group(self, f"{name}Placement")
+        disk = ec2.BlockDeviceVolume.ebs(
+            root_volume_gib or machine.root_volume_gib,
+            encrypted=True,
+            volume_type=ec2.EbsDeviceVolumeType.GP3,
+            iops=machine.root_volume_iops,
+            throughput=machine.root_volume_mibps,
+            delete_on_termination=True,
+        )
         template = ec2.LaunchTemplate(
             self,
             f"{name}Hosts",
@@ -159,19 +170,7 @@ class GpuCluster(Construct):
                 efa=machine if uses_efa else None,
                 mount_source=mount_source,
             ),
-            block_devices=[
-                ec2.BlockDevice(
-                    device_name="/dev/xvda",
-                    volume=ec2.BlockDeviceVolume.ebs(
-                        root_volume_gib or machine.root_volume_gib,
-                        encrypted=True,
-                        volume_type=ec2.EbsDeviceVolumeType.GP3,
-                        iops=machine.root_volume_iops,
-                        throughput=machine.root_volume_mibps,
-                        delete_on_termination=True,
-                    ),
-                )
-            ],
+            block_devices=[ec2.BlockDevice(device_name="/dev/xvda", volume=disk)],
             ebs_optimized=True,
             detailed_monitoring=True,
             require_imdsv2=True,
@@ -191,13 +190,12 @@ class GpuCluster(Construct):
         if reservation:
             _take_reservation(template, reservation)
 
-        is_slow = times.is_slow(machine.name)
-        warmup_s = times.SLOW_HOST_WARMUP_S if is_slow else times.HOST_WARMUP_S
+        warmup_s = times.SLOW_HOST_WARMUP_S if times.is_slow(machine.name) else times.HOST_WARMUP_S
         group = autoscaling.AutoScalingGroup(
             self,
             f"{name}Group",
             vpc=self._vpc,
-            auto_scaling_group_name=pool_hosts(stack, pool) if pool else None,
+            auto_scaling_group_name=pool_hosts(stack, place) if pool else None,
             vpc_subnets=ec2.SubnetSelection(subnets=[subnet] if subnet else self._subnets.subnets),
             launch_template=template,
             # No desired capacity: a deploy must not touch the hosts that ECS has started.
@@ -213,7 +211,7 @@ class GpuCluster(Construct):
         provider = ecs.CfnCapacityProvider(
             self,
             f"{name}Capacity",
-            name=pool_provider(stack, pool) if pool else None,
+            name=pool_provider(stack, place) if pool else None,
             auto_scaling_group_provider=ecs.CfnCapacityProvider.AutoScalingGroupProviderProperty(
                 auto_scaling_group_arn=group.auto_scaling_group_name,
                 managed_scaling=ecs.CfnCapacityProvider.ManagedScalingProperty(
@@ -235,6 +233,7 @@ class GpuCluster(Construct):
             image_tag=image_tag,
             group=group,
             capacity_provider=provider,
+            place=place,
         )
 
     def associate(self, groups: Sequence[HostGroup]) -> ecs.CfnClusterCapacityProviderAssociations:

@@ -18,6 +18,8 @@ class HostGroup:
     image_tag: str
     group: autoscaling.AutoScalingGroup
     capacity_provider: ecs.CfnCapacityProvider
+    place: str = ""
+    """Of a pool: ``nodes.pool_place``."""
 
     @property
     def name(self) -> str:

@@ -173,10 +173,12 @@ class RayNodes(Construct):
             role=role,
             trains=True,
             workers=hosts,
-            family=nodes.pool_hosts(Stack.of(self).stack_name, name),
+            family=nodes.pool_hosts(Stack.of(self).stack_name, hosts.place),
         )
 
-    def task_role(self, scope: Construct, id_: str, *, what: str) -> iam.Role:
+    def task_role(
+        self, scope: Construct, id_: str, *, what: str, is_job_head: bool = False
+    ) -> iam.Role:
         """What all training code may do: its bucket, and a shell for its owner."""
         role = iam.Role(
             scope,
@@ -188,6 +190,7 @@ class RayNodes(Construct):
             bucket=self._bucket,
             data=[s3.Bucket.from_bucket_name(role, name, name) for name in self._data_buckets],
             shell_logs=self._shell_logs,
+            is_job_head=is_job_head,
         ).grant(role)
         return role
 

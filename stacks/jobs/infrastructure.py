@@ -119,7 +119,10 @@ class JobRunner(Construct):
         self.state_machine_arn = rights.arn(self, "states", f"stateMachine:{machine_name}")
 
         role = nodes.task_role(
-            self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
+            self,
+            "Role",
+            what="Head of a job: its workers, its bucket, ECS Exec",
+            is_job_head=True,
         )
         rights.of_job_head(
             self,
@@ -148,6 +151,7 @@ class JobRunner(Construct):
         tasks = [self.task, nodes.head.task, nodes.worker.task]
         families = [each.family for each in (*tasks, *(pool.task for pool in pools.values()))]
         most = {name: pool.max_workers for name, pool in pools.items()}
+        places = [f"{name}={pool.hosts.place}" for name, pool in pools.items()]
         providers = {each.name: each.capacity_provider.ref for each in (heads, workers)}
         with staged(KEEPER / "index.py") as code:
             self.keeper = lambda_function(
@@ -177,6 +181,7 @@ class JobRunner(Construct):
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),
                     **({"STACK": stack_name, "POOLS": json.dumps(most)} if pools else {}),
+                    **({"PLACES": " ".join(places)} if pools else {}),
                 },
             )
 

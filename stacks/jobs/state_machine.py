@@ -8,6 +8,7 @@ group, by which a job's head is found, wants capacity that CDK itself has added 
 runs the newest revision of its task definition, not the one that the role may run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ from contract.job import (
     HEAD_STATE,
     JOB_GROUP,
     JOB_TAG,
+    MAX_SECONDS,
     PAUSE_STATE,
     RUN_TAG,
     USER_ID_TAG,
@@ -139,8 +141,13 @@ def job_states(
         outputs=_value("$states.result.Payload"),
         retry_on_service_exceptions=False,  # those and all others are retried below
     )
+    # No failure of this ends a job: S3, which keeps its record, may be away for hours.
     clean_up.add_retry(
-        errors=[sfn.Errors.ALL], interval=Duration.seconds(3), max_attempts=6, backoff_rate=2
+        errors=[sfn.Errors.ALL],
+        interval=Duration.seconds(3),
+        max_attempts=math.ceil(MAX_SECONDS / HEAD_ASKED_LATER_S) + 10,
+        max_delay=Duration.seconds(HEAD_ASKED_LATER_S),
+        backoff_rate=2,
     )
     run_head.add_retry(
         # Throttling comes as the second, and as the third where ECS's own look-ups are throttled.

@@ -50,7 +50,7 @@ class Teardown(Construct):
         """
         Args:
             groups: capacity providers by the names of their Auto Scaling groups.
-            pools: the name of the group of each pool, and its capacity provider.
+            pools: the name of the group of each pool, and its capacity provider, by places.
             shared_storage: setting of this name.
         """
         super().__init__(scope, id_)
@@ -125,7 +125,7 @@ class Teardown(Construct):
         Args:
             task: its roles, with their permissions, are deleted after its tasks have stopped.
             beside: what else its tasks need until then.
-            pool: whose it is; its revisions are forgotten with the pool.
+            pool: place of the pool whose it is; its revisions are forgotten with that.
         """
         own = [task.task_definition_arn]
         if not pool:

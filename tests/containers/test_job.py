@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
@@ -482,7 +483,7 @@ def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
     stopped = stops is not None and stops < 130
     assert life.run() == (exits.TERMINATED if stopped else own)
     assert life.clock.now == pytest.approx(ends, abs=5)  # Ray may have ended, too
-    mark = life.s3.objects.get("runs/r1/jobs/r1-20261121-0900-abcd.hold")
+    mark = life.s3.objects.get("heads/r1/r1-20261121-0900-abcd.hold")
     is_held = ends > 150
     assert (mark is not None) == is_held
     if mark:
@@ -631,6 +632,30 @@ def on_head(
 def saved(s3: S3) -> dict[str, str]:
     """What the list of the head's files names."""
     return saved_in(s3, "r1")
+
+
+def test_a_head_reports_that_it_runs_and_whether_all_its_nodes_have_been_there() -> None:
+    life = Life(lasts=200, recipe="fsdp", nodes=Range(2, 2), capacity_wait_s=60)
+    life.job._storage = "s3://bucket"
+    found: list[Any] = []
+
+    def report() -> None:
+        life.job.report_life()
+        (content,) = life.s3.objects.values()
+        found.append(json.loads(content)["is_complete"])
+
+    for at, nodes_ in ((20, 0), (40, 2), (60, 1)):  # one is lost again
+        life.clock.at(at, life.ray.have, nodes_)
+        life.clock.at(at + 10, report)
+    life.run()
+    assert found == [False, True, True]
+
+
+def test_a_head_reports_until_it_has_ended() -> None:
+    ended, reports = Mock(), Mock()
+    ended.wait.side_effect = [False, False, True]
+    job_head._repeat(reports, ended)
+    assert (reports.call_count, ended.wait.call_args.args) == (2, (times.HEAD_REPORTS_S,))
 
 
 def told(s3: S3) -> str:

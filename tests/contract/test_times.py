@@ -78,6 +78,8 @@ IN_ORDER = [
     (times.HOST_WARMUP_S, times.SLOW_HOST_WARMUP_S, "bare metal starts later"),
     (times.SLOW_HOST_WARMUP_S, job.DEFAULT_CAPACITY_WAIT_S, "a job waits until hosts have come"),
     (times.DISCONNECTED_S, times.AGENT_LOST_S, "a host that trains is given more time"),
+    (9 * times.HEAD_REPORTS_S, times.HEAD_SILENT_S, "a head outlives some answers that are lost"),
+    (times.HEAD_REPORTS_S, times.SWEEP_EVERY_S // 2, "it reports again before a second sweep"),
     (times.HEALTH_PROBE_S, times.HEALTH_TIMEOUT_S, "the check says itself what is wrong"),
     (times.HEALTH_TIMEOUT_S, times.HEALTH_EVERY_S, "one check ends before the next"),
     (times.RAY_HEALTH_EVERY_S, times.RAY_HEALTH_TIMEOUT_S, "a slow answer still counts"),

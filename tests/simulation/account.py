@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from botocore.paginate import PageIterator
 from greenlet import getcurrent
 
@@ -44,6 +44,14 @@ NEW_IN_EVENTS: Final = ("Asked", "InARow")
 UNPLACED: Final = ("Capacity is unavailable at this time.", "AGENT", "RESOURCE:GPU", "RESOURCE:ENI")
 #: The reason with which Step Functions stops the task of an execution that is over.
 MANAGED: Final = "The execution which was managing this resource was aborted"
+
+
+#: What S3 answers, or boto3 instead of it, while it is down.
+OUTAGES: Final = (
+    refused("ServiceUnavailable", "GetObject"),
+    EndpointConnectionError(endpoint_url="https://s3"),
+    ReadTimeoutError(endpoint_url="https://s3"),
+)
 
 
 class Pages(list[Any]):
@@ -142,6 +150,7 @@ class Client:
                 world.sleep(20)
                 continue
             return result
+        account.unanswered.add(given.get("Key") or given.get("Subject"))
         raise ReadTimeoutError(endpoint_url="https://aws")
 
     def _paginator(self, operation: str) -> Any:
@@ -162,16 +171,32 @@ class Records(S3):
     """The bucket, as the keeper reaches it: each record is written once."""
 
     may_list = False
+    down_at = up_at = 0.0
+    """When it last stopped answering, and when it answered again."""
+    renew: Callable[[str], None] = lambda _: None
+    """Called before a head's report is read, which is written only then."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, unanswered: set[Any]) -> None:
         super().__init__(world.time)
-        self._world = world
+        self._world, self._unanswered = world, unanswered
+
+    def set_down(self, *, is_down: bool) -> None:
+        self.is_down = is_down
+        if is_down:
+            self.down_at, self.trouble = self._world.now, self._world.random.choice(OUTAGES)
+        else:
+            self.up_at = self._world.now
 
     def request(self, operation: str, key: str, effect: Effect, content: bytes = b"") -> Any:
+        if self.is_down:
+            self._unanswered.add(key)
+            raise self.trouble
+        if key.endswith(".life"):
+            self.renew(key)
         before = self.objects.get(key)
         answer = effect()
         if operation == "put_object":
-            if before not in (None, content):
+            if before not in (None, content) and key not in self._unanswered:
                 self._world.blame(f"{key} is written twice")
             self._world.tell(f"{key}: {json.loads(content).get('status', content.decode())}")
         return answer
@@ -196,7 +221,14 @@ class Account(base.Account):
     ) -> None:
         """``families``: of the task definitions, by the capacity provider of their hosts."""
         super().__init__(model)
-        self.world, self.s3 = world, Records(world)
+        self.unanswered: set[Any] = set()
+        """Keys of objects and subjects of mails of which a request has failed."""
+        self.gone: dict[str, float] = {}
+        """When the processes of heads have ended, by their tasks, which ECS may not notice."""
+        self.mailed: set[str] = set()
+        """Jobs whose end was reported."""
+        self.world = world
+        self.s3 = self.records = Records(world, self.unanswered)
         self.states, self.keeper, self.families = states, keeper, families
         self.executions: dict[str, Execution] = {}
         self._clients: dict[str, Client] = {}
@@ -347,6 +379,10 @@ class Account(base.Account):
                 each["InstanceType"] = self.instance_type
         return super().on_describe_instances(Filters)
 
+    def on_publish(self, **message: str) -> Any:
+        self.mailed.add(message["Subject"].partition(": ")[2])
+        return super().on_publish()
+
     def job_of(self, task: Record) -> "Execution | None":
         return self.executions.get(task["group"].removeprefix("job:"))
 
@@ -368,12 +404,14 @@ class Account(base.Account):
         is_well = not (is_starved or self._ails(task) or is_in_vain(reason))
         is_well &= not (job and self._lacks_hosts(job, reason))
         is_well &= not (job and self.is_held_too_long(job, -self.slack_s))
+        # What waits for the hosts that a head lacks is stopped after it.
+        is_well &= not (job and job.head and job.head["desiredStatus"] == "STOPPED")
         if who == "keeper" and job and job.is_healthy and is_well and not job.is_redriven:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
     def _lacks_hosts(self, job: "Execution", reason: str) -> bool:
         """A job may go to its next pool, as EC2 has refused hosts of the one that it is in."""
-        if len(job.ladder) < 2 or not reason.startswith("[no_capacity]"):
+        if len(job.ladder) < 2 or not reason.startswith("[no_capacity]") or job.goes_on:
             return False
         own = [each for each in self.model.tasks.values() if each["startedBy"] == job.name]
         # A sweep lists tasks some seconds before it decides.
@@ -390,12 +428,13 @@ class Account(base.Account):
 
     def hold_of(self, job: "Execution") -> Hold | None:
         """For how long its hosts stay after its command has failed."""
-        found = self.s3.objects.get(runs.job_hold(job.spec.run, job.name)) if job.spec else None
+        found = self.s3.objects.get(job.hold)
         return Hold.from_json(found.decode()) if found else None
 
     def is_held_too_long(self, job: "Execution", by_s: float = 0) -> bool:
-        hold = self.hold_of(job)
-        return hold is not None and self.world.now > hold.until + by_s
+        hold, head_at = self.hold_of(job), job.heads[-1][0] if job.heads else 0
+        # One that could not be read is of the attempt before.
+        return hold is not None and hold.since > head_at and self.world.now > hold.until + by_s
 
     def _ails(self, task: Record) -> bool:
         """It has not started, or has not answered, for so long that two sweeps can have seen it."""
@@ -409,7 +448,12 @@ class Account(base.Account):
         # It may have been connected while the keeper did not look.
         now = self.world.now
         away_s = now - min(host.get("_seen_away", now), host["_away_since"]) if is_away else 0
-        is_ailing = not has_run and self.world.now - since > least
+        is_noticed = "_is_unnoticed" not in task
+        is_ailing = is_noticed and not has_run and self.world.now - since > least
+        if gone_at := self.gone.get(task["taskArn"]):
+            # It could not report before, either, while S3 did not answer.
+            silent_s = now - min(gone_at, self.records.down_at or gone_at) + self.slack_s
+            is_ailing |= silent_s > times.HEAD_SILENT_S + times.SWEEP_EVERY_S // 2
         return is_ailing or away_s > times.AGENT_LOST_S - self.slack_s
 
     def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
@@ -596,7 +640,9 @@ class Account(base.Account):
             since = max(job.ended if job else 0, task["createdAt"].timestamp(), self.failed_at)
             if job and job.ended and self.world.now - since > 2 * times.SWEEP_EVERY_S + 60:
                 self.world.blame(f"two sweeps leave {name_of(task)}, whose job has ended")
-            over_s = self.world.now - self.failed_at - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
+            blind_at = self.world.now if self.s3.is_down else self.records.up_at
+            seen_s = self.world.now - max(self.failed_at, blind_at)
+            over_s = seen_s - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
             if job and over_s > 0 and self.is_held_too_long(job, HELD_LATE_S + self.slack_s):
                 self.world.blame(f"two sweeps leave {name_of(task)}, which is held no more")
 
@@ -670,6 +716,12 @@ class Account(base.Account):
             starts = [each for each in tasks if each["lastStatus"] == "PENDING"]
             hangs = [each for each in tasks if "_hangs_since" in each]
             limit = times.TASK_STARTS_S if starts else 0 if hangs else times.IDLE_HOST_S
+            blind_at = 0.0
+            if any("_is_unnoticed" in each for each in hangs):  # S3 shows it, where it answers
+                limit, blind_at = (
+                    times.HEAD_SILENT_S,
+                    now if self.s3.is_down else self.records.up_at,
+                )
             what = "starts" if starts else "hangs" if hangs else "idles"
             is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
             refuses = now < host.get("_refuses_until", 0)  # the mark that the sweep needs
@@ -678,7 +730,8 @@ class Account(base.Account):
             if is_well or refuses or host["_leaves"] or host.get("_does") != does:
                 host["_since"] = now
             host["_does"] = does
-            if now - max(host["_since"], self.failed_at) > limit + sweeps and not self.is_broken:
+            since = max(host["_since"], self.failed_at, blind_at)
+            if now - since > limit + sweeps and not self.is_broken:
                 self.world.blame(f"{host['ec2InstanceId']} {what} for {now - host['_since']:.0f} s")
 
 
@@ -705,6 +758,7 @@ class Execution:
         self.patience_s = spec.capacity_wait_s if spec else 0
         self.nodes = spec.nodes if spec else Range(0, 0)
         self.record = runs.job_record(spec.run, name) if spec else ""
+        self.hold = runs.job_hold(spec.run, name) if spec else ""
         self.is_old = self.is_redriven = False
         """The definition that it began with is of an earlier deployment; a person has redriven
         it."""
@@ -724,6 +778,8 @@ class Execution:
         """When its head was asked for first."""
         self.is_ending = False
         """Its last head has ended, or it was told to end."""
+        self.goes_on = False
+        """Its head runs a program that has had all of its nodes."""
         self.variables: Record = {}
         account.executions[name] = self
         world.tell(f"{name} is submitted: {order}")
@@ -894,6 +950,7 @@ class Execution:
                 for index, each in enumerate(state.get("Retry", [])):
                     if catches(each, error) and tries.get(index, 0) < each["MaxAttempts"]:
                         pause = each["IntervalSeconds"] * each["BackoffRate"] ** tries.get(index, 0)
+                        pause = min(pause, each.get("MaxDelaySeconds", pause))
                         tries[index] = tries.get(index, 0) + 1
                         world.sleep(pause)
                         break
@@ -924,7 +981,7 @@ class Execution:
             world.happened[f"RunTask refuses a head: {reason}"] += 1
             failures = [{"Arn": "", "Reason": reason}]
             raise StateError("AmazonECS.Unknown", json.dumps({"Failures": failures, "Tasks": []}))
-        self.is_ending = False
+        self.is_ending = self.goes_on = False
         (task,) = account.run(
             {
                 # Its name in the synthesized definition is not known before the deployment.
@@ -950,6 +1007,7 @@ class Execution:
             world.happened["head timed out"] += 1
             if world.now < self.variables["deadline"] + times.HEAD_GRACE_S - 1:
                 world.blame(f"the head of {self.name} has no time to save at its deadline")
+            task.setdefault("_told_at", world.now)
             account.model.stop(task, MANAGED.replace("aborted", "timed out"))
             raise StateError("States.Timeout")
         (container,) = task["containers"]

@@ -64,15 +64,33 @@ def next_hosts_docker_hangs(life: Life) -> list[Execution]:
     return life.running()
 
 
+def s3_does_not_answer(life: Life) -> list[Execution]:
+    if not life.account.s3.is_down:
+        life.account.records.set_down(is_down=True)
+        seconds = life.chance.choice([60, 600, 2400, 7000])
+        life.world.after(seconds, functools.partial(life.account.records.set_down, is_down=False))
+    return life.running()
+
+
+def node_is_dead_and_ecs_does_not_notice(life: Life) -> list[Execution] | None:
+    """Its container is gone below a task that stays RUNNING and HEALTHY (aws/amazon-ecs-agent 333,
+    364)."""
+    return hung(life, "HEALTHY", _is_unnoticed=True)
+
+
 def node_hangs(life: Life) -> list[Execution] | None:
     """Its container runs, and does not answer its health check."""
+    return hung(life, "UNHEALTHY")
+
+
+def hung(life: Life, health: str, **more: object) -> list[Execution] | None:
     tasks = life.model.tasks.values()
     running = [each for each in tasks if each["lastStatus"] == "RUNNING"]
     running = [each for each in running if "_hangs_since" not in each]
     if not running:
         return None
     task = life.chance.choice(running)
-    task |= {"healthStatus": "UNHEALTHY", "_hangs_since": life.world.now, "_joins": 1e12}
+    task |= {"healthStatus": health, "_hangs_since": life.world.now, "_joins": 1e12, **more}
     if head := life.heads.get(task["taskArn"]):
         head.process.is_dead = True
         life.forsake(head)
@@ -291,6 +309,9 @@ FAULTS: Final[tuple[Fault, ...]] = (
     next_host_is_bad,
     next_hosts_docker_hangs,
     node_hangs,
+    node_is_dead_and_ecs_does_not_notice,
+    s3_does_not_answer,
+    s3_does_not_answer,
     ec2_has_no_host,
     aws_is_in_trouble,
     keeper_is_broken,

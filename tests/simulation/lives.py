@@ -33,6 +33,7 @@ from contract.job import (
     Placement,
     Priority,
 )
+from contract.job import Life as HeadLife
 from contract.job_outcome import deadline_of, is_in_vain, told
 from contract.nodes import ENV_JOB_SPEC, JOB, WORKER, Range
 from rehearsal.model import NO_HOST, Group, Model, Record, Times
@@ -89,7 +90,7 @@ LONG_TICK_S: Final = 1800.0
 #: The same for a head whose hosts are held.
 HELD_TICK_S: Final = 20.0
 #: Of lives that have one more fault, of the rare ones.
-RARE_SHARE: Final = 0.3
+RARE_SHARE: Final = 0.5
 #: Of lives in which EC2 has now many hosts and now none, as it has had in zones of its own.
 MARKET_SHARE: Final = 0.4
 
@@ -171,6 +172,7 @@ class Life:
             fate=self._fate,
         )
         self.account = Account(world, self.model, states=states, keeper=keeper, families=FAMILIES)
+        self.account.records.renew = self._renew
         user: Any = self.account.client("user")
         clients: Any = SimpleNamespace(ecs=user, stepfunctions=user)
         self.jobs = Jobs(clients, machine=MACHINE, cluster="c", task_events="")
@@ -285,8 +287,26 @@ class Life:
             if head.job.name == task["startedBy"]:
                 head.wake()
 
+    def _renew(self, key: str) -> None:
+        """Write what the head of a job would have reported last."""
+        job, s3, now = (
+            key.rpartition("/")[2].removesuffix(".life"),
+            self.account.records,
+            self.world.now,
+        )
+        heads = [each for each in self.heads.values() if each.job.name == job]
+        if heads:
+            head = heads[-1]
+            # It reports again some time after S3 does.
+            is_late = now < s3.up_at + times.HEAD_REPORTS_S
+            gone_at = self.account.gone.get(head.task["taskArn"], now)
+            at = min(gone_at, s3.down_at if is_late else now - self.chance.uniform(0, 59))
+            life = HeadLife(at=max(at, head.began), is_complete=head.job.goes_on)
+            s3.objects[key] = life.to_json().encode()
+
     def forsake(self, head: "Head") -> None:
         """Workers end by themselves when their head is gone, but for those that hang."""
+        self.account.gone.setdefault(head.task["taskArn"], self.world.now)
         for task in self.model.tasks.values():
             is_own = task["_family"] == "worker" and task["startedBy"] == head.job.name
             if is_own and self.chance.random() > 0.1:
@@ -308,6 +328,8 @@ class Life:
         # Of their own: without one, a life stays as it was.
         holds, pools = Random(f"holds {world.seed}"), Random(f"pools {world.seed}")
         levels = Random(f"priorities {world.seed}")
+        market = Random(f"market {world.seed}")
+        has_market = not self.is_long and market.random() < MARKET_SHARE
         submits = []
         latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
@@ -324,8 +346,9 @@ class Life:
                 max_seconds=4 * DAY_S if is_long else chance.choice([1500, 9000, 12000]),
                 capacity_wait_s=3 * DAY_S if is_long else chance.choice([300, 1800, 7200]),
                 hold_s=holds.choice([0, 0, 600, 1800]),
+                notify="anna@example.com",
                 submitter=self.users.choice(["anna", "bert"]),
-                pools=pools.choice(POOLS),
+                pools=pools.choice(POOLS[-2:] if has_market else POOLS),
                 priority=levels.choice([*Priority]),
             )
             program = Program(
@@ -343,8 +366,7 @@ class Life:
                 first, seconds = PROVIDERS[spec.pools[0]], pools.choice([900, 5000])
                 world.after(at, self.shorten, first, seconds)
             world.after(at, world.spawn, self.submit, name, spec)
-        market = Random(f"market {world.seed}")
-        if not self.is_long and market.random() < MARKET_SHARE:
+        if has_market:
             for provider in [*FAMILIES][1:]:
                 is_spot = provider == PROVIDERS["spot"]
                 self._markets.append(Market(self, provider, market, is_spot=is_spot))
@@ -384,7 +406,7 @@ class Life:
         except (CliError, ClientError, BotoCoreError) as error:
             self.world.tell(f"trainctl stop {name}: {error}")
             # Of which the sweep takes the host, later than the command waits.
-            names = ("agent", "no attributes", "docker", "carried")
+            names = ("agent", "no attributes", "docker", "carried", "s3 does not answer")
             is_deaf = any(each in name for each in names for name in self.world.happened)
             if job and not self._has_trouble and not is_deaf:
                 self.world.blame("trainctl stop fails")
@@ -415,6 +437,7 @@ class Life:
         self.account.is_faulty = False
         self.account.calm_at = self.world.now
         self.account.is_broken, self.account.trouble = False, 0.01
+        self.account.records.set_down(is_down=False)
         self.resume_launches()
         for each in self._markets:
             each.is_over = True
@@ -524,6 +547,10 @@ class Life:
             world.blame(f"{job.name} has no record")
             return
         written = json.loads(record)
+        is_lost = f"{written['status']}: {job.name}" in self.account.unanswered
+        is_told = job.name in self.account.mailed or not job.spec.notify
+        if not (is_told or is_lost):
+            world.blame(f"nobody hears of the end of {job.name}")
         if job.is_redriven:  # its record is that of its first end (docs/jobs.md)
             return
         world.happened[f"job {written['status']}"] += 1
@@ -538,10 +565,7 @@ class Life:
             return
         result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
         if result == "Lambda.Unknown":
-            # A clean-up that keeps failing; the record may be from before. Nothing else ends a job
-            # for a keeper that fails: one that waits for its turn least of all.
-            if job.at != "CleanUp":
-                world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
+            world.blame(f"{job.name} ends in {job.at} because the keeper has failed")
             return
         may_wait = job.nodes.low <= self.account.least_workers
         if not job.num_starts and may_wait:
@@ -579,6 +603,8 @@ class Life:
 
     def _check_goodput(self, job: Execution) -> None:
         """The uses of a job's time add up to what it is billed for."""
+        if job.hold in self.account.unanswered:
+            return  # it is tried again after a hold that nobody could read
         own = [each for each in self.model.tasks.values() if each["group"] == f"job:{job.name}"]
         tasks: list[Any] = own
         kinds = {"head": JOB, "worker": WORKER}
@@ -646,6 +672,10 @@ class Life:
             said = written["status"]
             self.world.blame(f"{job.name}: exit code {code} {early} is told as {said}")
         if hold := self.account.hold_of(job):
+            is_unread = job.hold in self.account.unanswered
+            if is_unread and job.heads[-1][0] > hold.since:  # S3 did not answer its clean-up
+                self.world.happened["job tried again because its hold could not be read"] += 1
+                return
             if job.heads[-1][0] > hold.since:
                 self.world.blame(f"{job.name} is tried again after its hosts were held")
             if written["status"] != JobStatus.FAILED or written["exit_code"] != hold.code:
@@ -664,6 +694,7 @@ class Head:
         assert job is not None
         self.job = job
         self.is_stopped = False
+        self.began = self.world.now
         self.wake: Callable[[], None] = lambda: None
         self.at = "starts"
         self.process: Any = None
@@ -742,6 +773,8 @@ class Head:
                 recorder.end(world.now)
             trains = not is_short
             is_told = found is not None
+            is_program = not (self.spec.recipe or self.spec.on == Placement.NODES)
+            self.job.goes_on = is_program and decisions.capacity_at is not None
             if found:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")
@@ -749,6 +782,8 @@ class Head:
                 world.blame(f"head of {self.job.name} goes on after its deadline")
             elif short_since and world.now - short_since > patience:
                 world.blame(f"head of {self.job.name} waits for ever")
+            elif self.spec.recipe and life.account.s3.is_down and life.chance.random() < 0.02:
+                code = exits.STORAGE  # it cannot save
             elif left < 0:
                 code, _ = decisions.exit_code(program.code)
                 life.own[self.task["taskArn"]] = program.code
@@ -795,16 +830,21 @@ class Head:
         """As Ray's autoscaler: what is missing is asked for. Returns how many have joined."""
         try:
             nodes = self._nodes()
+            tasks = self.life.model.tasks
+            # Ray ends a node that does not answer it (its autoscaler's reconciler).
+            if dead := [each for each in nodes if "_is_unnoticed" in tasks[each]]:
+                self.provider.terminate_nodes(dead)
+                nodes = [each for each in nodes if each not in dead]
             if (missing := self.spec.nodes.high - len(nodes)) > 0:
                 self.provider.create_node({}, TAGS, missing)
             elif missing < 0:
                 self.provider.terminate_nodes(nodes[self.spec.nodes.high :])
         except (ClientError, BotoCoreError, NodeLaunchException) as error:
             self.world.tell(f"head of {self.job.name}: {error!r:.100}")
-        tasks = [self.life.model.tasks[arn] for arn in self.provider._tasks]
+        own = [self.life.model.tasks[arn] for arn in self.provider._tasks]
         return sum(
             each["lastStatus"] == "RUNNING" and each.get("_joins", 1e12) <= self.world.now
-            for each in tasks
+            for each in own
         )
 
     def _release(self) -> None:
@@ -822,7 +862,7 @@ def _handed_in(
     """Give the keeper, and what waits, this world's time and account."""
     client = account.client("keeper")
     own = {
-        "boto3": SimpleNamespace(client=lambda _: client),
+        "boto3": SimpleNamespace(client=lambda *_, **__: client),
         "print": world.tell,
         "CLUSTER": "c",
         "BUCKET": NAME,
@@ -830,6 +870,7 @@ def _handed_in(
         "STATE_MACHINE": MACHINE,
         "LIMITS": limits,
         "POOLS": limits.pools,
+        "PLACES": {each: each for each in limits.pools},
         "STACK": "S",
         "GROUPS": {f"group-{each}": each for each in FAMILIES},
         "FAMILIES": ["head", "standing", "worker"],
@@ -842,6 +883,7 @@ def _handed_in(
         for module in (keeper, cluster):
             for name, value in own.items():
                 patch.setattr(module, name, value, raising=False)
+        patch.setattr(keeper.notices, "boto3", own["boto3"])
         # A life asks very often.
         account.understood = functools.cache(keeper.spec_of)
         patch.setattr(keeper, "spec_of", account.spec_of)

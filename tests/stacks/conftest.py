@@ -219,6 +219,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("GROUPS", "heads=for-heads workers=for-workers")
     monkeypatch.setenv("STACK", "S")
     monkeypatch.setenv("POOLS", '{"l4": 2}')
+    monkeypatch.setenv("PLACES", "l4=l4")
     monkeypatch.setenv("FAMILIES", "head worker")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")

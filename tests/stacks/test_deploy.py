@@ -140,7 +140,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
 
 @pytest.fixture(scope="module")
 def deployed(synth: Synth, account: Account) -> Deployed:
-    given = settings(preset="ddp", pools=json.dumps(POOLS))
+    zone = f"{REGION}a"
+    given = settings(preset="ddp", availability_zone=zone, pools=json.dumps(POOLS))
     account.deploy(synth(**given))
     core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
     tag = json.loads(training[stack_outputs.SHAPE])["image_tag"]
@@ -280,10 +281,12 @@ def test_a_gang_goes_through_its_pools_and_the_one_that_has_it_stays(
     head = started(stage, job, "free")
     stage.eventually("all runs on demand", lambda: runs_on(stage, job) == ["free"] * 2)
 
-    pools = {name: each for name, each in POOLS.items() if name != "free"}
-    with pytest.raises(CommandError, match="The capacity provider is in use by tasks"):
-        deployed.account.deploy(synth(**{**deployed.settings, "pools": json.dumps(pools)}))
-    assert runs_on(stage, job) == ["free"] * 2
+    kept = {name: each for name, each in POOLS.items() if name != "free"}
+    elsewhere = {"free": {**L4, "availability_zone": f"{REGION}b"}}
+    for pools in (kept, kept | elsewhere):  # it is removed, or moved
+        with pytest.raises(CommandError, match="The capacity provider is in use by tasks"):
+            deployed.account.deploy(synth(**{**deployed.settings, "pools": json.dumps(pools)}))
+        assert runs_on(stage, job) == ["free"] * 2
     stage.end_task(head.arn, 0)
     assert cli.json("wait", job)["status"] == "succeeded"
     stage.clean_up()

@@ -5,6 +5,7 @@ The function in its place, with the state machine around it and real containers 
 memory, hosts that another job's task runs on.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
 
 from contract import exits, times
 from contract.admission import Limits
@@ -26,6 +27,7 @@ from contract.job import (
     Hold,
     JobSpec,
     JobStatus,
+    Life,
     Outcome,
     Placement,
     Priority,
@@ -35,6 +37,7 @@ from contract.job import (
 from contract.nodes import GROUP_TAG, Range
 from contract.text import dollars
 from stacks.jobs.infrastructure import KEEPER
+from stacks.jobs.keeper import cluster
 from stacks.lambda_functions import stage
 from tests.aws.account import Account, model_of, stamp, submitted
 from tests.aws.calls import refused
@@ -42,6 +45,14 @@ from tests.heads import head
 from tests.stacks.conftest import Synth, text
 
 SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
+HOLD = "heads/r1/j1.hold"
+LIFE = "heads/r1/j1.life"
+#: Of S3, when it answers nothing of use.
+OUTAGES = (
+    refused("ServiceUnavailable"),
+    EndpointConnectionError(endpoint_url="s3"),
+    ReadTimeoutError(endpoint_url="s3"),
+)
 #: Of a task that has no host.
 WAITS = {"lastStatus": "PROVISIONING", "containerInstanceArn": ""}
 
@@ -221,7 +232,7 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(aws: Aws) ->
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert sorted(aws.terminated) == ["i-h1", "i-h2", "i-h9"]
     assert "shared" not in aws.states, "another job's task runs there"
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert record["exit_code"] == 3
     assert record["reason"] == "failed: user code exit 3"
     assert (record["run"], record["job"], record["attempts"]) == ("r1", "j1", 1)
@@ -229,19 +240,6 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(aws: Aws) ->
     read = Outcome.from_json(json.dumps(record))
     assert (read.status, read.exit_code, read.attempts) == (JobStatus.FAILED, 3, 1)
     assert found == json.loads(read.to_json()), "the execution's result is what is written down"
-
-
-def test_a_head_whose_start_a_fault_hides_is_ended_with_its_job(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No list has it at first."""
-
-    def show(_seconds: float) -> None:
-        aws.tasks.setdefault("twin", aws.tasks["own-head"] | {"taskArn": "twin"})
-
-    monkeypatch.setattr(keeper.time, "sleep", show)
-    aws.end({}, Error="ECS.ServerException", Cause="it has started")
-    assert aws.tasks["twin"]["desiredStatus"] == "STOPPED"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +263,7 @@ def test_the_outcome_has_the_reason_that_the_head_has_told(
     event = ended(head(code)) | ({"Deadline": time.time() - 1} if code == 74 else {})
     found = keeper.handler(event, None)
     assert (found["reason"], found["exit_code"]) == (reason, code)
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
+    assert aws.objects["ends/r1/j1.json"]["reason"] == reason
 
 
 def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(aws: Aws) -> None:
@@ -291,7 +289,7 @@ def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(aws: Aws)
 def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, Any]) -> None:
     order = replace(SPEC, hold_s=600)
     hold = Hold(code=3, since=time.time() - 60, until=time.time() + 540)
-    aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+    aws.s3.objects["heads/r1/j1.hold"] = hold.to_json().encode()
     aws.s3.objects["runs/r1/jobs/j1.reason"] = b"failed: ValueError: no"
     late = {"Spec": order.to_json(), "Deadline": time.time() - 30, "Began": time.time() - 600}
     found = aws.end(head(**end), **late)
@@ -302,28 +300,49 @@ def test_a_job_with_held_hosts_ends_as_its_command_did(aws: Aws, end: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "mark",
-    ["x", "[]", '{"code": "3", "since": 9e9, "until": 9e9}', '{"code": 3, "since": 1, "until": 2}'],
-    ids=["no JSON", "no object", "no code", "of an attempt before"],
+    ("key", "mark"),
+    [
+        (HOLD, "x"),
+        (HOLD, "[]"),
+        (HOLD, '{"code": "3", "since": 9e9, "until": 9e9}'),
+        (HOLD, '{"code": 3, "since": 1, "until": 2}'),  # of an attempt before
+        *((HOLD, f'{{"code": {code}, "since": 9e9, "until": 9e9}}') for code in exits.NOT_HELD),
+        # Where every job may write.
+        ("runs/r1/jobs/j1.hold", '{"code": 3, "since": 9e9, "until": 9e9}'),
+    ],
 )
-def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, mark: str) -> None:
-    aws.s3.objects["runs/r1/jobs/j1.hold"] = mark.encode()
+def test_a_mark_that_is_no_hold_holds_nothing(aws: Aws, key: str, mark: str) -> None:
+    aws.s3.objects[key] = mark.encode()
     order = replace(SPEC, hold_s=600).to_json()
     assert aws.end(head(StopCode="SpotInterruption"), Spec=order)["again"]
 
 
+@pytest.mark.parametrize("code", [0, 1, exits.STORAGE])
+def test_what_ecs_says_of_a_head_that_has_ended_is_no_matter_of_a_hold(aws: Aws, code: int) -> None:
+    aws.s3.objects[HOLD] = b'{"code": 3, "since": 9e9, "until": 9e9}'
+    found = aws.end(head(code), Spec=replace(SPEC, hold_s=600).to_json())
+    assert (found["exit_code"], found["again"]) == (code, code == exits.STORAGE)
+
+
+@pytest.mark.parametrize("when", ["before its tasks are listed", "before they are stopped"])
 def test_a_head_that_was_started_unseen_and_holds_its_hosts_has_ended_the_job(
-    aws: Aws, keeper: ModuleType, monkeypatch: pytest.MonkeyPatch
+    aws: Aws, keeper: ModuleType, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     hold = Hold(code=3, since=time.time(), until=time.time() + 600)
 
-    def sleep(_: float) -> None:
-        aws.s3.objects["runs/r1/jobs/j1.hold"] = hold.to_json().encode()
+    def write(*_: float, **__: Any) -> None:
+        aws.s3.objects[HOLD] = hold.to_json().encode()
+        if when == "before its tasks are listed":  # which no list has at first
+            aws.tasks["unseen"] = aws.tasks["own-head"] | {"taskArn": "unseen"}
 
-    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    if when == "before its tasks are listed":
+        monkeypatch.setattr(keeper.time, "sleep", write)
+    else:
+        aws.fails["stop_task"] = write
     unseen = {"Error": "ECS.AmazonECSException", "Cause": "Rate exceeded"}
     found = aws.end({}, **unseen, Spec=replace(SPEC, hold_s=600).to_json())
     assert (found["status"], found["exit_code"], found["again"]) == ("failed", 3, False)
+    assert "unseen" not in aws.running()
 
 
 def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(aws: Aws) -> None:
@@ -333,7 +352,53 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(aws: A
     assert not aws.objects, "it is not known whose run it was"
     newer = json.dumps(json.loads(SPEC.to_json()) | {"of_another_deployment": 1})
     aws.end(head(2), Spec=newer)
-    assert aws.objects.keys() == {"runs/r1/jobs/j1.json"}
+    assert aws.objects.keys() == {"ends/r1/j1.json"}
+
+
+#: Ends after which a job is tried again.
+LOST = (
+    head(StopCode="SpotInterruption"),
+    head(exits.STORAGE),
+    head(exits.KILLED, StopCode="EssentialContainerExited"),
+    head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER"),
+)
+
+
+@pytest.mark.parametrize("hold_s", [0, 600])
+@pytest.mark.parametrize("outage", OUTAGES, ids=str)
+@pytest.mark.parametrize("task", LOST, ids=str)
+def test_s3_that_does_not_answer_ends_no_job(
+    aws: Aws, task: dict[str, Any], outage: Exception, hold_s: int
+) -> None:
+    aws.fails |= {"get_object": outage, "put_object": outage}
+    found = aws.end(task, Spec=replace(SPEC, hold_s=hold_s).to_json(), Asked=time.time())
+    assert found["again"]
+    assert aws.running() == {"other-head", "other-1", "standing"}
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=str)
+@pytest.mark.parametrize("fails", ["get_object", "put_object", "both"])
+def test_the_end_of_a_job_waits_for_s3_and_its_hosts_do_not(
+    aws: Aws, outage: Exception, fails: str
+) -> None:
+    """Step Functions calls the function again (``test_lives``)."""
+    order = replace(paid(ANNA), hold_s=600).to_json()
+    aws.fails |= dict.fromkeys(["get_object", "put_object"] if fails == "both" else [fails], outage)
+    with pytest.raises(type(outage)):
+        aws.end(head(3, ContainerInstanceArn="h1"), Spec=order)
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert {"i-h1", "i-h2"} <= {*aws.terminated}
+    aws.fails.clear()
+    assert aws.end(head(3), Spec=order)["status"] == "failed"
+    assert len(aws.sent("publish")) == 1
+
+
+def test_an_abort_ends_its_tasks_before_anything_else_is_asked(aws: Aws) -> None:
+    aws.execute("j1", "ABORTED", 0)
+    aws.fails["describe_execution"] = ReadTimeoutError(endpoint_url="states")
+    with pytest.raises(ReadTimeoutError):
+        aws.abort()
+    assert aws.running() == {"other-head", "other-1", "standing"}
 
 
 def aborted(**detail: Any) -> dict[str, Any]:
@@ -359,7 +424,7 @@ def test_an_aborted_execution_leaves_nothing_and_is_recorded(aws: Aws) -> None:
     aws.history["j1"] = [queued, *heads]
     aws.abort()
     assert aws.running() == {"other-head", "other-1", "standing"}
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert (record["status"], record["reason"]) == ("stopped", "stopped by user")
     assert record["attempts"] == 2
     assert (record["began"], record["ended"]) == (1_800_000_000, 1_800_000_060)
@@ -371,16 +436,8 @@ def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(aws:
     aws.execute("j1", "ABORTED", error=STOP_ERROR, cause="stopped by user")
     aws.history["j1"] = [{"type": "WaitStateEntered", "timestamp": stamp(1_800_000_000)}]
     aws.abort()
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
-
-
-def test_the_first_record_of_a_job_counts(aws: Aws) -> None:
-    """Of a clean-up that is tried again, and of an execution that a person redrives."""
-    assert aws.end(head(3))["status"] == "failed"
-    again = aws.end(head(0))
-    assert (again["status"], again["again"]) == ("failed", False)
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "failed: user code exit 3"
 
 
 def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
@@ -392,15 +449,44 @@ def test_a_record_that_s3_does_not_show_now_is_asked_for_again(
         keeper.write_record("j1", SPEC, keeper.Outcome(status="failed", reason="failed: x"))
 
 
+def test_s3_has_little_time_to_answer_in_lambda(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.QUICK == {}
+    monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "keeper")
+    found = importlib.reload(cluster).QUICK["config"]
+    most = found.retries["total_max_attempts"] * (found.connect_timeout + found.read_timeout)
+    assert 10 * most < times.KEEPER_TIMEOUT_S
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=str)
+@pytest.mark.parametrize("fails", ["get_object", "list_executions"])
+def test_a_sweep_that_is_not_answered_does_all_else(
+    aws: Aws, outage: Exception, fails: str
+) -> None:
+    aws.execute("j1", "FAILED", times.SWEEP_GRACE_S + 60, input=paid(ANNA).to_json())
+    aws.end(head(3), Spec=paid(ANNA).to_json())
+    aws.add("left", startedBy="j1", group="job:j1", host="h9")
+    held_head = {"overrides": ordered(60, hold_s=600), "startedAt": ago(50)}
+    aws.tasks["other-head"] |= held_head
+    aws.fails[fails] = outage
+    with pytest.raises(RuntimeError, match="left to the next sweep: records: "):
+        aws.sweep()
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert len(aws.sent("publish")) == 1
+
+
 def test_each_of_many_jobs_that_were_aborted_at_once_has_its_record(aws: Aws) -> None:
     names = [f"k{number}" for number in range(130)]
     aws.page = 1000
+    # One that an earlier version has recorded, and one that nobody has heard of.
+    aws.s3.objects["runs/r1/jobs/old.json"] = aws.s3.objects["ends/r1/cut.json"] = b"{}"
+    known = aws.objects.keys()
     for ago_s in (times.SWEEP_GRACE_S - 60, times.CLOSED_S + 60, times.SWEEP_GRACE_S + 60):
-        assert not aws.objects, "their own clean-up comes first, and long ago it has"
-        for name in names:
-            aws.execute(name, "ABORTED", ago_s, cause="the bill", input=SPEC.to_json())
+        assert aws.objects.keys() == known, "their own clean-up comes first, and long ago it has"
+        for name in (*names, "old", "cut"):
+            aws.execute(name, "ABORTED", ago_s, cause="the bill", input=paid(ANNA).to_json())
         aws.sweep()
-    assert {f"runs/r1/jobs/{name}.json" for name in names} == aws.objects.keys()
+    assert {f"ends/r1/{name}.json" for name in names} == aws.objects.keys() - known
+    assert {each["Subject"].partition(": ")[2] for each in aws.sent("publish")} == {*names, "cut"}
 
 
 @pytest.mark.parametrize(
@@ -417,22 +503,9 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
 ) -> None:
     aws.execute("j1", "ABORTED", 0, **abort)
     aws.abort(**detail)
-    record = aws.objects["runs/r1/jobs/j1.json"]
+    record = aws.objects["ends/r1/j1.json"]
     assert (record["status"], record["reason"]) == (status, reason)
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
-
-
-def test_a_record_that_cannot_be_written_keeps_no_task_and_no_host(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise ClientError({"Error": {"Code": "SlowDown"}}, "PutObject")
-
-    monkeypatch.setattr(keeper, "write_record", fail)
-    with pytest.raises(ClientError):  # Step Functions asks again
-        aws.end(head(0, ContainerInstanceArn="h1"))
-    assert aws.running() == {"other-head", "other-1", "standing"}
-    assert "i-h1" in aws.terminated
 
 
 # --- the message about an end ---------------------------------------------------------------------
@@ -472,6 +545,32 @@ def test_the_end_of_a_job_is_mailed_once_with_reason_cost_result_and_command(
         "result  s3://b/runs/r1/",
         "look    trainctl show j1 --deployment lab",
     ]
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["answer lost", "killed"])
+def test_an_end_is_reported_whose_record_was_written_without_an_answer(
+    aws: Aws, is_killed: bool
+) -> None:
+    """botocore asks again, and its second request finds the object of the first."""
+
+    def write(Key: str, **given: Any) -> Any:  # noqa: N803
+        if Key not in aws.s3.objects:
+            aws.s3.put_object(Key=Key, **given)
+            if is_killed:
+                raise SystemExit
+            return refused("PreconditionFailed")
+        return None
+
+    aws.fails["put_object"] = write
+    order = paid(ANNA).to_json()
+    if is_killed:
+        with pytest.raises(SystemExit):
+            aws.end(head(3), Spec=order)
+        aws.fails.clear()
+    for code in (3, 0):  # the first record counts, also where a person redrives the execution
+        found = aws.end(head(code), Spec=order)
+        assert (found["status"], found["again"]) == ("failed", False)
+    assert len(aws.sent("publish")) == 1
 
 
 def test_a_job_that_had_no_host_or_was_stopped_is_reported_too(
@@ -735,6 +834,35 @@ def test_a_task_that_does_not_start_or_answer_is_stopped_with_its_host(
             assert found.again is (in_a_row < 3 or not started)
 
 
+@pytest.mark.parametrize(
+    ("reported_s", "seen_s", "fails", "is_over"),
+    [
+        (times.HEAD_SILENT_S + 1, 290, None, True),
+        (times.HEAD_SILENT_S + 1, 90, None, False),  # it may report again once S3 answers it
+        (times.HEAD_SILENT_S - 60, 290, None, False),
+        (9000, 290, None, False),  # the head before it
+        (None, 290, None, False),  # of an earlier version
+        *((times.HEAD_SILENT_S + 1, 290, each, False) for each in OUTAGES),
+    ],
+)
+def test_a_head_that_does_not_report_any_more_is_dead_though_it_runs_for_ecs(
+    aws: Aws, reported_s: float | None, seen_s: float, fails: Exception | None, is_over: bool
+) -> None:
+    aws.tasks["own-head"] |= {"overrides": ordered(60), "startedAt": ago(5000)}
+    aws.tasks["own-head"] |= {"healthStatus": "HEALTHY", "createdAt": ago(5100)}
+    if reported_s:
+        life = Life(at=time.time() - reported_s, is_complete=True)
+        aws.s3.objects[LIFE] = life.to_json().encode()
+    aws.fails["get_object"] = fails
+    seen = f"{time.time() - seen_s:.0f} own-head did not report for 20 minutes"
+    aws.hosts["h1"]["attributes"] = [{"name": "train.ailing-since", "value": seen}]
+    aws.sweep()
+    task = aws.tasks["own-head"]
+    assert (task["desiredStatus"] == "STOPPED") is is_over
+    assert aws.terminated == ["i-h1"] * is_over
+    assert task.get("stoppedReason", "").startswith("[host_lost] the node did not") is is_over
+
+
 def test_a_sweep_marks_what_it_sees_first_and_takes_the_mark_away_again(aws: Aws) -> None:
     aws.tasks["own-1"] |= {"taskArn": "arn:task/c/own-1", "healthStatus": "UNHEALTHY"}
     aws.tasks["arn:task/c/own-1"] = aws.tasks.pop("own-1")
@@ -861,7 +989,10 @@ def test_the_sweep_ends_what_is_over_its_time_for_that_reason(keeper: ModuleType
         aws.add(f"{name}-1", startedBy=job, group=f"job:{job}", host=f"{name}-1")
         aws.execute(job)
         hold = Hold(code=1, since=time.time() - 900, until=time.time() - over_s)
-        aws.s3.objects[f"runs/{job}/jobs/{job}.hold"] = hold.to_json().encode()
+        aws.s3.objects[f"heads/{job}/{job}.hold"] = hold.to_json().encode()
+    # ECS still lists the head of the attempt before, too.
+    aws.add("before", family="head", group="job:j5", createdAt=ago(1000))
+    aws.tasks["before"]["overrides"] = aws.tasks["another"]["overrides"]
     assert aws.sweep()["stopped"] == ["own-head", "own-1", "own-2", "held", "held-1"]
     assert "deadline" in aws.tasks["own-2"]["stoppedReason"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
@@ -930,7 +1061,7 @@ def test_the_reason_is_awss_own_and_a_job_that_waits_in_vain_ends(
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["stoppedReason"])
     found = aws.end(task)
     assert (found["status"], found["reason"]) == ("no_capacity", f"no capacity: {said}")
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == f"no capacity: {said}"
+    assert aws.objects["ends/r1/j1.json"]["reason"] == f"no capacity: {said}"
     # ECS has given up before: the state machine asks again, or not.
     given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
     event = ended(given_up, Job="j2", Asked=time.time() - 60)
@@ -968,16 +1099,18 @@ def test_a_launch_that_did_not_fail_for_this_job_is_no_reason(
 
 
 @pytest.mark.parametrize(
-    ("began_s", "worker", "is_over"),
+    ("began_s", "worker", "is_complete", "is_over"),
     [
-        (90, WAITS, True),
-        (90, {"lastStatus": "PENDING"}, False),  # one has come
-        (4000, WAITS, False),  # it has trained
+        (90, WAITS, False, True),
+        (90, {"lastStatus": "PENDING"}, False, False),  # one has come
+        (4000, WAITS, False, False),  # it has trained
+        (90, WAITS, True, False),  # and so it has by its own word
     ],
 )
 def test_a_head_ends_whose_workers_can_never_come(
-    aws: Aws, began_s: float, worker: dict[str, Any], is_over: bool
+    aws: Aws, began_s: float, worker: dict[str, Any], is_complete: bool, is_over: bool
 ) -> None:
+    aws.s3.objects[LIFE] = Life(at=time.time(), is_complete=is_complete).to_json().encode()
     said = "current vCPU limit of 0 allows"
     aws.group("workers").activities = [launch("Failed", said)]
     now = ago(0)
@@ -993,8 +1126,9 @@ def test_a_head_ends_whose_workers_can_never_come(
     assert found["reason"] == f"no capacity: {said}"
 
 
-#: A job that may try another pool, whose head trains for three minutes or so.
+#: A job that may try another pool, whose head trains for three minutes or so; and a program on it.
 LADDER = replace(SPEC, nodes=Range(2, 2), pools=("l4", "default"), recipe="ddp")
+PROGRAM = replace(LADDER, recipe="")
 
 
 def of_ladder(aws: Aws, spec: JobSpec = LADDER, *, began_s: float = 200, hosts: int = 0) -> None:
@@ -1008,25 +1142,43 @@ def of_ladder(aws: Aws, spec: JobSpec = LADDER, *, began_s: float = 200, hosts: 
 
 
 @pytest.mark.parametrize(
-    ("spec", "began_s", "hosts", "moves"),
+    ("spec", "began_s", "hosts", "then", "moves"),
     [
-        (LADDER, 200, 1, True),  # the one host is that of the other worker
-        (LADDER, 200, 2, False),  # one more boots
-        (LADDER, 9000, 1, True),  # it has lost one since
-        (replace(LADDER, pools=("l4",)), 200, 1, False),
-        (replace(LADDER, nodes=Range(1, 2)), 200, 1, False),  # it has what it needs
-        (replace(LADDER, recipe=""), 9000, 1, False),  # it goes on with one
-        (replace(LADDER, recipe="", on=Placement.NODES), 9000, 1, True),
+        (LADDER, 200, 1, "", True),  # the one host is that of the other worker
+        (LADDER, 200, 2, "", False),  # one more boots
+        (LADDER, 9000, 1, "", True),  # it has lost one since
+        (LADDER, 200, 1, "complete", True),  # it waits for the one that it has lost
+        (replace(LADDER, pools=("l4",)), 200, 1, "", False),
+        (replace(LADDER, nodes=Range(1, 2)), 200, 1, "", False),  # it has what it needs
+        (PROGRAM, 9000, 1, "", False),  # it goes on with one
+        (PROGRAM, 200, 1, "", True),
+        (PROGRAM, 200, 1, "complete", False),  # it goes on, too
+        (PROGRAM, 200, 1, "S3 is down", False),  # it may
+        (replace(PROGRAM, on=Placement.NODES), 9000, 1, "", True),
+        # A host comes while the sweep decides by its list.
+        (LADDER, 200, 1, "a host comes", False),
+        (LADDER, 200, 1, "it ends", False),
     ],
 )
 def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
-    aws: Aws, spec: JobSpec, began_s: float, hosts: int, moves: bool
+    aws: Aws, spec: JobSpec, began_s: float, hosts: int, then: str, moves: bool
 ) -> None:
     of_ladder(aws, spec, began_s=began_s, hosts=hosts)
+    changes = {
+        "a host comes": ("own-1", {"lastStatus": "PENDING", "containerInstanceArn": "h9"}),
+        "it ends": ("own-head", {"desiredStatus": "STOPPED"}),
+    }
+    if then in changes:
+        name, change = changes[then]
+        aws.fails["describe_scaling_activities"] = lambda **_: aws.tasks[name].update(change)
+    if then == "complete":
+        aws.s3.objects[LIFE] = Life(at=time.time(), is_complete=True).to_json().encode()
+    if then == "S3 is down":
+        aws.fails["get_object"] = OUTAGES[0]
     # The event of the refusal.
     aws.sweep(**{"detail-type": "EC2 Instance Launch Unsuccessful"})
     head_task = aws.tasks["own-head"]
-    assert (head_task["desiredStatus"] == "STOPPED") is moves
+    assert bool(aws.sent("stop_task")) is moves
     if moves:
         assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
         assert "h1" not in aws.states, "its host waits for the next head"
@@ -1251,7 +1403,7 @@ def test_a_job_that_its_user_has_called_off_ends_before_its_turn(
     assert keeper.handler(event, None)["status"] == "running"
     queue.s3.objects["stops/AROA1:anna/third"] = b"stop"
     assert keeper.handler(event, None)["status"] == "stopped"
-    assert queue.objects["runs/r1/jobs/third.json"]["reason"] == "stopped by user"
+    assert queue.objects["ends/r1/third.json"]["reason"] == "stopped by user"
 
 
 @pytest.mark.usefixtures("queue")
@@ -1283,7 +1435,7 @@ def test_a_job_that_gets_no_turn_ends_with_a_record(
     queue.execute("third")
     found = admitted(keeper, "third", nodes, waited_s=waited_s)
     assert (found["status"], found["again"]) == (status, False)
-    record = queue.objects["runs/r1/jobs/third.json"]
+    record = queue.objects["ends/r1/third.json"]
     assert (record["status"], record["attempts"], record["deadline"]) == (status, 0, None)
     assert reason in record["reason"]
 

@@ -1,12 +1,15 @@
 """Pools are more workers of other kinds, and change nothing for the deployment's own."""
 
+import importlib
+import itertools
 import json
 from typing import Any, Final
 
 import pytest
 
-from contract.nodes import ENV_EFA, ENV_POOLS, ENV_SPOT, ENV_SUBNETS, ENV_WORKER_GPUS
+from contract.nodes import ENV_EFA, ENV_POOLS, ENV_SPOT, ENV_SUBNETS, ENV_WORKER_GPUS, pool_of
 from rehearsal.policies import Call, allows
+from stacks.jobs.keeper import cluster
 from tests.stacks.conftest import EXISTING, POOLS, Synth, Templates, statements, text, variables
 from tests.stacks.test_roles import Deployed, arn
 
@@ -98,11 +101,52 @@ def test_each_pool_has_its_type_market_place_and_task(
     is_reserved = "CapacityReservationSpecification" in data
     assert (data["InstanceType"], market, told[ENV_WORKER_GPUS], is_reserved) == facts
     assert ("Placement" in data) is not is_reserved
-    assert group["AutoScalingGroupName"] == task["Family"] == f"TrainingStack-pool-{name}"
+    place = f"TrainingStack-pool-{name}" + "_us-west-2c" * name.endswith("-c")
+    assert group["AutoScalingGroupName"] == task["Family"] == place
+    assert of_pool(pools, "AWS::ECS::CapacityProvider", name)["Name"] == f"cp-{place}"
+    assert pool_of(f"arn:aws:ecs:us-west-2:1:task-definition/{place}:12") == name
     assert text(group["VPCZoneIdentifier"][0]).startswith("<Subnet") is name.endswith("-c")
     assert told[ENV_SPOT] == str(int(market == "spot"))
     assert (ENV_EFA in told) is (name in ("l40s-c", "block")), "one node of p4d needs none"
     assert text(container["Image"]).endswith(":mine") is (name == "odcr")
+
+
+#: Of what a pool is made of: type -> the property with its name.
+NAMED: Final = {
+    "AWS::AutoScaling::AutoScalingGroup": "AutoScalingGroupName",
+    "AWS::ECS::CapacityProvider": "Name",
+    "AWS::ECS::TaskDefinition": "Family",
+}
+
+
+def test_a_pool_that_moves_to_another_zone_is_another_one(
+    synth: Synth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ECS refuses to give up the old capacity provider while a task uses it, before anything is
+    taken from a host, and takes no group that is another provider's (containers-roadmap 632)."""
+    names, parts = list[set[str]](), list[set[str]]()
+    for zone in "abc":  # from the deployment's own, and home again
+        pool = {"worker_instance_type": "g5.12xlarge", "availability_zone": f"us-west-2{zone}"}
+        found = synth(**ZONE, pools=json.dumps({"mine": pool}))
+        names.append({str(of_pool(found, kind, "mine")[key]) for kind, key in NAMED.items()})
+        named = {each for each in found.training["Resources"] if "minePool" in each}
+        ends = {each for each in found.of_type("Custom::TerminateHosts") if "mine" in each}
+        # The definition of its task has one id in all zones: it is never changed, but replaced.
+        parts.append(ends | {each for each in named if "PoolTask" not in each})
+        # The keeper knows the hosts by these names.
+        (given,) = (
+            each["Environment"]["Variables"]
+            for name, each in found.of_type("AWS::Lambda::Function").items()
+            if name.startswith("JobsKeeper")
+        )
+        for name in ("STACK", "POOLS", "PLACES"):
+            monkeypatch.setenv(name, text(given.get(name, "")))
+        importlib.reload(cluster)
+        assert {*cluster.GROUPS.items()} >= {(min(names[-1]), max(names[-1]))}
+    for before, after in itertools.combinations(range(3), 2):
+        assert names[before].isdisjoint(names[after])
+        assert parts[before].isdisjoint(parts[after])
+        assert len(parts[before]) > 4
 
 
 def test_the_head_of_a_job_is_told_of_each_pool(pools: Templates) -> None:
@@ -152,7 +196,10 @@ def test_each_pool_in_an_existing_network_has_the_subnet_that_it_names(synth: Sy
 
 def test_eighteen_pools_are_within_what_aws_takes(synth: Synth) -> None:
     pools = {
-        f"a-pool-of-hosts-{number:02}": {"worker_instance_type": "g5.12xlarge", "max_workers": 4}
+        f"a-pool-of-hosts-{number:02}": {
+            **{"worker_instance_type": "g5.12xlarge", "max_workers": 4},
+            "availability_zone": f"us-west-2{'abcd'[number % 4]}",
+        }
         for number in range(18)
     }
     found = synth(**ZONE, pools=json.dumps(pools)).training

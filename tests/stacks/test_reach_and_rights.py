@@ -83,7 +83,7 @@ def test_training_code_reaches_one_bucket_and_nothing_that_starts_or_ends_machin
             resource
             for each in of_role
             for resource in each["Resource"]
-            if each["Action"][0].startswith("s3:")
+            if each["Action"][0].startswith("s3:") and each["Effect"] == "Allow"
         }
         bucket = "<CoreStack:ExportsOutputFnGetAttBucketArn436138FE>"
         assert buckets == {bucket, f"{bucket}/*"}

@@ -17,6 +17,7 @@ import pytest
 from botocore import xform_name
 
 import app
+from contract import runs
 from contract.job import NOTIFY_SECRETS, SECRETS_PREFIX
 from rehearsal.policies import Call, Statement, allows, parse
 from tests.conftest import ROOT
@@ -154,6 +155,9 @@ def test_every_right_is_given_to_its_role_and_only_under_its_conditions(
         for statement in statements:
             for call in granted(statement):
                 num_calls += 1
+                if statement.effect == "Deny":
+                    assert not allows(call, identity=statements), call
+                    continue
                 assert allows(call, identity=statements), call
                 for key in call.keys:
                     other = {**call.keys, key: "arn:aws:x:y:z:other"}
@@ -195,7 +199,19 @@ NEEDLESS: Final[list[tuple[str, str, str]]] = [
     ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json"),
     ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
     ("JobsKeeperRole", "secretsmanager:GetSecretValue", "{secret}"),
+    ("JobsKeeperRole", "s3:PutObject", "{bucket}/heads/r/j.hold"),
     ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json"),
+    # What decides about jobs is written by the keeper, by heads of jobs, or by who calls one off.
+    *(
+        (role, f"s3:{action}Object", f"{{bucket}}/{prefix}/r/j.json")
+        for role, prefixes in {
+            "NodesHeadRole": (runs.ENDS_PREFIX, runs.HEADS_PREFIX, runs.STOPS_PREFIX),
+            "NodesWorkerRole": (runs.ENDS_PREFIX, runs.HEADS_PREFIX, runs.STOPS_PREFIX),
+            "JobsRole": (runs.ENDS_PREFIX, runs.STOPS_PREFIX),
+        }.items()
+        for prefix in prefixes
+        for action in ("Put", "Delete")
+    ),
     ("NodesExecutionRole", "ecr:PutImage", "{repository}"),
     ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json"),
     ("ImagePushRole", "ecr:BatchDeleteImage", "{repository}"),
@@ -278,6 +294,25 @@ def test_a_role_may_make_each_call_of_what_runs_under_it(deployed: Deployed, rol
     # Nothing else but what a call implies, and the rights of all training code.
     implied = {*IMPLIED, *(training if role == "JobsRole" else ())}
     assert {each for each in given - called if not each.startswith("logs:")} <= implied
+
+
+#: Action and role -> keys of the bucket.
+NEEDED: Final = {
+    ("Put", "JobsKeeperRole"): (runs.job_record, runs.job_report),
+    ("Get", "JobsKeeperRole"): (
+        *(runs.job_record, runs.job_report, runs.job_hold, runs.job_life),
+        *(runs.job_reason, runs.job_stop, runs.job_claim),
+    ),
+    ("Put", "JobsRole"): (runs.job_hold, runs.job_life, runs.job_reason),
+    ("Delete", "NodesWorkerRole"): (runs.job_code,),
+}
+
+
+@pytest.mark.parametrize(("action", "role"), NEEDED)
+def test_who_reports_and_decides_may_do_so(deployed: Deployed, action: str, role: str) -> None:
+    for key in NEEDED[action, role]:
+        on = f"{deployed.bucket_arn}/{key('r', 'j')}"
+        assert deployed.may(deployed.role(role), f"s3:{action}Object", on)
 
 
 def test_the_bucket_refuses_requests_without_tls_whoever_asks(deployed: Deployed) -> None:

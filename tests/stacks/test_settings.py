@@ -182,6 +182,18 @@ BAD: list[tuple[Any, ...]] = [
     ({"presets": "ddp"}, "presets", "cdk.json"),
     ({"defaults": "1"}, "defaults", "cdk.json"),
     ({"max_workers": "0"}, "max_workers", "1 to 128"),
+    *(
+        ({"deployment": name}, "deployment", repr(name), "AWS reserves names that begin with")
+        for name in (
+            *("aws", "AWS-team", "awsome", "ecs-ml", "Ecs", "fargate-1", "FARGATE", "sg-lab"),
+            *("SG-lab", "xn--lab", "sthree-lab", "amzn-s3-demo-lab"),
+        )
+    ),
+    (
+        {"availability_zone": "us-west-2a", "pools": json.dumps({f"p{n}": {} for n in range(19)})},
+        "pools",
+        "18 pools at most: ECS takes 20 capacity providers",
+    ),
     ({"max_workers": "two"}, "max_workers", "'two'", "a whole number"),
     ({"spot": "yes"}, "spot", "'yes'", "true or false"),
     ({"worker_instance_type": "g5.huge"}, "worker_instance_type", "g5.huge", "g5.xlarge"),

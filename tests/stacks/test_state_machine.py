@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contract.job import JobSpec
+from contract.job import MAX_SECONDS, JobSpec
 from rehearsal.models import faults, request_shape
 from tests.simulation.account import evaluate
 from tests.stacks.conftest import PRESETS, Synth
@@ -42,6 +42,16 @@ def test_a_head_has_the_tags_of_its_job_as_workers_have(synth: Synth) -> None:
         known = {"job": "j", "states": {"context": {"Execution": {"Input": order}}}}
         tags = {each["Key"]: evaluate(each["Value"], known, 0) for each in head["Tags"]}
         assert tags == JobSpec.from_json(json.dumps(order)).tags("j")
+
+
+def test_a_clean_up_that_fails_goes_on_for_as_long_as_the_longest_job(synth: Synth) -> None:
+    """And no history is full before (25,000 events; three of each try)."""
+    (retry,) = definition(synth)["States"]["CleanUp"]["Retry"]
+    assert retry["ErrorEquals"] == ["States.ALL"]
+    tries = range(retry["MaxAttempts"])
+    pauses = [retry["IntervalSeconds"] * min(2**each, 10**6) for each in tries]
+    assert sum(min(each, retry["MaxDelaySeconds"]) for each in pauses) >= MAX_SECONDS
+    assert (pauses[0], retry["BackoffRate"], 3 * len(pauses) < 5000) == (3, 2, True)
 
 
 def test_what_ecs_calls_throttling_is_asked_again(synth: Synth) -> None:

@@ -37,7 +37,7 @@ def test_causes_of_errors(
         assert not account.running(), "its tasks are ended"
         if not outcome.again:
             assert {*account.terminated} >= {"i-h1", "i-h2"}
-            record = account.objects["runs/r1/jobs/j1.json"]
+            record = account.objects["ends/r1/j1.json"]
             assert record["status"] == outcome.status
 
     fuzz_text(json.dumps(cause), read)

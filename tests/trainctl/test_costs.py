@@ -341,6 +341,9 @@ def test_costs_are_added_up_by_user_run_and_month_as_ls_shows_them(
     now, before = cli.json("cost", "--by", "month")
     assert (now["month"], now["jobs"], before["jobs"]) == (f"{account.now:%Y-%m}", 3, 1)
     assert "bert@example.com  1     $2.1" in cli("cost", "--by", "user").out
+    for number in range(100):  # of a month, not only the newest ones
+        account.add(f"more{number}", run="more", status="SUCCEEDED", output="{}")
+    assert sum(each["jobs"] for each in cli.json("cost", "--by", "user")) == 104
     for words in ([], ["one", "--by", "user"]):
         assert "give a job, or --by user, run or month" in cli.refuses("cost", *words)
 

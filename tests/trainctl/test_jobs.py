@@ -391,7 +391,7 @@ def test_hosts_that_are_held_are_shown_with_the_time_that_is_left(
     account.add_head("job", "head", startedAt=account.now - timedelta(minutes=5))
     now = time.time()
     hold = Hold(code=3, since=now - 60, until=now + 750)
-    account.objects["runs/r1/jobs/job.hold"] = hold.to_json().encode()
+    account.objects["heads/r1/job.hold"] = hold.to_json().encode()
     said = "its command has failed, exit code 3; its hosts are released in 12 min "
     assert said in cli("show", "job").out
     assert "held, 12 min" in cli("ls").out

@@ -17,7 +17,7 @@ import pytest
 from botocore import xform_name
 from botocore.exceptions import ClientError
 
-from contract import exits
+from contract import exits, runs
 from contract.outputs import OPERATE, READ, SUBMIT
 from rehearsal.policies import Call, Statement, allows, parse
 from tests.aws.calls import Paged, refused
@@ -51,6 +51,25 @@ NOT_GIVEN: Final = {
     *("sts:GetCallerIdentity", "ssm:GetParameter"),
     *(f"ec2:Describe{each}" for each in ("Addresses", "AvailabilityZones", "Vpcs")),
 }
+BUCKET: Final = "arn:aws:s3:::Bucket"
+#: Objects that the keeper believes, what heads report to it, and what runs write themselves: people
+#: write none of them, and remove runs only.
+BELIEVED: Final = (
+    runs.job_record("r", "j"),
+    runs.job_report("r", "j"),
+    runs.job_hold("r", "j"),
+    runs.job_life("r", "j"),
+    runs.job_stop(BERT, "j"),
+)
+OF_JOBS: Final = (
+    runs.job_reason("r", "j"),
+    *(f"runs/r/jobs/j.{kind}" for kind in ("json", "hold", "activity", "zip.json")),
+    *("runs/r/leases/00000001.json", "runs/r/x", "runs/r/checkpoints/x.zip", "x", "stops/x"),
+)
+REFUSED: Final = (
+    *(("Put", each) for each in (*BELIEVED, *OF_JOBS)),
+    *(("Delete", each) for each in (*BELIEVED, "x", "stops/x")),
+)
 #: Commands by the first role that may give them.
 BY_ROLE: Final = {
     READ: (
@@ -135,7 +154,7 @@ def theirs(account: Account) -> Account:
         account.add(job, run=job)
         account.change_order(job, user_id=user)
     account.add("ended", run="old", status="SUCCEEDED")
-    account.objects["runs/old/jobs/ended.json"] = b"{}"
+    account.objects["runs/old/jobs/ended.zip"] = b"{}"
     return account
 
 
@@ -206,9 +225,13 @@ def test_operators_have_each_right_that_a_command_needs(
         ("ecs:DescribeServices", arn("ecs", "service/TrainingStack-x/head"), True),
         ("ecs:DescribeTasks", arn("ecs", "task/other/t"), False),
         ("logs:GetLogEvents", arn("logs", "log-group:TrainingStack-x:log-stream:y"), True),
-        ("s3:PutObject", "arn:aws:s3:::Bucket/runs/r/x", True),
-        ("s3:PutObject", "arn:aws:s3:::Bucket/stops/AROA123:anna@example.com/job", True),
-        ("s3:PutObject", f"arn:aws:s3:::Bucket/stops/{BERT}/job", False),
+        *((f"s3:{kind}Object", f"{BUCKET}/{key}", False) for kind, key in REFUSED),
+        ("s3:PutObject", f"{BUCKET}/{runs.job_code('r', 'j')}", True),
+        ("s3:PutObject", f"{BUCKET}/data/mnist/train.gz", True),
+        ("s3:PutObject", f"{BUCKET}/{runs.job_stop('AROA123:anna@example.com', 'j')}", True),
+        ("s3:DeleteObject", f"{BUCKET}/{runs.job_code('r', 'j')}", True),
+        ("s3:DeleteObject", f"{BUCKET}/runs/r/checkpoints/step-00000001/manifest.json", True),
+        ("s3:DeleteObject", f"{BUCKET}/data/mnist.json", True),
         ("secretsmanager:GetSecretValue", arn("secretsmanager", "secret:training/key"), False),
         ("states:StartExecution", arn("states", "stateMachine:TrainingStack-jobs"), True),
         ("states:StartExecution", arn("states", "stateMachine:b-TrainingStack-jobs"), False),

@@ -13,8 +13,9 @@ from tests.trainctl.conftest import Cli
 
 def put(account: Account, key: str, content: object, *, hours_ago: float = 0.0) -> None:
     text = content if isinstance(content, str) else json.dumps(content)
-    account.objects[f"runs/{key}"] = text.encode()
-    account.modified[f"runs/{key}"] = account.now - timedelta(hours=hours_ago)
+    key = f"runs/{key}".replace("runs/../", "")
+    account.objects[key] = text.encode()
+    account.modified[key] = account.now - timedelta(hours=hours_ago)
 
 
 def checkpoint(account: Account, run: str, step: int, *, hours_ago: float, lost: str = "") -> None:
@@ -34,7 +35,7 @@ def ended(account: Account, run: str, job: str, reason: str, *, hours_ago: float
     spec = JobSpec(run=run, command=("true",), nodes=Range(1, 1))
     status = JobStatus(reason.split(":")[0].split()[0])
     outcome = Outcome(status=status, reason=reason, exit_code=3)
-    put(account, f"{run}/jobs/{job}.json", record_json(job, spec, outcome), hours_ago=hours_ago)
+    put(account, f"../ends/{run}/{job}.json", record_json(job, spec, outcome), hours_ago=hours_ago)
 
 
 def four_runs(account: Account) -> None:
@@ -67,7 +68,7 @@ def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(account: Account
     listed = account.sent("list_objects_v2")
     whole = {each["Prefix"] for each in listed if "Delimiter" not in each}
     # A program of the user's own writes nothing into the run's folder itself.
-    assert whole == {"runs/goes-on/", "runs/mine/"}
+    assert whole == {"runs/goes-on/", "ends/goes-on/", "runs/mine/"}
 
 
 def test_runs_are_listed_newest_first_with_what_they_have_reached(
@@ -124,11 +125,27 @@ def test_two_writers_of_one_step_are_listed_apart(account: Account, cli: Cli) ->
 
 
 def test_a_run_whose_records_are_damaged_is_listed_all_the_same(account: Account, cli: Cli) -> None:
-    for file in ("config.json", "result.json", "jobs/a.json"):
-        put(account, f"torn/{file}", '{"status": ')
+    for file in ("torn/config.json", "torn/result.json", "torn/jobs/a.json", "../ends/torn/a.json"):
+        put(account, file, '{"status": ')
     put(account, "torn/checkpoints/step-00000010/manifest.json", '{"files": 3}')
     (run,) = cli.json("runs")
     assert (run["name"], run["recipe"], run["state"], run["step"]) == ("torn", "", "", None)
+
+
+def test_the_keepers_record_counts_and_an_older_place_where_there_is_none(
+    account: Account, cli: Cli
+) -> None:
+    """Any job can write there, and a run may have the name of one that was removed."""
+
+    ended(account, "r1", "r1-removed", "stopped by user", hours_ago=9)
+    put(account, "r1/jobs/r1-a.zip", "x", hours_ago=3)
+    states = [cli.json("runs")[0]["state"]]
+    put(account, "r1/jobs/r1-a.json", {"status": "failed"}, hours_ago=1)
+    states += [cli.json("runs")[0]["state"]]
+    ended(account, "r1", "r1-b", "succeeded", hours_ago=2)
+    put(account, "../ends/r1/r1-b.reported", {}, hours_ago=1)
+    states += [cli.json("runs")[0]["state"]]
+    assert states == ["", "failed", "succeeded"]
 
 
 def test_checkpoints_tell_which_is_resumed_from(account: Account, cli: Cli) -> None:

@@ -167,6 +167,12 @@ def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
     for word in ("queued 20", "running", "failed (1)", "anna", "bernhard", "$0.0"):
         assert word in page.text, word
     assert not re.search(r"\$0(?!\.)", page.text), "what has not cost anything yet has no price"
+    # What has ended since does not stay as it was.
+    cause = {"status": "stopped", "reason": "stopped by user", "exit_code": 143}
+    ended = {"status": "FAILED", "cause": json.dumps(cause), "stopDate": served.account.now}
+    served.account.executions[RUNNING] |= ended
+    assert "stopped" not in page.text
+    assert "stopped" in served.get()[1]
 
 
 def test_a_job_is_shown_with_curves_nodes_lines_and_commands(served: Served) -> None:

@@ -138,7 +138,7 @@ class StandingCluster:
 
         with suppress(ClientError):
             found = self._clients.autoscaling.describe_scaling_activities()["Activities"]
-            own = nodes.pool_hosts(self._stack, pool)
+            own = nodes.pool_hosts(self._stack, nodes.pool_place(pool, "")) + "(_.*)?"
             if pool == nodes.DEFAULT_POOL:  # CloudFormation's names
                 own = rf"{self._stack}-Cluster{node.title()}.*"
             listed = [each for each in found if re.fullmatch(own, each["AutoScalingGroupName"])]

@@ -26,13 +26,23 @@ if TYPE_CHECKING:  # Lambda has boto3 and not its types
         TaskTypeDef,
     )
 
+#: For clients of S3: a call without an answer must not use up the time in which hosts are released.
+QUICK: dict[str, Any] = {}
+if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
+    from botocore.config import Config
+
+    QUICK["config"] = Config(
+        connect_timeout=3, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
+    )
 CLUSTER = os.environ.get("CLUSTER", "")
 STACK = os.environ.get("STACK", "")
 #: Pools of workers beside the deployment's own, and the most hosts of each.
 POOLS: dict[str, int] = json.loads(os.environ.get("POOLS", "{}"))
 #: Groups of hosts and their capacity providers: heads, workers, and workers in pools.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
-GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in POOLS}
+#: The pools and their places (``nodes.pool_place``).
+PLACES = dict(each.split("=") for each in os.environ.get("PLACES", "").split())
+GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in PLACES.values()}
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -211,7 +221,11 @@ def tasks_on(instance: str) -> "list[TaskTypeDef]":
 
 
 def release_idle(
-    tasks: "list[TaskTypeDef]", *, idle_s: float, missed: Collection[str] = ()
+    tasks: "list[TaskTypeDef]",
+    *,
+    idle_s: float,
+    missed: Collection[str] = (),
+    silent: Collection[str] = (),
 ) -> list[str]:
     """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
 
@@ -229,6 +243,7 @@ def release_idle(
         tasks: all that run in the cluster.
         missed: capacity providers for whose job EC2 had too few hosts: those that boot, or have
             never had a task, go at once.
+        silent: heads that do not report any more.
     """
     now = time.time()
     # Capacity providers that a task waits for, and since when.
@@ -249,7 +264,7 @@ def release_idle(
             joined.add(host["ec2InstanceId"])
             arn = host["containerInstanceArn"]
             try:
-                wrong = ailment(host, on.get(arn))
+                wrong = ailment(host, on.get(arn), silent)
                 away = None if host["agentConnected"] else ""
                 if wrong and arn in on:
                     drain(arn)
@@ -352,16 +367,21 @@ def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> flo
     return time.time() - since
 
 
-def ailment(host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None") -> str:
-    """What is wrong with the task that shall run on a host, or is told to end; "" where nothing is.
+def ailment(
+    host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None", silent: Collection[str]
+) -> str:
+    """Fault of the task that should run on a host, or was told to end; "" where there is none.
 
     ECS replaces an unhealthy task only for a service (containers-roadmap 161), and a task whose
-    container is never made (a Docker that hangs) for none; such a Docker ends none either.
+    container is never made (a Docker that hangs) for none; such a Docker ends none either. It may
+    never notice that a container is gone (amazon-ecs-agent 333, 364).
     """
     arn, what, limit_s = host["containerInstanceArn"], "", 0
     status = task["lastStatus"] if task else ""
     if status in ("PROVISIONING", "PENDING", "ACTIVATING"):
         what, limit_s = "did not start", times.TASK_STARTS_S
+    elif task and task["taskArn"] in silent:
+        what, limit_s = "did not report for 20 minutes", times.SWEEP_EVERY_S // 2
     elif task and not host["agentConnected"]:
         what, limit_s = "lost its agent", times.AGENT_LOST_S
     elif task and task.get("healthStatus") == "UNHEALTHY":

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 
-from contract import exits, runs, times
+from contract import exits, faults, runs, times
 from contract.admission import Limits, in_order
 from contract.errors import InputError
 from contract.job import (
@@ -40,6 +40,7 @@ from contract.job import (
     Hold,
     JobSpec,
     JobStatus,
+    Life,
     Outcome,
     Placement,
     Priority,
@@ -60,12 +61,15 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import DEFAULT_POOL, ENV_JOB_SPEC, Range, pool_provider
+from contract.nodes import ENV_JOB_SPEC, Range, pool_provider
 from stacks.jobs.keeper import notices
 from stacks.jobs.keeper.cluster import (
     GROUPS,
+    PLACES,
     POOLS,
+    QUICK,
     STACK,
+    described,
     each_of,
     refusal_of,
     release,
@@ -187,11 +191,11 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
     Once: neither an abort that comes while its end is being cleaned up, nor another try of this
     function, changes how it ended.
     """
-    s3, key = boto3.client("s3"), runs.job_record(spec.run, job)
+    s3, mark = boto3.client("s3", **QUICK), runs.job_report(spec.run, job)
     try:
         s3.put_object(
             Bucket=BUCKET,
-            Key=key,
+            Key=runs.job_record(spec.run, job),
             Body=record_json(job, spec, outcome).encode(),
             ContentType="application/json",
             IfNoneMatch="*",
@@ -199,57 +203,72 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
     except s3.exceptions.ClientError as error:
         if error.response["Error"]["Code"] != "PreconditionFailed":
             raise
-        print(f"{job} has its record already")
-        return record_of(job, spec) or outcome
-    notices.send(job, spec, outcome)
+        # By another try, or by the first request of this one, whose answer was lost.
+        outcome = record_of(job, spec) or outcome
+    if spec.notify and not object_of(mark):
+        notices.send(job, spec, outcome)
+        with suppress(Exception):  # reported twice is better than not at all
+            s3.put_object(Bucket=BUCKET, Key=mark, Body=b"{}")
     return outcome
 
 
-def record_of(job: str, spec: JobSpec) -> Outcome | None:
-    """How a job has ended, by its record, which any job can write, but start none anew; None where
-    there is none that can be understood."""
-    found = object_of(runs.job_record(spec.run, job))
+def record_of(job: str, spec: JobSpec, *, may_fail: bool = False) -> Outcome | None:
+    """How a job has ended, by its record; None where there is none that can be understood."""
     with suppress(InputError):
-        return replace(Outcome.from_json(found), again=False) if found else None
+        found = object_of(runs.job_record(spec.run, job), may_fail=may_fail)
+        return replace(Outcome.from_json(found), again=False)
     return None
 
 
-def hold_of(job: str, spec: JobSpec | None, *, began: float) -> Hold | None:
-    """For how long the hosts of a job stay that has failed; None: it has not, or they do not.
+def hold_of(job: str, spec: JobSpec | None, *, began: float, may_fail: bool = False) -> Hold | None:
+    """Hold of a job that has failed; None: it has not, or its hosts do not stay.
 
     Args:
         began: Unix time of the attempt. A head before, of which nothing was known, may have left a
             hold too.
     """
-    found = object_of(runs.job_hold(spec.run, job)) if spec and spec.hold_s else ""
+    if not (spec and spec.hold_s):
+        return None
     with suppress(InputError):
-        hold = Hold.from_json(found) if found else None
-        return hold if hold and hold.since >= began else None
+        hold = Hold.from_json(object_of(runs.job_hold(spec.run, job), may_fail=may_fail))
+        return hold if hold.since >= began else None
     return None
 
 
-def object_of(key: str) -> str:
-    """Text of an object in the bucket; "" where there is none."""
-    s3 = boto3.client("s3")
+def life_of(task: "TaskTypeDef") -> Life:
+    """Last report of a job's head that it runs.
+
+    Where there is none, or S3 does not answer, one against which nothing can be said: the head may
+    be of an earlier version, and what is not known ends no task.
+    """
+    life, spec = Life(at=time.time(), is_complete=False), spec_of(told(task, ENV_JOB_SPEC))
+    if not (spec and "startedAt" in task):
+        return life
     try:
-        found = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        found = Life.from_json(object_of(runs.job_life(spec.run, job_of(task))))
+        # What the head before it has reported is not its own.
+        return found if found.at >= task["startedAt"].timestamp() else life
+    except InputError:
+        return life
+    except Exception as error:
+        print(f"{task['taskArn']}: its last report cannot be read: {error}")
+        return replace(life, is_complete=True)
+
+
+def object_of(key: str, *, may_fail: bool = False) -> str:
+    """Text of an object in the bucket, the beginning of a long one; "" where there is none or, if
+    it ``may_fail``, where S3 does not answer."""
+    s3 = boto3.client("s3", **QUICK)
+    try:
+        # Jobs write some of them, of any size.
+        found = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read(100_000)
         return str(found.decode(errors="replace"))
-    except s3.exceptions.ClientError as error:
+    except Exception as error:
         # Without the right to list, what is missing is forbidden.
-        if error.response["Error"]["Code"] not in ("NoSuchKey", "AccessDenied"):
+        is_missing = faults.code_of(error) in ("NoSuchKey", "AccessDenied")
+        if not (is_missing or may_fail):
             raise
     return ""
-
-
-def told_by_head(run: str, job: str) -> str:
-    """Why a job has ended, in the words of its head, which any job can write; empty: none."""
-    s3 = boto3.client("s3")
-    try:
-        found = s3.get_object(Bucket=BUCKET, Key=runs.job_reason(run, job))["Body"]
-        said = found.read(1000).decode(errors="replace")
-    except s3.exceptions.ClientError:
-        return ""
-    return "".join(each if each.isprintable() else "?" for each in said)
 
 
 # --- what it is called for ------------------------------------------------------------------------
@@ -332,52 +351,41 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
     task, error = head_of(event)
-    own_pools = pools = spec.pools if spec else ()
     if error.startswith("ECS."):
         # It may have hidden that a head was started, which no list shows at first, and which may
         # have come to its end.
         time.sleep(times.CONSISTENT_S)
-    if hold := hold_of(job, spec, began=event.get("Asked", event["Began"])):
-        task, error = at_hold(task, hold), ""
     # An execution that began before an update of the stack does not send all of this.
-    patience = event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0)
-    outcome = verdict(
-        task,
-        error,
+    asked = event.get("Asked", event["Began"])
+    patience = asked + (spec.capacity_wait_s if spec else 0)
+    judge = functools.partial(
+        verdict,
         deadline=event["Deadline"],
         patience=patience,
         attempt=event["Attempt"],
         in_a_row=event.get("InARow", event["Attempt"]),
     )
+    outcome = judge(task, error)
+    # Before S3 is asked, which may not answer, and before the hold of an unknown head is read.
+    hosts = end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}"))
+    own_pools = pools = spec.pools if spec else ()
     try:
-        begins = _TOLD_BY_HEAD.get(outcome.status)
-        if begins and spec and outcome.exit_code not in _NOT_TOLD:
-            reason = told_by_head(spec.run, job)
-            # What the attempt before this one has said may be there still.
-            outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
-        if outcome.reason == "no capacity":
-            # Of the head's group, or of the workers', for which the head has waited.
-            heads, workers = next(iter(GROUPS.values())), provider_of(spec)
-            waited_for = workers if outcome.exit_code == exits.NO_CAPACITY else heads
-            if why := refusal_of(waited_for, event.get("Asked", event["Began"])):
-                again = outcome.again and not is_in_vain(why)
-                outcome = replace(outcome, reason=f"no capacity: {why}", again=again)
-            # AWS may have told another try of this function something else, which ended the job.
-            ended = record_of(job, spec) if spec and outcome.again else None
-            if ended and ended.status is JobStatus.NO_CAPACITY:
-                outcome = ended
-        if spec and len(spec.pools) > 1 and outcome.status is JobStatus.NO_CAPACITY:
+        # A job that ends waits for S3 anyway, which keeps its record; no other one does.
+        if hold := hold_of(job, spec, began=asked, may_fail=outcome.again):
+            task = at_hold(task, hold)
+            outcome = judge(task, "")
+        if spec:
+            outcome = explained(job, spec, outcome, asked)
             pools, outcome = moved(task, outcome, spec, patience=patience)
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
             )
             if spec:
-                outcome = write_record(job, spec, outcome)  # before an abort can come
+                outcome = write_record(job, spec, outcome)
     finally:
-        reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
-        hosts = end_tasks(job, reason)
-        if outcome.again and pools == own_pools:  # they stay for another attempt
+        moves = pools != own_pools
+        if outcome.again and not moves:  # they stay for another attempt
             hosts = set()
         own = {host} if (host := text_of(task, "ContainerInstanceArn")) else set()
         if ending_of(task) is Ending.BAD_HOST:  # neither the next attempt nor another job finds it
@@ -385,20 +393,39 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         elif not outcome.again:
             hosts |= own
         release(hosts)
-        if spec and (
-            pools != own_pools or (outcome.status is JobStatus.NO_CAPACITY and not outcome.again)
-        ):
+        if moves or (outcome.status is JobStatus.NO_CAPACITY and not outcome.again):
             # What has come without the others would idle until a sweep ends it.
             release_idle(running(), idle_s=times.IDLE_HOST_S, missed=[provider_of(spec)])
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer | {"pools": [*pools]} if outcome.again else answer
 
 
+def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcome:
+    """An outcome with the reason of the head, or of AWS since the head was asked for."""
+    begins = _TOLD_BY_HEAD.get(outcome.status)
+    if begins and outcome.exit_code not in _NOT_TOLD:
+        # Any job can write them.
+        said = object_of(runs.job_reason(spec.run, job))[:1000]
+        reason = "".join(each if each.isprintable() else "?" for each in said)
+        # What the attempt before this one has said may be there still.
+        return replace(outcome, reason=reason) if reason.startswith(begins) else outcome
+    if outcome.reason != "no capacity":
+        return outcome
+    # Of the head's group, or of the workers', for which the head has waited.
+    heads, workers = next(iter(GROUPS.values())), provider_of(spec)
+    if why := refusal_of(workers if outcome.exit_code == exits.NO_CAPACITY else heads, asked):
+        again = outcome.again and not is_in_vain(why)
+        outcome = replace(outcome, reason=f"no capacity: {why}", again=again)
+    # AWS may have told another try of this function something else, which ended the job.
+    ended = record_of(job, spec, may_fail=True) if outcome.again else None
+    return ended if ended and ended.status is JobStatus.NO_CAPACITY else outcome
+
+
 def provider_of(spec: JobSpec | None) -> str:
     """Capacity provider of the first pool of a job."""
     _, workers, *_ = GROUPS.values()
-    pool = spec.ladder[0] if spec else DEFAULT_POOL
-    return pool_provider(STACK, pool) if pool in POOLS else workers
+    place = PLACES.get(spec.ladder[0], "") if spec else ""
+    return pool_provider(STACK, place) if place else workers
 
 
 def moved(
@@ -410,7 +437,8 @@ def moved(
     Args:
         patience: Unix time until which it waits for hosts. After a loss it waits as long again.
     """
-    if "StartedAt" not in task:  # its head had no host, which is in no pool
+    lacks_hosts = len(spec.pools) > 1 and outcome.status is JobStatus.NO_CAPACITY
+    if not (lacks_hosts and "StartedAt" in task):  # a head that had no host is in no pool
         return spec.pools, outcome
     ran_s = task.get("StoppedAt", time.time() * 1000) / 1000 - task["StartedAt"] / 1000
     waits_s = spec.capacity_wait_s if outcome.exit_code == exits.NO_CAPACITY else 0
@@ -430,6 +458,9 @@ def aborted(event: "Mapping[str, Any]") -> None:
     """After an execution that did not come to its own end."""
     detail = event["detail"]
     job, spec = detail["name"], spec_of(detail.get("input"))
+    # Before Step Functions and S3 are asked, which may not answer.
+    said = f"job {job}: its execution has ended ({detail['status']})"
+    release(end_tasks(job, stop_reason(JobStatus.STOPPED, said)))
     if detail["status"] == "TIMED_OUT":
         outcome = Outcome(status=JobStatus.DEADLINE, reason="deadline")
     elif detail["status"] == "FAILED":
@@ -437,7 +468,6 @@ def aborted(event: "Mapping[str, Any]") -> None:
     else:
         found = described_abort(job)
         outcome = Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
-    release(end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}")))
     if spec:
         starts, stopped = head_starts(job), detail.get("stopDate")
         outcome = replace(
@@ -467,9 +497,8 @@ def described_abort(job: str) -> "Mapping[str, Any]":
 
 
 def close_records() -> None:
-    """Write down how executions ended whose record is missing: this function has failed then."""
-    states, s3 = boto3.client("stepfunctions"), boto3.client("s3")
-    now = time.time()
+    """Record and report how executions ended where this function has failed to."""
+    states, now = boto3.client("stepfunctions"), time.time()
     for status in ("ABORTED", "FAILED", "TIMED_OUT"):
         of: dict[str, Any] = {"stateMachineArn": STATE_MACHINE, "statusFilter": status}
         of["PaginationConfig"] = {"MaxItems": 1000}  # the newest, of 90 days
@@ -480,10 +509,10 @@ def close_records() -> None:
             order = states.describe_execution(executionArn=each["executionArn"])["input"]
             if (spec := spec_of(order)) is None:
                 continue
-            try:
-                s3.get_object(Bucket=BUCKET, Key=runs.job_record(spec.run, each["name"]))
-            except s3.exceptions.ClientError:
-                print(f"{each['name']} has no record")
+            keys = [runs.job_record, *([runs.job_report] if spec.notify else [])]
+            is_whole = all(object_of(key(spec.run, each["name"])) for key in keys)
+            if not (is_whole or object_of(runs.job_claim(spec.run, each["name"]))):
+                print(f"{each['name']} has no record, or was not reported")
                 dates = {name: each[name].timestamp() * 1000 for name in ("startDate", "stopDate")}
                 detail = {"name": each["name"], "status": status, "input": order, **dates}
                 aborted({"detail": detail})
@@ -497,7 +526,7 @@ def sweep() -> dict[str, Any]:
     statuses, listed = dict[str, str](), set[str]()
     stopped, left = [], []
     # One call for all: each that is not in the list is asked for. The right ends with the stack.
-    with suppress(boto3.client("stepfunctions").exceptions.ClientError):
+    with suppress(Exception):
         listed |= {each["name"] for each in unfinished()}
     tasks, served = running(), tasks_of_services()
     # Too new to tell: the list of its service may not have it yet.
@@ -505,26 +534,20 @@ def sweep() -> dict[str, Any]:
     served |= {each["taskArn"] for each in tasks if each["createdAt"].timestamp() > new}
     missed = set[str]()
     for task in tasks:
+        if task["taskArn"] in stopped:
+            continue
         try:
-            reason = reason_to_stop(task, tasks, statuses, served, listed)
-            if not reason or task["taskArn"] in stopped:
-                continue
-            lacks_hosts = status_of_stop(reason) is JobStatus.NO_CAPACITY
-            # The hosts that its workers wait for have no more use.
-            own = [each for each in tasks if each.get("startedBy") == job_of(task)]
-            waiting = [each for each in own if is_waiting(each)] if lacks_hosts else []
-            missed |= {each.get("capacityProviderName", "") for each in waiting}
-            stop([task, *waiting], reason)
-            stopped += [each["taskArn"] for each in (task, *waiting)]
-            # The host of a head that lacks others may serve its next one: its clean-up decides.
-            if task.get("containerInstanceArn") and not lacks_hosts:
-                release({task["containerInstanceArn"]})
+            gone = stop_escaped(task, tasks, statuses, served, listed)
+            stopped += [each["taskArn"] for each in gone]
+            missed |= {each.get("capacityProviderName", "") for each in gone[1:]}
         except Exception as error:  # one task must not keep the others running
             left.append(f"{task['taskArn']}: {error}")
     alive = [each for each in tasks if each["taskArn"] not in stopped]
+    lives = {each["taskArn"]: life_of(each).at for each in alive}
+    silent = [arn for arn, at in lives.items() if time.time() - at > times.HEAD_SILENT_S]
     found = {
         "stopped": stopped,
-        "released": release_idle(alive, idle_s=times.IDLE_HOST_S, missed=missed),
+        "released": release_idle(alive, idle_s=times.IDLE_HOST_S, missed=missed, silent=silent),
     }
     try:
         close_records()
@@ -533,6 +556,30 @@ def sweep() -> dict[str, Any]:
     if left:
         raise RuntimeError(f"left to the next sweep: {'; '.join(left)}")
     return found
+
+
+def stop_escaped(
+    task: "TaskTypeDef", tasks: "list[TaskTypeDef]", *known: Any
+) -> "list[TaskTypeDef]":
+    """Stop a task if there is a reason to, and with a head that lacks hosts what waits for them;
+    return what was stopped. The arguments are those of ``reason_to_stop``."""
+    reason = reason_to_stop(task, tasks, *known)
+    lacks_hosts = status_of_stop(reason) is JobStatus.NO_CAPACITY
+    if lacks_hosts:
+        # A host may have come since the tasks were listed.
+        own = [each["taskArn"] for each in tasks if job_of(each) == job_of(task)]
+        tasks = [each for each in described(own) if each["desiredStatus"] == "RUNNING"]
+        now = [each for each in tasks if each["taskArn"] == task["taskArn"]]
+        reason = reason_to_stop(now[0], tasks, *known) if now else ""
+    if not reason:
+        return []
+    waiting = [each for each in tasks if each.get("startedBy") == job_of(task) and is_waiting(each)]
+    gone = [task, *waiting] if lacks_hosts else [task]
+    stop(gone, reason)
+    # The host of a head that lacks others may serve its next one: its clean-up decides.
+    if task.get("containerInstanceArn") and not lacks_hosts:
+        release({task["containerInstanceArn"]})
+    return gone
 
 
 def reason_to_stop(
@@ -572,11 +619,11 @@ def reason_to_stop(
     for_s = now - task.get("startedAt", task["createdAt"]).timestamp()
     own = [task] if waits else [each for each in tasks if each.get("startedBy") == job]
     why = ""
-    if waits or (for_s < spec.capacity_wait_s and own and all(map(is_waiting, own))):
+    # A program goes on without nodes that have been there.
+    is_new = for_s < spec.capacity_wait_s and not life_of(task).is_complete
+    if waits or (is_new and own and all(map(is_waiting, own))):
         why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
-    # Before it has started, its workers are those of the attempt before.
-    said = why_next(spec, own, is_new=for_s < spec.capacity_wait_s) if "startedAt" in task else ""
-    if said:
+    if said := why_next(task, spec, own, is_new=is_new):
         return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {said}")
     if waits and for_s > spec.capacity_wait_s:
         why = why or f"no host within {spec.capacity_wait_s} s"
@@ -585,7 +632,9 @@ def reason_to_stop(
     return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
 
 
-def why_next(spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool) -> str:
+def why_next(
+    head: "TaskTypeDef", spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool
+) -> str:
     """AWS's sentence, where it has no host for the workers of a job that can try another pool; ""
     where it has, or hosts are about to come, or the job goes on without.
 
@@ -595,7 +644,9 @@ def why_next(spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool) -> st
     lacking = [each for each in workers if is_waiting(each)]
     missing = spec.nodes.low - (len(workers) - len(lacking))
     goes_on = not (is_new or spec.recipe or spec.on == Placement.NODES)
-    if len(spec.pools) < 2 or missing <= 0 or not lacking or goes_on:
+    # Before the head has started, its workers are those of the attempt before.
+    is_over = goes_on or "startedAt" not in head
+    if len(spec.pools) < 2 or missing <= 0 or not lacking or is_over:
         return ""
     provider = lacking[0].get("capacityProviderName", "")
     since = min(each["createdAt"].timestamp() for each in lacking)
@@ -613,7 +664,7 @@ def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
     if not heads:
         return False
     began = max(heads)
-    hold = hold_of(job, spec_of(heads[began]), began=began)
+    hold = hold_of(job, spec_of(heads[began]), began=began, may_fail=True)
     return hold is not None and time.time() > hold.until + times.HEAD_GRACE_S
 
 
