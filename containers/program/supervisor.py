@@ -448,7 +448,9 @@ class NodeGroup:
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
-                lacks = "; ".join(filter(None, (lack, self._apart.words)))
+                ended = [seat.ended for seat in self._seats if seat.ended]
+                hidden = listed([line for each in ended for line in each.hidden])
+                lacks = "; ".join(filter(None, (hidden, lack, self._apart.words)))
                 if reason := success(self._errors, self._order.run, lacks):
                     self.report(reason)
                 return exits.OK
@@ -511,7 +513,8 @@ class NodeGroup:
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
             return Next.WAIT
-        calls = {seat.launcher.look.remote(seat.number): seat for seat in running}
+        is_last = verdict is Verdict.HUNG
+        calls = {seat.launcher.look.remote(seat.number, is_last): seat for seat in running}
         told = [answer for _, answer in answers(calls, _LOST_S)]
         found = [each for each_node, _ in told for each in each_node]
         errors = [each for _, of_node in told for each in of_node]
@@ -522,7 +525,7 @@ class NodeGroup:
         if errors:
             parts.append(f"before that, {cause(errors, code=exits.HUNG).line}")
         text = "; ".join(filter(None, parts))
-        if verdict is Verdict.SILENT:
+        if not is_last:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
         self._silent_s = self._life.silent_s
