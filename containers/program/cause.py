@@ -34,8 +34,6 @@ _SAID: Final = re.compile(r"(?:error|Error|ERROR): |[\w./-]+: error: ")
 #: Lines of torchrun's own. After the one about a process that has failed, all are.
 _LAUNCHER: Final = re.compile(r"[EWI]\d{4} .*torch/distributed/elastic/")
 _LONGEST: Final = 300
-#: Characters of a command in a reason.
-_SHORT: Final = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,17 +161,10 @@ def cause(
     return replace(first, line=f"{first.line}{killed}{after}")
 
 
-#: Commands of bash whose exit code is an answer, and assignments; and Pythons, which note their own.
-_ANSWERS: Final = re.compile(
-    r"\S*=|\(\(|\[|!|(\S*/)?(python|torchrun|accelerate|[efz]?grep|rg|diff|cmp|test|expr|which|type|"
-    r"command|hash|id|let|read|wait|p?kill|killall|pgrep|pidof|false|nvidia-smi|return)[\d.]*(\s|$)"
-)
-
-
 def hidden(
     folder: Path, outlived: Mapping[int, Sequence[str]], node: int | None = None
 ) -> list[str]:
-    """What has failed inside a command that has ended with 0, a sentence each.
+    """What has failed inside a command that has ended with 0, a clause each.
 
     Args:
         folder: with the notes of ``ends.py`` and ``startup/bash_env``.
@@ -181,33 +172,25 @@ def hidden(
     """
     tries: dict[int, tuple[float, str]] = {}  # of the same command, the last one counts
     for path in folder.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # as above
             noted, _, code = path.read_bytes().partition(b"\n")
-            words, group, at, kills = json.loads(noted)
+            words, group, at = json.loads(noted)
             end = f"ended with exit code {code[-1]}" if code else "was killed"
-            is_known = (kills and not code) or int(path.stem) in outlived or code[-1:] == b"\0"
-            if is_known or path.with_suffix(".json").exists():  # its exception tells more
-                end = ""
-            tries[group] = max(
-                tries.get(group, (0.0, "")), (at, f"{shortened(words)} {end}" * bool(end))
-            )
+            # Of an exception that nothing has caught, more is known.
+            is_known = int(path.stem) in outlived or path.with_suffix(".json").exists()
+            end = "" if code[-1:] == b"\0" or is_known else f"{_short(words)} {end}"
+            tries[group] = max(tries.get(group, (0.0, "")), (at, end))
     found = [line for _, line in sorted(tries.values()) if line]
-    found += [f"{shortened(words)} still ran and was ended" for words in outlived.values()]
+    found += [f"{_short(words)} still ran and was ended" for words in outlived.values()]
     with contextlib.suppress(OSError):
-        for line in (folder / "commands").read_text(errors="replace").splitlines():
-            code, _, command = line.partition("\t")
-            if not _ANSWERS.match(command):
-                found.append(f"{command[:_SHORT]} ended with exit code {code}")
+        found += (folder / "commands").read_text(errors="replace").splitlines()
     where = "" if node is None else f" on node {node}"
-    return [line + where for line in dict.fromkeys(found)]
+    return [line[-_LONGEST:] + where for line in dict.fromkeys(found)]
 
 
-def shortened(words: Sequence[str]) -> str:
+def _short(words: Sequence[str]) -> str:
     """A command as its user has typed it, as far as that fits into a sentence."""
-    names = [os.path.basename(word) for word in words[:2]]
-    if len(words) > 1 and words[1].startswith("/") and not words[1].endswith(".py"):
-        del names[0]  # the Python that runs the file of a command, such as torchrun
-    return shlex.join([*names, *words[2:]])[:_SHORT]
+    return shlex.join([*(os.path.basename(word) for word in words[:2]), *words[2:]])[:80]
 
 
 #: Begins the reason of a job that has succeeded although an exception was not caught.

@@ -135,7 +135,6 @@ class ProgramProcess:
         """
         self._mark = uuid.uuid4().hex
         self._told: set[int] = set()
-        self._known: set[tuple[int, int]] = set()
         self._adopts = adopts
         if adopts:
             machine.adopt_orphans()
@@ -206,38 +205,29 @@ class ProgramProcess:
         """Process ids of what is left of it.
 
         One that has cleared or overwritten its environment has no mark, and one with a session of
-        its own is in no group of ours: those are found by their parents, and remembered.
+        its own is in no group of ours: those are found by their parents.
         """
         there = machine.processes()
-        if self._adopts:
-            self._reap(there)
-        marked = machine.marked(ENV_START, self._mark)
         found = {
-            pid
-            for pid, each in there.items()
-            if pid in marked
-            or each.group == self._process.pid
-            or (pid, each.born) in self._known
-            or self._is_adopted(pid, each)
+            *machine.marked(ENV_START, self._mark),
+            *(pid for pid, each in there.items() if self._is_own(pid, each)),
         }
         while more := {pid for pid, each in there.items() if each.parent in found} - found:
             found |= more
-        self._known = {(pid, there[pid].born) for pid in found}
-        return {pid for pid in found if there[pid].state not in "ZX"}
+        return found
 
-    def _is_adopted(self, pid: int, entry: machine.Entry) -> bool:
-        """True if a process came to this one because its parent has ended: what this process has
-        started itself is in the same session, or is a command."""
+    def _is_own(self, pid: int, entry: machine.Entry) -> bool:
+        """True for those of its group, and for its orphans, of which this process is the parent;
+        what this process has started itself is in the same session, or is a command."""
+        if entry.group == self._process.pid:
+            return entry.state not in "ZX"
         is_child = entry.parent == os.getpid() and entry.session != os.getsid(0)
-        is_own = is_child and entry.born >= self._born and pid not in self._commands
-        return self._adopts and is_own
-
-    def _reap(self, there: Mapping[int, machine.Entry]) -> None:
-        """Let the kernel forget orphans that have ended, as init does."""
-        for pid, each in there.items():
-            if each.state == "Z" and self._is_adopted(pid, each):
-                with contextlib.suppress(ChildProcessError):  # another thread was first
-                    os.waitpid(pid, os.WNOHANG)
+        is_orphan = is_child and entry.born >= self._born and pid not in self._commands
+        if self._adopts and is_orphan and entry.state == "Z":
+            # As init would, or its id would be taken for as long as this process lives.
+            with contextlib.suppress(ChildProcessError):  # another thread was first
+                os.waitpid(pid, os.WNOHANG)
+        return self._adopts and is_orphan and entry.state not in "ZX"
 
     def _terminate_rest(self) -> bool:
         """SIGTERM, once each, for what has outlived the command; return whether anything is left.
@@ -258,10 +248,11 @@ class ProgramProcess:
         until = time.monotonic() + _LEAVE_S
         while (left := self.left()) and time.monotonic() < until:
             time.sleep(_POLL_S)
-        found = {pid: words for pid in left if (words := machine.words(pid))}
-        for pid, words in [*found.items()]:
-            if _HELPERS.search(" ".join(words[:3])):
-                del found[pid]
+        found = {
+            pid: words
+            for pid in left
+            if (words := machine.words(pid)) and not _HELPERS.search(" ".join(words[:3]))
+        }
         return {pid: found[pid] for pid in _roots(found)}
 
 

@@ -384,8 +384,8 @@ class Mirror:
         new = {name: seen for name, seen in own.items() if not self._is_restored(name, seen)}
         changed = {name: seen.changed_ns for name, seen in new.items()}
         self.newest_ns = max(changed.values(), default=0)
-        own_work = (at for name, at in changed.items() if not TRACKERS.search(name))
-        self.worked_ns = max(own_work, default=0)
+        trackers = {name for name in changed if TRACKERS.search(name)}
+        self.worked_ns = max((changed[name] for name in changed.keys() - trackers), default=0)
         bulk = self._selection.bulk(new, began=self._began, now=self._clock.time())
         own = {name: seen for name, seen in own.items() if not self._selection.is_data(name, seen)}
         bulk &= own.keys()

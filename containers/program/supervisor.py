@@ -448,9 +448,7 @@ class NodeGroup:
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
-                ended = [seat.ended for seat in self._seats if seat.ended]
-                hidden = listed([line for each in ended for line in each.hidden])
-                lacks = "; ".join(filter(None, (hidden, lack, self._apart.words)))
+                lacks = "; ".join(filter(None, (self._hidden, lack, self._apart.words)))
                 if reason := success(self._errors, self._order.run, lacks):
                     self.report(reason)
                 return exits.OK
@@ -625,6 +623,11 @@ class NodeGroup:
     def _errors(self) -> list[Error]:
         """Those that the program's processes have noted, on all nodes."""
         return [error for seat in self._seats if seat.ended for error in seat.ended.errors]
+
+    @property
+    def _hidden(self) -> str:
+        """What has failed inside the command on any node, although it has ended with 0."""
+        return listed([line for seat in self._seats if seat.ended for line in seat.ended.hidden])
 
     def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:
         """End the program wherever it runs, and wait until its files are saved: all, unless the job

@@ -99,7 +99,7 @@ class NewLines:
         self.num += 1
         self.num_new += done > before
         # Another count to the same total begins at its beginning.
-        self._recent[text] = done if done <= max(1, of // _FIRST) else max(done, before)
+        self._recent[text] = done if 0 < done <= of // _FIRST else max(done, before)
         if len(self._recent) > _REMEMBERED:
             del self._recent[next(iter(self._recent))]
 
