@@ -113,6 +113,8 @@ class ProgramProcess:
 
     _commands: ClassVar[set[int]] = set()
     """Ids of the commands that this process has started, and waits for itself."""
+    _starting: ClassVar[threading.Lock] = threading.Lock()
+    """Held until the id of a new one is among them."""
 
     def __init__(
         self,
@@ -138,16 +140,17 @@ class ProgramProcess:
         self._adopts = adopts
         if adopts:
             machine.adopt_orphans()
-        self._process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env={**environment, ENV_START: self._mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if emit else None,
-            stderr=subprocess.STDOUT if emit else None,
-            start_new_session=True,  # its group, by which what has no mark any more is found
-        )
-        self._commands.add(self._process.pid)
+        with self._starting:
+            self._process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env={**environment, ENV_START: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if emit else None,
+                stderr=subprocess.STDOUT if emit else None,
+                start_new_session=True,  # its group, by which what has no mark any more is found
+            )
+            self._commands.add(self._process.pid)
         self._born = machine.processes()[self._process.pid].born
         self._reader: threading.Thread | None = None
         if emit is not None:
@@ -207,7 +210,8 @@ class ProgramProcess:
         One that has cleared or overwritten its environment has no mark, and one with a session of
         its own is in no group of ours: those are found by their parents.
         """
-        there = machine.processes()
+        with self._starting:
+            there = machine.processes()
         found = {
             *machine.marked(ENV_START, self._mark),
             *(pid for pid, each in there.items() if self._is_own(pid, each)),

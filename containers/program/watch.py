@@ -49,11 +49,10 @@ _SLOW: Final = 0.8
 _COMPARABLE: Final = 10
 #: A silence is reported after this share of the limit.
 _REPORTED: Final = 0.25
-#: Words with a number in them, such as times and addresses; a count; characters of a line, and
-#: lines, that are compared; the first of so many parts of a count is its beginning.
+#: Words with a number in them, such as times and addresses; a count; lines that are compared; the
+#: first of so many parts of a count is its beginning.
 _NUMBER: Final = re.compile(r"\w*\d[\w.,:+-]*")
 _COUNT: Final = re.compile(r"(?<![\d.:])(\d{1,15})\s?(?:/|of)\s?(\d{1,15})(?![\d.:])")
-_COMPARED: Final = 200
 _REMEMBERED: Final = 100
 _FIRST: Final = 20
 #: So many of a node's processes are looked at, ranks first.
@@ -87,12 +86,12 @@ class NewLines:
 
     def __init__(self) -> None:
         self.num = self.num_new = 0
-        self._recent: dict[str, int] = {}
-        """Lines without numbers, the latest last, and their counts."""
+        self._recent: dict[int, int] = {}
+        """Hashes of lines without their numbers, the latest last, and their counts."""
 
     def hear(self, line: str) -> None:
         """The next line."""
-        text = _NUMBER.sub("#", line)[:_COMPARED]
+        text = hash(_NUMBER.sub("#", line))
         counts = [(int(done), int(of)) for done, of in _COUNT.findall(line)]
         done, of = max((each for each in counts if each[0] <= each[1]), default=(0, 0))
         before = self._recent.pop(text, -1)
