@@ -18,6 +18,9 @@ SUFFIX: Final = ".end"
 _SCRIPT: Final = (255, 10)
 #: Above the numbers that a program's own files get.
 _HIGH: Final = 512
+#: What deals with a failure: before a command in its line; behind it, or in the next command.
+_BEFORE: Final = r"(?:^|[\n;&|({]|\b(?:then|do|else)\s)\s*(?:if|elif|while|until|!)\s[^;\n]*$"
+_AFTER: Final = r"[^;\n]*(?:\|\||[;\n](?!\s*(?:echo|printf)\b)[^;\n]*(?:\$\?|PIPESTATUS))"
 
 
 def _read(path: str) -> str:
@@ -54,9 +57,10 @@ def is_expected(text: str, words: list[str]) -> bool:
     parts = [re.escape(word) for word in [os.path.basename(words[i]), *words[i + 1 :]]]
     while parts and not re.search(name := r"(?<!\w)" + r"[\s\"']+".join(parts), text):
         parts.pop()
-    before = rf"(^|[;&|({{]|\b(then|do|else)\s)\s*(if|elif|while|until|!)\s[^;\n]*{name}"
-    after = rf"{name}([^;\n]*\|\||[^\n]*(\n(?!\s*(echo|printf)\b)[^\n]*)?(\$\?|PIPESTATUS))"
-    return bool(parts) and re.search(rf"(?m){before}|{after}", text) is not None
+    return bool(parts) and all(
+        re.search(_BEFORE, text[: each.start()]) or re.match(_AFTER, text[each.end() :])
+        for each in re.finditer(name, text)
+    )
 
 
 def begin(folder: str) -> bool:
@@ -79,12 +83,11 @@ def begin(folder: str) -> bool:
     group = zlib.crc32(repr((words, sorted(os.environ.items()))).encode(errors="replace"))
     # A signal that the shell may send is no failure.
     killed = "\0" * bool(re.search(r"\b(p?kill|killall|timeout)\b", text))
+    at_exit, put, leave = library.on_exit, library.fputc, os._exit
     with open(os.path.join(folder, f"{pid}{SUFFIX}"), "w") as file:
-        file.write(f"{json.dumps([words, group, time.time()])}\n{killed}")
         number = fcntl(file, F_DUPFD_CLOEXEC, _HIGH)
-    library.on_exit(library.fputc, ctypes.c_void_p(library.fdopen(number, b"a")))
-
-    leave = os._exit
+        file.write(f"{json.dumps([words, group, time.time()])}\n{killed}")
+    at_exit(put, ctypes.c_void_p(library.fdopen(number, b"a")))
 
     def noted(status: int) -> None:
         if os.getpid() == pid:  # and not a child process, which ends so as a rule
