@@ -221,6 +221,7 @@ class JobHead:
         self._environment = environment
         self._is_stopped = False
         self._own_code = 0  # of the command itself
+        self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
         self._looks = bool(config.spec.recipe) and config.spec.nodes.low > 0 and launches
         """Whether data and model are looked at before workers are asked for."""
@@ -342,7 +343,6 @@ class JobHead:
                 self._ask_for_workers()
                 command = spawn(words)
                 code = self._wait(command)
-            left = command.outlived()
         finally:
             command.end()  # what it has left behind writes no more
             recorder.end(self._clock.time())
@@ -352,7 +352,7 @@ class JobHead:
         if code == exits.OK and not is_saved:
             code = exits.FILES_LOST
         elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
-            failed = listed(hidden(folder / NOTED_ERRORS, left))
+            failed = listed(hidden(folder / NOTED_ERRORS, self._outlived))
             self._tell_why(errors_in(folder / NOTED_ERRORS), failed, has_failed=code != exits.OK)
         if not (self._is_told or self._is_stopped):  # also while it saved its files
             self._hold(code)
@@ -499,6 +499,7 @@ class JobHead:
             command.wait(lambda: until)
             command.end(lambda: until)
             return code
+        self._outlived = command.outlived()
         own = self._own_code = command.end()
         if own != exits.OK and self._has_lost_ray():
             return exits.RAY_FAILED

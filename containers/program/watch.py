@@ -292,16 +292,20 @@ class Found:
     def place(self) -> str:
         """Its place in the user's own code: ``load (train.py:12)``."""
         own = [each for each in self.frames if not re.search(r"/lib/python3|<frozen|^$", each[0])]
-        for file, line, function in own or self.frames:
+        for file, line, function in () if self.is_stopped else own or self.frames:
             return f"{function} ({Path(file).name}:{line})"
         return f"state {self.seen.state}"
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.seen.state.startswith("T")
 
     @property
     def distance(self) -> tuple[bool, bool, int]:
         """Distance from the cause: it is stopped, waits for nobody, has made fewer steps."""
         files = " ".join(file for file, _, _ in self.frames[:4])
         waits = re.search(r"/torch/(distributed|autograd|nn/parallel)/", files) is not None
-        return not self.seen.state.startswith("T"), waits, self.steps
+        return not self.is_stopped, waits, self.steps
 
     @property
     def is_ending(self) -> bool:
