@@ -225,7 +225,7 @@ def _written(file: str, begin: int) -> str:
     return text.decode(errors="replace").strip() or _UNREADABLE
 
 
-def _py_spy(pid: int) -> str:
+def _py_spy(pid: int, tries: int = 4) -> str:
     """Stacks of a process as faulthandler writes them, its main thread last; or why there are
     none."""
     places = (os.path.dirname(sys.executable), *os.get_exec_path())
@@ -240,8 +240,10 @@ def _py_spy(pid: int) -> str:
             check=True,
         )
     except subprocess.CalledProcessError as error:
-        causes = error.stderr.partition("Stack backtrace")[0].split()
-        return f"{_UNREADABLE} from outside: {' '.join(causes)}"
+        if tries:  # its threads may have begun or ended meanwhile
+            return _py_spy(pid, tries - 1)
+        said = error.stderr.partition("Stack backtrace")[0].split()
+        return f"{_UNREADABLE} from outside: {' '.join(said)}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{_UNREADABLE} from outside: {error}"
     frames = re.sub(
