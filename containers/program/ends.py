@@ -35,7 +35,7 @@ def _words(pid: int) -> list[str]:
 def _shell() -> str | None:
     """Text of the shell that waits for this process, itself or through a ``timeout``, say; None
     where another program does, which learns how this one ends."""
-    pid, name = os.getpid(), ""
+    pid, name, words = os.getpid(), "", [""]
     while not re.fullmatch(r"-?(ba|da|k|z)?sh", name):
         pid = int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
         words = _words(pid)

@@ -225,9 +225,9 @@ ENDS = """
 import os, signal, subprocess, sys
 how = sys.argv[1]
 if how == "fork":
-    if not os.fork():
-        os._exit(7)
+    os.fork() or os._exit(0)
     os.wait()
+    os.kill(os.getpid(), signal.SIGSEGV)
 elif how == "child":
     subprocess.run([sys.executable, "x.py", "3"])
 elif how == "twice":
@@ -257,6 +257,7 @@ EACH, BASH = ("sh", "bash"), ("bash",)
         ("f() { python -u x.py 3; true; }; f", EACH, "python -u x.py 3 ended with exit code 3"),
         ("(python x.py _exit) && ls", EACH, "python x.py _exit ended with exit code 4"),
         ("python x.py SIGSEGV", EACH, "python x.py SIGSEGV was killed"),
+        ("python x.py fork", EACH, "python x.py fork was killed"),
         ("python x.py exec", EACH, "python x.py 5 ended with exit code 5"),
         ("python y.py", EACH, "python y.py ended with exit code 2"),
         ("python -m x 3", EACH, "python -m x 3 ended with exit code 3"),
@@ -294,7 +295,6 @@ EACH, BASH = ("sh", "bash"), ("bash",)
                 "! python x.py 3",
                 "python x.py SIGSEGV & kill -9 $!",
                 "timeout 9 python x.py SIGSEGV",
-                "python x.py fork",
                 "python x.py child",
                 "python x.py 0; python x.py 0 1",
                 "grep -q none x.py; test -f none; [ -f none ]; diff x.py y; A=$(grep none x.py)",
@@ -320,6 +320,7 @@ def test_a_shell_that_goes_on_hides_no_failure_and_none_that_it_deals_with_is_re
         assert done.returncode == 0
         found = cause_hidden(place / "errors", {}, 0)
         assert found == ([f"{hidden} on node 0"] if hidden else []), shell
+        assert bool(errors_in(place / "errors")) == (script == "python x.py raise")
 
 
 def test_what_a_process_writes_beside_the_notes_harms_nothing(tmp_path: Path) -> None:

@@ -201,6 +201,12 @@ HANGS: dict[str, tuple[list[Phase], dict[str, Any], float | None, float]] = {
         None,
         60 + 55 + 60.1,
     ),
+    "a thread that says that it waits, after a silent evaluation": (
+        [START, TRAIN, Phase(minutes=55, cpu=1), TRAIN, Phase(says=waiting)],
+        GPUS,
+        None,
+        240 + 55 + 60.1,
+    ),
     "NCCL, after an evaluation that prints": (
         [START, TRAIN, Phase(minutes=300, cpu=1, says=sentence), TRAIN, SPIN],
         GPUS,
@@ -371,7 +377,7 @@ def optimizer():
 """
 #: Steps of two processes.
 COUNTED = """
-import os, time, torch
+import os, threading, time, torch
 from torch.optim.optimizer import Optimizer as optimizer
 {own}
 def make(number, *optimizers):
@@ -386,9 +392,11 @@ if not os.fork():
     os.environ["RANK"] = "4"
     make(2, optimizer())
 print("ready", flush=True)
-def load():
-    time.sleep(600)
-load()
+class Data:
+    def load(self):
+        time.sleep(600)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+Data().load()
 """
 
 
@@ -443,7 +451,7 @@ def test_a_stack_that_may_not_be_read_is_reported_and_costs_no_signal(
     refused = tmp_path / "py-spy"
     refused.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
     refused.chmod(0o755)
-    monkeypatch.setattr(processes.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with (tmp_path / "stacks").open("w+") as file:
         faulthandler.register(processes.SIGNAL, file=file)
         try:
