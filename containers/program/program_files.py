@@ -68,7 +68,7 @@ from containers.program.s3_files import (
     open_bucket,
     until_answered,
 )
-from containers.program.selection import TRACKERS, Selection
+from containers.program.selection import Selection, newest_work
 from containers.program.starts import ProgramStart, begin
 from contract import faults, files, runs, times
 from contract.errors import InputError
@@ -384,8 +384,7 @@ class Mirror:
         new = {name: seen for name, seen in own.items() if not self._is_restored(name, seen)}
         changed = {name: seen.changed_ns for name, seen in new.items()}
         self.newest_ns = max(changed.values(), default=0)
-        trackers = {name for name in changed if TRACKERS.search(name)}
-        self.worked_ns = max((changed[name] for name in changed.keys() - trackers), default=0)
+        self.worked_ns = newest_work(changed)
         bulk = self._selection.bulk(new, began=self._began, now=self._clock.time())
         own = {name: seen for name, seen in own.items() if not self._selection.is_data(name, seen)}
         bulk &= own.keys()

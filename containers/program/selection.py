@@ -123,6 +123,11 @@ class Selection:
         return left_out
 
 
+def newest_work(changed: Mapping[str, int]) -> int:
+    """Latest of some files' changes, without those of trackers and logs; 0: there is none."""
+    return max((at for name, at in changed.items() if not TRACKERS.search(name)), default=0)
+
+
 def shortfall(newest_ns: int, now: float) -> str:
     """What a job's files lack at its end, in words; "" for nothing.
 

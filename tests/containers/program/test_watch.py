@@ -507,7 +507,7 @@ WAITS = [f"{TORCH}/distributed/distributed_c10d.py all_reduce", MAIN]
             "c was in read (data.py:7)",
         ),
         ([found("c", *WAITS, steps=49)], "c was in <module> (train.py:7)"),
-        ([found("c", *WAITS, state="T (stopped)")], "c was in <module> (train.py:7)"),
+        ([found("c", *WAITS, state="T (stopped)")], "c was in state T (stopped)"),
         # DDP's backward waits for the gradients of all.
         (
             [found("c", f"{TORCH}/autograd/graph.py run", MAIN), found("d", MAIN)],
