@@ -27,7 +27,7 @@ from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import code as user_code
 from containers.program import host_cache, shell
-from containers.program.cause import Error, LogEnd, cause, errors_in, success
+from containers.program.cause import Error, LogEnd, cause, errors_in, hidden, success
 from containers.program.on_node import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
 from containers.program.packages import PreparationStopped
 from containers.program.process import ProgramProcess, own_output
@@ -231,6 +231,7 @@ class JobHead:
         self._environment = environment
         self._is_stopped = False
         self._own_code = 0  # of the command itself
+        self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
         self._looks = bool(config.spec.recipe) and config.spec.nodes.low > 0 and launches
         """Whether data and model are looked at before workers are asked for."""
@@ -378,7 +379,8 @@ class JobHead:
         if code == exits.OK and not is_saved:
             code = exits.FILES_LOST
         elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
-            self._tell_why(errors_in(folder / NOTED_ERRORS), has_failed=code != exits.OK)
+            failed = listed(hidden(folder / NOTED_ERRORS, self._outlived))
+            self._tell_why(errors_in(folder / NOTED_ERRORS), failed, has_failed=code != exits.OK)
         if not (self._is_told or self._is_stopped):  # also while it saved its files
             self._hold(code)
         return code
@@ -451,13 +453,15 @@ class JobHead:
         print(line, flush=True)
         self._log_end.hear(line)
 
-    def _tell_why(self, errors: tuple[Error, ...], *, has_failed: bool) -> None:
+    def _tell_why(self, errors: tuple[Error, ...], hidden: str, *, has_failed: bool) -> None:
         """Report why the command has failed, or what it has passed over."""
         run = self._config.spec.run
         if has_failed:
             found = cause(errors, code=self._own_code, log=self._log_end)
             self._report(found.reason(run))
-        elif reason := success(errors, run, self._lack_of_files()):
+        elif reason := success(
+            errors, run, "; ".join(filter(None, (hidden, self._lack_of_files())))
+        ):
             self._report(reason)
 
     def _lack_of_files(self) -> str:
@@ -532,6 +536,7 @@ class JobHead:
             command.wait(lambda: until)
             command.end(lambda: until)
             return code
+        self._outlived = command.outlived()
         own = self._own_code = command.end()
         if own != exits.OK and self._has_lost_ray():
             return exits.RAY_FAILED

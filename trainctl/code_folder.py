@@ -10,6 +10,7 @@ import subprocess
 import zipfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Self
 
@@ -192,6 +193,8 @@ class CodeFolder:
             UsageError: the file is not in the folder, or is given as a command and is none.
         """
         first, program = words[0], program_of(words)
+        if len(words) == 1 and _LAUNCHERS.fullmatch(first):
+            raise UsageError(f"{first} has nothing to run: name the file that it runs")
         if not program or program.startswith("-m ") or os.path.isabs(program):
             return
         path = self.path / os.path.normpath(program)
@@ -242,7 +245,7 @@ def program_of(words: Sequence[str]) -> str:
         rest = [first]
     elif rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
         del rest[:2]  # torchrun, as it was called before
-    for word, after in zip(rest, [*rest[1:], ""], strict=True):
+    for word, after in pairwise([*rest, ""]):
         if word in _NO_FILE:
             return f"-m {after}" if word in _NO_FILE[:2] else ""
         if word.endswith((".py", ".sh")):

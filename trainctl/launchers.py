@@ -6,6 +6,7 @@ the command that undo this are found here, before hosts are paid for.
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from contract.nodes import Range
@@ -135,7 +136,7 @@ def _starts(launcher: str, parts: Sequence[str]) -> bool:
 
 def _value(parts: Sequence[str], option: str) -> str:
     """The value of an option, with dashes or underscores and one dash or two; "" without it."""
-    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+    for part, after in pairwise([*parts, ""]):
         name, is_there, value = part.partition("=")
         if name.startswith("-") and name.lstrip("-").replace("_", "-") == option:
             return (value if is_there else after).strip("\"'")

@@ -1,11 +1,12 @@
 """This machine: log, clock, addresses, ECS task and processes; a question over HTTP.
 
 Addresses and interfaces are asked of the kernel: in awsvpc mode a container has two interfaces, and
-their names depend on the host's image. Processes are found by a variable of their environment,
-which all that they start inherits, whatever sessions, groups and parents they have; Linux only.
+their names depend on the host's image. Processes are found in ``/proc``, by a variable of their
+environment, which what they start inherits, and by their parents and groups; Linux only.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import http.client
 import json
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from contract.errors import InputError
@@ -143,6 +144,9 @@ def ask(
 
 _METADATA: Final = "ECS_CONTAINER_METADATA_URI_V4"
 _METADATA_S: Final = 5
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+#: Of ``/proc/PID/io``: by calls, and from and to a disk.
+_BYTES: Final = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,28 +191,56 @@ def marked(name: str, value: str) -> list[int]:
     return found
 
 
-def in_group(group: int) -> list[int]:
-    """Ids of the running processes of a process group, also where they have overwritten their
-    environment, as those do that change their title."""
-    return [pid for pid in _ids() if (found := _stat(pid)) and found[2] == group]
+class Entry(NamedTuple):
+    """A process as ``/proc`` lists it."""
+
+    state: str
+    """Its letter: ``Z`` has ended and waits for its parent."""
+    parent: int
+    group: int
+    session: int
+    born: int
+    """Clock ticks since the machine booted; with its id, no other process has the same."""
 
 
-def parent(pid: int) -> int:
-    """Id of a process's parent; 0 where the process has ended."""
-    found = _stat(pid)
-    return found[1] if found else 0
+def processes() -> dict[int, Entry]:
+    """All processes of this machine, by id."""
+    found = {}
+    for pid in _ids():
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent, group, session, *rest = _stat(pid)
+            found[pid] = Entry(state, int(parent), int(group), int(session), int(rest[15]))
+    return found
+
+
+def words(pid: int) -> list[str]:
+    """Command of a process; empty where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+    return []
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose parent ends, in place of the machine's init."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def used(pids: Iterable[int]) -> tuple[float, int]:
     """CPU seconds of processes and of their children that have ended, and the bytes that they have
-    read and written, to which all traffic of this machine's network interfaces is added."""
+    read and written, to which all traffic of this machine's network interfaces is added.
+
+    What is read through a mapping is no call: the disk's own count has it, or, where a file system
+    in user space keeps none, the page faults that had to wait for it.
+    """
     ticks, moved = 0, 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            words = _stat(pid)
             ticks += sum(map(int, words[11:15]))
-            lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-            moved += sum(int(line.partition(":")[2]) for line in lines[:2])  # rchar and wchar
+            moved += sum(map(int, words[9:11])) * os.sysconf("SC_PAGE_SIZE")
+            for line in Path(f"/proc/{pid}/io").read_text().splitlines():
+                name, _, value = line.partition(":")
+                moved += int(value) * (name in _BYTES)
     for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
         if name.strip() != "lo":
@@ -220,11 +252,6 @@ def _ids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
-def _stat(pid: int) -> tuple[str, int, int] | None:
-    """State, parent and group of a process; None where it has ended, a zombie included."""
-    try:
-        # Its name, in brackets, may have spaces and brackets of its own.
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if words[0] in "ZX" else (words[0], int(words[1]), int(words[2]))
+def _stat(pid: int) -> list[str]:
+    """What ``/proc`` has of a process, behind its name, which may have spaces and brackets."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

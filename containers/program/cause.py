@@ -7,12 +7,15 @@ none did, because it was killed or has its own hook, the last traceback in the l
 
 import contextlib
 import json
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from containers.program.ends import SUFFIX
 from contract import exits
 
 #: Texts of errors that a process has only because another one has ended.
@@ -156,6 +159,38 @@ def cause(
     # Such as the text of ``sys.exit(...)``, or a shell's word about a command that it has not.
     after = f" after {log.line[:_LONGEST]!r}" if log and log.line else ""
     return replace(first, line=f"{first.line}{killed}{after}")
+
+
+def hidden(
+    folder: Path, outlived: Mapping[int, Sequence[str]], node: int | None = None
+) -> list[str]:
+    """What has failed inside a command that has ended with 0, a clause each.
+
+    Args:
+        folder: with the notes of ``ends.py`` and ``startup/bash_env``.
+        outlived: words of what had to be ended with the command, by process id.
+    """
+    tries: dict[int, tuple[float, str]] = {}  # of the same command, the last one counts
+    for path in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # as above
+            noted, _, code = path.read_bytes().partition(b"\n")
+            words, group, at = json.loads(noted)
+            end = f"ended with exit code {code[-1]}" if code else "was killed"
+            # Of an exception that nothing has caught, more is known.
+            is_known = int(path.stem) in outlived or path.with_suffix(".json").exists()
+            end = "" if code[-1:] == b"\0" or is_known else f"{_short(words)} {end}"
+            tries[group] = max(tries.get(group, (0.0, "")), (at, end))
+    found = [line for _, line in sorted(tries.values()) if line]
+    found += [f"{_short(words)} still ran and was ended" for words in outlived.values()]
+    with contextlib.suppress(OSError):
+        found += (folder / "commands").read_text(errors="replace").splitlines()
+    where = "" if node is None else f" on node {node}"
+    return [line[-_LONGEST:] + where for line in dict.fromkeys(found)]
+
+
+def _short(words: Sequence[str]) -> str:
+    """A command as its user has typed it, as far as that fits into a sentence."""
+    return shlex.join([*(os.path.basename(word) for word in words[:2]), *words[2:]])[:80]
 
 
 #: Begins the reason of a job that has succeeded although an exception was not caught.

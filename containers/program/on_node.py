@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from containers.program import code, joined, shell, watch
-from containers.program.cause import Error, LogEnd, errors_in
+from containers.program.cause import Error, LogEnd, errors_in, hidden
 from containers.program.packages import PreparationStopped
 from containers.program.process import NodeLog, ProgramProcess
 from containers.program.program_files import Mirror, open_mirror
@@ -46,6 +46,7 @@ from contract.nodes import (
 
 #: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"
+BASH_ENV: Final = STARTUP / "bash_env"
 #: Value of PYTHONUNBUFFERED with which ``sitecustomize.py`` makes Python write whole lines. Where
 #: Python does not run that file, it has no buffer at all, so that its lines come at once too.
 LINES: Final = "lines"
@@ -129,6 +130,8 @@ class Ended:
     """Another job has taken over the files of this node."""
     errors: tuple[Error, ...] = ()
     """Errors that its processes have noted."""
+    hidden: tuple[str, ...] = ()
+    """What has failed inside it although it has ended with 0; see ``cause.hidden``."""
     log: LogEnd | None = None
     """End of what it has printed."""
     trouble: Exception | None = None
@@ -257,7 +260,7 @@ class Launcher:
         self._lost: tuple[str, ...] | None = None
         self._is_told = False
         self._kill_at = self._save_s = math.inf
-        self._signs, self._sampled_at, self._num_lines = watch.Signs(), -math.inf, 0
+        self._signs, self._sampled_at, self._lines = watch.Signs(), -math.inf, watch.NewLines()
         self._peers = joined.Peers()
 
     def start(self, place: NodePlace) -> Status:
@@ -287,7 +290,11 @@ class Launcher:
             self._sampled_at = now
             pids = program.left()
             self._signs = watch.signs(
-                pids, self._watched, lines=self._num_lines, written_ns=self._newest_ns
+                pids,
+                self._watched,
+                lines=self._lines.num_new,
+                printed=self._lines.num,
+                written_ns=self._mirror.worked_ns if self._mirror else 0,
             )
             if self._others and not self._peers.addresses:
                 self._peers = joined.peers(pids, self._watched, self._others)
@@ -302,12 +309,18 @@ class Launcher:
             peers=self._peers,
         )
 
-    def look(self, number: int) -> tuple[list[watch.Found], tuple[Error, ...]]:
+    def look(
+        self, number: int, is_last: bool = True
+    ) -> tuple[list[watch.Found], tuple[Error, ...]]:
         """Write what each process of the program is doing to the log of this node; return it, and
-        the errors that they have noted."""
+        the errors that they have noted.
+
+        Args:
+            is_last: the program is ended next.
+        """
         program, found = self._program, list[watch.Found]()
         if program and self._log:
-            found = watch.look(program.left(), self._watched, node=number)
+            found = watch.look(program.left(), self._watched, node=number, is_last=is_last)
             for line in "\n".join(each.seen.details for each in found).splitlines():
                 self._log.write(line)
         return found, errors_in(self._errors, number)
@@ -345,12 +358,14 @@ class Launcher:
             return None
 
     def _run(self, place: NodePlace) -> None:
-        at, trouble, code = time.time(), None, exits.TERMINATED
+        at, trouble, code, failed = time.time(), None, exits.TERMINATED, list[str]()
         try:
             self._prepare(place)
             program = self._begin(place)
             program.wait(lambda: self._kill_at)
             at, was_told = time.time(), self._is_told
+            if not was_told:
+                failed = hidden(self._errors, program.outlived(), place.number)
             # Processes that outlive a program which has ended by itself are not waited for.
             code = program.end(lambda: self._kill_at if was_told else 0.0)
         except PreparationStopped:
@@ -363,6 +378,7 @@ class Launcher:
             was_told=was_told,
             was_replaced=self._was_replaced,
             errors=errors_in(self._errors, place.number),
+            hidden=tuple(failed),
             log=self._log_end,
             trouble=trouble,
         )
@@ -437,6 +453,7 @@ class Launcher:
             ENV_RUN: self._told.order.run,
             ENV_OUTPUT: str(self._output),
             ENV_ERRORS: str(self._errors),
+            "BASH_ENV": str(BASH_ENV),
             ENV_WATCH: str(self._watched),
             ENV_NOTICE: str(self._notice),
             **variables,
@@ -450,7 +467,7 @@ class Launcher:
                 raise PreparationStopped
             try:
                 self._program = ProgramProcess(
-                    words, folder=self._work, environment=environment, emit=self._hear
+                    words, folder=self._work, environment=environment, emit=self._hear, adopts=True
                 )
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
@@ -459,7 +476,7 @@ class Launcher:
     def _hear(self, line: str) -> None:
         """A line that the program has printed."""
         assert self._log is not None, "_prepare() comes first"
-        self._num_lines += 1
+        self._lines.hear(line)
         self._log.write(line)
         self._log_end.hear(line)
 
@@ -523,6 +540,7 @@ def prepare_head(
         "RAY_SCHEDULER_EVENTS": "0",
         ENV_RAY_NAMES: str(names),
         ENV_ERRORS: str(errors),
+        "BASH_ENV": str(BASH_ENV),
         ENV_OUTPUT: str(output),
         # Of the command only: what Ray starts for it may be on another node.
         "HOME": variables.get("HOME", str(home)),

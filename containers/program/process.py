@@ -7,15 +7,16 @@ open by its path.
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from containers.host import machine
 from contract import exits
@@ -96,10 +97,24 @@ ENV_START: Final = "TRAIN_PROGRAM_START"
 _POLL_S: Final = 0.1
 #: After SIGKILL; longer, and the kernel holds a process.
 _KILL_S: Final = 5.0
+#: What outlives its command may end by itself for so long.
+_LEAVE_S: Final = 2.0
+#: Commands that are started to run beside a program, and are not missed: shells and what their
+#: loops wait with, monitors, servers of trackers, and what Python, PyTorch and Ray keep running.
+_HELPERS: Final = re.compile(
+    r"(?:^|[\s/])(?:-?(?:ba|da|k|z)?sh|sleep|tail|tee|cat|watch|h?top|nvtop|nvidia-smi|dcgmi|"
+    r"[dimv]\w?stat|pidstat|ssh-agent|gpg-agent|redis-server|raylet|gcs_server|ray|wandb[\w-]*|"
+    r"tensorboard(?:\.main)?|jupyter[\w-]*|mlflow|multiprocessing\.\w+|compile_worker)(?=$|[\s:/])"
+)
 
 
 class ProgramProcess:
     """One start of a command, with all that it starts itself."""
+
+    _commands: ClassVar[set[int]] = set()
+    """Ids of the commands that this process has started, and waits for itself."""
+    _starting: ClassVar[threading.Lock] = threading.Lock()
+    """Held until the id of a new one is among them."""
 
     def __init__(
         self,
@@ -108,27 +123,35 @@ class ProgramProcess:
         folder: Path | None,
         environment: Mapping[str, str],
         emit: Callable[[str], None] | None = None,
+        adopts: bool = False,
     ) -> None:
         """Start it.
 
         Args:
             folder: where it runs; None: where this process does.
             emit: takes each line that it prints; None: it prints where this process does.
+            adopts: this process becomes the parent of the program's orphans, to find them.
 
         Raises:
             OSError: there is no such program.
         """
         self._mark = uuid.uuid4().hex
         self._told: set[int] = set()
-        self._process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env={**environment, ENV_START: self._mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if emit else None,
-            stderr=subprocess.STDOUT if emit else None,
-            start_new_session=True,  # its group, by which what has no mark any more is found
-        )
+        self._adopts = adopts
+        if adopts:
+            machine.adopt_orphans()
+        with self._starting:
+            self._process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env={**environment, ENV_START: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if emit else None,
+                stderr=subprocess.STDOUT if emit else None,
+                start_new_session=True,  # its group, by which what has no mark any more is found
+            )
+            self._commands.add(self._process.pid)
+        self._born = machine.processes()[self._process.pid].born
         self._reader: threading.Thread | None = None
         if emit is not None:
             assert self._process.stdout is not None
@@ -177,13 +200,38 @@ class ProgramProcess:
             self._reader.join(5)
             if self._process.stdout is not None and not self._reader.is_alive():
                 self._process.stdout.close()
+        self._commands.discard(self._process.pid)
         code = self.poll()
         return exits.KILLED if code is None else code
 
     def left(self) -> set[int]:
-        """Process ids of what is left of it."""
-        # By the group too: a process that has changed its title has no mark any more.
-        return {*machine.marked(ENV_START, self._mark), *machine.in_group(self._process.pid)}
+        """Process ids of what is left of it.
+
+        One that has cleared or overwritten its environment has no mark, and one with a session of
+        its own is in no group of ours: those are found by their parents.
+        """
+        with self._starting:
+            there = machine.processes()
+        found = {
+            *machine.marked(ENV_START, self._mark),
+            *(pid for pid, each in there.items() if self._is_own(pid, each)),
+        }
+        while more := {pid for pid, each in there.items() if each.parent in found} - found:
+            found |= more
+        return found
+
+    def _is_own(self, pid: int, entry: machine.Entry) -> bool:
+        """True for those of its group, and for its orphans, of which this process is the parent;
+        what this process has started itself is in the same session, or is a command."""
+        if entry.group == self._process.pid:
+            return entry.state not in "ZX"
+        is_child = entry.parent == os.getpid() and entry.session != os.getsid(0)
+        is_orphan = is_child and entry.born >= self._born and pid not in self._commands
+        if self._adopts and is_orphan and entry.state == "Z":
+            # As init would, or its id would be taken for as long as this process lives.
+            with contextlib.suppress(ChildProcessError):  # another thread was first
+                os.waitpid(pid, os.WNOHANG)
+        return self._adopts and is_orphan and entry.state not in "ZX"
 
     def _terminate_rest(self) -> bool:
         """SIGTERM, once each, for what has outlived the command; return whether anything is left.
@@ -191,11 +239,31 @@ class ProgramProcess:
         Only for those whose parent is gone: a torchrun, say, ends its own processes.
         """
         left = self.left()
-        for pid in left - self._told:
-            if machine.parent(pid) not in left:
-                self._told.add(pid)
-                _signal(pid, signal.SIGTERM)
+        for pid in _roots(left) - self._told:
+            self._told.add(pid)
+            _signal(pid, signal.SIGTERM)
         return bool(left)
+
+    def outlived(self) -> dict[int, list[str]]:
+        """Words of what still runs although the command has ended with 0, by process id, without
+        helpers and child processes. A moment is given to what ends by itself."""
+        if self.poll() != exits.OK:
+            return {}
+        until = time.monotonic() + _LEAVE_S
+        while (left := self.left()) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        found = {
+            pid: words
+            for pid in left
+            if (words := machine.words(pid)) and not _HELPERS.search(" ".join(words[:3]))
+        }
+        return {pid: found[pid] for pid in _roots(found)}
+
+
+def _roots(pids: Collection[int]) -> set[int]:
+    """Those of some processes whose parent is none of them."""
+    there = machine.processes()
+    return {pid for pid in pids if pid in there and there[pid].parent not in pids}
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

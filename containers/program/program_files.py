@@ -68,7 +68,7 @@ from containers.program.s3_files import (
     open_bucket,
     until_answered,
 )
-from containers.program.selection import Selection
+from containers.program.selection import Selection, newest_work
 from containers.program.starts import ProgramStart, begin
 from contract import faults, files, runs, times
 from contract.errors import InputError
@@ -163,6 +163,8 @@ class Mirror:
         """Another start has taken over the files of the run."""
         self.newest_ns = 0
         """Unix nanoseconds of the last change that was seen, of what is saved; 0: nothing is."""
+        self.worked_ns = 0
+        """The same, without files of trackers: their threads write in a deadlock, too."""
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
         self._say, self._clock, self._others = say, clock, others
         self._selection = Selection(
@@ -380,7 +382,9 @@ class Mirror:
         own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
         own = self._selection.without_skipped(own)
         new = {name: seen for name, seen in own.items() if not self._is_restored(name, seen)}
-        self.newest_ns = max((seen.changed_ns for seen in new.values()), default=0)
+        changed = {name: seen.changed_ns for name, seen in new.items()}
+        self.newest_ns = max(changed.values(), default=0)
+        self.worked_ns = newest_work(changed)
         bulk = self._selection.bulk(new, began=self._began, now=self._clock.time())
         own = {name: seen for name, seen in own.items() if not self._selection.is_data(name, seen)}
         bulk &= own.keys()

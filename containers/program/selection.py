@@ -4,6 +4,7 @@
 program and none has changed since, they are taken for downloaded data, and not saved from then on.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
@@ -20,6 +21,12 @@ _FIRST_S: Final = 600
 _RESTS_S: Final = 300
 #: A larger share of a folder's files in one folder of it: that one is meant.
 _MOST_OF_IT: Final = 0.9
+#: Files that a thread of a logger writes whatever the program does: TensorBoard's, W&B's, MLflow's,
+#: Aim's and Comet's, and logs.
+TRACKERS: Final = re.compile(
+    r"tfevents|/(wandb|mlruns|mlflow\.db|\.aim|\.cometml-runs)(/|$)|/logs?/[^/]*$|"
+    r"\.log(\.\d+)?$|/nohup\.out$"
+)
 #: A job whose newest file was saved so long before its end is warned.
 _OLD_S: Final = 3600
 
@@ -114,6 +121,11 @@ class Selection:
                 subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
             )
         return left_out
+
+
+def newest_work(changed: Mapping[str, int]) -> int:
+    """Latest of some files' changes, without those of trackers and logs; 0: there is none."""
+    return max((at for name, at in changed.items() if not TRACKERS.search(name)), default=0)
 
 
 def shortfall(newest_ns: int, now: float) -> str:

@@ -20,6 +20,8 @@ from typing import Any, Final
 WATCH: Final = "TRAIN_WATCH"
 SIGNAL: Final = 59
 SIZE: Final = 24
+YAMA: Final = "/proc/sys/kernel/yama/ptrace_scope"
+PR_SET_PTRACER: Final = 0x59616D61  # linux/prctl.h
 # As in containers.program.joined.
 SHARES: Final = ".shares"
 #: Frameworks that start a process group once they know of other processes.
@@ -46,8 +48,18 @@ def _begin() -> None:
         _numbers = memoryview(mmap.mmap(file, SIZE)).cast("q")
         _numbers[1], _numbers[2] = -1, file
         faulthandler.register(SIGNAL, file=file)
-    except (KeyError, OSError, ValueError):
+        _let_others_read()
+    except (ImportError, KeyError, OSError, ValueError):
         return  # such as a full disk: the program must run without being watched
+
+
+def _let_others_read() -> None:
+    """Let a process that is no ancestor of this one read its stacks, which a kernel with Yama may
+    refuse (Linux: admin-guide/LSM/Yama.rst)."""
+    if os.path.exists(YAMA):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
 
 
 def _group() -> Any:

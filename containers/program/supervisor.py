@@ -448,7 +448,7 @@ class NodeGroup:
             return exits.TERMINATED
         if step is not Next.AGAIN:
             if not saved or not self._told.storage:
-                lacks = "; ".join(filter(None, (lack, self._apart.words)))
+                lacks = "; ".join(filter(None, (self._hidden, lack, self._apart.words)))
                 if reason := success(self._errors, self._order.run, lacks):
                     self.report(reason)
                 return exits.OK
@@ -511,7 +511,8 @@ class NodeGroup:
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
             return Next.WAIT
-        calls = {seat.launcher.look.remote(seat.number): seat for seat in running}
+        is_last = verdict is Verdict.HUNG
+        calls = {seat.launcher.look.remote(seat.number, is_last): seat for seat in running}
         told = [answer for _, answer in answers(calls, _LOST_S)]
         found = [each for each_node, _ in told for each in each_node]
         errors = [each for _, of_node in told for each in of_node]
@@ -522,7 +523,7 @@ class NodeGroup:
         if errors:
             parts.append(f"before that, {cause(errors, code=exits.HUNG).line}")
         text = "; ".join(filter(None, parts))
-        if verdict is Verdict.SILENT:
+        if not is_last:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
         self._silent_s = self._life.silent_s
@@ -622,6 +623,11 @@ class NodeGroup:
     def _errors(self) -> list[Error]:
         """Those that the program's processes have noted, on all nodes."""
         return [error for seat in self._seats if seat.ended for error in seat.ended.errors]
+
+    @property
+    def _hidden(self) -> str:
+        """What has failed inside the command on any node, although it has ended with 0."""
+        return listed([line for seat in self._seats if seat.ended for line in seat.ended.hidden])
 
     def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:
         """End the program wherever it runs, and wait until its files are saved: all, unless the job

@@ -1,10 +1,11 @@
 """Watch over a program on its nodes: signs of life, the end of a hang, and where each rank was.
 
-Optimizer steps are signs of life, which ``containers/program/steps.py`` counts in each process.
-Once a program has made one, steps decide. What it prints, reads and writes, and its CPU time,
+Two things are signs of life at any time: optimizer steps, which ``containers/program/steps.py``
+counts in each process, and lines that differ while a process uses a processor, as an evaluation
+after the last step prints them. What else a program prints, reads and writes, and its CPU time,
 postpone the end, each for so long: a thread that writes a log survives a deadlock, and a process
-that waits for a GPU spins. Until then, and in a program that makes none that can be counted, these
-are the signs of life.
+that waits for a GPU spins. Until its first step, and in a program that makes none that can be
+counted, these are signs of life too.
 
 ``Watch`` is pure: samples and the time are handed in.
 """
@@ -31,10 +32,12 @@ EVERY_S: Final = 5.0
 _WINDOW_S: Final = 30.0
 _CPU: Final = 0.1
 _BYTES_PER_S: Final = 200_000
-#: The limit is at least so many times as long as the longest pause that a program came back from.
+#: The limit grows to so many times the longest pause that a program came back from, but by no more
+#: than so many times the shortest limit.
 _PAUSES: Final = 3
-#: After the last step, CPU time where processes wait for GPUs postpones the end for so many times
-#: the limit, and CPU time elsewhere, output and bytes for so many.
+_LONGER: Final = 6
+#: After the last sign of life, CPU time where processes wait for GPUs postpones the end for so many
+#: times the shortest limit, and CPU time elsewhere, other lines, bytes and files for so many.
 _BY_CPU: Final = 6
 _BY_BYTES: Final = 24
 #: Once the program has ended well on a node, the others have no longer than this.
@@ -46,8 +49,12 @@ _SLOW: Final = 0.8
 _COMPARABLE: Final = 10
 #: A silence is reported after this share of the limit.
 _REPORTED: Final = 0.25
-#: In the first line of a thread's stack, as faulthandler writes it.
-_STACK: Final = "most recent call first"
+#: Words with a number in them, such as times and addresses; a count; lines that are compared; the
+#: first of so many parts of a count is its beginning.
+_NUMBER: Final = re.compile(r"\w*\d[\w.,:+-]*")
+_COUNT: Final = re.compile(r"(?<![\d.:])(\d{1,15})\s?(?:/|of)\s?(\d{1,15})(?![\d.:])")
+_REMEMBERED: Final = 100
+_FIRST: Final = 20
 #: So many of a node's processes are looked at, ranks first.
 _LOOKED_AT: Final = 16
 
@@ -63,9 +70,37 @@ class Signs:
     moved: int = 0
     """Bytes that they have read and written, and the node has sent and received."""
     lines: int = 0
-    """Lines that they have printed."""
+    """Lines that they have printed and that differ, see ``NewLines``."""
+    printed: int = 0
+    """All lines that they have printed."""
     written_ns: int = 0
-    """Unix nanoseconds of the last change of a file that is kept."""
+    """Unix nanoseconds of the last change of a file that is kept, and is no tracker's."""
+
+
+class NewLines:
+    """Counts lines, and those that differ: from the last hundred others, numbers aside, or by a
+    count that has come further, as ``eval 120/500`` has.
+
+    A thread that says that it waits repeats itself, with another number of seconds each time.
+    """
+
+    def __init__(self) -> None:
+        self.num = self.num_new = 0
+        self._recent: dict[int, int] = {}
+        """Hashes of lines without their numbers, the latest last, and their counts."""
+
+    def hear(self, line: str) -> None:
+        """The next line."""
+        text = hash(_NUMBER.sub("#", line))
+        counts = [(int(done), int(of)) for done, of in _COUNT.findall(line)]
+        done, of = max((each for each in counts if each[0] <= each[1]), default=(0, 0))
+        before = self._recent.pop(text, -1)
+        self.num += 1
+        self.num_new += done > before
+        # Another count to the same total begins at its beginning.
+        self._recent[text] = done if 0 < done <= of // _FIRST else max(done, before)
+        if len(self._recent) > _REMEMBERED:
+            del self._recent[next(iter(self._recent))]
 
 
 class Verdict(Enum):
@@ -114,14 +149,17 @@ class Watch:
                 continue
             self._marks[number] = (now, signs)
             is_busy = signs.cpu_s - mark.cpu_s > _CPU * (now - at)
+            is_new = signs.lines > mark.lines
             if is_busy:
                 self._busy_at = max(self._busy_at, at)
+            if is_busy and is_new:
+                self._alive(at)
             if (
-                signs.moved - mark.moved > _BYTES_PER_S * (now - at)
-                or signs.lines > mark.lines
+                is_new
+                or signs.printed > mark.printed
+                or signs.moved - mark.moved > _BYTES_PER_S * (now - at)
+                or signs.written_ns > mark.written_ns
                 or (is_busy and not self._spins)
-                # Metrics of steps that are not counted. Loggers write theirs in a deadlock, too.
-                or (signs.written_ns > mark.written_ns and not self.has_stepped)
             ):
                 self._moved_at = max(self._moved_at, at)
         steps = {(n, name): each for n, at in nodes.items() for name, each in at.steps.items()}
@@ -148,8 +186,8 @@ class Watch:
 
     @property
     def words(self) -> str:
-        """``no step for 10 min 0 s``."""
-        what = "no step" if self.has_stepped else "no sign of life"
+        """``no step or new line for 10 min 0 s``."""
+        what = "no step or new line" if self.has_stepped else "no sign of life"
         return f"{what} for {duration(round(self.silent_s))}"
 
     def verdict(self, *, has_ended: bool) -> Verdict:
@@ -159,18 +197,20 @@ class Watch:
         """
         if not self._least_s:
             return Verdict.ALIVE
-        limit_s = max(self._least_s, _PAUSES * self._slowest_s)
+        least_s, slowest_s = self._least_s, self._slowest_s
+        limit_s = max(least_s, min(_PAUSES * slowest_s, slowest_s + _LONGER * least_s))
         if has_ended:
             limit_s = min(limit_s, _LEFT_S)
         last = self._alive_at
         by_cpu = _BY_CPU if self.has_stepped else _BY_BYTES
-        postponed = min(self._busy_at, last + by_cpu * limit_s)
-        postponed = max(postponed, min(self._moved_at, last + _BY_BYTES * limit_s))
+        # Sums, so that one long pause does not make each of these limits as much longer.
+        postponed = min(self._busy_at, last + by_cpu * least_s)
+        postponed = max(postponed, min(self._moved_at, last + _BY_BYTES * least_s))
         if self._heard_at - max(last, postponed) >= limit_s:
             return Verdict.HUNG
         # A process that spins is reported, unless it may be a compiler before the first step.
         last = max(last, self._moved_at if self.has_stepped else self._busy_at)
-        is_silent = self._heard_at - last >= max(_REPORTED * limit_s, 1.5 * self._slowest_s)
+        is_silent = self._heard_at - last >= max(_REPORTED * limit_s, 1.5 * slowest_s)
         if is_silent and not self._has_reported:
             self._has_reported = True
             return Verdict.SILENT
@@ -245,23 +285,27 @@ class Found:
     def frames(self) -> list[tuple[str, str, str]]:
         """File, line and function of its main thread, innermost first; empty where not known."""
         # faulthandler writes the main thread last. A deep stack ends with dots.
-        *_, main = re.split(rf"(?m)^.*{_STACK}.*$", self.seen.details)
+        *_, main = re.split(rf"(?m)^.*{processes.MOST_RECENT}.*$", self.seen.details)
         return re.findall(r'(?m)^  (?:File "(.+)", line (\d+) in (.+)|\.\.\.)$', main)
 
     @property
     def place(self) -> str:
         """Its place in the user's own code: ``load (train.py:12)``."""
         own = [each for each in self.frames if not re.search(r"/lib/python3|<frozen|^$", each[0])]
-        for file, line, function in own or self.frames:
+        for file, line, function in () if self.is_stopped else own or self.frames:
             return f"{function} ({Path(file).name}:{line})"
         return f"state {self.seen.state}"
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.seen.state.startswith("T")
 
     @property
     def distance(self) -> tuple[bool, bool, int]:
         """Distance from the cause: it is stopped, waits for nobody, has made fewer steps."""
         files = " ".join(file for file, _, _ in self.frames[:4])
         waits = re.search(r"/torch/(distributed|autograd|nn/parallel)/", files) is not None
-        return not self.seen.state.startswith("T"), waits, self.steps
+        return not self.is_stopped, waits, self.steps
 
     @property
     def is_ending(self) -> bool:
@@ -269,12 +313,16 @@ class Found:
         what the last line leaves is freed."""
         functions = [function for _, _, function in self.frames]
         if not functions or functions[-1] not in ("<module>", "_run_module_as_main", ""):
-            return _STACK in self.seen.details
+            return processes.MOST_RECENT in self.seen.details
         return "_shutdown" in functions or (self.steps > 0 and functions[0] == "<module>")
 
 
-def look(pids: Collection[int], folder: Path, *, node: int) -> list[Found]:
-    """See what the processes of a node are doing, ranks first; of Python, if any is."""
+def look(pids: Collection[int], folder: Path, *, node: int, is_last: bool) -> list[Found]:
+    """See what the processes of a node are doing, ranks first; of Python, if any is.
+
+    Args:
+        is_last: they are ended next; see ``processes.look``.
+    """
     counted = _counted(pids, folder) or dict.fromkeys(pids, (0, -1, -1))
     chosen = sorted(counted, key=lambda pid: (-counted[pid][0], counted[pid][1], pid))[:_LOOKED_AT]
     asked = [
@@ -285,7 +333,7 @@ def look(pids: Collection[int], folder: Path, *, node: int) -> list[Found]:
     ]
     return [
         Found(name=f"{_name(pid, seen.rank)} on node {node}", steps=counted[pid][0], seen=seen)
-        for pid, seen in zip(chosen, processes.look(asked), strict=True)
+        for pid, seen in zip(chosen, processes.look(asked, is_last=is_last), strict=True)
         if not seen.is_gone
     ]
 

@@ -24,7 +24,7 @@ import containers.__main__ as container
 from containers import demand, job_head, ray_head
 from containers.host.machine import OwnTask
 from containers.node import NodeConfig
-from containers.program import code, host_cache, on_node
+from containers.program import code, host_cache, on_node, process
 from containers.program.code import RAY_VARIABLE
 from containers.program.program_files import Mirror, open_mirror
 from containers.ray_head import RayHead
@@ -242,6 +242,9 @@ class Command:
     def wait(self, until: Callable[[], float]) -> None:
         while self.poll() is None and self.clock.now < until():
             self.clock.sleep(0.1)
+
+    def outlived(self) -> dict[int, list[str]]:
+        return {}
 
     def end(self, _until: object = None) -> int:
         if self.poll() is None and self.killed is None:
@@ -741,7 +744,7 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "reason"),
+    ("words", "code", "reason"),
     [
         (
             "def f():\n    raise ValueError('shapes do not match')\nf()",
@@ -760,14 +763,26 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
             "(<string>:1); trainctl logs r1; no file was saved: keep results in the working "
             "folder, in HOME or in $TRAIN_OUTPUT",
         ),
+        (
+            ("sh", "-c", f"{sys.executable} -c 'raise SystemExit(3)'; echo > done"),
+            exits.OK,
+            "succeeded, but python -c 'raise SystemExit(3)' ended with exit code 3",
+        ),
+        (
+            ("sh", "-c", f"{sys.executable} -c 'import time; time.sleep(99)' & echo > done"),
+            exits.OK,
+            "succeeded, but python -c 'import time; time.sleep(99)' still ran and was ended",
+        ),
     ],
-    ids=["exception", "argparse", "thread"],
+    ids=["exception", "argparse", "thread", "exit code", "background"],
 )
 def test_the_reason_of_a_program_on_the_head_is_its_error_or_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, script: str, code: int, reason: str
+    monkeypatch: pytest.MonkeyPatch, words: str | tuple[str, ...], code: int, reason: str
 ) -> None:
+    monkeypatch.setattr(process, "_LEAVE_S", 0.1)
     s3 = S3()
-    assert on_head(s3, monkeypatch, sys.executable, "-c", script).run() == code
+    given = (sys.executable, "-c", words) if isinstance(words, str) else words
+    assert on_head(s3, monkeypatch, *given).run() == code
     assert told(s3) == reason
 
 

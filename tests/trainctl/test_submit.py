@@ -152,6 +152,10 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*CODE, "mine.py", "--lr", "1"], "mine.py is not a command: give python mine.py --lr 1"),
     ([*CODE, "./mine.py"], "./mine.py is not a command: give python ./mine.py"),
     ([*CODE, "run.sh"], "run.sh, which the command runs, does not exist"),
+    *(
+        ([*CODE, word], f"{word} has nothing to run: name the file that it runs")
+        for word in ("bash", "torchrun", "python3", "accelerate")
+    ),
     (
         ["submit", "--code", "CODE", "--yes", "--", "torchrun", "--standalone", "mine.py"],
         "--standalone keeps torchrun from finding the other nodes",

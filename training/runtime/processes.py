@@ -2,15 +2,18 @@
 
 A worker that hangs cannot be asked. On Linux, what can be read from outside is read by another
 process of its node (on a cluster, in a task of Ray): the state in ``/proc``, and the stack of every
-thread, which Python's ``faulthandler`` writes when it gets a signal, also while the interpreter is
-held. A process that is stopped answers no signal: there py-spy, which Ray brings along, may read
-its memory.
+thread, which py-spy, a dependency of Ray's, reads from the process's memory.
+
+Python's ``faulthandler`` writes stacks when it gets a signal, also while the interpreter is held.
+That may crash a process whose threads come and go (python/cpython#116008, #128421, #131580), so a
+signal is sent only to a process that is ended next.
 """
 
 import contextlib
 import ctypes
 import faulthandler
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +38,9 @@ _STACKS_S: Final = 2.0
 _PY_SPY_S: Final = 10.0
 #: A task is a process that may still have to be started, on a node that is in trouble.
 _NODE_S: Final = 30.0
+_UNREADABLE: Final = "its Python stacks cannot be read"
+#: In the first line of a thread's stack, as faulthandler writes it.
+MOST_RECENT: Final = "most recent call first"
 _NO_ANSWER: Final = "its node does not answer"
 _FILES: Final[list[Any]] = []  # kept open as long as this process
 
@@ -79,10 +86,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def look(processes: Sequence[Process]) -> list[ProcessState]:
-    """See what processes of this node are doing."""
-    asked = {each: _ask_for_stacks(each) for each in processes}
-    return [_seen(each, asked[each]) for each in processes]
+def look(processes: Sequence[Process], *, is_last: bool = True) -> list[ProcessState]:
+    """See what processes of this node are doing.
+
+    Args:
+        is_last: they are ended next, so that a signal may be sent.
+    """
+    asked = {each: _ask_for_stacks(each) for each in processes} if is_last else {}
+    with ThreadPoolExecutor() as pool:
+        return [*pool.map(lambda each: _seen(each, asked.get(each)), processes)]
 
 
 def end(processes: Sequence[Process]) -> None:
@@ -177,11 +189,16 @@ def _ask_for_stacks(process: Process) -> int:
     return size
 
 
-def _seen(process: Process, begin: int) -> ProcessState:
+def _seen(process: Process, begin: int | None) -> ProcessState:
+    """Look at one process.
+
+    Args:
+        begin: where in its file its own stacks begin; None: it was not asked for them.
+    """
     state = _state(process)
     if state == "gone":
         return ProcessState(rank=process.rank, state=state, details="")
-    if state[0] in "Tt":
+    if begin is None or state[0] in "Tt":
         stacks = _py_spy(process.pid)
     else:
         stacks = _written(f"/proc/{process.pid}/fd/{process.stacks}", begin)
@@ -189,7 +206,7 @@ def _seen(process: Process, begin: int) -> ProcessState:
     parts = [
         f"{rank}process {process.pid} on node {process.node}: {state}",
         _threads(process.pid),
-        stacks or "its Python stacks cannot be read",
+        stacks,
     ]
     return ProcessState(rank=process.rank, state=state, details="\n".join(parts))
 
@@ -205,26 +222,38 @@ def _written(file: str, begin: int) -> str:
             if more and more == text:
                 break
             text = more
-    return text.decode(errors="replace").strip()
+    return text.decode(errors="replace").strip() or _UNREADABLE
 
 
-def _py_spy(pid: int) -> str:
+def _py_spy(pid: int, tries: int = 4) -> str:
+    """Stacks of a process as faulthandler writes them, its main thread last; or why there are
+    none."""
     places = (os.path.dirname(sys.executable), *os.get_exec_path())
-    program = shutil.which("py-spy", path=os.pathsep.join(places))
-    if program is None:
-        return ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    program = shutil.which("py-spy", path=os.pathsep.join(places)) or "py-spy"
+    try:
         done = subprocess.run(
-            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],
             capture_output=True,
             text=True,
             errors="replace",
             timeout=_PY_SPY_S,
-            check=False,
+            check=True,
         )
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return ""
+    except subprocess.CalledProcessError as error:
+        if tries:  # its threads may have begun or ended meanwhile
+            return _py_spy(pid, tries - 1)
+        said = error.stderr.partition("Stack backtrace")[0].split()
+        return f"{_UNREADABLE} from outside: {' '.join(said)}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{_UNREADABLE} from outside: {error}"
+    frames = re.sub(
+        r"(?m)^    (?:.*\.)?(\S+) \((.*):(\d+)\)$", r'  File "\2", line \3 in \1', done.stdout
+    )
+    _, *threads = re.split(r"(?m)^(?=Thread )", frames)
+    return "".join(
+        re.sub(r"$", f" ({MOST_RECENT}):", each.strip(), count=1, flags=re.M) + "\n"
+        for each in sorted(threads, key=lambda each: '"MainThread"' in each.partition("\n")[0])
+    )
 
 
 def _threads(pid: int) -> str:

@@ -2,8 +2,9 @@
 PYTHONPATH.
 
 That is so for a job's own program, on the head and on all nodes, and for what it starts, also
-through Ray. An exception that nothing catches is noted for the job's outcome
-(``containers/program/cause.py``); what the program prints is written line by line; Ray gets the
+through Ray. An exception that nothing catches is noted for the job's outcome, and so is the exit
+code that a shell may ignore (``containers/program/ends.py``), unless the shell expects a failure;
+what the program prints is written line by line; Ray gets the
 defaults of ``containers/program/ray_defaults.py``; steps are counted by
 ``containers/program/steps.py``; torchvision fetches FashionMNIST over HTTPS. These files are found
 by their place, because a user's code may have a package called ``containers``.
@@ -140,7 +141,12 @@ def _fetch_over_https(module: Any) -> None:
 _print_whole_lines()
 # As in contract.nodes; a test compares them.
 if _errors := os.environ.get("TRAIN_ERRORS"):
-    _note_errors(_errors)
+    try:
+        _is_noted = _load("_train_ends", _HERE.parent / "ends.py").begin(_errors)
+    except Exception:  # the program must run without a note
+        _is_noted = True
+    if _is_noted:
+        _note_errors(_errors)
 _changes: Dict[str, Callable[[Any], None]] = {"torchvision.datasets.mnist": _fetch_over_https}
 if os.environ.get("TRAIN_WATCH"):
     _changes.update(_load("_train_steps", _HERE.parent / "steps.py").CHANGES)

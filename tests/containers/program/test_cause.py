@@ -20,6 +20,7 @@ from containers.program.cause import (
     errors_in,
     success,
 )
+from containers.program.cause import hidden as cause_hidden
 from contract import nodes
 
 SHAPES = Error(line="ValueError: shapes do not match (train.py:5)", at=2.0, node=1, rank="1")
@@ -217,6 +218,115 @@ def test_an_exception_that_nothing_catches_is_noted(
         [(expected, 1, "4", "2")] if expected else []
     )
     assert expected is None or "Traceback" in done.stderr, "it is printed as ever"
+
+
+#: Ends as its argument says.
+ENDS = """
+import os, signal, subprocess, sys
+how = sys.argv[1]
+if how == "fork":
+    os.fork() or os._exit(0)
+    os.wait()
+    os.kill(os.getpid(), signal.SIGSEGV)
+elif how == "child":
+    subprocess.run([sys.executable, "x.py", "3"])
+elif how == "twice":
+    done = os.path.exists("first")
+    open("first", "w").close()
+    sys.exit(not done)
+elif how == "_exit":
+    os._exit(4)
+elif how == "text":
+    raise SystemExit("no data")
+elif how == "raise":
+    raise ValueError(how)
+elif how == "SIGSEGV":
+    os.kill(os.getpid(), signal.SIGSEGV)
+elif how == "exec":
+    os.execv(sys.executable, ["python", "x.py", "5"])
+raise SystemExit(int(how) if how.isdecimal() else 0)
+"""
+EACH, BASH = ("sh", "bash"), ("bash",)
+
+
+@pytest.mark.parametrize(
+    ("script", "shells", "hidden"),
+    [
+        ("python x.py 3", EACH, "python x.py 3 ended with exit code 3"),
+        ("python x.py text | tee log", EACH, "python x.py text ended with exit code 1"),
+        ("f() { python -u x.py 3; true; }; f", EACH, "python -u x.py 3 ended with exit code 3"),
+        ("(python x.py _exit) && ls", EACH, "python x.py _exit ended with exit code 4"),
+        ("python x.py SIGSEGV", EACH, "python x.py SIGSEGV was killed"),
+        ("python x.py fork", EACH, "python x.py fork was killed"),
+        ("python x.py exec", EACH, "python x.py 5 ended with exit code 5"),
+        ("python y.py", EACH, "python y.py ended with exit code 2"),
+        ("python -m x 3", EACH, "python -m x 3 ended with exit code 3"),
+        ("python - <<E\nraise SystemExit(3)\nE", EACH, "python - ended with exit code 3"),
+        ("timeout 9 python x.py 3", EACH, "python x.py 3 ended with exit code 3"),
+        ("cd sub; python ../x.py 3", EACH, "python x.py 3 ended with exit code 3"),
+        (
+            "A=3; python x.py $A; python x.py 0 || true",
+            EACH,
+            "python x.py 3 ended with exit code 3",
+        ),
+        ("python x.py 3; echo $?", EACH, "python x.py 3 ended with exit code 3"),
+        ("bash -c 'python x.py 3; true'", EACH, "python x.py 3 ended with exit code 3"),
+        # Other commands, which only bash tells of.
+        ("cp none here", BASH, "cp none here ended with exit code 1"),
+        ("./fails --lr 1", BASH, "./fails --lr 1 ended with exit code 9"),
+        ("cd none", BASH, "cd none ended with exit code 1"),
+        # It is dealt with.
+        *(
+            (script, EACH, "")
+            for script in (
+                "python x.py 3 || true",
+                "python x.py 3 | tee log || echo failed",
+                "if ! python x.py 3; then echo; fi",
+                "if test -f x.py && python x.py 3; then echo; fi",
+                "while ! python x.py twice; do true; done",
+                "for i in 1 2 3; do python x.py twice && break; done",
+                "python x.py twice; python x.py twice",
+                "python x.py 3\n[ $? -ne 0 ] && exit 0",
+                "python x.py 3 \\\n  --lr 1 ||\n  true",
+                "python x.py 3; code=$?; echo",
+                "python -c 'import nothing' || echo",
+                "python -c \"raise SystemExit('; a/b')\" || echo",
+                "python x.py raise || true",
+                "! python x.py 3",
+                "python x.py SIGSEGV & kill -9 $!",
+                "timeout 9 python x.py SIGSEGV",
+                "python x.py child",
+                "python x.py 0; python x.py 0 1",
+                "grep -q none x.py; test -f none; [ -f none ]; diff x.py y; A=$(grep none x.py)",
+                "cp none here || true; ./fails && ls; if ./fails; then ls; fi",
+                "python x.py raise",  # its exception is known
+            )
+        ),
+    ],
+)
+def test_a_shell_that_goes_on_hides_no_failure_and_none_that_it_deals_with_is_reported(
+    tmp_path: Path, script: str, shells: tuple[str, ...], hidden: str
+) -> None:
+    for shell in shells:
+        place = tmp_path / shell
+        (place / "sub").mkdir(parents=True)
+        (place / "x.py").write_text(ENDS)
+        (place / "run.sh").write_text(f"{script}\ntrue\n")
+        (place / "fails").write_text("#!/bin/sh\nexit 9\n")
+        (place / "fails").chmod(0o755)
+        given = environment(place / "errors", BASH_ENV=str(on_node.BASH_ENV))
+        # As a launcher does, which is no shell.
+        done = subprocess.run([shell, "run.sh"], cwd=place, env=given, check=False, timeout=60)
+        assert done.returncode == 0
+        found = cause_hidden(place / "errors", {}, 0)
+        assert found == ([f"{hidden} on node 0"] if hidden else []), shell
+        assert bool(errors_in(place / "errors")) == (script == "python x.py raise")
+
+
+def test_what_a_process_writes_beside_the_notes_harms_nothing(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "[]\n", "{}", '["x"]\n\1', "\xff")):
+        (tmp_path / f"{number}.end").write_text(text)
+    assert cause_hidden(tmp_path, {}) == []
 
 
 PROGRAM = """

@@ -355,7 +355,11 @@ def test_a_change_of_any_file_is_seen(start: Start) -> None:
     first = node.mirror.newest_ns
     node.write("output/log", "two")
     node.copy()
-    assert 0 < first < node.mirror.newest_ns
+    last = node.mirror.newest_ns
+    assert 0 < first < last == node.mirror.worked_ns
+    node.write("work/wandb/run-1/files/a", "a tracker's")
+    node.copy()
+    assert node.mirror.worked_ns == last < node.mirror.newest_ns
 
 
 # --- limits

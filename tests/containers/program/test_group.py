@@ -372,6 +372,7 @@ class Files:
 
     lost: list[str] = field(default_factory=list)
     newest_ns: int = field(default_factory=time.time_ns)
+    worked_ns: int = 0
     is_replaced: bool = False
     is_down: bool = False
     """The last copy lasts until it is hurried."""
@@ -462,6 +463,13 @@ LOST = [f"output/{number}" for number in range(7)]
             "succeeded, but its newest file is from 2 h 1 min before its end",
         ),
         ("true", lambda: [Files(newest_ns=0), aged(3000)], exits.OK, ""),
+        (
+            f"test $NODE_RANK = 0 || {sys.executable} -c 'raise SystemExit(3)'; true",
+            lambda: [aged(7300), aged(7300)],
+            exits.OK,
+            "succeeded, but python -c 'raise SystemExit(3)' ended with exit code 3 on node 1; its "
+            "newest file is from 2 h",
+        ),
         (
             "true",
             lambda: [Files(), Files(lost=LOST)],
@@ -777,13 +785,13 @@ for step in range(20):
         (
             "load() if rank else all_reduce()",
             exits.HUNG,
-            "failed: hung: no step for [0-9] s; rank 1 on node 1 was in load "
+            "failed: hung: no step or new line for [0-9] s; rank 1 on node 1 was in load "
             r"\(program.py:7\); all stacks: trainctl logs r1; --hang-minutes lets",
         ),
         (
             "os.kill(os.getpid(), signal.SIGSTOP) if rank else all_reduce()",
             exits.HUNG,
-            r"no step for .*; rank 1 on node 1 was in state T \(stopped\)",
+            r"no step or new line for .*; rank 1 on node 1 was in state T \(stopped\)",
         ),
         (
             "atexit.register(all_reduce) if rank else None",
@@ -827,6 +835,9 @@ def test_a_program_that_hangs_is_ended_with_the_stacks_of_its_ranks(
     assert re.search(said, errors, re.MULTILINE), errors
     assert "the stacks of all processes are in the log" in errors
     assert "[node 1] rank 1, process" in log
+    for actor in ray.actors:
+        looks = [given[-1] for name, given in actor.called if name == "look"]
+        assert True not in looks[:-1]
 
 
 def test_the_steps_of_a_program_are_written_into_its_run(
@@ -837,7 +848,7 @@ def test_the_steps_of_a_program_are_written_into_its_run(
     path = write_program(
         tmp_path / "code", f"{LOOP}while not os.path.exists('{tmp_path}/end'): optimizer.step()\n"
     )
-    files = {"a": Files(newest_ns=5), "b": Files(newest_ns=0), "c": Files()}
+    files = {"a": Files(worked_ns=5), "b": Files(newest_ns=0), "c": Files()}
     here = Stored(ray, monkeypatch, f"{sys.executable} {path}", "2", **files)
     running = Running(here.group)
 

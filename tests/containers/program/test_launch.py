@@ -2,12 +2,13 @@
 behind."""
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from containers.host import machine
-from containers.program import on_node, process
+from containers.program import on_node, process, watch
 from containers.program import s3_files as store
 from containers.program.disk import Disk
 from containers.program.on_node import Ended, Launcher, LaunchSpec, NodePlace
@@ -28,6 +29,7 @@ from contract.job import JobSpec
 from contract.nodes import ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
 from store.bucket import Bucket
 from tests.aws.s3 import S3
+from tests.containers.program.nodes_here import PATH
 from tests.containers.program.saved_files import saved_in
 from tests.eventually import eventually
 
@@ -155,6 +157,10 @@ class Here:
         self.launcher = Launcher(given, folder=str(folder))
         self.launchers.append(self.launcher)
 
+    @property
+    def program(self) -> process.ProgramProcess:
+        return eventually("a program", lambda: self.launcher._program, every_s=0.02)
+
     def start(self, **place: object) -> None:
         self.launcher.start(replace(PLACE, **place))  # type: ignore[arg-type]
 
@@ -186,7 +192,8 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, notice: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, notice: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(process, "_LEAVE_S", 0.1)
     assert not notice.exists()
     yield tmp_path / "program"
     for launcher in Here.launchers:
@@ -323,15 +330,99 @@ def test_what_a_shell_has_started_gets_sigterm_too_and_time_to_end(folder: Path)
     assert time.monotonic() - began < 20
 
 
-def test_a_program_that_has_overwritten_its_environment_is_killed(folder: Path) -> None:
-    # Writes over the area that /proc shows, as setproctitle does.
-    here = Here(folder, "", sys.executable, "-c", OVERWRITES)
+#: A process notes its id, in the place of a loop that waits for it.
+UP = "sh -c 'echo $$ > new; mv new up; trap : TERM; while :; do sleep 0.05; done'"
+UNTIL_UP = "until test -e up; do sleep 0.02; done; sleep 1000"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        # Writes over the area that /proc shows, as setproctitle does.
+        lambda: (sys.executable, "-c", OVERWRITES),
+        lambda: ("sh", "-c", f"env -i PATH=$PATH setsid {UP} & {UNTIL_UP}"),
+        # Its parent ends at once.
+        lambda: ("sh", "-c", f"env -i PATH=$PATH setsid -f {UP}; {UNTIL_UP}"),
+    ],
+    ids=["another title", "a cleared environment", "a daemon"],
+)
+def test_a_process_that_cannot_be_known_by_its_environment_counts_and_is_killed(
+    folder: Path, words: Callable[[], tuple[str, ...]]
+) -> None:
+    here = Here(folder, "", *words())
     here.start()
     pid = int(here.wait_for("up").read_text())
     assert pid not in machine.marked(ENV_RUN, "r1")
+    assert pid in here.program.left()
     here.launcher.stop(0.5)
-    assert here.wait().code == exits.KILLED
+    assert here.wait().was_told
     assert not is_running(pid)
+
+
+def zombies() -> set[int]:
+    there = machine.processes().items()
+    return {pid for pid, each in there if each.state == "Z" and each.parent == os.getpid()}
+
+
+def test_orphans_that_have_ended_leave_no_zombies(folder: Path) -> None:
+    before = zombies()  # of other tests
+    here = Here(folder, "for i in 1 2 3; do setsid -f true; done; touch up; sleep 1000")
+    here.start()
+    here.wait_for("up")
+    eventually("none", lambda: not here.program.left() or zombies() <= before, every_s=0.02)
+
+
+def test_what_is_read_through_a_mapping_counts(tmp_path: Path) -> None:
+    size = 2**24
+    with (tmp_path / "weights").open("w+b") as file:
+        file.write(os.urandom(size))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = machine.used([os.getpid()])[1]
+        with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped:
+            sum(mapped[i] for i in range(0, size, mmap.PAGESIZE))
+    if os.statvfs(tmp_path).f_fsid == 0:
+        pytest.skip("a file system in memory reads nothing")
+    assert machine.used([os.getpid()])[1] - before > size * 0.8
+
+
+def test_lines_that_differ_are_counted_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0)
+    here = Here(folder, "echo wait 1; echo wait 2; echo done; touch up; sleep 1000")
+    here.start()
+    here.wait_for("up")
+    eventually("lines", lambda: here.launcher.status().signs.printed == 3, every_s=0.02)
+    assert here.launcher.status().signs.lines == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "hidden"),
+    [
+        ("cp .no here; true", []),
+        ("python fail.py & sleep 0.05; wait", ["python fail.py ended with exit code 3 on node 1"]),
+        ("python train.py & until test -e up; do :; done", ["python train.py still ran and was"]),
+        ("tail -f /dev/null & (while :; do sleep 60; done) & true", []),
+        ("trap 'exit 0' TERM; python train.py & touch up; wait", None),
+    ],
+)
+def test_what_fails_inside_a_command_that_ends_with_0_is_known_at_its_end(
+    folder: Path, script: str, hidden: list[str] | None
+) -> None:
+    here = Here(folder, f"{WRITE_PROGRAMS}; {script}", variables={"PATH": PATH})
+    here.start()
+    if hidden is None:
+        here.wait_for("up")
+        here.launcher.stop(5)
+    ended = here.wait()
+    assert [line[: len(text)] for line, text in zip(ended.hidden, hidden or [], strict=True)] == (
+        hidden or []
+    )
+
+
+WRITE_PROGRAMS = (
+    "echo 'raise SystemExit(3)' > fail.py; "
+    'echo \'import time; open("up", "w"); time.sleep(100)\' > train.py'
+)
 
 
 OVERWRITES = """

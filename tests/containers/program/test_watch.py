@@ -4,21 +4,29 @@ The table plays hours in virtual time; real processes show that steps are counte
 from outside.
 """
 
+import ctypes
+import faulthandler
 import os
 import shutil
 import struct
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from containers.program import steps
 from containers.program.on_node import STARTUP
 from containers.program.process import ProgramProcess
+from containers.program.selection import TRACKERS
+from containers.program.steps import SIZE
 from containers.program.watch import (
     EVERY_S,
     Found,
+    NewLines,
     Signs,
     Verdict,
     Watch,
@@ -36,26 +44,54 @@ MINUTE = 60.0
 LIMIT = 10 * MINUTE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """Minutes of a program of two nodes, which do the same unless ``other`` says what node 1 does.
 
     All but the steps is so much per second.
     """
 
-    minutes: float
+    minutes: float = 400
     steps: float = 0.0
     cpu: float = 0.001  # threads that wait with a timeout
     bytes: float = 2e4  # Ray's heartbeats
-    lines: float = 0.0
-    files: float = 0.0
-    other: Mapping[str, float] = field(default_factory=dict)
+    says: Callable[[int], str] | None = None
+    """Its n-th line,"""
+    each_s: float = 10.0
+    """after as many seconds."""
+    writes: str = ""
+    """Name of a file that changes all the time."""
+    other: Mapping[str, Any] = field(default_factory=dict)
 
 
-START = Phase(2, cpu=1, bytes=1e7, lines=0.1)
-TRAIN = Phase(20, steps=2, cpu=1, bytes=1e6, lines=0.1)
-DEAD = Phase(400)
-SPIN = Phase(400, cpu=1)
+def loss(n: int) -> str:
+    return f"step {n} loss {1 / n:.3f}"
+
+
+def sentence(n: int) -> str:
+    """Another one each time."""
+    return f"the {'very ' * (n % 150)}old model says {'abc'[n % 3] * (n // 150)}"
+
+
+def waiting(n: int) -> str:
+    return f"[2026-11-28 {n // 360 % 24:02}:{n // 6 % 60:02}] still waiting after {10 * n} s"
+
+
+def counting(total: int) -> Callable[[int], str]:
+    """A count to ``total``, again and again."""
+    return lambda n: f"eval {(n - 1) % total + 1}/{total}, {n / 7:.2f} s"
+
+
+def bar(n: int) -> str:
+    """tqdm's: its bar has eight parts a character."""
+    return f"{n // 40}%|{'#' * (n // 40)}{n // 5 % 8}| [{n // 6}:{n % 6}0]".replace("#", "\u2588")
+
+
+START = Phase(minutes=2, cpu=1, bytes=1e7, says=loss)
+TRAIN = Phase(minutes=20, steps=2, cpu=1, bytes=1e6, says=loss)
+DEAD = Phase()
+SPIN = Phase(cpu=1)
+GPUS = {"gpus": True}
 
 
 def play(
@@ -73,25 +109,31 @@ def play(
     watch = Watch(least_s)
     now = 1000.0
     watch.begin(now, spins=gpus)
-    totals = [dict.fromkeys(("steps", "cpu", "bytes", "lines", "files"), 0.0) for _ in range(2)]
+    totals = [dict.fromkeys(("steps", "cpu", "bytes"), 0.0) for _ in range(2)]
+    lines, written = [NewLines(), NewLines()], [0, 0]
     began, found = now, dict[Verdict, float]()
     for phase in phases:
         started = now
+        nodes_do = [phase, replace(phase, **phase.other)]
         while now - started < phase.minutes * MINUTE:
             now += EVERY_S
             has_ended = ends is not None and now - began >= ends * MINUTE
-            for number, total in enumerate(totals):
-                for name in total:
-                    rate = getattr(phase, name)
-                    rate = phase.other.get(name, rate) if number else rate
-                    total[name] += rate * EVERY_S
+            for number, does in enumerate(nodes_do):
+                for name in totals[number]:
+                    totals[number][name] += getattr(does, name) * EVERY_S
+                num = int((now - started) // does.each_s)
+                if does.says and num > (now - EVERY_S - started) // does.each_s:
+                    lines[number].hear(does.says(num))
+                if does.writes and not TRACKERS.search(f"work/{does.writes}"):
+                    written[number] = int(now)
             samples = {
                 number: Signs(
                     steps={f"rank {number}": int(total["steps"])} if total["steps"] >= 1 else {},
                     cpu_s=total["cpu"],
                     moved=int(total["bytes"]),
-                    lines=int(total["lines"]),
-                    written_ns=int(total["files"]),
+                    lines=lines[number].num_new,
+                    printed=lines[number].num,
+                    written_ns=written[number],
                 )
                 for number, total in enumerate(totals)
                 if number or not has_ended
@@ -107,66 +149,174 @@ def play(
     return found
 
 
-@pytest.mark.parametrize(
-    ("phases", "options", "reported", "ended"),
-    [
-        ([START, TRAIN, DEAD], {}, 3, 10),
-        ([START, TRAIN, DEAD], {"gpus": True}, 3, 10),
-        # A rank sleeps, and the others wait for it in a collective of NCCL: they spin.
-        ([START, TRAIN, Phase(400, cpu=1, other={"cpu": 0})], {"gpus": True}, 3, 70),
-        # All wait for a lock, and a thread reports the use of the host, as W&B's does.
-        ([START, TRAIN, Phase(400, bytes=5e4, files=0.1)], {}, 3, 10),
-        # A thread prints that it waits, for ever.
-        ([START, TRAIN, Phase(400, lines=0.02)], {}, None, 250),
-        # Before the first step: a reader waits for a FIFO; a rendezvous that nobody joins.
-        ([DEAD], {}, 3, 10.5),
-        ([START, DEAD], {}, 3, 10.5),
-        ([START, SPIN], {"gpus": True}, None, 250),
-        # At its exit, on one node of two; the same where the one that is left spins.
-        ([START, TRAIN, DEAD], {"ends": 22}, 1.5, 5),
-        ([START, TRAIN, SPIN], {"ends": 22, "gpus": True}, 1.5, 35),
-        # A slow pause before lets it have more time.
-        ([START, TRAIN, Phase(8), TRAIN, DEAD], {}, 12.3, 24.5),
-        ([START, TRAIN, DEAD], {"least_s": 60}, 1, 1),
-    ],
-)
+#: Limits of the page: ten minutes (or more, after a pause), and before that at most an hour in
+#: which processes wait for GPUs, or four of other signs.
+HANGS: dict[str, tuple[list[Phase], dict[str, Any], float | None, float]] = {
+    "all wait": ([START, TRAIN, DEAD], {}, 3, 10),
+    "all wait, beside GPUs": ([START, TRAIN, DEAD], GPUS, 3, 10),
+    "a rank sleeps, NCCL spins": ([START, TRAIN, Phase(cpu=1, other={"cpu": 0})], GPUS, 3, 70),
+    "a lock, and W&B's thread": (
+        [START, TRAIN, Phase(bytes=5e4, cpu=0.03, writes="wandb/run-1/files/wandb-summary.json")],
+        {},
+        3,
+        10,
+    ),
+    "a lock, and TensorBoard's thread": (
+        [START, TRAIN, Phase(writes="runs/a/events.out.tfevents.17.host.1.0")],
+        GPUS,
+        3,
+        10,
+    ),
+    "a lock, and MLflow's thread": (
+        [START, TRAIN, Phase(writes="mlruns/0/a/metrics/gpu")],
+        {},
+        3,
+        10,
+    ),
+    "a lock, and a log": ([START, TRAIN, Phase(writes="logs/rank0.txt")], {}, 3, 10),
+    "a thread that says that it waits": (
+        [START, TRAIN, Phase(says=waiting, each_s=50)],
+        {},
+        None,
+        250,
+    ),
+    "the same beside NCCL": ([START, TRAIN, Phase(says=waiting, cpu=1)], GPUS, None, 250),
+    "a logger of ever other sentences": ([START, TRAIN, Phase(says=sentence)], {}, None, 250),
+    "a logger that counts to five": (
+        [START, TRAIN, Phase(says=counting(5), cpu=1)],
+        GPUS,
+        None,
+        251,
+    ),
+    "a spinning lock, no GPU": ([START, TRAIN, SPIN], {}, None, 250),
+    "a reader of a FIFO": ([DEAD], {}, 3, 10.5),
+    "a rendezvous that nobody joins": ([START, DEAD], {}, 3, 10.5),
+    "NCCL before the first step": ([START, SPIN], GPUS, None, 250),
+    "an exit, on one node": ([START, TRAIN, DEAD], {"ends": 22}, 1.5, 5),
+    "an exit that spins, on one node": ([START, TRAIN, SPIN], {"ends": 22, **GPUS}, 3, 65),
+    "after a slow pause": ([START, TRAIN, Phase(minutes=8), TRAIN, DEAD], {}, 12.3, 24.5),
+    "NCCL, after a silent evaluation": (
+        [START, TRAIN, Phase(minutes=55, cpu=1), TRAIN, SPIN],
+        GPUS,
+        None,
+        60 + 55 + 60.1,
+    ),
+    "a thread that says that it waits, after a silent evaluation": (
+        [START, TRAIN, Phase(minutes=55, cpu=1), TRAIN, Phase(says=waiting)],
+        GPUS,
+        None,
+        240 + 55 + 60.1,
+    ),
+    "NCCL, after an evaluation that prints": (
+        [START, TRAIN, Phase(minutes=300, cpu=1, says=sentence), TRAIN, SPIN],
+        GPUS,
+        3,
+        71,
+    ),
+    "all wait, after a long save": (
+        [START, TRAIN, Phase(minutes=200, bytes=3e6), TRAIN, DEAD],
+        {},
+        None,
+        200 + 60.1,
+    ),
+    "a limit of a minute": ([START, TRAIN, DEAD], {"least_s": 60}, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("phases", "options", "reported", "ended"), HANGS.values(), ids=HANGS)
 def test_a_hang_is_reported_and_ends(
-    phases: list[Phase], options: dict[str, float], reported: float | None, ended: float
+    phases: list[Phase], options: dict[str, Any], reported: float | None, ended: float
 ) -> None:
-    found = play(phases, **options)  # type: ignore[arg-type]
+    found = play(phases, **options)
     assert found[Verdict.HUNG] <= ended + 0.1
     assert found[Verdict.HUNG] > ended * 0.8
     if reported is not None:
         assert found[Verdict.SILENT] <= reported
 
 
-@pytest.mark.parametrize(
-    ("phases", "options"),
-    [
-        ([START, Phase(15, cpu=1), TRAIN], {"gpus": True}),  # a compiler, before the first step
-        ([START, Phase(1, steps=0.02, cpu=1), Phase(40, cpu=1), TRAIN], {"gpus": True}),  # after it
-        ([Phase(180, bytes=5e6), TRAIN], {}),  # a download
-        ([START, TRAIN, Phase(50, cpu=1), TRAIN], {"gpus": True}),  # an evaluation on a GPU
-        ([START, TRAIN, Phase(180, cpu=1), TRAIN], {}),  # the same without one
-        ([START, TRAIN, Phase(180, cpu=1, lines=0.1), TRAIN], {"gpus": True}),  # a printing one
-        ([START, TRAIN, Phase(30, bytes=3e6), TRAIN], {}),  # a checkpoint
-        # Rank 0 saves, and the others wait for it.
-        ([START, TRAIN, Phase(30, bytes=3e6, other={"bytes": 0}), TRAIN], {}),
-        ([Phase(600, cpu=1)], {}),  # a program that makes no steps: a fit of trees
-        ([Phase(120, cpu=8, bytes=1e8), TRAIN], {}),  # data becomes tokens
-        ([Phase(600, cpu=1, lines=0.01)], {"gpus": True}),  # JAX, a line each 100 s
-        ([Phase(600, cpu=1, files=0.01)], {"gpus": True}),  # the same, in a file
-        (
-            [START, *[Phase(0.1, steps=1, cpu=1), Phase(9, cpu=1)] * 20],
-            {"gpus": True},
-        ),  # slow steps
-        ([START, TRAIN, Phase(9), TRAIN, Phase(25), TRAIN], {}),  # a pause longer than before
-        ([START, TRAIN, Phase(30, cpu=1, bytes=1e6), TRAIN], {"ends": 22}),  # the rest on node 1
-        ([START, TRAIN, DEAD], {"least_s": 0}),
-    ],
-)
-def test_honest_silence_is_not_ended(phases: list[Phase], options: dict[str, float]) -> None:
-    assert Verdict.HUNG not in play(phases, **options)  # type: ignore[arg-type]
+HONEST: dict[str, tuple[list[Phase], dict[str, Any]]] = {
+    "a compiler": ([START, Phase(minutes=15, cpu=1), TRAIN], GPUS),
+    "a compiler after a step": (
+        [START, Phase(minutes=1, steps=0.02, cpu=1), Phase(minutes=40, cpu=1), TRAIN],
+        GPUS,
+    ),
+    "a download": ([Phase(minutes=180, bytes=5e6), TRAIN], {}),
+    "a download that prints, slowly": ([Phase(minutes=600, bytes=1e5, says=waiting), TRAIN], GPUS),
+    "a silent evaluation on a GPU": ([START, TRAIN, Phase(minutes=50, cpu=1), TRAIN], GPUS),
+    "each evaluation longer than the one before": (
+        [START, TRAIN, Phase(minutes=40, cpu=1), TRAIN, Phase(minutes=130, cpu=1), TRAIN],
+        GPUS,
+    ),
+    "a silent evaluation without one": ([START, TRAIN, Phase(minutes=180, cpu=1), TRAIN], {}),
+    "an evaluation that counts": (
+        [START, TRAIN, Phase(minutes=600, cpu=1, says=counting(4000))],
+        GPUS,
+    ),
+    "the same count, after each epoch": (
+        [START, *[TRAIN, Phase(minutes=300, cpu=1, says=counting(2000))] * 3],
+        GPUS,
+    ),
+    "an evaluation that counts as it likes": (
+        [START, TRAIN, Phase(minutes=235, cpu=1, says=lambda n: f"batch {n}"), TRAIN],
+        GPUS,
+    ),
+    "tqdm": ([START, TRAIN, Phase(minutes=600, cpu=1, says=bar)], GPUS),
+    "generated text": ([START, TRAIN, Phase(minutes=900, cpu=1, says=sentence, each_s=300)], GPUS),
+    "generated text, without a GPU": ([START, TRAIN, Phase(minutes=900, cpu=1, says=sentence)], {}),
+    "one node evaluates, the other waits": (
+        [START, TRAIN, Phase(minutes=600, cpu=1, says=sentence, other={"cpu": 0, "says": None})],
+        {},
+    ),
+    "answers of a remote judge": ([START, TRAIN, Phase(minutes=230, says=sentence), TRAIN], GPUS),
+    "a checkpoint": ([START, TRAIN, Phase(minutes=30, bytes=3e6), TRAIN], {}),
+    "rank 0 saves, the others wait": (
+        [START, TRAIN, Phase(minutes=30, bytes=3e6, other={"bytes": 0}), TRAIN],
+        {},
+    ),
+    "a merge that writes shards": (
+        [START, TRAIN, Phase(minutes=220, writes="merged/model-00001.safetensors")],
+        GPUS,
+    ),
+    "predictions in a file": ([START, TRAIN, Phase(minutes=220, writes="predictions.jsonl")], GPUS),
+    "a file of a step's time in a log folder": (
+        [START, TRAIN, Phase(minutes=200, writes="lightning_logs/v0/checkpoints/a.ckpt"), TRAIN],
+        {},
+    ),
+    "a fit of trees": ([Phase(minutes=600, cpu=1)], {}),
+    "data becomes tokens": ([Phase(minutes=120, cpu=8, bytes=1e8), TRAIN], {}),
+    "JAX that prints": ([Phase(minutes=600, cpu=1, says=loss, each_s=100)], GPUS),
+    "JAX that writes": ([Phase(minutes=600, cpu=1, writes="metrics.jsonl")], GPUS),
+    "slow steps": (
+        [START, *[Phase(minutes=0.1, steps=1, cpu=1), Phase(minutes=9, cpu=1)] * 20],
+        GPUS,
+    ),
+    "slow steps that say so": (
+        [START, *[Phase(minutes=0.1, steps=1), Phase(minutes=80, cpu=1, says=sentence)] * 5],
+        GPUS,
+    ),
+    "a pause longer than before": (
+        [START, TRAIN, Phase(minutes=9), TRAIN, Phase(minutes=25), TRAIN],
+        {},
+    ),
+    "the rest on node 1": (
+        [START, TRAIN, Phase(minutes=30, cpu=1, bytes=1e6), TRAIN],
+        {"ends": 22},
+    ),
+    "an evaluation on the last node": (
+        [START, TRAIN, Phase(minutes=60, cpu=1)],
+        {"ends": 22, **GPUS},
+    ),
+    "one that prints on the last node": (
+        [START, TRAIN, Phase(minutes=500, cpu=1, says=sentence)],
+        {"ends": 22, **GPUS},
+    ),
+    "no limit": ([START, TRAIN, DEAD], {"least_s": 0}),
+}
+
+
+@pytest.mark.parametrize(("phases", "options"), HONEST.values(), ids=HONEST)
+def test_honest_silence_is_not_ended(phases: list[Phase], options: dict[str, Any]) -> None:
+    assert Verdict.HUNG not in play(phases, **options)
 
 
 def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -> None:
@@ -180,7 +330,7 @@ def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -
     assert verdicts.count(Verdict.SILENT) == 1
     watch.hear(4000.0, {0: step})
     assert watch.verdict(has_ended=False) is Verdict.ALIVE
-    assert watch.words == "no step for 0 s"
+    assert watch.words == "no step or new line for 0 s"
 
 
 # --- what processes count, and where they are -----------------------------------------------------
@@ -227,7 +377,7 @@ def optimizer():
 """
 #: Steps of two processes.
 COUNTED = """
-import os, time, torch
+import os, threading, time, torch
 from torch.optim.optimizer import Optimizer as optimizer
 {own}
 def make(number, *optimizers):
@@ -242,9 +392,11 @@ if not os.fork():
     os.environ["RANK"] = "4"
     make(2, optimizer())
 print("ready", flush=True)
-def load():
-    time.sleep(600)
-load()
+class Data:
+    def load(self):
+        time.sleep(600)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+Data().load()
 """
 
 
@@ -267,10 +419,14 @@ def test_steps_are_counted_and_stacks_read_from_outside(tmp_path: Path, is_real:
     try:
         eventually("both", lambda: len(said) == 2, timeout_s=60, every_s=0.1)
         assert signs(program.left(), watched, lines=2).steps == {"rank 3": 10, "rank 4": 2}
-        found = look(program.left(), watched, node=1)
-        assert [each.name for each in found] == ["rank 3 on node 1", "rank 4 on node 1"]
-        assert [each.place.partition(" (program.py:")[0] for each in found] == ["load", "load"]
-        assert not any(each.is_ending for each in found)
+        for is_last in (False, True):
+            found = look(program.left(), watched, node=1, is_last=is_last)
+            assert [each.name for each in found] == ["rank 3 on node 1", "rank 4 on node 1"]
+            assert [each.place.partition(" (program.py:")[0] for each in found] == ["load", "load"]
+            assert not any(each.is_ending for each in found)
+            # A signal, which adds stacks to the file, may crash a process that is well.
+            sizes = {(watched / f"{pid}").stat().st_size for pid in program.left()}
+            assert (sizes == {SIZE}) != is_last
         assert program.poll() is None
     finally:
         program.end()
@@ -281,12 +437,46 @@ def test_a_process_that_has_become_another_program_gets_no_signal(tmp_path: Path
     try:
         (pid,) = program.left()
         (tmp_path / str(pid)).write_bytes(struct.pack("3q", 5, 0, 1))
-        (seen,) = look([pid], tmp_path, node=0)
+        (seen,) = look([pid], tmp_path, node=0, is_last=True)
         # It may have been looked at before it slept.
         assert seen.place in ("state S (sleeping)", "state R (running)")
         assert program.poll() is None
     finally:
         program.end()
+
+
+def test_a_stack_that_may_not_be_read_is_reported_and_costs_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = tmp_path / "py-spy"
+    refused.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
+    refused.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with (tmp_path / "stacks").open("w+") as file:
+        faulthandler.register(processes.SIGNAL, file=file)
+        try:
+            pid = os.getpid()
+            (tmp_path / f"{pid}").write_bytes(struct.pack("3q", 5, 0, file.fileno()))
+            (seen,) = look([pid], tmp_path, node=0, is_last=False)
+            assert "cannot be read from outside: Error: Permission Denied" in seen.seen.details
+            assert not Path(file.name).read_text()
+            (seen,) = look([pid], tmp_path, node=0, is_last=True)
+            assert ".py:" in seen.place
+        finally:
+            faulthandler.unregister(processes.SIGNAL)
+
+
+def test_a_kernel_with_yama_lets_the_launcher_read_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Mock()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    for path, num in ((tmp_path / "none", 0), (tmp_path, 1)):
+        monkeypatch.setattr(steps, "YAMA", str(path))
+        steps._let_others_read()
+        assert library.prctl.call_count == num
+    assert library.prctl.call_args[0][0] == int.from_bytes(b"Yama")
+    assert library.prctl.call_args[0][1].value == 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
 
 
 def found(name: str, *frames: str, steps: int = 50, state: str = "S (sleeping)") -> Found:
@@ -317,7 +507,7 @@ WAITS = [f"{TORCH}/distributed/distributed_c10d.py all_reduce", MAIN]
             "c was in read (data.py:7)",
         ),
         ([found("c", *WAITS, steps=49)], "c was in <module> (train.py:7)"),
-        ([found("c", *WAITS, state="T (stopped)")], "c was in <module> (train.py:7)"),
+        ([found("c", *WAITS, state="T (stopped)")], "c was in state T (stopped)"),
         # DDP's backward waits for the gradients of all.
         (
             [found("c", f"{TORCH}/autograd/graph.py run", MAIN), found("d", MAIN)],
