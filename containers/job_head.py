@@ -366,10 +366,10 @@ class JobHead:
             code = self._wait(command)
             if self._looks and code == exits.OK:
                 self._ask_for_workers()
-                code = self._until_nodes()
-                if code is None:
+                early = self._until_nodes()
+                if early is None:
                     command = spawn(words)
-                    code = self._wait(command)
+                code = self._wait(command) if early is None else early
         finally:
             command.end()  # what it has left behind writes no more
             recorder.end(self._clock.time())

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ray import _raylet
+import ray
 from ray._private import node, services
+
+#: Ray's own names and ways; its module in C has no types.
+_raylet: Any = ray._raylet
 
 #: Files in which the agent of a node tells the raylet where it listens -> the parameter of Ray's
 #: ``start_raylet`` with the port.
@@ -62,7 +65,8 @@ def main() -> None:
 
     services.start_raylet = without_the_wait(services.start_raylet)
     # A proxy for programs outside the cluster, which none can reach. It is a Python more to start.
-    node.Node.start_ray_client_server = lambda _node: None
+    ray_node: Any = node.Node
+    ray_node.start_ray_client_server = lambda _node: None
     scripts.main()
 
 

@@ -111,7 +111,7 @@ def in_worker(patch: pytest.MonkeyPatch, error: Exception) -> int:
         patch.setattr(ray_worker, name, double)
     patch.setattr(ray, "get_runtime_context", MagicMock())
     patch.setattr(ray.util, "get_node_ip_address", MagicMock())
-    for name in ("_take_over", "_free_places"):
+    for name in ("_take_over", "_free_places", "_wait_for_places"):
         patch.setattr(trainer, name, MagicMock())
     patch.setattr(trainer, "_trainer", lambda *_: SimpleNamespace(fit=fit))
     patch.setattr(lease, "follow", lambda _uri, fence: fence)

@@ -166,9 +166,9 @@ def overwrite(paths: RunPaths, command: Command, lease: Lease) -> Callable[[], N
     """Begin a run anew where that was asked for.
 
     Returns:
-        What removes the earlier run of the name, all but the leases: to be called once the new one
-        has made a step. Until then only the checkpoints of the earlier one do not count, and when
-        this process is killed it is as it was.
+        A function that removes the earlier run of the name, all but the leases: to be called once
+        the new one has made a step. Until then only the checkpoints of the earlier one do not
+        count, and when this process is killed it is as it was.
     """
     mark = paths.file(runs.OVERWRITES_FILE)
     if not command.overwrite or _has_overwritten(paths):

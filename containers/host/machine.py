@@ -191,7 +191,7 @@ def marked(name: str, value: str) -> list[int]:
     return found
 
 
-class Entry(NamedTuple):
+class ProcessEntry(NamedTuple):
     """A process as ``/proc`` lists it."""
 
     state: str
@@ -203,13 +203,13 @@ class Entry(NamedTuple):
     """Clock ticks since the machine booted; with its id, no other process has the same."""
 
 
-def processes() -> dict[int, Entry]:
+def processes() -> dict[int, ProcessEntry]:
     """All processes of this machine, by id."""
     found = {}
     for pid in _ids():
         with contextlib.suppress(OSError):  # it has ended
             state, parent, group, session, *rest = _stat(pid)
-            found[pid] = Entry(state, int(parent), int(group), int(session), int(rest[15]))
+            found[pid] = ProcessEntry(state, int(parent), int(group), int(session), int(rest[15]))
     return found
 
 
@@ -253,5 +253,5 @@ def _ids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What ``/proc`` has of a process, behind its name, which may have spaces and brackets."""
+    """Fields of ``/proc`` for a process, after its name, which may have spaces and brackets."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -164,7 +164,7 @@ def cause(
 def hidden(
     folder: Path, outlived: Mapping[int, Sequence[str]], node: int | None = None
 ) -> list[str]:
-    """What has failed inside a command that has ended with 0, a clause each.
+    """Failures inside a command that has ended with 0, a clause each.
 
     Args:
         folder: with the notes of ``ends.py`` and ``startup/bash_env``.

@@ -131,7 +131,7 @@ class Ended:
     errors: tuple[Error, ...] = ()
     """Errors that its processes have noted."""
     hidden: tuple[str, ...] = ()
-    """What has failed inside it although it has ended with 0; see ``cause.hidden``."""
+    """Failures inside it although it has ended with 0; see ``cause.hidden``."""
     log: LogEnd | None = None
     """End of what it has printed."""
     trouble: Exception | None = None

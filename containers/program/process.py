@@ -220,7 +220,7 @@ class ProgramProcess:
             found |= more
         return found
 
-    def _is_own(self, pid: int, entry: machine.Entry) -> bool:
+    def _is_own(self, pid: int, entry: machine.ProcessEntry) -> bool:
         """True for those of its group, and for its orphans, of which this process is the parent;
         what this process has started itself is in the same session, or is a command."""
         if entry.group == self._process.pid:

@@ -626,7 +626,7 @@ class NodeGroup:
 
     @property
     def _hidden(self) -> str:
-        """What has failed inside the command on any node, although it has ended with 0."""
+        """Failures inside the command on any node, although it has ended with 0."""
         return listed([line for seat in self._seats if seat.ended for line in seat.ended.hidden])
 
     def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:

@@ -336,7 +336,6 @@ def test_a_raylet_does_not_wait_for_an_agent_that_is_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from ray._private import services
-    from ray._raylet import wait_for_persisted_port
 
     from containers import ray_start
 
@@ -359,7 +358,9 @@ def test_a_raylet_does_not_wait_for_an_agent_that_is_late(
     assert ray_start.without_the_wait(Raylet())(**values) == "started"
     eventually("the ports are written down", lambda: len([*tmp_path.iterdir()]) == 3)
     for name, port in ports.items():
-        assert wait_for_persisted_port(*named.values(), name, 0, 1) == (port or 7001)
+        assert ray_start._raylet.wait_for_persisted_port(*named.values(), name, 0, 1) == (
+            port or 7001
+        )
     assert "Ray's agent needs more than 0 s to start here" in capfd.readouterr().err
 
 

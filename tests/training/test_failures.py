@@ -1,6 +1,7 @@
 """Proves which failures of a run's workers are counted together, here and around Ray Train."""
 
 import multiprocessing
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from ray.train.v2._internal import exceptions
 
 from contract import exits, nodes
 from contract.errors import UnreachableError
+from contract.job import JobSpec
 from contract.nodes import Range
 from store import storage
 from training import recipes
@@ -54,6 +56,7 @@ class RayTrain:
         monkeypatch.setattr(trainer, "_take_over", lambda _: None)
         monkeypatch.setattr(trainer, "_host_faults", lambda: self.host_faults)
         monkeypatch.setattr(trainer, "_free_places", lambda: None)
+        monkeypatch.setattr(trainer, "_wait_for_places", lambda _: None)
         monkeypatch.setattr(ray, "get", self.answer)
 
     def fit(self) -> None:
@@ -150,5 +153,34 @@ def test_a_disk_without_room_ends_a_run_at_once_and_a_job_may_try_again(
     monkeypatch.setattr(recipes, "config_from_json", lambda _: SimpleNamespace(recipe="ddp"))
     monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
     sent: list[Event] = []
-    local._train(sent.extend, {}, "/runs/r", 1)  # no crash: all would start again
+    local._train(sent.extend, {}, "/runs/r", 1, "")  # no crash: all would start again
     assert sent == [Failed(message="/runs has no room", code=exits.STORAGE)]
+
+
+@pytest.mark.parametrize(
+    ("least", "job", "cluster", "waits"),
+    [
+        # Whole hosts of a job without GPUs; its GPUs; a cluster of the user's own.
+        (2, {"CPU": 4, "GPU": 0}, [{}, {"CPU": 4}, {"CPU": 8}], 2),
+        (2, {"CPU": 4, "GPU": 1}, [{"GPU": 1}, {"GPU": 2}], 1),
+        (None, None, [{"CPU": 1}, {"CPU": 1}, {"CPU": 2}], 2),
+        # Its nodes come only when Ray Train asks for them.
+        (0, {"CPU": 4, "GPU": 0}, [{}], 0),
+    ],
+)
+def test_ray_train_starts_when_there_is_room_for_the_fewest_workers(
+    least: int | None,
+    job: dict[str, int] | None,
+    cluster: list[dict[str, int]],
+    waits: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if least is not None:
+        spec = JobSpec(run="r", command=("x",), nodes=Range(least, 2))
+        monkeypatch.setenv(nodes.ENV_JOB_SPEC, spec.to_json())
+    slept: list[float] = []
+    monkeypatch.setattr(trainer, "_job_hosts", lambda: job)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: cluster[len(slept)])
+    monkeypatch.setattr(time, "sleep", slept.append)
+    trainer._wait_for_places(2)
+    assert len(slept) == waits

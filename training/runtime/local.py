@@ -59,7 +59,7 @@ class _Done:
 
     found: RunConfig | InputError | UnreachableError | None = None
     is_touched: bool = False
-    """What the server has loaded uses the GPU, which no fork of it can then."""
+    """A package that the server has loaded uses the GPU: no fork of it can use it then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

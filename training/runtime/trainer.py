@@ -172,15 +172,12 @@ def _wait_for_places(least: int) -> None:
     if order and not JobSpec.from_json(order).nodes.low:
         return  # its nodes come only when Ray Train asks for them
     kind, each = _place()
-    while (
-        sum(int(node["Resources"].get(kind, 0) // each) for node in ray.nodes() if node["Alive"])
-        < least
-    ):
+    while ray.cluster_resources().get(kind, 0) < least * each:
         time.sleep(_PLACES_EVERY_S)
 
 
 def _place() -> tuple[str, int]:
-    """What a worker takes of a node: the kind of resource, and how much of it."""
+    """Kind and amount of the resource that a worker takes of a node."""
     import ray
 
     job = _job_hosts()
