@@ -1,5 +1,6 @@
 """A node tells Ray the right things, refuses bad input and bad GPUs, and says why it ended."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from containers import health, node
 from containers.host import hardware, machine
 from containers.node import NodeConfig
+from containers.program import host_cache
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
 from contract.nodes import ClusterSize
@@ -320,7 +322,15 @@ sys.exit(1)
         port = free.getsockname()[1]
     monkeypatch.setattr(nodes, "AGENT_PORT", port)
     monkeypatch.setattr(times, "AGENT_START_S", 600 if comes_up else 2)
-    paused = list[float]()
+    paused, turns = list[float](), list[float]()
+
+    @contextlib.contextmanager
+    def turn(*, within_s: float, should_stop: Callable[[], bool]) -> Iterator[None]:
+        assert not should_stop()
+        turns.append(within_s)
+        yield
+
+    monkeypatch.setattr(host_cache, "turn", turn)
     monkeypatch.setattr(node, "_PAUSE_S", 1.0)
     monkeypatch.setattr(time, "sleep", paused.append)
     own = node.NodeRunner(NodeConfig.from_environment("head", WORKER))
@@ -328,6 +338,7 @@ sys.exit(1)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     assert code == own._run_ray([sys.executable, "-c", ray, str(port)], environment, "127.0.0.1")
     assert (tmp_path / "starts").read_text() == starts
+    assert len(turns) == len(starts), "no two nodes of a host start at a time"
     assert [each for each in paused if each >= 1] == [1.0, 2.0, 4.0][: len(starts) - 1]
     assert said in capfd.readouterr().err
 

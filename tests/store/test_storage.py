@@ -100,6 +100,9 @@ def exercise(root: str) -> None:
 
     storage.rename_folder(f"{root}/a/whole", f"{root}/a/moved")
     assert storage.list_folders(f"{root}/a") == ["moved"]
+    storage.write_bytes(f"{root}/a/again/b", b"B")
+    storage.rename_folder(f"{root}/a/again", f"{root}/a/moved")
+    assert storage.list_folders(f"{root}/a") == ["moved", "moved-2"], "what was set aside stays"
     storage.remove_file(f"{root}/a/file")
     storage.remove_file(f"{root}/a/file")
     storage.remove_folder(f"{root}/a")

@@ -3,14 +3,22 @@ file of its code; what only sounds like one is not."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
+from containers.program.s3_files import report
 from contract.secret_text import masked
+from tests.aws.s3 import S3
 from tests.conftest import ROOT
 from trainctl.aws.errors import UsageError
+from trainctl.aws.logs import NodeLogs
+from trainctl.aws.tasks import Task
 from trainctl.code_folder import CodeFolder
 from trainctl.variables import refuse_secret_files, refuse_secrets
+from training.record.writer import RunRecord
 
 #: Made up here, in the shapes that their issuers give them.
 HEX, LETTERS = "7d1f0c93be2a" * 4, "QwErTyUiOpAsDfGhJkLzXcVbNmqWeRtYuI"
@@ -194,6 +202,25 @@ def test_what_only_sounds_like_a_secret_is_none(tmp_path: Path, name: str, text:
     (tmp_path / name).write_text(text)
     refuse_secret_files(tmp_path, [tmp_path / name])
     assert name == "data.bin" or masked(text) == text
+
+
+def test_reasons_records_and_logs_show_no_token(tmp_path: Path) -> None:
+    s3, display = S3(), MagicMock()
+    report(f"failed: 401 {TOKEN}", storage="s3://bucket", run="r", job="j", client=s3)
+    record = RunRecord(
+        str(tmp_path), run="r", recipe="ddp", settings={"a": TOKEN}, environment={}, display=display
+    )
+    record.close()
+    task = SimpleNamespace(id="t", kind="head", has_stopped=False)
+    event = {"logStreamName": "head/node/t", "timestamp": 1, "message": TOKEN, "eventId": "e"}
+    clients: Any = MagicMock()
+    clients.logs.get_paginator().paginate().search.return_value = [event]
+    logs = NodeLogs(clients, group="g")
+    (line,) = logs._filtered(["head/node/t"], since=0, of_stream={"head/node/t": cast(Task, task)})
+    kept = [*map(bytes.decode, s3.objects.values()), *(p.read_text() for p in tmp_path.iterdir())]
+    for text in (*kept, line.text):
+        assert TOKEN not in text
+        assert "hf_Q***" in text or "{}" in text
 
 
 def test_a_record_keeps_the_hashes_that_the_next_attempt_compares() -> None:

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 
 from contract import faults
 from contract.errors import InputError, UnreachableError
+from contract.runs import OVERWRITES_FILE
 from store import storage
 from tests import forks
 from tests.training.bucket import RUN, Bucket, install
@@ -94,6 +95,20 @@ def newest(
 def newest_step(run: str) -> int | None:
     found = newest(run)
     return found.position.step if found else None
+
+
+def test_a_run_that_is_begun_anew_takes_no_checkpoint_of_the_earlier_one(tmp_path: Path) -> None:
+    run = str(tmp_path / "runs" / "r")
+    save(run, 5, fence=1)
+    mark = Path(run, OVERWRITES_FILE)
+    mark.write_text("2")
+    assert newest_step(run) is None
+    save(run, 3, fence=2)
+    assert newest_step(run) == 3, "its own counts when its workers start again"
+    mark.unlink()
+    storage.remove_folder(f"{run}/checkpoints/step-00000003-lease2")
+    save(run, 5, fence=1)
+    assert newest_step(run) == 5
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.training.kills import killed, play
@@ -86,6 +87,19 @@ def test_a_complete_run_is_not_trained_again(
     assert "already complete" in err
     assert "loading PyTorch" not in err
     assert json.loads(out) == uninterrupted.result()
+
+
+def test_a_run_listens_on_loopback_only(start: Callable[..., Command]) -> None:
+    command = start("open", *DIGITS, "--report-every", "1")
+    command.wait_until(lambda: command.steps_done() > 0)
+    listening = [
+        each.laddr.ip
+        for process in psutil.Process(command.process.pid).children(recursive=True)
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
+    command.succeed()
+    assert {*listening} <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.night

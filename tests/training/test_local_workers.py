@@ -3,6 +3,7 @@ starts below any temporary folder, and that a worker reports a storage that fail
 as what it is."""
 
 import errno
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from multiprocessing import forkserver
 from unittest import mock
 
 import pytest
+import torch
 
 from contract import exits
 from training import recipes
@@ -83,3 +85,21 @@ def test_a_worker_reports_a_storage_that_fails_in_a_sentence_and_with_its_code(
     crash = messages.send.call_args.args[0]
     assert crash.text == text
     assert crash.code == exits.STORAGE
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_workers_are_no_forks_of_a_process_that_has_touched_the_gpu(
+    is_touched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after the import of torchao, which transformers imports wherever it is installed.
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_touched)
+    monkeypatch.setattr(local, "prepared", lambda *_, **__: None)
+    monkeypatch.setattr(recipes, "config_from_json", lambda _: None)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    theirs.send(local._prepare(theirs.send, {}))
+    workers = local.LocalWorkers(recipes.by_name("ddp"), max_failures=0, verbose=True)
+    workers._ranks = [local._Rank(mock.Mock(sentinel=theirs, exitcode=None), ours)]
+    while not workers.is_done:
+        workers.poll()
+    method = workers._context.get_start_method()
+    assert method == ("spawn" if is_touched else local._METHOD)

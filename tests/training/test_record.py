@@ -518,3 +518,31 @@ def test_a_result_that_a_full_disk_refuses_is_written_in_the_end_or_an_error(
     kept.close()
     assert result_of(folder).status == "succeeded"
     assert kept.exit_code == exits.OK
+
+
+@pytest.mark.parametrize("makes_a_step", [False, True])
+def test_an_earlier_run_is_replaced_with_the_first_step_and_not_before(
+    tmp_path: Path, makes_a_step: bool
+) -> None:
+    earlier = {"config.json": b"{}", "result.json": b"a week of work", "metrics.jsonl": b""}
+    for name, content in earlier.items():
+        (tmp_path / name).write_bytes(content)
+
+    def replace_it() -> None:
+        for name in earlier:
+            (tmp_path / name).unlink()
+
+    record = opened(tmp_path, replace=replace_it)
+    record.handle(start(), *([step(1)] if makes_a_step else []))
+    record.handle(Failed(message="no memory", code=3))
+    record.close()
+    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert (record.error, record.exit_code) == ("no memory", 3)
+    if not makes_a_step:
+        assert found == earlier
+        return
+    assert json.loads(found["config.json"]) == SETTINGS
+    lines = [json.loads(line)["type"] for line in found["metrics.jsonl"].splitlines()]
+    assert lines == ["step"]
+    world = json.loads(found["result.json"])["world_size"]
+    assert world == start().world_size, "what came before the step is taken too"
