@@ -282,7 +282,6 @@ class NodeGroup:
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
         self._apart = joined.Apart()
-        self._slow = ""  # node that makes fewer steps than others, in words
         self._silent_s = 0.0  # for so long it had given no sign of life when it was ended
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
         self._recorder: Recorder | None = None
@@ -504,9 +503,6 @@ class NodeGroup:
         if self._apart.hear(time.monotonic(), of_nodes, addresses):
             say(f"warning: {self._apart.words}")
         self._note_progress()
-        if self._life.slow != self._slow:
-            self._slow = self._life.slow
-            say(f"warning: {self._slow}" if self._slow else "no node is slow any more")
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
@@ -580,7 +576,7 @@ class NodeGroup:
             job=os.environ.get(ENV_JOB, ""),
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
-            warning="; ".join(filter(None, (self._apart.words, self._slow))),
+            warning=self._apart.words,
         )
         self._write(reached)
 
