@@ -33,7 +33,7 @@ from containers.program.packages import PreparationStopped
 from containers.program.process import ProgramProcess, own_output
 from containers.program.program_files import Mirror, open_mirror
 from containers.program.s3_files import ERRORS as BUCKET_ERRORS
-from containers.program.s3_files import open_bucket, open_recorder, report, write_records
+from containers.program.s3_files import open_bucket, report
 from containers.program.selection import shortfall
 from containers.ray_head import (
     JobConfig,
@@ -59,7 +59,6 @@ from contract.nodes import (
 )
 from contract.text import counted, duration, listed
 from store.bucket import Bucket
-from training.record.goodput import Recorder
 
 #: Poll interval for cheap local checks, in seconds.
 _POLL_S: Final = 0.1
@@ -361,7 +360,6 @@ class JobHead:
             if not faults.is_full(error):
                 self._report(f"failed: {error}")
             raise
-        recorder = self._begin_record()
         try:
             code = self._wait(command)
             if self._looks and code == exits.OK:
@@ -372,10 +370,7 @@ class JobHead:
                 code = self._wait(command) if early is None else early
         finally:
             command.end()  # what it has left behind writes no more
-            recorder.end(self._clock.time())
             is_saved = self._save_files()
-            recorder.close(self._clock.time(), is_last=True)
-            self._write_record(recorder)
         if code == exits.OK and not is_saved:
             code = exits.FILES_LOST
         elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
@@ -384,28 +379,6 @@ class JobHead:
         if not (self._is_told or self._is_stopped):  # also while it saved its files
             self._hold(code)
         return code
-
-    def _begin_record(self) -> Recorder:
-        """Record the activity of a command on the head, whose steps are not counted. What trains a
-        recipe, or starts a program on the nodes, records it itself."""
-        recorder = Recorder()
-        if self._records:
-            given = (self._storage, self._config.spec.run, self._config.job)
-            recorder = open_recorder(*given, client=self._client)
-            recorder.begin(self._clock.time(), resumes=0.0)
-            self._write_record(recorder)
-        return recorder
-
-    @property
-    def _records(self) -> bool:
-        spec = self._config.spec
-        is_own = spec.on == Placement.HEAD and not spec.recipe
-        return is_own and self._storage.startswith("s3://")
-
-    def _write_record(self, recorder: Recorder) -> None:
-        if self._records:
-            records = {runs.job_activity(self._config.job): recorder.activity.to_json()}
-            write_records(self._storage, self._config.spec.run, records, client=self._client)
 
     def _hold(self, code: int) -> None:
         """Keep the hosts of a job that has failed for as long as its user wants to look at them."""

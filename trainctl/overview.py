@@ -13,7 +13,7 @@ from typing import Final
 
 from contract.nodes import WORKER
 from contract.runs import RESULT_FILE
-from contract.text import age, dollars, duration, significant, utc
+from contract.text import age, dollars, duration, percent, significant, utc
 from trainctl import follow, job_log, run_list
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
@@ -23,7 +23,6 @@ from trainctl.aws.tasks import Task
 from trainctl.follow import Waits
 from trainctl.job_log import JobLog
 from trainctl.pricing import cost_of, costs_of, goodput_of
-from training.record import goodput
 from training.record.progress import Progress
 
 #: Reasons of AWS, and of a job's autoscaler, that tell nothing of a node that has done its work.
@@ -139,10 +138,8 @@ class View:
                 self.waits = follow.waiting(deployment, job, self.tasks)
         self.progress = follow.progress_of(deployment, job)
         self.cost = cost_of(deployment, job, self.tasks)
-        hold = follow.hold_of(deployment, job) if job.is_over else self.waits.hold
-        held = hold.since if hold else None
-        self.goodput_s = goodput_of(deployment, job, self.cost, held=held)
-        """Seconds of each use of its paid time; empty where that is not known."""
+        self.goodput = goodput_of(deployment, job, self.cost)
+        """Share of its paid time that was training, 0 to 1; None if unknown."""
         # What a program of the user's prints has its figures; a recipe has its progress.
         self._is_counted = job.is_over or bool(self.progress and job.recipe)
         wanted = lines or int(not self._is_counted)
@@ -185,12 +182,19 @@ class View:
             "nodes": _nodes(job, self.tasks),
             "pool": ", ".join(spec.pools) if spec else "",
             "cost": f"unknown: {self.cost.why_unknown}" if usd is None else _cost(job, usd),
-            "paid for": goodput.words(self.goodput_s),
+            "training": self._trained(),
             "record": self.record,
             "result": f"{result.get('status')}: {', '.join(_reached(result))}" if result else "",
             "note": "; ".join(notes),
         }
         return {name: text for name, text in rows.items() if text}
+
+    def _trained(self) -> str:
+        """``81.20% of 3.52 paid host hours``; empty if unknown."""
+        if self.goodput is None:
+            return ""
+        hours = sum(node.seconds for node in self.cost.paid or ()) / 3600
+        return f"{percent(self.goodput)} of {hours:,.2f} paid host hours"
 
     def node_cells(self) -> list[list[str]]:
         """Its nodes, as cells of ``NODES``."""
@@ -210,7 +214,7 @@ class View:
             "tasks": [{**asdict(task), "log_stream": logs.stream(task)} for task in self.tasks],
             "node_seconds": self.cost.seconds,
             "usd": self.cost.usd,
-            "goodput_s": self.goodput_s,
+            "goodput": self.goodput,
             "progress": self.progress and self.progress.to_json(),
             "result": self.result,
         }

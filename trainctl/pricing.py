@@ -153,7 +153,7 @@ def _usd(prices: Prices, paid: Sequence[Paid]) -> float | None:
         host = prices.head if each.is_head else prices.workers_in(each.pool)
         if host.usd_per_hour is None:
             return None
-        usd += host.usd_per_hour * (each.ended - each.pulled) / 3600
+        usd += host.usd_per_hour * each.seconds / 3600
     return usd
 
 
@@ -161,7 +161,7 @@ def _seconds(paid: Sequence[Paid]) -> dict[str, float]:
     """Run time of nodes, by kind."""
     seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
     for each in paid:
-        seconds[nodes.HEAD if each.is_head else nodes.WORKER] += each.ended - each.pulled
+        seconds[nodes.HEAD if each.is_head else nodes.WORKER] += each.seconds
     return seconds
 
 
@@ -182,18 +182,9 @@ def paid_of(tasks: Sequence[Task], *, now: datetime) -> list[Paid] | None:
     ]
 
 
-def goodput_of(
-    deployment: Deployment, job: JobExecution, cost: Cost, *, held: float | None
-) -> dict[str, float]:
-    """Seconds of each use of the paid time of a job; empty where that is not known.
-
-    Args:
-        held: Unix time since which its hosts stay after a failure.
-    """
-    if not cost.paid or not job.spec:
-        return {}
-    activity, least = activity_of(deployment, job), job.spec.nodes.low
-    return goodput(cost.paid, activity, least=least, is_over=job.is_over, held=held)
+def goodput_of(deployment: Deployment, job: JobExecution, cost: Cost) -> float | None:
+    """Share of a job's paid time that was training, 0 to 1; None if unknown."""
+    return goodput(cost.paid, activity_of(deployment, job)) if cost.paid else None
 
 
 def activity_of(deployment: Deployment, job: JobExecution) -> Activity:

@@ -18,9 +18,6 @@ or went just when the node looked. From the next round on, such a file is read a
 ``_PATIENCE`` rounds in a row, a file that never rests is an exception: it is saved as it is when it
 is read at T; one above ``_LOG`` bytes stays as it was saved last.
 
-Of a folder with very many files (``containers.program.selection``), a round has those that could be
-sent within half of the time to the next one, so that a data set keeps no checkpoint waiting.
-
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
 node restores it: its own files, and those of the other nodes where it has none, or has not written
 to its own since an earlier start, which may be half of an old checkpoint. So a checkpoint
@@ -105,8 +102,6 @@ class Moment:
     """The files that the round should have."""
     lost: Collection[str]
     """Names of those that are above the limits and matter."""
-    bulk: Collection[str]
-    """Names of those that no round waits for."""
     trouble: Exception | None = None
     """Error of the bucket, for what had to be read at T."""
 
@@ -385,20 +380,17 @@ class Mirror:
         changed = {name: seen.changed_ns for name, seen in new.items()}
         self.newest_ns = max(changed.values(), default=0)
         self.worked_ns = newest_work(changed)
-        bulk = self._selection.bulk(new, began=self._began, now=self._clock.time())
-        own = {name: seen for name, seen in own.items() if not self._selection.is_data(name, seen)}
-        bulk &= own.keys()
-        left_out = self._selection.above_limits(own, bulk)
+        left_out = self._selection.above_limits(own)
         lost = {
             name
             for name in left_out
             if self._selection.is_kept(name)
-            or (name in new and name not in bulk and own[name].changed_ns > self._whole_ns)
+            or (name in new and own[name].changed_ns > self._whole_ns)
         }
         own = {name: seen for name, seen in own.items() if name not in left_out}
         # Until it is known to be saved.
         self.lost = sorted(lost | {name for name in own if not self._has(name, own[name])})
-        return Moment(number, at_ns, look, own, lost, bulk)
+        return Moment(number, at_ns, look, own, lost)
 
     def _is_restored(self, name: str, seen: FileState) -> bool:
         """True if a file is as an earlier start has saved it."""
@@ -502,11 +494,7 @@ class Mirror:
             for name, then in moment.own.items()
             if now.files.get(name) == then and then.changed_ns <= moment.at_ns
         }
-        first = {name: seen for name, seen in rests.items() if name not in moment.bulk}
-        bulk = {name: seen for name, seen in rests.items() if name in moment.bulk}
-        within_s = math.inf if is_final else self._every_s / 2
-        trouble = moment.trouble or self._upload(first, goes_on=is_final)
-        trouble = trouble or self._upload(bulk, goes_on=is_final, within_s=within_s)
+        trouble = moment.trouble or self._upload(rests, goes_on=is_final)
         if trouble is not None and not is_final:
             raise trouble  # what is there already is not sent again
         waits = {name: 0 for name in self._waits if name in now.files}
@@ -529,8 +517,6 @@ class Mirror:
                 entries[name] = self._known[name][1]
                 if name not in rests and self._waits.get(name, 0) >= _PATIENCE:
                     waits[name] = self._waits[name]  # saved as it is, and still without rest
-            elif name in bulk and (not is_final or not self._has_time()):
-                continue
             # Files of changing names may come and go all the time.
             elif not wait_for(name, name if name in now.files else ""):
                 if name in self._known:
@@ -572,20 +558,17 @@ class Mirror:
         *,
         as_they_are: Collection[str] = (),
         goes_on: bool = False,
-        within_s: float = math.inf,
     ) -> Exception | None:
         """Send files, which are known then; others could not be read, or have changed.
 
         Args:
             as_they_are: files that may change meanwhile.
             goes_on: whether an error of the bucket does not keep other files from being sent.
-            within_s: no file is begun later.
 
         Returns:
             The first error of the bucket.
         """
         trouble: Exception | None = None
-        until = self._clock.monotonic() + within_s
         # Small files first: others may take their names while the large ones are sent.
         names = [name for name, seen in due.items() if not self._has(name, seen)]
         names.sort(key=lambda name: due[name].size)
@@ -601,8 +584,6 @@ class Mirror:
             def send(name: str, offset: int) -> str | None:
                 if not self._has_time():
                     raise TimeoutError("no time is left")
-                if self._clock.monotonic() > until:
-                    return None
                 try:
                     content = opened.get(name) or self._disk.open(name)
                 except OSError:

@@ -114,21 +114,19 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
         say_to_log(f"the outcome cannot tell: {faults.text(error)}")
 
 
-def open_recorder(storage: str, run: str, job: str, *, client: Any = None) -> Recorder:
+def open_recorder(storage: str, run: str, job: str) -> Recorder:
     """Recorder of a job's activity, which continues what earlier heads of the job have written."""
     earlier = None
     with contextlib.suppress(*ERRORS, ValueError):
-        folder = open_bucket(f"{storage}/{runs.run_prefix(run)}", client)
+        folder = open_bucket(f"{storage}/{runs.run_prefix(run)}")
         content = folder.get(runs.job_activity(job))
         earlier = Activity.from_json(json.loads(content or b"{}"))
     return Recorder(earlier)
 
 
-def write_records(
-    storage: str, run: str, records: Mapping[str, object], *, client: Any = None
-) -> None:
+def write_records(storage: str, run: str, records: Mapping[str, object]) -> None:
     """Write JSON files into a run's folder, as far as the bucket takes them."""
     with contextlib.suppress(*ERRORS):
-        folder = open_bucket(f"{storage}/{runs.run_prefix(run)}", client)
+        folder = open_bucket(f"{storage}/{runs.run_prefix(run)}")
         for name, content in records.items():
             folder.put(name, json.dumps(content).encode())

@@ -1,12 +1,7 @@
-"""Selection of a program's files: which of them are saved, and which first.
-
-**Bulk** is a folder of ``_MANY`` files or more. If all were written in the first minutes of the
-program and none has changed since, they are taken for downloaded data, and not saved from then on.
-"""
+"""Selection of a program's files: which of them are saved, and which first."""
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from containers.program.disk import FileState
@@ -14,13 +9,6 @@ from contract import files, runs
 from contract.files import OUTPUT
 from contract.text import duration, listed
 
-#: So many files make a folder a bulk,
-_MANY: Final = 5_000
-#: which is data if it was written so soon after the start of the program, and rests for so long.
-_FIRST_S: Final = 600
-_RESTS_S: Final = 300
-#: A larger share of a folder's files in one folder of it: that one is meant.
-_MOST_OF_IT: Final = 0.9
 #: Files that a thread of a logger writes whatever the program does: TensorBoard's, W&B's, MLflow's,
 #: Aim's and Comet's, and logs.
 TRACKERS: Final = re.compile(
@@ -49,63 +37,20 @@ class Selection:
         """
         self._keep, self._skip, self._limit_bytes = keep, skip, limit_bytes
         self._say_once = say_once
-        self._data: dict[str, FileState] = {}
 
     def without_skipped(self, own: Mapping[str, FileState]) -> dict[str, FileState]:
         """Those of some files that the user wants to be saved."""
         return {name: seen for name, seen in own.items() if not files.matches(name, self._skip)}
 
-    def is_data(self, name: str, seen: FileState) -> bool:
-        """True if a file is taken for downloaded data."""
-        return self._data.get(name) == seen
-
     def is_kept(self, name: str) -> bool:
         """True if the user has said that a file must be saved."""
         return name.startswith(f"{OUTPUT}/") or files.matches(name, self._keep)
 
-    def bulk(self, new: Mapping[str, FileState], *, began: float, now: float) -> set[str]:
-        """Names in folders of many files; notes those that are taken for data.
-
-        Args:
-            new: files that the program has written in this start.
-            began: start of the program, Unix time.
-            now: Unix time.
-        """
-        found = set[str]()
-        if len(new) < _MANY:
-            return found
-        inside = defaultdict[str, list[str]](list)
-        for name in new:
-            if not self.is_kept(name):
-                parts = name.split("/")
-                for end in range(2, len(parts)):
-                    inside["/".join(parts[:end])].append(name)
-        many = {folder: names for folder, names in inside.items() if len(names) >= _MANY}
-        for folder, names in many.items():
-            inner = [other for other in many if other.startswith(f"{folder}/")]
-            if any(len(many[other]) > _MOST_OF_IT * len(names) for other in inner):
-                continue
-            found.update(names)
-            names = [name for name in names if not self.is_data(name, new[name])]
-            newest = max((new[name].changed_ns for name in names), default=0) / 1e9
-            is_early = newest < began + _FIRST_S
-            if len(names) >= _MANY and is_early and now - newest > _RESTS_S:
-                self._data |= {name: new[name] for name in names}
-                self._say_once(
-                    f"{folder} is taken for downloaded data and not saved: {len(names):,} files, "
-                    "written in the first minutes and not changed since. To save it: --keep-files "
-                    f"{folder.partition('/')[2]}"
-                )
-        return found
-
-    def above_limits(self, own: Mapping[str, FileState], bulk: Collection[str]) -> set[str]:
-        """Names of files that are not kept: ``OUTPUT`` comes first, then the newest, bulk last."""
+    def above_limits(self, own: Mapping[str, FileState]) -> set[str]:
+        """Names of the files that are not kept: ``OUTPUT`` comes first, then the newest files."""
         size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
         left_out: set[str] = set()
-        for name in sorted(
-            own,
-            key=lambda name: (not self.is_kept(name), name in bulk, -own[name].modified_ns),
-        ):
+        for name in sorted(own, key=lambda name: (not self.is_kept(name), -own[name].modified_ns)):
             if own[name].size <= size and num:
                 size, num = size - own[name].size, num - 1
             else:

@@ -282,8 +282,6 @@ class NodeGroup:
         self._life = watch.Watch(self._order.hang_s)
         self._hung = ""  # what is known of a hang, in words
         self._apart = joined.Apart()
-        self._slow = ""  # node that makes fewer steps than others, in words
-        self._silent_s = 0.0  # for so long it had given no sign of life when it was ended
         self._paces: deque[tuple[float, int]] = deque(maxlen=_PACES)  # times and steps then
         self._recorder: Recorder | None = None
         self._restored_at = 0.0  # Unix time of the files that the program was started with
@@ -306,7 +304,7 @@ class NodeGroup:
                 code = self._gather()
                 if code is None:
                     code = self._try_once()
-            self._note_activity(is_last=True)
+            self._write_last_steps()
             return exits.TERMINATED if code is None else code
         except Exception:
             with contextlib.suppress(RayError):
@@ -431,12 +429,9 @@ class NodeGroup:
             if step is Next.WAIT and self._began < math.inf and not self._failed_at:
                 step = self._check_life()
         ran_s = time.monotonic() - self._began  # what it writes last may take long
-        if self._recorder:
-            self._recorder.end(time.time(), hung_s=self._silent_s)
         # After a failure, or a loss without notice, what the program saves now does not count.
         counts = step in (Next.WAIT, Next.AGAIN) and not self._is_surprised
         saved = self._end_all(self._order.grace_s if counts else times.COMMAND_STOP_S)
-        self._note_activity()
         if step is Next.FAILED:
             return self._failure()
         if step is Next.REPLACED:
@@ -504,9 +499,6 @@ class NodeGroup:
         if self._apart.hear(time.monotonic(), of_nodes, addresses):
             say(f"warning: {self._apart.words}")
         self._note_progress()
-        if self._life.slow != self._slow:
-            self._slow = self._life.slow
-            say(f"warning: {self._slow}" if self._slow else "no node is slow any more")
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
@@ -526,7 +518,6 @@ class NodeGroup:
         if not is_last:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
-        self._silent_s = self._life.silent_s
         is_over = watch.are_over(found, step=self._life.step) and len(told) == len(running)
         if has_ended and is_over and not errors:
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
@@ -545,22 +536,20 @@ class NodeGroup:
             return
         if self._recorder is None:
             self._recorder = open_recorder(self._told.storage, self._order.run, job)
-        self._silent_s = 0.0
         self._recorder.begin(time.time(), resumes=self._restored_at)
         places = {seat.number: seat.node.address for seat in self._seats}
         addresses = tuple(places.get(number, "") for number in range(max(places) + 1))
         self._recorder.activity = replace(self._recorder.activity, nodes=addresses)
         self._write()
 
-    def _note_activity(self, *, is_last: bool = False) -> None:
-        """Record that what the program has written is saved."""
+    def _write_last_steps(self) -> None:
+        """Write what is recorded when nothing starts any more, and wait for it."""
         if self._recorder is None:
             return
-        self._recorder.close(time.time(), is_last=is_last)
         if self._writing:
             self._writing.join(times.S3_TIMEOUT_S)
         self._write()
-        if is_last and self._writing:
+        if self._writing:
             self._writing.join(times.S3_TIMEOUT_S)
 
     def _note_progress(self) -> None:
@@ -580,7 +569,7 @@ class NodeGroup:
             job=os.environ.get(ENV_JOB, ""),
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
-            warning="; ".join(filter(None, (self._apart.words, self._slow))),
+            warning=self._apart.words,
         )
         self._write(reached)
 

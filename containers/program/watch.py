@@ -42,11 +42,6 @@ _BY_CPU: Final = 6
 _BY_BYTES: Final = 24
 #: Once the program has ended well on a node, the others have no longer than this.
 _LEFT_S: Final = 300.0
-#: Steps of nodes are compared this often. One that made less than this share of the fewest of any
-#: other, which made so many at least, is slow.
-_COMPARED_S: Final = 120.0
-_SLOW: Final = 0.8
-_COMPARABLE: Final = 10
 #: A silence is reported after this share of the limit.
 _REPORTED: Final = 0.25
 #: Words with a number in them, such as times and addresses; a count; lines that are compared; the
@@ -132,9 +127,6 @@ class Watch:
         self._has_reported = self.has_stepped = False
         self.step = 0
         """Steps of the process that has made the most."""
-        self.slow = ""
-        """Node that makes fewer steps than the others, in words."""
-        self._compared: tuple[float, Mapping[int, Signs]] = (now, {})
         self._steps: dict[tuple[int, str], int] = {}
         self._marks: dict[int, tuple[float, Signs]] = {}
 
@@ -164,9 +156,6 @@ class Watch:
                 self._moved_at = max(self._moved_at, at)
         steps = {(n, name): each for n, at in nodes.items() for name, each in at.steps.items()}
         self.step = max(self.step, *steps.values(), 0)
-        at, earlier = self._compared
-        if now - at >= _COMPARED_S:
-            self.slow, self._compared = straggler(earlier, nodes), (now, nodes)
         if steps != self._steps:
             if self.has_stepped:
                 self._slowest_s = max(self._slowest_s, now - self._alive_at)
@@ -215,28 +204,6 @@ class Watch:
             self._has_reported = True
             return Verdict.SILENT
         return Verdict.ALIVE
-
-
-def straggler(before: Mapping[int, Signs], now: Mapping[int, Signs]) -> str:
-    """Node that makes fewer steps than each of the others, in words; "" where none does.
-
-    Ranks that wait for each other in each step all make as many: which of them is slow cannot be
-    seen from outside, where a process that waits for a GPU works as much as one that computes.
-    """
-    done = {
-        node: max(
-            (n - before[node].steps.get(name, 0) for name, n in signs.steps.items()), default=0
-        )
-        for node, signs in now.items()
-        if node in before
-    }
-    if len(done) < 2:
-        return ""
-    slow = min(done, key=lambda node: done[node])
-    others = min(n for node, n in done.items() if node != slow)
-    if others < _COMPARABLE or done[slow] >= _SLOW * others:
-        return ""
-    return f"node {slow} is slow: {done[slow]:,} steps, each of the others {others:,} or more"
 
 
 # --- the processes of a node ----------------------------------------------------------------------

@@ -602,9 +602,7 @@ class Life:
         self._check_cause(job, written)
 
     def _check_goodput(self, job: Execution) -> None:
-        """The uses of a job's time add up to what it is billed for."""
-        if job.hold in self.account.unanswered:
-            return  # it is tried again after a hold that nobody could read
+        """A job that has trained has a share of its paid time, and no other job has one."""
         own = [each for each in self.model.tasks.values() if each["group"] == f"job:{job.name}"]
         tasks: list[Any] = own
         kinds = {"head": JOB, "worker": WORKER}
@@ -612,27 +610,12 @@ class Life:
             [Task.from_ecs(kinds[each["_family"]], each) for each in tasks], now=stamp(0)
         )
         assert paid is not None
-        hold, recorder = self.account.hold_of(job), self.recorders.get(job.name, Recorder())
-        found = goodput(
-            paid,
-            recorder.activity,
-            least=job.granted.low,
-            is_over=True,
-            held=hold.since if hold else None,
-        )
-        billed = sum(pricing._seconds(paid).values())
-        if abs(sum(found.values()) - billed) > 1e-3 or min(found.values()) < 0:
-            self.world.blame(f"{job.name} is billed for {billed:.3f} s, and that is {found}")
-        segments, trained = recorder.activity.segments, found["steps"] + found["lost"] > 0
-        has_stepped = [each for each in segments if each.stepped]
-        if trained > bool(has_stepped) or trained < any(
-            (each.last or 0) > (each.stepped or 0) for each in has_stepped
-        ):
+        activity = self.recorders.get(job.name, Recorder()).activity
+        found = goodput(paid, activity)
+        has_stepped = any(each.stepped for each in activity.segments)
+        if (found is not None) != has_stepped or not 0 <= (found or 0) <= 1:
             self.world.blame(f"{job.name} has trained, or not: {found}")
-        if (found["held"] > 0) != (hold is not None):
-            self.world.blame(f"{job.name} was held, or not: {found}")
-        for use, seconds in found.items():
-            self.world.happened[f"paid for {use}"] += seconds > 0
+        self.world.happened["hosts paid for training"] += bool(found)
 
     @property
     def _has_trouble(self) -> bool:
@@ -769,8 +752,6 @@ class Head:
             elif not is_short:
                 step += 1
                 recorder.step(world.now, step)
-            elif trains:
-                recorder.end(world.now)
             trains = not is_short
             is_told = found is not None
             is_program = not (self.spec.recipe or self.spec.on == Placement.NODES)
@@ -790,9 +771,7 @@ class Head:
         if code == exits.KILLED:
             world.blame(f"head of {self.job.name} ends by itself as if it were killed")
         self.at = "saves"
-        recorder.end(world.now)
         world.sleep(life.chance.uniform(1, 60))  # it saves
-        recorder.close(world.now, is_last=True)
         if not (is_told or self.is_stopped):
             self._hold(decisions, code)
         self._release()

@@ -208,8 +208,6 @@ class RunRecord:
                     self._is_starting = False
                     self.flush()
             case Preempted() | Silent() | Evaluation():
-                if isinstance(event, Silent):
-                    self._recorder.end(event.time, hung_s=event.seconds)
                 self._append(event)
                 self.flush()
             case Saving():
@@ -246,7 +244,6 @@ class RunRecord:
         report = None
         if self._replace is not None:
             return None
-        self._recorder.end(time.time())
         self._write_lines()
         if self._start is not None:
             if not self.is_finished:
@@ -270,7 +267,6 @@ class RunRecord:
                         )
                     )
             finally:  # a run that has a result is complete: the report comes first
-                self._recorder.close(time.time(), is_last=True)
                 self._write_activity()
                 self._write_json(runs.RESULT_FILE, self.result.to_json())
         # An upload may take its time: meanwhile the run's own files are sent.
@@ -393,7 +389,7 @@ class RunRecord:
         self._write_activity()
 
     def _write_activity(self) -> None:
-        """Write what the job's paid time is explained by."""
+        """Write when the job trained."""
         if self._job:
             with contextlib.suppress(Exception):
                 name = runs.job_activity(self._job)

@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers.program import disk, selection, starts
+from containers.program import disk, starts
 from containers.program import program_files as files_of_program
 from containers.program.packages import PreparationStopped
 from containers.program.program_files import Mirror, open_mirror
@@ -399,73 +398,6 @@ def test_a_folder_that_is_above_a_limit_by_itself_is_saved_in_part(
         assert not node.mirror.save()
         assert saved(s3).keys() == {f"output/samples/{number}" for number in range(most)}
         monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 2)
-
-
-MANY = [f"work/project/data/{part}/{number}" for part in ("a", "b") for number in range(10)]
-
-
-def test_many_files_delay_no_checkpoint_and_are_data_if_never_changed(
-    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "_MANY", 10)
-    real = time.time()
-    clock = FakeClock(real)
-    node = start(every_s=30, clock=clock, make_pool=lambda: ThreadPoolExecutor(1))
-
-    def copy(after_s: float = 30) -> bool:
-        clock.sleep(after_s)
-        moment = node.mirror._look(int(clock.now // 30), clock.now * 1e9)
-        return node.mirror.round(moment)
-
-    for name in MANY:
-        node.write(name, name)
-    node.write("work/project/last.pt", "1")
-    is_slow = lambda _key, content: clock.sleep(4 if content.startswith(b"work") else 0)  # noqa: E731
-    s3.on_upload = is_slow
-    assert copy()
-    assert saved(s3)["work/project/last.pt"] == "1"
-    assert 1 < len(saved(s3)) < 8, "half of a round's time is for the data"
-    for _ in range(5):
-        assert copy()
-    assert len(saved(s3)) == 21
-    assert copy(300)
-    assert saved(s3) == {"work/project/last.pt": "1"}
-    (told,) = node.said
-    assert "work/project/data is taken for downloaded data and not saved: 20 files" in told
-    assert told.endswith("--keep-files project/data")
-    # What comes later is no download, and what the last start has saved stays.
-    node.write("work/project/data/index", "new")
-    assert node.mirror.save()
-    assert saved(s3).keys() == {"work/project/data/index", "work/project/last.pt"}
-    other = start(every_s=30, clock=clock, keep=["data"])
-    for name in MANY:
-        other.write(name, name)
-    assert other.mirror.save()
-    again = start(every_s=30, clock=clock)
-    clock.sleep(1000)
-    assert again.mirror.save()
-    assert len(saved(s3)) == 22
-
-
-def test_a_data_set_above_the_limits_is_not_lost_and_the_rest_is_kept(
-    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "_MANY", 10)
-    monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 15)
-    node = start()
-    node.write("work/last.pt", "1", ago_s=1000)
-    for name in MANY:
-        node.write(name, "x")
-    assert node.mirror.save()
-    assert node.mirror.lost == []
-    assert "work/last.pt" in saved(s3)
-    assert "6 files are not saved" in node.said[0]
-    assert "--skip-files" in node.said[0]
-    kept = start(keep=["project/data/*"])
-    for name in MANY:
-        kept.write(name, "y")
-    assert not kept.mirror.save()
-    assert len(kept.mirror.lost) == 5
 
 
 def test_patterns_of_the_user_say_what_is_not_saved(start: Start, s3: S3) -> None:

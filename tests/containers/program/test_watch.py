@@ -334,35 +334,6 @@ def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -
 
 
 # --- what processes count, and where they are -----------------------------------------------------
-@pytest.mark.parametrize(
-    ("per_minute", "slow"),
-    [
-        ((10, 10, 10), ""),
-        ((10, 9, 10), ""),
-        ((10, 7, 10), "node 1 is slow: 14 steps, each of the others 20 or more"),
-        ((10, 0, 9), "node 1 is slow: 0 steps, each of the others 18 or more"),
-        ((4, 1, 4), ""),
-        ((10,), ""),
-    ],
-    ids=["as fast", "nearly", "slow", "stands", "too few steps", "alone"],
-)
-def test_a_node_that_makes_fewer_steps_than_the_others_is_named(
-    per_minute: tuple[int, ...], slow: str
-) -> None:
-    found = Watch(600)
-    found.begin(0)
-    for minute in range(10):
-        signs = {
-            node: Signs(steps={f"rank {node}": minute * steps, "process 9": minute // 5})
-            for node, steps in enumerate(per_minute)
-        }
-        for second in range(0, 60, 5):
-            found.hear(60 * minute + second, signs)
-    assert found.slow == slow
-    found.begin(600)
-    assert found.slow == "", "another start may have another node there"
-
-
 def test_the_numbers_are_those_that_the_launcher_reads() -> None:
     source = (STARTUP.parent / "steps.py").read_text()
     assert f'WATCH: Final = "{nodes.ENV_WATCH}"' in source
