@@ -336,7 +336,7 @@ def inputs_for(
         os.environ.pop(name, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = inputs.prepare(config_for(case, folder, steps=steps))
-    store = inputs.stores_of(config)[0]
+    store = inputs.store_of(config)
     feed = feed_of(
         store,
         seq_len=case.seq_len,
