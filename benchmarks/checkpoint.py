@@ -73,8 +73,6 @@ class Cost(NamedTuple):
 
     waited: float
     """Seconds before training continued."""
-    lost: float
-    """Seconds of steps that were not made until all was written."""
     cpu: float
     """CPU seconds beside those of the steps, of this process and its children."""
 
@@ -141,10 +139,10 @@ def cost_of(begin: Callable[[], Callable[[], bool]], state: ShardedState) -> Cos
         return votes.item() > 0
 
     dist.barrier()
-    began, cpu = time.perf_counter(), cpu_seconds()
+    cpu = cpu_seconds()
     for _ in range(_STEPS):
         step(False)
-    each_s, each_cpu = (time.perf_counter() - began) / _STEPS, (cpu_seconds() - cpu) / _STEPS
+    each_cpu = (cpu_seconds() - cpu) / _STEPS
     dist.barrier()
     began, cpu = time.perf_counter(), cpu_seconds()
     is_saving = begin()
@@ -154,7 +152,6 @@ def cost_of(begin: Callable[[], Callable[[], bool]], state: ShardedState) -> Cos
         num += 1
     return Cost(
         waited,
-        time.perf_counter() - began - num * each_s,
         cpu_seconds() - cpu - num * each_cpu,
     )
 
@@ -173,7 +170,7 @@ def main() -> int:
                 over(getattr(each, name) for each in costs)
                 for costs in zip(*(ranks[way] for ranks, _ in found), strict=True)
             )
-            for name, over in (("waited", max), ("lost", max), ("cpu", sum))
+            for name, over in (("waited", max), ("cpu", sum))
         }
         for way in found[0][0]
     }

@@ -1,6 +1,6 @@
 """Benchmark of the DDP recipe against a good plain loop, on two gloo ranks.
 
-    python -m benchmarks.ddp [--data DIR] [--rounds 7]
+    python -m benchmarks.ddp
 
 The plain loop is that of someone who knows how: images in memory, kernels that are channels last,
 fused AdamW, gradients that are views of DDP's buckets; the whole ResNet18, in fp32. Both see the
@@ -8,7 +8,6 @@ same images in the same order from the same weights, so their losses must agree;
 turns, and medians of images per CPU second are compared, which are exact on a busy machine too.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import rank_groups
 from benchmarks.tables import report
-from contract import faults
 from training.data import DIGITS, small_images
 from training.models import classifiers as models
 from training.models import replicas
@@ -34,6 +32,7 @@ WORLD_SIZE: Final = 2
 KINDS: Final = ("plain", "recipe")
 _BATCH_PER_WORKER: Final = 128
 _COMPARED_STEPS: Final = 20
+_ROUNDS: Final = 7
 _STEPS_PER_ROUND: Final = 4
 
 
@@ -83,11 +82,11 @@ class Loop:
         return loss.detach()
 
 
-def measure(data: str, rounds: int) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """Measure on one of the two ranks."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
     dist.init_process_group("gloo")
-    image_set = small_images.load(data)
+    image_set = small_images.load(DIGITS)
     order = small_images.BatchOrder(
         num_images=len(image_set.train_images), global_batch=WORLD_SIZE * _BATCH_PER_WORKER, seed=0
     )
@@ -105,28 +104,21 @@ def measure(data: str, rounds: int) -> dict[str, Any]:
     for loop in loops.values():
         _rate(loop, first=0)  # buffers and oneDNN's choices are made once
     rates: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(rounds):
+    for number in range(_ROUNDS):
         for name, loop in loops.items():
             rates[name].append(_rate(loop, first=number * _STEPS_PER_ROUND))
     per_cpu_s = {name: statistics.median(each) for name, each in rates.items()}
     return {"loss_difference_max": max(gaps), "images_per_cpu_s": per_cpu_s}
 
 
-@faults.command()
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__)
-    parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
-    parser.add_argument("--rounds", type=int, default=7, help="of a few steps of each loop")
-    options = parser.parse_args()
-    small_images.load(options.data)
-    figures, _ = rank_groups.run(WORLD_SIZE, measure, options.data, options.rounds)
+    figures, _ = rank_groups.run(WORLD_SIZE, measure)
     result = {
         "benchmark": "ddp",
         "ratio": figures["images_per_cpu_s"]["recipe"] / figures["images_per_cpu_s"]["plain"],
         **figures,
         "world_size": WORLD_SIZE,
         "batch_per_worker": _BATCH_PER_WORKER,
-        "data": options.data,
     }
     report(result)
     return 0 if figures["loss_difference_max"] <= 1e-4 else 1

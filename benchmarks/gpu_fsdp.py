@@ -1,9 +1,9 @@
 """Benchmark of the sharded recipe on one GPU beside a good plain loop and transformers' Trainer:
 tokens/s, MFU, memory, losses.
 
-    python -m benchmarks.gpu_fsdp [--cases 0.4b 1.3b …] [--loops recipe plain] [--eager]
+    python -m benchmarks.gpu_fsdp [--cases 0.4b 1.3b …] [--loops recipe plain] [--profile]
 
-Needs torch, transformers and peft, not Ray, and no data: models have random weights, and train on
+Needs torch and transformers, not Ray, and no data: models have random weights, and train on
 Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step.
 The others get the same weights and sequences, in their order, and are used as someone would who
 knows them: fused AdamW, bf16, attention that stores no matrix, no padding; the plain loop compiles
@@ -38,7 +38,7 @@ from training.fsdp import train as fsdp
 from training.fsdp.settings import FsdpConfig
 from training.loop import metrics
 from training.loop.optimizers import decay_groups
-from training.models import language_models, lora, model_weights, pretrained
+from training.models import language_models, model_weights, pretrained
 from training.models.model_shapes import SHAPES
 from training.record.events import Event, Step
 from training.runtime.torchrun import TorchrunWorker
@@ -61,16 +61,11 @@ class Case:
     seq_len: int = 2048
     microbatch: int = 4
     passes: int = 2
-    lora_rank: int = 0
     recompute: str = "none"
     profile: bool = False
-    compile: bool = True
-    """Blocks of the recipe and of the plain loop, the model of the Trainer."""
 
 
-def _llama(
-    hidden: int, layers: int, heads: int, kv: int, wide: int, vocab: int, **more: Any
-) -> Any:
+def _llama(hidden: int, layers: int, heads: int, kv: int, wide: int, vocab: int) -> Any:
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -82,29 +77,16 @@ def _llama(
         "vocab_size": vocab,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
-        **more,
     }
 
 
-#: The second has the shape of Llama-3.2-1B with embeddings that are not tied, the third that of
-#: Qwen3-0.6B, the fourth that of Llama-2-7B.
+#: The second has the shape of Llama-3.2-1B with embeddings that are not tied.
 CASES: Final = (
     Case(name="0.4b", shape={**SHAPES["400m"], "vocab_size": 50_432}),
     Case(name="1.3b", shape=_llama(2048, 24, 16, 16, 5504, 32_000)),
-    Case(
-        name="0.6b",
-        shape={
-            **_llama(1024, 28, 16, 8, 3072, 151_936, tie_word_embeddings=True),
-            "model_type": "qwen3",
-            "head_dim": 128,
-        },
-    ),
-    Case(name="7b-lora", shape=_llama(4096, 32, 32, 32, 11_008, 32_000), lora_rank=16),
 )
 #: For a CPU.
-SMALL: Final = Case(
-    name="12m", shape=_llama(256, 4, 8, 4, 688, 16_384), seq_len=256, microbatch=2, compile=False
-)
+SMALL: Final = Case(name="12m", shape=_llama(256, 4, 8, 4, 688, 16_384), seq_len=256, microbatch=2)
 #: The second post's model with the settings of preset dolly: for one GPU of 110 GiB or more.
 POST: Final = Case(
     name="6.9b",
@@ -207,9 +189,7 @@ def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
         max_steps=WARM_UP + steps + (WARM_UP if case.profile else 0) + 1,
         lr=LR,
         schedule="constant",
-        lora_rank=case.lora_rank,
         recompute=case.recompute,
-        compile=case.compile,
         report_every=WARM_UP,
         evaluate_every=10**6,
         eval_sequences=case.microbatch,
@@ -312,7 +292,7 @@ def train_by_trainer(
                 bf16=on_gpu,
                 tf32=True if on_gpu else None,
                 use_cpu=not on_gpu,
-                torch_compile=on_gpu and config.compile,
+                torch_compile=on_gpu,
                 logging_steps=config.report_every,
                 logging_nan_inf_filter=False,
                 save_strategy="no",
@@ -336,7 +316,7 @@ def inputs_for(
         os.environ.pop(name, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = inputs.prepare(config_for(case, folder, steps=steps))
-    store = inputs.stores_of(config)[0]
+    store = inputs.store_of(config)
     feed = feed_of(
         store,
         seq_len=case.seq_len,
@@ -375,7 +355,7 @@ def run_plain(case: Case, folder: str, steps: int) -> LoopFigures:
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
     loss_of: Any = cross_entropy
-    if on_gpu and config.compile:
+    if on_gpu:
         for block in language_models.blocks(model):
             block.compile()
         loss_of = torch.compile(cross_entropy)
@@ -417,8 +397,6 @@ def measure(case: Case, *, steps: int, loops: Sequence[str], rounds: int) -> dic
     with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
         Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
         for name in rounds * [*loops]:
-            if case.lora_rank and name != "recipe":
-                continue  # the others train all weights
             say(f"{case.name}: {name}")
             [figures] = rank_groups.run(1, LOOPS[name], case, folder, steps)
             say(f"{case.name}: {name}: {figures}")
@@ -429,8 +407,6 @@ def measure(case: Case, *, steps: int, loops: Sequence[str], rounds: int) -> dic
     }
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
-    if case.lora_rank:
-        lora.add(model, rank=case.lora_rank)
     flops = language_models.flops_per_token(model, case.seq_len)
     on_gpu = torch.cuda.is_available()
     peak = metrics.peak_flops(torch.device("cuda" if on_gpu else "cpu"))
@@ -471,14 +447,13 @@ def main() -> int:
         help=f"of {', '.join(each.name for each in ALL)}",
     )
     parser.add_argument("--loops", nargs="+", choices=LOOPS, default=[*LOOPS], metavar="LOOP")
-    parser.add_argument("--eager", action="store_true", help="compile none of them")
     parser.add_argument("--profile", action="store_true", help="five more steps, kernel by kernel")
     parser.add_argument("--rounds", type=int, default=1 if on_gpu else 3, help="of each loop")
     parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
     options = parser.parse_args()
     found = [
         measure(
-            replace(case, compile=case.compile and not options.eager, profile=options.profile),
+            replace(case, profile=options.profile),
             steps=options.steps,
             loops=options.loops,
             rounds=options.rounds,

@@ -43,8 +43,6 @@ from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
 from training.data.small_images import BatchOrder
 
 MODEL_SIZE: Final = 224
-#: Evaluation shows 0.875 of the shorter side: at this size, just what the model sees.
-SMALL_SIZE: Final = 256
 _WIDTH, _HEIGHT = 500, 375  # of most of ImageNet's pictures
 _QUALITY: Final = 95
 _CLASSES: Final = 10
@@ -169,9 +167,7 @@ def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
     wishes = {
         "shards": Wish(form=SHARDS),
         "packed": Wish(form=PACKED, encoding=JPEG),
-        "packed_256": Wish(form=PACKED, size=SMALL_SIZE, encoding=JPEG),
         "packed_raw": Wish(form=PACKED, encoding=RAW),
-        "packed_raw_256": Wish(form=PACKED, size=SMALL_SIZE, encoding=RAW),
     }
     found = {"tree": library.open_set(str(tree))}
     for name, wish in wishes.items():

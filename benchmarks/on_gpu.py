@@ -90,12 +90,6 @@ STEPS: Final = (
     BenchmarkStep(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
     BenchmarkStep(name="export", words="python -m training.export text --to {runs}/exported"),
     BenchmarkStep(name="generate", words="python -m training.generate text 'The function returns'"),
-    # Other models, and nothing compiled.
-    BenchmarkStep(name="gpu_fsdp-0.6b", words="python -m benchmarks.gpu_fsdp --cases 0.6b"),
-    BenchmarkStep(name="gpu_fsdp-7b-lora", words="python -m benchmarks.gpu_fsdp --cases 7b-lora"),
-    BenchmarkStep(
-        name="gpu_fsdp-eager", words="python -m benchmarks.gpu_fsdp --cases 0.4b --eager"
-    ),
 )
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,7 +23,7 @@ from contract.typed_json import from_json, loads
 from trainctl.aws.deployment_bucket import DeploymentBucket
 from trainctl.aws.errors import UsageError
 from training import recipes
-from training.data import catalog, mixture
+from training.data import catalog
 from training.data.contents import Contents
 from training.data.pictures.index import StoredFile
 from training.recipe import Recipe
@@ -205,11 +204,10 @@ def resolve(words: Sequence[str], recipe: Recipe, bucket: DeploymentBucket) -> l
         option, equals, value = word.partition("=")
         if option not in _OPTIONS:
             continue
-        address = partial(_address, recipe=recipe, bucket=bucket)
         if equals:
-            found[place] = f"{option}={mixture.with_places(value, address)}"
+            found[place] = f"{option}={_address(value, recipe, bucket)}"
         elif place + 1 < len(words):
-            found[place + 1] = mixture.with_places(words[place + 1], address)
+            found[place + 1] = _address(words[place + 1], recipe, bucket)
     return found
 
 
@@ -219,12 +217,8 @@ def check_places(config: RunConfig, bucket: DeploymentBucket, *, has_shared: boo
         UsageError: data, model, tokenizer or template are where no node of a job can read them.
     """
     values = config.to_json()
-    found = [("data", each) for each in mixture.places_of(config.data)]
-    found += [
-        (name, str(values.get(name.replace("-", "_")) or ""))
-        for name in ("model", "tokenizer", "chat-template", "validation")
-    ]
-    for name, place in found:
+    for name in ("data", "model", "tokenizer", "chat-template", "validation"):
+        place = str(values.get(name.replace("-", "_")) or "")
         if place.startswith("s3://") and not bucket.holds(place):
             raise UsageError(
                 f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "
@@ -254,7 +248,7 @@ def check_contents(config: RunConfig, recipe: Recipe, bucket: DeploymentBucket) 
         InputError: a recipe's reader refuses a data set in the bucket, in its own words.
     """
     values = config.to_json()
-    for place in [*mixture.places_of(config.data), str(values.get("validation") or "")]:
+    for place in (config.data, str(values.get("validation") or "")):
         there = _stored(place, bucket)
         if there is None or there.contents is None:
             continue
@@ -299,7 +293,7 @@ def _address(data: str, recipe: Recipe, bucket: DeploymentBucket) -> str:
 
 
 def text_bytes(data: str, bucket: DeploymentBucket) -> int | None:
-    """Size of the plain text of all sources, from which the number of tokens of an epoch follows.
+    """Size of a plain text, from which the number of tokens of an epoch follows.
 
     Args:
         data: as ``resolve`` returns it.
@@ -307,12 +301,6 @@ def text_bytes(data: str, bucket: DeploymentBucket) -> int | None:
     Returns:
         None where that is not known here.
     """
-    sizes = [_text_bytes(place, bucket) for place in mixture.places_of(data)]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
-
-
-def _text_bytes(data: str, bucket: DeploymentBucket) -> int | None:
     if (published := catalog.find(data)) is not None:
         return published.num_bytes if published.kind == catalog.TEXT else None
     there = _stored(data, bucket)

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from contract.runs import RunPaths, check_run_name
 from store import storage
 from training import command as commands
 from training.command import Command, OptionError, Recorded, RunCompleteError
-from training.data import catalog, mixture
+from training.data import catalog
 from training.record import trackers
 from training.settings import RunConfig
 from training.system.lease import Lease, newest_number
@@ -133,8 +132,7 @@ def _configured(command: Command, workers: Range) -> RunConfig:
     root, run = storage.runs_root(command.storage), _run_name(command)
     gpus = Gpus.from_environment(os.environ)
     config = commands.configure(command, run=run, storage=root, workers=workers, gpus=gpus)
-    data = mixture.with_places(config.data, partial(_absolute, command=command))
-    config = dataclasses.replace(config, data=data)
+    config = dataclasses.replace(config, data=_absolute(config.data, command))
     command.recipe.look_at(config)
     storage.check_writable(root)
     paths = RunPaths.of(root, run)

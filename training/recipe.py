@@ -5,19 +5,23 @@ a record as ``RECIPE``, and an entry in ``training.recipes.ALL``; nothing else c
 name. Modules are named by strings, so that a laptop can read the record without torch.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from contract import runs
 from contract.errors import InputError
-from training.data import catalog, mixture
+from training.data import catalog
 from training.data.download import Report
 from training.record.events import Evaluation, Measure
 from training.record.result import Result
 from training.settings import RunConfig, Value
+
+#: A weighted mixture of data sets, which earlier releases trained on.
+_MIXTURE: Final = re.compile(r"[\d.]+\s+\S.*,\s*[\d.]+\s+\S.*")
 
 
 class ModelForm(StrEnum):
@@ -90,18 +94,16 @@ class Recipe:
         """
         Raises:
             InputError: ``data`` names a published data set that this recipe does not train on, or
-                is a mixture, and this recipe trains on none.
+                several data sets with weights.
         """
         if data is None:
             return
-        places = mixture.places_of(data)
-        if len(places) > 1 and self.data_kind != catalog.TEXT:
+        if _MIXTURE.fullmatch(data):
             raise InputError(
-                f"--data is a mixture, and recipe {self.name} trains on one data set: give one of "
-                f"{', '.join(places)}"
+                f"--data is {data}, and a run trains on one data set: sample the sources into one "
+                "folder, and give that"
             )
-        for place in places:
-            catalog.check_kind(place, self.data_kind)
+        catalog.check_kind(data, self.data_kind)
 
     def train(self) -> Callable[..., None]:
         """Import the loop; return its ``train(worker, config)``."""

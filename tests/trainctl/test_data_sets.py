@@ -268,23 +268,6 @@ def test_a_link_to_a_file_is_uploaded_as_that_file(account: Account, folder: Pat
     assert account.objects["data/cats/three.txt"] == b"one"
 
 
-def test_a_mixture_has_the_address_of_each_of_its_data_sets(
-    account: Account, folder: Path, cli: Cli
-) -> None:
-    put(str(folder))
-    fsdp = ["submit", "fsdp", "--yes", "--preset", "tiny"]
-    assert main([*fsdp, "--data", "0.7 cats, 0.3 tiny-shakespeare"]) == exits.OK
-    assert command_of(account)[-1] == "0.7 s3://bucket/data/cats/, 0.3 tiny-shakespeare"
-    changes = [*account.changes]
-    for data, sentence in (
-        ("1 cats, 1 dogs", "--data dogs: s3://bucket has no such data set"),
-        ("1 cats, 1 s3://other/text", "--data s3://other/text is in another bucket"),
-        ("1 cats, 0 tiny-shakespeare", "weight 0 for tiny-shakespeare: give a positive number"),
-    ):
-        assert sentence in cli.refuses(*fsdp, "--run", "other", "--data", data)
-    assert account.changes == changes
-
-
 def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, folder: Path) -> None:
     assert main([*SUBMIT, "--run", "a", "--data", "fashion-mnist"]) == exits.OK
     assert command_of(account)[-2:] == ("--data", "fashion-mnist")

@@ -85,7 +85,7 @@ def test_a_model_learns_answers_and_gives_the_same_ones_wherever_it_is_served(
 
     found = sharded_checkpoints.newest_of(RunPaths.of(settings.storage, settings.run).uri)
     place = Path(export.export(found, str(tmp_path / "served")))
-    check_served(place, found, inputs.stores_of(settings)[0].info.stops[0])
+    check_served(place, found, inputs.store_of(settings).info.stops[0])
 
 
 def check_served(place: Path, found: sharded_checkpoints.ShardedCheckpoint, stop: int) -> None:

@@ -198,7 +198,7 @@ def loss_of(model: Any, found: Any) -> float:
     """The loss of a model over what a checkpoint's run held out."""
     from training.fsdp import inputs
 
-    store = inputs.stores_of(FsdpConfig.from_json(found.config))[0]
+    store = inputs.store_of(FsdpConfig.from_json(found.config))
     seq_len, num = found.config["seq_len"], found.config["eval_sequences"]
     num = min(num, (len(store.held_out) - 1) // seq_len)
     total: float = 0.0

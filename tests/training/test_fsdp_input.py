@@ -17,9 +17,8 @@ from tests.training.test_config import imagenet as imagenet_config
 from tests.training.test_plan import config as fsdp
 from training.checkpoint import checkpoints
 from training.checkpoint.manifest import DamagedError
-from training.data import documents, mixture
-from training.data.feed import Batch
-from training.data.mixed_feed import feed_for
+from training.data import documents
+from training.data.feed import Batch, feed_of
 from training.fsdp import inputs
 from training.fsdp import train as loop_of_fsdp
 from training.fsdp.held_out import HeldOut
@@ -43,16 +42,15 @@ def config(tmp_path: Path, **changes: Any) -> FsdpConfig:
 def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, seq_len=2048))
     with pytest.raises(InputError, match=r"--seq-len is 2048.*has 1024 positions: use at most"):
-        build(prepared, inputs.stores_of(prepared))
+        build(prepared, inputs.store_of(prepared))
 
 
 def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, seq_len=1024, held_out_every=30))
-    _, parts = feed_for(
-        mixture.sources_of(TEXT), inputs.stores_of(prepared), seq_len=1024, global_batch=4, seed=0
-    )
+    store = inputs.store_of(prepared)
+    feed = feed_of(store, seq_len=1024, global_batch=4, seed=0)
     with pytest.raises(InputError, match=r"held-out part has .* less than a sequence of 1024"):
-        HeldOut(parts, prepared)
+        HeldOut(feed, store, prepared)
 
 
 def test_columns_bad_rows_and_the_text_to_evaluate_on_are_as_the_options_say(
@@ -68,13 +66,11 @@ def test_columns_bad_rows_and_the_text_to_evaluate_on_are_as_the_options_say(
     }
     whole = config(tmp_path, skip_bad_rows=True, **given)
     inputs.look_at(whole)
-    (store,) = inputs.stores_of(inputs.prepare(whole))
-    info = store.info
+    info = inputs.store_of(inputs.prepare(whole)).info
     assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 9)
     for change, message in (
         ({"validation": str(tmp_path / "none.jsonl")}, "none.jsonl does not exist: give a file"),
         ({"columns": "prompt=a"}, "--columns is 'prompt=a': write prompt=COLUMN,answer=COLUMN"),
-        ({"data": f"1 {TEXT}, 1 python-help"}, "--validation is for one --data"),
     ):
         with pytest.raises(InputError, match=message):
             inputs.look_at(config(tmp_path, **{**given, **change}))
@@ -218,7 +214,7 @@ def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
     table = tmp_path / "table.parquet"
     pq.write_table(pa.table({"body": words, "id": range(32)}), table)
     prepared = inputs.prepare(config(tmp_path, data=str(table), text_field="body"))
-    assert inputs.stores_of(prepared)[0].info.num_documents == 30
+    assert inputs.store_of(prepared).info.num_documents == 30
     with pytest.raises(InputError, match=r"no column 'text' but body, id: give --text-field"):
         inputs.prepare(config(tmp_path, data=str(table)))
     table.write_bytes(b"PAR1 no table PAR1")
@@ -228,7 +224,7 @@ def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
 
 def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, data="python-help", held_out_every=20))
-    store = inputs.stores_of(prepared)[0]
+    store = inputs.store_of(prepared)
     assert store.info.num_documents > 70
     assert store.info.num_train_tokens > 300_000
     assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared

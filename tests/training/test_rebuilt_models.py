@@ -53,8 +53,8 @@ def test_adapters_are_merged_and_a_prompt_is_continued_without_text_and_tokens(
 def checkpoint(folder: Path, text: str, place: str) -> ShardedCheckpoint:
     """A checkpoint of a run with adapters that have learned something, kept at ``place``."""
     config = inputs.prepare(fsdp(storage=str(folder.parent), data=text, seq_len=64, lora_rank=2))
-    stores = inputs.stores_of(config)
-    model, model_config, _ = build(config, stores)
+    store = inputs.store_of(config)
+    model, model_config, _ = build(config, store)
     model_weights.allocate(model, torch.device("cpu"))
     fill(model, config)
     for name, each in model.named_parameters():
@@ -63,7 +63,7 @@ def checkpoint(folder: Path, text: str, place: str) -> ShardedCheckpoint:
     optimizer = torch.optim.SGD(each for each in model.parameters() if each.requires_grad)
     settings = {**config.to_json(), "storage": place}
     found = written(folder, state_of(model, optimizer), settings)
-    for name, content in describe(config, model_config, stores).items():
+    for name, content in describe(config, model_config, store).items():
         (folder / name).write_bytes(content)
     return found
 

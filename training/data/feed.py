@@ -98,15 +98,6 @@ class Feed:
         found = self._order.pick(epoch, np.arange(first, last))
         return np.pad(found, (0, self._global_batch - len(found)), constant_values=NOTHING)
 
-    def endless(self, places: Tokens) -> Tokens:
-        """The sequences of some places, where epochs follow each other and each has all of them."""
-        epochs, within = np.divmod(places, self.num_sequences)
-        found = np.empty_like(places)
-        for epoch in np.unique(epochs).tolist():
-            own = epochs == epoch
-            found[own] = self._order.pick(epoch, within[own])
-        return found
-
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
         return self.train.batch(self.sequences(step)[rank::world_size])

@@ -1,13 +1,12 @@
 """Check and tokenization of the FSDP recipe's text before its loop starts. Imports no torch by
 itself."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
 from store import storage
-from training.data import PYTHON_HELP, catalog, mixture, sources
+from training.data import PYTHON_HELP, catalog, sources
 from training.data.conversations import columns_given
 from training.data.download import Report
 from training.data.rows import TokenStore, open_store, store_for
@@ -24,13 +23,7 @@ def look_at(config: FsdpConfig) -> None:
         UnreachableError: a published text is to be fetched, and there is no way to it.
     """
     columns_given(config.columns)
-    places = mixture.places_of(config.data)
-    if config.validation and len(places) > 1:
-        raise InputError(
-            "--validation is for one --data, and this is a mixture: leave it out, and a share of "
-            "each source is held out"
-        )
-    for place in [*places, *filter(None, [config.validation])]:
+    for place in filter(None, (config.data, config.validation)):
         sources.check_way(place)
         if "://" in place or catalog.find(place) or place == PYTHON_HELP:
             continue
@@ -51,42 +44,26 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     template = config.chat_template
     if template and not storage.is_s3(template):  # workers run in another folder
         config = replace(config, chat_template=str(Path(template).expanduser().absolute()))
-    sources = mixture.sources_of(config.data)
-    keys = [_store(config, each.place, report).info.key for each in sources]
-    if len({*keys}) < len(keys):
-        raise InputError(
-            f"--data {config.data}: two of the sources have the same text; give it once, with the "
-            "sum of the weights"
-        )
-    key = mixture.shares_with(sources, keys)
+    key = _store(config, report).info.key
     if config.text_key and config.text_key != key:
         raise InputError(
             f"run {config.run!r} was trained on another text, tokenizer or split than "
-            f"{config.data}: give the same --data (of a mixture, with the same weights in the same "
-            "order), --tokenizer and --held-out-every, or another --run"
+            f"{config.data}: give the same --data, --tokenizer and --held-out-every, or another "
+            "--run"
         )
     return replace(config, text_key=key)
 
 
-def stores_of(config: FsdpConfig) -> list[TokenStore]:
-    """The stores of a prepared run, one for each source of its data, on any of its nodes."""
-    shared = shared_cache(config.storage)
-    places, keys = mixture.places_of(config.data), mixture.places_of(config.text_key)
-    return [
-        open_store(key, shared=shared) or _store(config, place, None)
-        for key, place in zip(keys, places, strict=True)
-    ]
+def store_of(config: FsdpConfig) -> TokenStore:
+    """The store of a prepared run, on any of its nodes."""
+    found = open_store(config.text_key, shared=shared_cache(config.storage))
+    return found or _store(config, None)
 
 
-def stops_of(stores: Sequence[TokenStore]) -> tuple[int, ...]:
-    """Ids of the tokens that end answers, in any of some stores."""
-    return tuple(sorted({stop for each in stores for stop in each.info.stops}))
-
-
-def _store(config: FsdpConfig, place: str, report: Report | None) -> TokenStore:
+def _store(config: FsdpConfig, report: Report | None) -> TokenStore:
     tokenizer = tokenizer_file(config.tokenizer, config.model, runs=config.storage)
     return store_for(
-        place,
+        config.data,
         tokenizer,
         held_out_every=config.held_out_every,
         field=config.text_field,

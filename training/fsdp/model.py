@@ -1,6 +1,6 @@
 """The FSDP recipe's model: built, filled with its first weights, and described in checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from contract.errors import InputError
 from training.data import vocabulary
 from training.data.rows import TokenStore
-from training.fsdp import estimate, inputs
+from training.fsdp import estimate
 from training.fsdp.settings import PACKED_BITS, FsdpConfig
 from training.models import (
     language_models,
@@ -21,7 +21,7 @@ from training.models import (
 )
 
 
-def build(config: FsdpConfig, stores: Sequence[TokenStore]) -> tuple[nn.Module, Any, list[str]]:
+def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, list[str]]:
     """The model on the meta device, its transformers configuration, and what to tell the user.
 
     Tokens of the text that the model does not know get rows of their own in its embeddings. Those
@@ -32,12 +32,12 @@ def build(config: FsdpConfig, stores: Sequence[TokenStore]) -> tuple[nn.Module, 
             or bits.
     """
     notes: list[str] = []
-    num_tokens = stores[0].info.vocab_size
+    num_tokens = store.info.vocab_size
     model_config = pretrained.model_config(
         config.model, runs=config.storage, vocab_size=num_tokens, notes=notes
     )
     known = model_config.vocab_size
-    if num_tokens > known and any(each.largest_id >= known for each in stores):
+    if num_tokens > known and store.largest_id >= known:
         sizes = f"the tokenizer has {num_tokens:,} tokens, model {config.model} knows {known:,}"
         if not _is_extended(config, known):
             raise InputError(
@@ -143,12 +143,10 @@ def rebuild(
     return model
 
 
-def describe(
-    config: FsdpConfig, model_config: Any, stores: Sequence[TokenStore]
-) -> dict[str, bytes]:
+def describe(config: FsdpConfig, model_config: Any, store: TokenStore) -> dict[str, bytes]:
     """The small files of a checkpoint that make a model of its weights."""
     tokenizer = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
     return {
         pretrained.CONFIG_FILE: model_config.to_json_string(use_diff=False).encode(),
-        **serving.files(tokenizer, template=config.chat_template, stops=inputs.stops_of(stores)),
+        **serving.files(tokenizer, template=config.chat_template, stops=store.info.stops),
     }

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from training.data.feed import Batch, Feed
-from training.data.mixed_feed import MixedFeed
 from training.loop.worker import Worker
 from training.system.copies import to_device
 
@@ -27,7 +26,7 @@ class StepInputs(NamedTuple):
 
 
 def ahead(
-    feed: Feed | MixedFeed, steps: Iterable[int], worker: Worker, *, num_passes: int
+    feed: Feed, steps: Iterable[int], worker: Worker, *, num_passes: int
 ) -> Iterator[StepInputs]:
     """The inputs of some steps, each made while the one before is in use."""
     device = worker.device

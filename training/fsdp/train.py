@@ -13,10 +13,8 @@ and the seed (see ``training.data.feed``).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -24,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from contract.errors import InputError
 from training.bookkeeping import Bookkeeping, check_longer
 from training.checkpoint import checkpoints, sharded_checkpoints
-from training.data.mixed_feed import MixedFeed, described, feed_for
-from training.data.mixture import sources_of
+from training.data.feed import Feed, feed_of
 from training.data.rows import TokenStore
 from training.fsdp import estimate, inputs
 from training.fsdp.held_out import HeldOut
@@ -64,28 +62,16 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
-    stores = inputs.stores_of(config)
-    feed, parts = feed_for(
-        sources_of(config.data),
-        stores,
-        seq_len=config.seq_len,
-        global_batch=config.global_batch,
-        seed=config.seed,
-        isolates=config.isolate_documents,
-        packs=config.packing,
-    )
+    store = inputs.store_of(config)
+    feed = _feed(store, config)
     for note in feed.notes:
         worker.emit(Warned(message=note))
     total_steps = config.num_steps(feed.steps_per_epoch)
     evaluate_every = config.steps_between_evaluations(total_steps, feed.steps_per_epoch)
     checkpoint_every = config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch
-    if isinstance(feed, MixedFeed):
-        facts, warnings = described(feed, total_steps)
-        worker.emit(*(Noted(message=each) for each in facts))
-        worker.emit(*(Warned(message=each) for each in warnings))
-    held_out = HeldOut(parts, config)
+    held_out = HeldOut(feed, store, config)
 
-    model, model_config, notes = build(config, stores)
+    model, model_config, notes = build(config, store)
     name = torch.cuda.get_device_name(device) if on_gpu else ""
     fits = displayed(worker, "memory", partial(estimate.fit, model_config.to_dict(), config, name))
     tight, has_room = fits or ("", False)
@@ -143,7 +129,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker,
         model,
         optimizer,
-        files=describe(config, model_config, stores),
+        files=describe(config, model_config, store),
         settings=config.to_json(),
         keep=config.checkpoints_to_keep,
     )
@@ -160,7 +146,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(Loaded(step=start_step, loss=score.loss))
     else:
         worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
-        displayed(worker, "a sample", partial(_sample, trained, stores, config, worker, step=0))
+        displayed(worker, "a sample", partial(_sample, trained, store, config, worker, step=0))
 
     books = Bookkeeping(
         worker,
@@ -218,9 +204,28 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             break
 
     if books.steps and not books.is_stopped:
-        sample = partial(_sample, trained, stores, config, worker, step=position.step)
+        sample = partial(_sample, trained, store, config, worker, step=position.step)
         displayed(worker, "a sample", sample)
     books.finish()
+
+
+def _feed(store: TokenStore, config: FsdpConfig) -> Feed:
+    """Sequences of a run.
+
+    Raises:
+        InputError: they do not fill a step.
+    """
+    try:
+        return feed_of(
+            store,
+            seq_len=config.seq_len,
+            global_batch=config.global_batch,
+            seed=config.seed,
+            isolates=config.isolate_documents,
+            packs=config.packing,
+        )
+    except InputError as error:
+        raise InputError(f"{config.data}: {error}") from None
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
@@ -265,7 +270,7 @@ def update(
 
 def _sample(
     trained: WithLoss,
-    stores: Sequence[TokenStore],
+    store: TokenStore,
     config: FsdpConfig,
     worker: Worker,
     *,
@@ -277,9 +282,8 @@ def _sample(
         return
     of: Any = trained.model
     longest = getattr(of.config, "max_position_embeddings", None) or 2**20
-    of_each = -(-_NUM_PROMPTS // len(stores))
-    given = [each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores]
-    prompts = [each for each in chain.from_iterable(given) if len(each) < longest]
+    given = store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS)
+    prompts = [each for each in given if len(each) < longest]
     if not prompts:
         return
     try:
@@ -288,7 +292,7 @@ def _sample(
             prompts,
             num=min(config.num_sampled, longest - max(map(len, prompts))),
             seed=config.seed,
-            stops=inputs.stops_of(stores),
+            stops=store.info.stops,
             device=worker.device,
         )
     finally:
