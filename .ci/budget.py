@@ -30,7 +30,7 @@ ROWS: Final = (
     ("trainctl", 47_500, ("trainctl/*",)),
     ("contract: what the others agree on", 11_000, ("contract/*",)),
     ("pictures", 11_000, ("training/data/pictures/*", "training/data/augmentation.py")),
-    ("text, conversations, mixtures", 17_000, ("training/data/*",)),
+    ("text, conversations", 17_000, ("training/data/*",)),
     (
         "plan: memory and speed",
         6_000,

@@ -191,6 +191,7 @@ LINES: Final = {
     '.ci/venv: mv "$dir/ready.new" "$dir/ready"': "its mark",
     "Makefile: rm -rf .pytest_cache .mypy_cache .ruff_cache .hypo": "of make's own tools",
     "Makefile: find contract store training trainctl stacks con": "caches of our modules",
+    "Makefile: mv benchmarks/results/$$name.new": "figures that a page has from this command",
     "Makefile: rm -rf .uv node_modules": "what only make makes",
     "Makefile: if [ -f $$dir/install.log ] && [ ! -f $$dir/adopte": "not what was made by hand",
 }

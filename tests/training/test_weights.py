@@ -217,8 +217,8 @@ def config_of(folder: Path, **changes: Any) -> FsdpConfig:
     return fsdp(seq_len=16, model=str(folder), **changes)
 
 
-def stores(size: int, largest: int) -> Any:
-    return [SimpleNamespace(info=SimpleNamespace(vocab_size=size), largest_id=largest)]
+def store(size: int, largest: int) -> Any:
+    return SimpleNamespace(info=SimpleNamespace(vocab_size=size), largest_id=largest)
 
 
 @pytest.mark.usefixtures("cache")
@@ -232,7 +232,7 @@ def test_new_tokens_get_rows_that_are_trained_and_exported(
     folder = published(tmp_path / "base", tie_word_embeddings=tied)
     size = with_tokens(folder, 3)
     config = config_of(folder, lora_rank=rank)
-    model, model_config, notes = build(config, stores(size, size - 1))
+    model, model_config, notes = build(config, store(size, size - 1))
     model_weights.allocate(model, CPU)
     assert fill(model, config) == []
     assert f"has {size} tokens, model {folder} knows {VOCAB}: its embeddings get 3 more" in notes[0]
@@ -269,19 +269,19 @@ def test_tokens_that_no_text_has_change_no_model_and_another_vocabulary_is_refus
     """Gemma 3's tokenizer has one token, for pictures, that its models of text do not know."""
     folder = published(tmp_path / "base")
     size = with_tokens(folder, 1)
-    model, model_config, notes = build(config_of(folder), stores(size, VOCAB - 1))
+    model, model_config, notes = build(config_of(folder), store(size, VOCAB - 1))
     assert (model_config.vocab_size, notes) == (VOCAB, [])
     assert model.get_parameter("lm_head.weight").shape[0] == VOCAB
 
     other = tmp_path / "other"
     size = with_tokens(other, 2)
     config = config_of(folder, tokenizer=str(other))
-    _, model_config, _ = build(config, stores(size, size - 1))
+    _, model_config, _ = build(config, store(size, size - 1))
     assert model_config.vocab_size == size
     text = (other / "tokenizer.json").read_text().replace('"a":', '"A A":', 1)
     (other / "tokenizer.json").write_text(text)
     with pytest.raises(InputError, match=r"others under the same ids: give the model's own"):
-        build(config, stores(size, size - 1))
+        build(config, store(size, size - 1))
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
