@@ -175,13 +175,17 @@ HANGS = [f"{what} {rank}" for what in ("process", "read", "save") for rank in (0
 
 
 def train(
-    send: Callable[[Sequence[Event]], None], _settings: object, run_uri: str, fence: int
+    send: Callable[[Sequence[Event]], None],
+    _settings: object,
+    run_uri: str,
+    fence: int,
+    store: str,
 ) -> object:
     """A loop in place of a recipe's, with the worker, the saves and the collectives of one. Each
     start saves after four steps, and meets the next one of the hangs soon after that.
     """
     folder = Path(run_uri).parents[1]
-    worker = TorchrunWorker(run_uri=run_uri, fence=fence)
+    worker = TorchrunWorker(run_uri=run_uri, fence=fence, store=store)
     worker.on_events = lambda *events: send(events)
     worker.saves = Saves(worker.emit, report_every_s=0.2)
     outcome.introduce(worker, node="localhost", host="localhost")
