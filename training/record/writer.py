@@ -169,7 +169,7 @@ class RunRecord:
     def handle(self, *found: Event) -> None:
         """Take the events of one report: write them down and show them."""
         for event in found:
-            if self._replace is not None and isinstance(event, Step):
+            if self._replace is not None and isinstance(event, Step | Finished):
                 self._replace()
                 self._replace = None
                 self._open()
