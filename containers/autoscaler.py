@@ -53,6 +53,7 @@ _RETRIES: Final = Config(
 )
 #: After a worker on which Ray did not start; twice as long after each further one.
 _PAUSE_S: Final = 10.0
+_LONGEST_PAUSE_S: Final = 300.0
 _OF_LATE_S: Final = 1800.0
 #: A task may be missing in ECS's list for so long after it was started.
 _SETTLES_S: Final = 60.0
@@ -79,7 +80,7 @@ class ProviderConfig(TypedDict):
     environment: dict[str, str]
     """More variables of a worker, such as the head's address."""
     failed_starts: NotRequired[str]
-    """File for the number of worker tasks in which Ray did not start, within half an hour."""
+    """File for how often Ray did not start in worker tasks, within half an hour."""
 
 
 class EcsNodeProvider(NodeProvider):
@@ -183,15 +184,18 @@ class EcsNodeProvider(NodeProvider):
         return tasks
 
     def _count_failures(self, found: set[str]) -> None:
-        """Count worker tasks in which Ray did not start; the next one waits longer each time."""
+        """Count when Ray did not start in worker tasks; the next one waits longer each time."""
         now = self._clock()
-        if found <= {*self._failed}:
-            return
-        self._failed = {arn: self._failed.get(arn, now) for arn in {*self._failed, *found}}
-        number = sum(now - at < _OF_LATE_S for at in self._failed.values())
-        self._not_before = now + _PAUSE_S * 2 ** (number - 1)
-        if place := self._settings.get("failed_starts"):
+        late = {arn: at for arn, at in self._failed.items() if now - at < _OF_LATE_S}
+        new = found - {*late}
+        late |= dict.fromkeys(new, now)
+        # Several at a time count once: a large job has more of them.
+        number = len({*late.values()})
+        if new:
+            self._not_before = now + min(_PAUSE_S * 2 ** (number - 1), _LONGEST_PAUSE_S)
+        if late != self._failed and (place := self._settings.get("failed_starts")):
             Path(place).write_text(str(number), encoding="utf-8")
+        self._failed = late
 
     # --- more ---------------------------------------------------------------------------------
     def create_node(

@@ -65,8 +65,8 @@ _POLL_S: Final = 0.1
 _CANNOT_PREPARE: Final = "failed: a worker node cannot prepare the code: "
 #: ``ray start --block`` looks at Ray's processes every second.
 _RAY_ENDS_S: Final = 3.0
-#: So many worker tasks in which Ray did not start end the job. Each of them has tried several times
-#: (``containers.node``).
+#: Worker tasks in which Ray did not start end the job when they have ended at so many times. Each
+#: of them has tried several times (``containers.node``).
 _FAILED_STARTS: Final = 3
 
 
@@ -94,7 +94,7 @@ class Observation:
     failure: str | None = None
     """Reason why a worker node could not prepare."""
     failed_starts: int = 0
-    """Tasks of worker nodes in which Ray did not start, of late."""
+    """How often Ray did not start in tasks of worker nodes, of late."""
 
 
 class Decisions:

@@ -223,7 +223,6 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": str(times.PROCESS_GROUP_STOP_S),
         # A process of its own, and all ranks agree after every report whether a host goes.
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1" if config.spot else "0",
-        "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's page on training
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # or every line is printed twice
     }
 

@@ -280,7 +280,7 @@ class RayHead:
 
     @property
     def failed_starts(self) -> int:
-        """Tasks of worker nodes in which Ray did not start, of late."""
+        """How often Ray did not start in tasks of worker nodes, of late."""
         with contextlib.suppress(OSError, ValueError):  # none yet, or just being written
             return int((self._folder / _FAILED).read_text(encoding="utf-8"))
         return 0

@@ -15,7 +15,7 @@ _TOKENS: Final = (
     r"gh[opusr]_[0-9A-Za-z]{36}|github_pat_\w{82}",
     r"gl(?:pat|dt|rt|ft|ptt|cbt|soat|agent|imt|oas)-[\w.-]{20,}",
     "(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}|ABSK[A-Za-z0-9+/]{109,}",
-    r"sk-(?:proj|svcacct|admin|ant-\w+)-[\w-]{20,}|sk-[A-Za-z0-9]{32,}",  # OpenAI, Anthropic
+    r"sk-(?:proj|svcacct|admin|ant-\w+|or-v1)-[\w-]{20,}|sk-[A-Za-z0-9]{32,}",  # OpenAI, Anthropic
     r"AIza[\w-]{35}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|pplx-[A-Za-z0-9]{48}",
     r"dapi[a-f0-9]{32}|do[opr]_v1_[a-f0-9]{64}|hv[bs]\.[\w-]{90,}|pul-[a-f0-9]{40}",
     r"xox[abeoprs]-[\w-]{10,}|xapp-\d-[\w-]{20,}|hooks\.slack\.com/services/[\w+/]{40,}",
@@ -26,31 +26,44 @@ _TOKENS: Final = (
     r"lsv2_[a-z]{2}_\w{32,}",  # LangSmith
     "gsk_[A-Za-z0-9]{52}",  # Groq
 )
-_PEM: Final = r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\[nr])+[\w+/=]{20}[\w+/=\s\\]*"
+_END: Final = r"(?:\s|\\[nr])+"
+_PEM: Final = (
+    rf"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----{_END}(?:[\w-]+: [^\n\\]+{_END})*"
+    r"[\w+/=]{20}[\w+/=\s\\]*"
+)
 _SHAPED: Final = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(_TOKENS)})(?!\w)|{_PEM}")
 #: scheme://user:password@host, unless the password is a variable or a placeholder.
-_ADDRESS: Final = re.compile(r"\b[a-z][a-z\d+.-]*://[^\s/:@\"']*:([^\s/:@${<*\"'][^\s/@\"']*)@")
+_ADDRESS: Final = re.compile(
+    r"(?<![a-z\d+.-])[a-z][a-z\d+.-]*://[^\s/:@\"']*:([^\s/:@${<*\"'][^\s/@\"']*)@"
+)
 #: Names whose values are secrets (gitleaks' rule generic-api-key, and the variables that wandb,
 #: Comet, Neptune, ClearML and the Hub document): what a name ends with.
 _STRONG: Final = (
     r"(?:api|access|secret|private|auth|account|deploy|signing|encryption|wandb|comet|clearml)"
-    r"[._-]?key|secret|passw(?:or)?d|passwd|credentials?|"
+    r"[._-]?key|secret|passw(?:or)?d|passwd|pwd|passphrase|credentials?|bearer|"
     r"(?:hf|hub|huggingface|access|auth|api|bearer|gh|github|gitlab|git|slack|bot|refresh|session|"
     r"personal|deploy|npm|pypi|service)[._-]?token"
 )
 #: Names that may be of something else, too: EOS_TOKEN=</s>, SORT_KEY=date.
-_WEAK: Final = r"(?<!eos_)(?<!bos_)(?<!pad_)token|_key(?:_id)?|login\(key|authtoken|login"
-_NAME: Final = re.compile(rf"(?i)(?:(?P<strong>{_STRONG})|{_WEAK})$")
-#: The end of such a name, and a value: in quotes, or to the end of a word (of a line in YAML).
-_PAIR: Final = re.compile(
-    r"(?i)(?:token|key|secret|passw(?:or)?d|passwd|credentials?|login)"
-    r"(?P<end>(?:[._-]id)?[\"']?\]?\s*(?P<sign>=>|[=:(]|\s(?=\S+\d))\s*)"
-    r"(?:[\"'](?P<value>[^\s\"'\\]{8,})[\"']|(?P<bare>[^\s\"'\\,;)}]{8,})(?=[\s;&|]|$))"
+_WEAK: Final = (
+    r"(?<!eos_)(?<!bos_)(?<!pad_)token|_key(?:_id)?|login\([^)]{0,60}\bkey|authtoken|login"
 )
-_BEFORE: Final = 40  # characters of a name that are looked at
+_NAME: Final = re.compile(rf"(?i)(?:(?P<strong>{_STRONG})|{_WEAK})$")
+#: The end of such a name, and a value: in quotes, or to the end of a word (of a line in YAML). What
+#: may come between: ``=``, ``: str =``, ``=>``, ``("NAME", default=``, a space after an option.
+_PAIR: Final = re.compile(
+    r"(?i)(?:token|key|secret|passw(?:or)?d|passwd|pwd|passphrase|credentials?|login|bearer)"
+    r"(?P<end>(?:[._-]id)?[\"']?\]?\s*"
+    r"(?P<sign>=>|:\s*[\w.\[\]]{1,40}\s*=|[=:(]|(?<=[\"']),\s*(?:default\s*=)?|\s(?=\S{1,80}\d))\s*\(?\s*)"
+    r"(?:[rbfu]{0,2}[\"']{1,3}(?P<value>[^\s\"'\\]{8,512}+)[\"']|"
+    r"(?P<bare>[^\s\"'\\,;)}]{8,512}+)(?=[\s;&|\"\'\\]|$))"
+)
+_BEFORE: Final = 80  # characters of a name that are looked at
 _VALUE: Final = re.compile(r"[\w+/=.~:!@#%^&*-]+")
 #: A name of a module, or a UUID, with which requests are told apart.
 _IDENTIFIER: Final = re.compile(r"\.|\b[\da-f]{8}(-[\da-f]{4}){3}-[\da-f]{12}\b")
+#: More words after a value, but for a comment.
+_PROSE: Final = re.compile(r" +[^\s#]")
 _WORDS: Final = re.compile(r"\w*_\w*|[A-Za-z]+\d?")
 #: What is shown for an example has few characters, or says so; in code, values say what they are.
 _EXAMPLE: Final = re.compile(
@@ -87,7 +100,7 @@ def secrets_in(
         kind = "value" if found["value"] else "bare"
         # In code, what is not quoted is a name; in prose it is followed by more.
         is_name = bool(not is_certain and kind == "bare" and _WORDS.fullmatch(found[kind]))
-        is_name |= found["sign"] == ":" and text[found.end() : found.end() + 1] == " "
+        is_name |= found["sign"] == ":" and bool(_PROSE.match(text, found.end()))
         name = text[max(0, found.start() - _BEFORE) : found.start("end")]
         if not is_name and is_secret(name, found[kind], is_certain=is_certain):
             yield found.span(kind)

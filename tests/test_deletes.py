@@ -130,7 +130,11 @@ GUARDS: Final = {
     ),
     "training/fsdp/model.py:_built": ("replace", MEMORY, "layers"),
     "training/launch.py:reopen": ("remove_file", OURS, "its result, of a run that goes on"),
-    "training/launch.py:overwrite": ("remove_file", OURS, "the mark of an earlier command"),
+    "training/launch.py:overwrite": (
+        "remove_file remove_run",
+        OURS,
+        "the mark of an earlier command, and the rest of what that was removing",
+    ),
     "training/launch.py:overwrite.replace": (
         "remove_file remove_run",
         OURS,

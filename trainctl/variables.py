@@ -1,5 +1,6 @@
 """``--env`` and ``--secret``: variables for a job's code; and what must not be passed openly."""
 
+import codecs
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -127,11 +128,13 @@ def _secret_of(path: Path) -> str:
         return " (by its name)"
     if path.is_symlink() or path.stat().st_size > _LARGEST:
         return ""
-    text = path.read_bytes().decode(errors="replace")
+    content = path.read_bytes()
+    is_utf_16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    text = content.decode("utf-16" if is_utf_16 else "utf-8", errors="replace")
     if "\0" in text:
         return ""
-    if path.suffix == ".ipynb":  # its code is strings of JSON
-        text = text.replace('\\"', '"')
+    if path.suffix == ".ipynb":  # its code is strings of JSON, a line each
+        text = text.replace('\\"', '"').replace("\\n", " ")
     for start, _ in secrets_in(text, is_certain=bool(_SETTINGS.fullmatch(path.name))):
         return f", line {text.count(chr(10), 0, start) + 1} ({text[start : start + SHOWN]}...)"
     return ""

@@ -169,11 +169,18 @@ def overwrite(paths: RunPaths, command: Command, lease: Lease) -> Callable[[], N
         count, and when this process is killed it is as it was.
     """
     mark = paths.file(runs.OVERWRITES_FILE)
-    if not command.overwrite or _has_overwritten(paths):
+    number, _, is_removing = (storage.read_bytes(mark) or b"").decode().partition(" ")
+    if is_removing:  # a command that was killed meanwhile
+        storage.remove_run(paths.uri, before=int(number))
+    # Those that torchrun starts again resume what the first ones have begun anew.
+    is_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    is_done = _has_overwritten(paths) or (is_again and (is_removing or not number))
+    if not command.overwrite or is_done:
         storage.remove_file(mark)
         return None
 
     def replace() -> None:
+        storage.write_bytes(mark, f"{lease.number} is removing".encode())
         storage.remove_run(paths.uri, before=lease.number)
         storage.remove_file(mark)
         if job := os.environ.get(nodes.ENV_JOB):

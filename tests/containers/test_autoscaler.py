@@ -139,6 +139,14 @@ def test_a_worker_without_ray_is_counted_and_the_next_one_waits_longer_each_time
         with pytest.raises(NodeLaunchException, match="Ray did not start: 1 s"):
             own.create_node({}, TAGS, 1)
         ecs.now += 1 + (number == 3) * 1800
+    ecs.now += 1800
+    own.non_terminated_nodes(WORKERS)
+    assert counted.read_text() == "0", "a loss hours later is another matter"
+    own.create_node({}, TAGS, 12)
+    for arn in ecs.running():
+        ecs.end(arn, exits.RAY_FAILED)
+    own.non_terminated_nodes(WORKERS)
+    assert counted.read_text() == "1", "twelve at a time are one"
 
 
 def test_a_task_that_the_list_does_not_show_yet_counts(

@@ -25,6 +25,7 @@ HEX, LETTERS = "7d1f0c93be2a" * 4, "QwErTyUiOpAsDfGhJkLzXcVbNmqWeRtYuI"
 TOKEN = f"hf_{LETTERS}"
 DIGITS = "q7Wf2ZkP9vLs3XbT6nYd8RcM4gHj5tUe1oAq"
 AWS = "AKIA" + "Q3EGS5XUVER4W2BZ"
+PEM = "-----BEGIN RSA PRIVATE KEY-----"
 SHAPED = [
     TOKEN,
     f"ghp_{DIGITS}",
@@ -62,6 +63,16 @@ NAMED = {
     "aws.ini": "[default]\naws_secret_access_key = " + f"{DIGITS}/aB3",
     ".npmrc": f"//registry.example/:_authToken={DIGITS[:20]}",
     "account.json": f'{{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIE{DIGITS}"}}',
+    "black.py": f'wandb.login(\n    key="{HEX[:40]}",\n)',
+    "again.py": f'wandb.login(relogin=True, key="{HEX[:40]}")',
+    "default.py": f'add_argument("--api-key", default="{HEX[:40]}")',
+    "set.py": f'os.environ.setdefault("WANDB_API_KEY", "{HEX[:40]}")',
+    "typed.py": f'API_KEY: Final[str] = (\n    "{HEX[:40]}"\n)',
+    "comment.yaml": f"api_key: {HEX[:40]} # mine",
+    "curl.sh": f"curl -H 'Authorization: Bearer {HEX[:40]}' $URL",
+    "shell.ipynb": f'{{"source": ["!wandb login {HEX[:40]}\\n", "import x"]}}',
+    "magic.ipynb": f'{{"source": ["%env WANDB_API_KEY {HEX[:40]}"]}}',
+    "old.pem.txt": f"{PEM}\nProc-Type: 4,ENCRYPTED\nDEK-Info: A,B\n\nMIIE{DIGITS}",
     "nb.ipynb": f'{{"source": ["login(key=\\"{HEX[:40]}\\")\\n"]}}',
 }
 
@@ -105,7 +116,7 @@ def test_a_secret_without_a_shape_is_known_by_the_name_beside_it(tmp_path: Path,
         ("HF_TOKEN", "qwertyuiopasdfgh"),
         ("db_password", "correct-horse-battery"),
         ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY"),
-        ("DEPLOY_KEY", "a8f5f167f44f4964e6c998de"),
+        ("DEPLOY_KEY", HEX[:24]),
         ("MY_TOKEN", DIGITS[:14]),
     ],
 )
@@ -193,6 +204,7 @@ def test_usual_words_are_no_secrets() -> None:
         ("guards.py", "l1_key = accessor_info.l1_key"),
         ("waiters.json", '"result_key": "S3AccessPointAttachments"'),
         ("example.json", '"ClientRequestToken": "a8ca07e4-61ec-4399-99f4-19853801bcd5"'),
+        ("report.py", "f(url, private_token=RO_API_TOKEN, timeout=30  # A"),
         ("args.py", "token=script_args.hub_token_v2, api_key=os.environ['OPENAI_API_KEY']"),
         ("conf.yaml", "token: ${oc.env:HF_TOKEN}\nsort_key: resnet50_imagenet1k_v2"),
         ("chat.json", '"value": "{\\"password\\": \\"aB3#fG7!kL9@\\"}"'),

@@ -176,6 +176,32 @@ def overwrite(words: list[str], number: int = 2) -> None:
         replace()
 
 
+@pytest.mark.parametrize(
+    ("mark", "restart", "resumes"),
+    [
+        # Killed while it removed the earlier run: the rest goes first, also without the option.
+        ("2 is removing", "", True),
+        # torchrun starts its ranks again, with the same words: before a first step, and after it.
+        ("2", "1", False),
+        ("", "1", True),
+    ],
+)
+def test_a_run_that_was_begun_anew_is_never_mixed_with_the_earlier_one(
+    mark: str, restart: str, resumes: bool, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart or "0")
+    names = ["step-00000009"] * (mark != "") + ["step-00000001-lease2"]
+    lay(run, *(f"checkpoints/{name}/state.pt" for name in names))
+    if mark:
+        (run / runs.OVERWRITES_FILE).write_text(mark)
+    paths = RunPaths(str(run))
+    given = command.parse([*MINE, *(["--overwrite"] if restart else [])])
+    replace = launch.overwrite(paths, given, Lease(paths.uri, 3, Holder.here()))
+    assert (replace is None) == resumes
+    left = [*tree(run / "checkpoints")]
+    assert left == [f"{name}/state.pt" for name in (names[-1:] if resumes else names)]
+
+
 def test_a_job_overwrites_a_run_once_and_then_resumes_its_own(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

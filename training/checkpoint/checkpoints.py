@@ -326,7 +326,8 @@ def newest_usable(worker: Worker, read: Callable[[str], T], *, from_scratch: boo
         run that is begun anew is removed only once the new one has made a step."""
         if rank:
             return 0, []
-        since = int(storage.read_bytes(RunPaths(run_uri).file(OVERWRITES_FILE)) or 0)
+        mark = storage.read_bytes(RunPaths(run_uri).file(OVERWRITES_FILE)) or b"0"
+        since = int(mark.split()[0])
         return since, [name for name in names(run_uri) if unfinished.lease_of(name) >= since]
 
     since, saved = on_all_ranks(counting)[0]
