@@ -20,7 +20,9 @@ _SCRIPT: Final = (255, 10)
 _HIGH: Final = 512
 #: What deals with a failure: before a command in its line; behind it, or in the next command.
 _BEFORE: Final = r"(?:^|[\n;&|({]|\b(?:then|do|else)\s)\s*(?:if|elif|while|until|!)\s[^;\n]*$"
-_AFTER: Final = r"[^;\n]*(?:\|\||[;\n](?!\s*(?:echo|printf)\b)[^;\n]*(?:\$\?|PIPESTATUS))"
+_AFTER: Final = (
+    r"[^;\n]*(?:(?:;\s*\})?\s*\|\||[;\n](?!\s*(?:echo|printf)\b)[^;\n]*(?:\$\?|PIPESTATUS))"
+)
 
 
 def _read(path: str) -> str:
@@ -49,6 +51,10 @@ def _shell() -> str | None:
     return _read(next(path for path in scripts if os.path.exists(path)))
 
 
+#: The same behind a look whether a package is there: python -c "import flash_attn" && ...
+_AFTER_IMPORT: Final = rf"[^;\n]*&&|{_AFTER}"
+
+
 def is_expected(text: str, words: list[str]) -> bool:
     """True if a shell does something about a failure of this command, as far as its text shows."""
     text = text.replace("\\\n", " ")
@@ -57,8 +63,10 @@ def is_expected(text: str, words: list[str]) -> bool:
     parts = [re.escape(word) for word in [os.path.basename(words[i]), *words[i + 1 :]]]
     while parts and not re.search(name := r"(?<!\w)" + r"[\s\"']+".join(parts), text):
         parts.pop()
+    is_look = words[1:2] == ["-c"] and re.match(r"\s*(import|from)\b", "".join(words[2:3]))
+    after = _AFTER_IMPORT if is_look else _AFTER
     return bool(parts) and all(
-        re.search(_BEFORE, text[: each.start()]) or re.match(_AFTER, text[each.end() :])
+        re.search(_BEFORE, text[: each.start()]) or re.match(after, text[each.end() :])
         for each in re.finditer(name, text)
     )
 

@@ -290,6 +290,8 @@ EACH, BASH = ("sh", "bash"), ("bash",)
                 "python x.py 3 \\\n  --lr 1 ||\n  true",
                 "python x.py 3; code=$?; echo",
                 "python -c 'import nothing' || echo",
+                "python -c 'import nothing' 2>/dev/null && A=1; true",
+                "{ python x.py 3; } || true",
                 "python -c \"raise SystemExit('; a/b')\" || echo",
                 "python x.py raise || true",
                 "! python x.py 3",
