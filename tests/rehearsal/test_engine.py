@@ -22,6 +22,7 @@ from rehearsal import children, cycle, image_builds
 from rehearsal.children import CommandError
 from rehearsal.engine import Engine, EngineError, check_space, find_engine
 from tests.conftest import ROOT
+from tests.eventually import eventually
 
 Install = Callable[..., None]
 
@@ -236,8 +237,13 @@ def test_an_interruption_ends_the_program_and_all_that_it_has_started(tmp_path: 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt), children.interruptible():
         run(script)
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert mark not in shown.stdout
+
+    def is_gone() -> bool:
+        shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+        return mark not in shown.stdout
+
+    # The system takes a moment to end what was killed.
+    eventually("all has ended", is_gone, timeout_s=5)
 
 
 def test_processes_are_found_by_their_mark_and_ended_even_if_they_do_not_want_to(
