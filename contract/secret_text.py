@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 #: Shapes of tokens, as gitleaks has them (github.com/gitleaks/gitleaks, config/gitleaks.toml of
-#: 2026-07-22); the last four lines are of their issuers' own pages.
+#: 2026-07-22). The last four lines are not there: they are as users have seen them, not looked up.
 _TOKENS: Final = (
     "hf_[A-Za-z0-9]{34}|api_org_[A-Za-z0-9]{34}",  # huggingface; also digits, as its tests have
     r"gh[opusr]_[0-9A-Za-z]{36}|github_pat_\w{82}",
@@ -36,8 +36,8 @@ _SHAPED: Final = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(_TOKENS)})(?!\w)|{_
 _ADDRESS: Final = re.compile(
     r"(?<![a-z\d+.-])[a-z][a-z\d+.-]*://[^\s/:@\"']*:([^\s/:@${<*\"'][^\s/@\"']*)@"
 )
-#: Names whose values are secrets (gitleaks' rule generic-api-key, and the variables that wandb,
-#: Comet, Neptune, ClearML and the Hub document): what a name ends with.
+#: Names whose values are secrets (gitleaks' rule generic-api-key, and variables of wandb, Comet,
+#: Neptune, ClearML and the Hub): what a name ends with.
 _STRONG: Final = (
     r"(?:api|access|secret|private|auth|account|deploy|signing|encryption|wandb|comet|clearml)"
     r"[._-]?key|secret|passw(?:or)?d|passwd|pwd|passphrase|credentials?|bearer|"

@@ -644,7 +644,7 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
 def test_hidden_files_of_home_are_saved_only_where_asked_for(
     tmp_path: Path, keep: tuple[str, ...]
 ) -> None:
-    # Where tools keep credentials: by their own pages, or gitleaks' and trufflehog's lists.
+    # Where usual tools keep credentials.
     names = """
         .netrc .npmrc .pgpass .pypirc .git-credentials .huggingface/token .mlflow/credentials
         .kaggle/kaggle.json .aws/credentials .docker/config.json .ssh/id_ed25519 .comet.config
