@@ -135,15 +135,15 @@ docs: venv-docs ## the documentation as a site with search, in build/site
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --config-file .ci/mkdocs.yml
 
 ##@ Keep house
-# Hashes of all but torch, which comes in several builds by the index it is taken from. One for CUDA
+# Hashes of all but torch and torchvision, which come in several builds by their index. One for CUDA
 # pins its CUDA packages itself, and the others have no use for them. On the oldest Python: what it
 # admits, the newer ones admit too.
-LOCKED = awk '/^[^ ]/ { drop = /^((nvidia|cuda)-|triton=|torch=)/ } /^torch=/ { sub(/[+ ].*/, ""); print } !drop'
+LOCKED = awk '/^[^ ]/ { drop = /^((nvidia|cuda)-|triton=|torch(vision)?=)/ } /^torch(vision)?=/ { sub(/[+ ].*/, ""); print } !drop'
 lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest of the rest)
 	@sh .ci/uv --version && cp requirements.lock .uv
 	@sh .ci/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --generate-hashes \
 		--no-annotate --custom-compile-command "make lock" --output-file .uv/requirements.lock \
-		requirements.txt requirements/dev.txt
+		requirements.txt requirements/images.txt requirements/dev.txt
 	@$(LOCKED) .uv/requirements.lock > requirements.lock
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay

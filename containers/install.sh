@@ -42,7 +42,8 @@ prune() { # what no node runs
     # Arrow's server and TensorBoard's: nodes only write files.
     rm -rf "$packages"/pyarrow/lib*flight* "$packages"/pyarrow/_flight* \
         "$packages"/tensorboard_data_server/bin
-    find "$packages" -name '*.a' -delete
+    # Beside static libraries, what a debugger of the dashboard's pages or Cython would read.
+    find "$packages" \( -name '*.a' -o -name '*.css.map' -o -name '*.js.map' -o -name '*.pyx' \) -delete
 }
 
 # A process without the right to write bytecode would compile anew at each start. Some packages carry
@@ -71,7 +72,7 @@ fail() { # MESSAGE
 }
 
 no_torch() { # FROM
-    fail "$pin cannot be installed from $1; to give the head another index: make images TORCH_INDEX=ADDRESS"
+    fail "$pins cannot be installed from $1; to give the head another index: make images TORCH_INDEX=ADDRESS"
 }
 
 case $1 in
@@ -87,7 +88,7 @@ case $1 in
         # torch wants setuptools; here already, or its layer would have to hide the one of venv.
         install --upgrade pip setuptools
         # peft brings torch along, from the default index: it waits for the next stage.
-        sed '/^torch==/d; /^peft==/d' "$SOURCE/requirements.txt" >/tmp/requirements.txt
+        sed '/^torch==/d; /^peft==/d' "$SOURCE/requirements/training.txt" >/tmp/requirements.txt
         install --requirement /tmp/requirements.txt
         # Importable from everywhere, also by the workers that Ray starts.
         echo /opt/train >"$(site_packages)/train.pth"
@@ -128,21 +129,28 @@ case $1 in
         finish /opt/amazon
         ;;
     torch)
-        pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$SOURCE/requirements.txt")
-        if [ -z "${PIP_NO_INDEX:-}" ] && ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
-            # Only torch: an index of PyTorch has copies of its dependencies, in other versions.
-            if [ -n "$TORCH_INDEX" ]; then
-                install --no-deps --index-url "$TORCH_INDEX" "$pin" ||
-                    no_torch "$TORCH_INDEX"
-            elif [ "$2" = cpu ]; then
-                # uv knows PyTorch's own index of CPU builds.
-                "$VENV/bin/python" -m uv pip install --quiet --python "$VENV/bin/python" \
-                    --cache-dir "$PIP_CACHE_DIR/uv" --link-mode copy --no-deps --torch-backend cpu "$pin" ||
-                    no_torch "PyTorch's index of CPU builds"
-            fi
+        # torch and torchvision, whose builds belong together.
+        pins=$(sed -n 's/^\(torch[a-z]*==[^ ]*\).*/\1/p' "$SOURCE"/requirements/*.txt | xargs)
+        if "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
+            pins='' # a base image's own
+            "$VENV/bin/python" -c 'import torchvision' ||
+                echo "warning: the base image has no torchvision that fits its torch: programs that import it will fail, and where a wrong one is installed, so will models of transformers and timm" >&2
+        # Only these two: an index of PyTorch has copies of their dependencies, in other versions.
+        elif [ -n "${PIP_NO_INDEX:-}" ]; then
+            :
+        elif [ -n "$TORCH_INDEX" ]; then
+            # shellcheck disable=SC2086
+            install --no-deps --index-url "$TORCH_INDEX" $pins || no_torch "$TORCH_INDEX"
+        elif [ "$2" = cpu ]; then
+            # uv knows PyTorch's own index of CPU builds.
+            # shellcheck disable=SC2086
+            "$VENV/bin/python" -m uv pip install --quiet --python "$VENV/bin/python" \
+                --cache-dir "$PIP_CACHE_DIR/uv" --link-mode copy --no-deps --torch-backend cpu $pins ||
+                no_torch "PyTorch's index of CPU builds"
         fi
-        # What it depends on, and peft; torch itself where the default index has the build.
-        install --requirement "$SOURCE/requirements.txt"
+        # What they depend on, and peft; they themselves where the default index has their builds.
+        # shellcheck disable=SC2086
+        install --requirement "$SOURCE/requirements/training.txt" $pins
         prune
         finish "$(site_packages)"
         ;;

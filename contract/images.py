@@ -15,6 +15,7 @@ SOURCES: Final = (
     "store",
     "training",
     "containers",
+    "requirements/images.txt",
     "requirements/training.txt",
     "requirements.lock",
 )

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Final
 from containers import publish
 from contract import nodes
 from contract.errors import ReportedError
+from contract.images import SOURCES
 from rehearsal import children
 from rehearsal.children import CommandError
 from rehearsal.engine import BUILD_GB, LABEL, Engine, EngineError, check_space
@@ -243,13 +246,13 @@ def wheels(
         environment: pip's, which decides where they come from.
         mark: tells the images of different environments apart.
     """
-    files = (ROOT / "requirements.lock", ROOT / "requirements" / "training.txt")
-    key = _digest(*(file.read_bytes() for file in files), f"{python}{mark}".encode())
+    *lists, lock = (ROOT / name for name in SOURCES if name.startswith("requirements"))
+    key = _digest(*(file.read_bytes() for file in (lock, *lists)), f"{python}{mark}".encode())
     image = f"{WHEELS_IMAGE}:{key}"
     if engine.inspect("image", image):
         return image
     # Without the hashes: pip would insist on one for torch too, whose build depends on the index.
-    pins = re.findall(r"(?m)^[^\s#]+", files[0].read_text())
+    pins = re.findall(r"(?m)^[^\s#]+", lock.read_text())
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
         downloads, constraints = Path(folder, "wheels"), Path(folder, "constraints.txt")
         constraints.write_text("\n".join(pins))
@@ -258,18 +261,38 @@ def wheels(
         children.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--dest", str(downloads)),
-                *(*other, "--constraint", str(constraints), "--requirement", str(files[1])),
-                *("pip", "setuptools"),
+                *(*other, "--constraint", str(constraints), "pip", "setuptools"),
+                *[part for path in lists for part in ("--requirement", str(path))],
             ],
             environment=environment,
             folder=ROOT,
         )
+        for wheel in downloads.glob("torchvision-*"):
+            _add_schemas(wheel)
         children.run(
             ["sh", "-c", 'tar -c wheels | "$0" import - "$1"', engine.client, image],
             environment=engine.environment(),
             folder=Path(folder),
         )
     return image
+
+
+#: Schemas that torchvision needs at its import, and that its compiled part defines.
+_SCHEMAS: Final = """
+if not _has_ops():
+    for name in ("nms", "qnms"):
+        signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{name}", signature)
+"""
+
+
+def _add_schemas(wheel: Path) -> None:
+    """Let torchvision be imported where its compiled part, for CUDA, cannot be: beside a CPU build
+    of torch. All of it works but its own operators. With the right build this changes nothing."""
+    name = "torchvision/extension.py"
+    with zipfile.ZipFile(wheel, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the name exists: the last one counts
+        archive.writestr(name, archive.read(name).decode() + _SCHEMAS)
 
 
 def _digest(*contents: bytes) -> str:

@@ -45,10 +45,13 @@ _EXPORT: Final = (
     "export --frozen --offline --no-dev --no-emit-project --no-emit-workspace --no-hashes "
     "--no-editable --no-python-downloads"
 )
+_IMPORT: Final = (
+    "import importlib.util as of; of.find_spec('torchvision') and __import__('torchvision')"
+)
 _VISION: Final = (
     "WARNING: this torchvision cannot be imported beside torch {torch}: {error}\n"
-    "'operator torchvision::nms does not exist' means that it was built for another torch: take "
-    "torchvision out of the list, or name the release and the index that belong to this torch"
+    "'operator torchvision::nms does not exist' means that it was built for another torch: list "
+    "torchvision without a version or an index, or those that belong to this torch"
 )
 
 
@@ -104,12 +107,17 @@ def install(
             # Packages built for torch, such as torchvision, come from its own index.
             variables = {"UV_TORCH_BACKEND": build, **variables}
         # The cluster runs on the image's Ray; its torch, if any, stays unless the list asks for
-        # another.
+        # another, which then gets its own torchvision, if there is one: the image's would break
+        # models of transformers.
         failed, said = 1, ""
-        for of_torch in (f"torch=={torch}\n" if torch else "", ""):
-            fixed.write_text(f"{of_torch}ray=={ray}\n")
-            failed, said = _uv(command, code, variables, should_stop)
-            if not failed or f"torch=={torch}" not in said:
+        for kept, more in (
+            (f"torch=={torch}\n" if torch else "", []),
+            ("", ["torchvision"]),
+            ("", []),
+        ):
+            fixed.write_text(f"{kept}ray=={ray}\n")
+            failed, said = _uv([*command, *more], code, variables, should_stop)
+            if not failed or (more or [f"torch=={torch}"])[0] not in said:
                 break
     if failed:
         if f"ray=={ray}" in said:
@@ -200,8 +208,8 @@ def _check(folder: Path, torch: str) -> None:
     for each in site.glob("*.dist-info/INSTALLER"):
         if each.read_text() == _IMAGE:
             shutil.rmtree(each.parent)
-    if _version("torchvision", [str(site)]):
-        command = [str(folder / "bin" / "python"), "-c", "import torchvision"]
+    if any(_version(name, [str(site)]) for name in ("torch", "torchvision")):
+        command = [str(folder / "bin" / "python"), "-c", _IMPORT]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             torch = _version("torch", [str(site)]) or torch

@@ -16,17 +16,20 @@ import pytest
 
 from tests.conftest import ROOT
 
-PIN = re.findall(r"^torch==\S+", (ROOT / "requirements" / "training.txt").read_text(), re.M)[0]
-#: Has no torch; fails where it is asked for ``$FAILS``.
+LISTS = ROOT / "requirements"
+TORCH, TORCHVISION = (
+    re.findall(rf"^{name}==\S+", (LISTS / file).read_text(), re.MULTILINE)[0]
+    for name, file in (("torch", "training.txt"), ("torchvision", "images.txt"))
+)
+#: Has those of torch and torchvision that are in ``$HAS``; fails where it is asked for ``$FAILS``.
 PYTHON = """\
 #!/bin/sh
 case "$*" in
-    *"import torch"*) exit 1 ;;
+    *"import torch"*) case " $HAS " in *" ${2#import } "*) ;; *) exit 1 ;; esac ;;
     *sysconfig*) echo "$PACKAGES" ;;
     "-m pip"* | "-m uv"*)
         echo "$@" >>"$CALLS"
-        for last; do :; done
-        [ ! -f "$last" ] || cp "$last" "$CALLS.requirements"
+        for word; do [ ! -f "$word" ] || cp "$word" "$CALLS.requirements"; done
         case "$*" in *"${FAILS:-nothing}"*) exit 1 ;; esac ;;
 esac
 """
@@ -40,7 +43,7 @@ class Build:
         self._programs = folder / "bin"
         source = folder / "mnt" / "build"
         source.mkdir(parents=True)
-        (source / "requirements.txt").symlink_to(ROOT / "requirements" / "training.txt")
+        (source / "requirements").symlink_to(LISTS)
         (source / "requirements.lock").symlink_to(ROOT / "requirements.lock")
         # Every path of the image is in this folder.
         script = (ROOT / "containers" / "install.sh").read_text()
@@ -63,6 +66,7 @@ class Build:
                 "PACKAGES": str(self.packages),
                 "CALLS": str(self._folder / "calls"),
                 "TORCH_INDEX": "",
+                "HAS": "",
                 **environment,
             },
             capture_output=True,
@@ -122,28 +126,40 @@ INDEX = "https://index.example"
         ("cuda", "", ""),  # from the default index, with all else
     ],
 )
-def test_torch_alone_comes_from_the_index_of_its_build(
+def test_torch_and_torchvision_come_from_the_index_of_their_build(
     build: Build, kind: str, index: str, options: str
 ) -> None:
     done = build.run("torch", kind, TORCH_INDEX=index)
     assert done.returncode == 0, done.stderr
     *torch, rest = build.calls
-    assert [each.partition(" --no-deps")[2] for each in torch] == [f"{options} {PIN}"] * bool(
+    pins = f"{TORCHVISION} {TORCH}"
+    assert [each.partition(" --no-deps")[2] for each in torch] == [f"{options} {pins}"] * bool(
         options
     )
-    assert rest.endswith("/requirements.txt")
+    assert rest.endswith(f"/training.txt {pins}")
     assert "index" not in rest
     assert "peft==" in build.requirements
-    assert PIN in build.requirements
+    assert TORCH in build.requirements
+
+
+@pytest.mark.parametrize("torchvision", ["", " torchvision"])
+def test_a_base_images_torch_is_kept_and_a_missing_torchvision_is_named(
+    build: Build, torchvision: str
+) -> None:
+    done = build.run("torch", "cuda", TORCH_INDEX=INDEX, HAS=f"torch{torchvision}")
+    assert done.returncode == 0, done.stderr
+    (call,) = build.calls
+    assert call.endswith("/training.txt")
+    assert ("the base image has no torchvision that fits" in done.stderr) == (not torchvision)
 
 
 @pytest.mark.parametrize("index", ["", "https://index.example"])
 def test_a_torch_that_cannot_be_installed_is_named_with_the_variable_of_make(
     build: Build, index: str
 ) -> None:
-    done = build.run("torch", "cpu", TORCH_INDEX=index, FAILS=PIN)
+    done = build.run("torch", "cpu", TORCH_INDEX=index, FAILS=TORCH)
     assert done.returncode == 1
-    assert f"error: {PIN} cannot be installed from {index or 'PyTorch'}" in done.stderr
+    assert f" {TORCH} cannot be installed from {index or 'PyTorch'}" in done.stderr
     assert "make images TORCH_INDEX=ADDRESS" in done.stderr
 
 

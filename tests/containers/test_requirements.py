@@ -100,6 +100,18 @@ def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
     assert "torchvision cannot" not in said
 
 
+@pytest.mark.parametrize("fitting", [[], ["torchvision.py"]])
+def test_another_torch_brings_its_own_torchvision_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitting: list[str]
+) -> None:
+    write_wheel(tmp_path, name="torch")
+    if fitting:
+        write_wheel(tmp_path, name="torchvision", requires="torch==1.0")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    code = folder_with(tmp_path / "code", requirements__txt="torch==1.0\n")
+    assert names(install(code)) == ["torch.py", *fitting]
+
+
 def test_a_torchvision_that_cannot_be_imported_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
