@@ -28,10 +28,17 @@ from containers.node import NodeConfig
 from containers.program import code as user_code
 from containers.program import host_cache, shell
 from containers.program.cause import Error, LogEnd, cause, errors_in, hidden, success
-from containers.program.on_node import ENV_PROGRAM, NOTED_ERRORS, LaunchSpec, prepare_head
+from containers.program.on_node import (
+    ENV_PROGRAM,
+    NAMES,
+    NOTED_ERRORS,
+    LaunchSpec,
+    prepare_head,
+)
 from containers.program.packages import PreparationStopped
 from containers.program.process import ProgramProcess, own_output
 from containers.program.program_files import Mirror, open_mirror
+from containers.program.ray_defaults import OWN_STORAGE
 from containers.program.s3_files import ERRORS as BUCKET_ERRORS
 from containers.program.s3_files import open_bucket, report
 from containers.program.selection import shortfall
@@ -375,6 +382,8 @@ class JobHead:
             code = exits.FILES_LOST
         elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
             failed = listed(hidden(folder / NOTED_ERRORS, self._outlived))
+            if code == exits.OK and not (folder / NAMES / OWN_STORAGE).exists():
+                failed = "; ".join(filter(None, (failed, self._lack_of_files())))
             self._tell_why(errors_in(folder / NOTED_ERRORS), failed, has_failed=code != exits.OK)
         if not (self._is_told or self._is_stopped):  # also while it saved its files
             self._hold(code)
@@ -432,9 +441,7 @@ class JobHead:
         if has_failed:
             found = cause(errors, code=self._own_code, log=self._log_end)
             self._report(found.reason(run))
-        elif reason := success(
-            errors, run, "; ".join(filter(None, (hidden, self._lack_of_files())))
-        ):
+        elif reason := success(errors, run, hidden):
             self._report(reason)
 
     def _lack_of_files(self) -> str:

@@ -193,6 +193,8 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         ),
         "RAY_AUTH_MODE": "token",
         "PYTHONUNBUFFERED": "1",
+        # On the standing cluster too, torchvision fetches FashionMNIST from where a node can.
+        "PYTHONPATH": str(code.STARTUP),
         # Found by its address, because awsvpc and a laptop's Docker name it differently. Gloo and
         # NCCL would otherwise try all of them, the one for ECS's own credentials too.
         "GLOO_SOCKET_IFNAME": interface,

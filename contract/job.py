@@ -41,7 +41,10 @@ MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 ORDER_VERSION: Final = 13
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
-RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
+RESERVED: Final = (
+    *("TRAIN_", "AWS_", "ECS_"),
+    *("RAY_ADDRESS", "RAY_AUTH_", "RAY_CLOUD_", "RAY_JOB_", "RAY_NODE_", "RAY_OVERRIDE_"),
+)
 
 _TAG_VALUE: Final = (r"[\w .:/=+@-]{0,256}", "at most 256 letters, digits, spaces and .:/=+@-_")
 #: Fields of an order that are texts -> their pattern, and the same in words.

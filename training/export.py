@@ -67,6 +67,8 @@ def export(
     dtype = getattr(torch, config["dtype"])
     adapters = _Merged(found) if settings.get("lora_rank") else None
     kind = language_models.build_on_meta(pretrained.config_of(config))
+    # Servers choose the class by it.
+    config["architectures"] = config.get("architectures") or [type(kind).__name__]
     known = adapters.weights() if adapters else found.weights()
     parts = _parts(known, model_weights.groups(kind, known), dtype, file_bytes)
     last = SAFETENSORS_INDEX if len(parts) > 1 else SAFETENSORS

@@ -45,8 +45,7 @@ from contract.nodes import (
 )
 
 #: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
-STARTUP: Final = Path(__file__).parent / "startup"
-BASH_ENV: Final = STARTUP / "bash_env"
+BASH_ENV: Final = code.STARTUP / "bash_env"
 #: Value of PYTHONUNBUFFERED with which ``sitecustomize.py`` makes Python write whole lines. Where
 #: Python does not run that file, it has no buffer at all, so that its lines come at once too.
 LINES: Final = "lines"
@@ -444,7 +443,12 @@ class Launcher:
         config.write_text(accelerate_config(place), encoding="utf-8")
         own, variables = base_environment(os.environ), self._told.variables
         # A sitecustomize of the user's comes after ours, which runs it.
-        paths = (str(STARTUP), str(self._work), variables.get("PYTHONPATH"), own.get("PYTHONPATH"))
+        paths = (
+            str(code.STARTUP),
+            str(self._work),
+            variables.get("PYTHONPATH"),
+            own.get("PYTHONPATH"),
+        )
         environment = {
             **own,
             **launcher_environment(place),
@@ -487,6 +491,8 @@ class Launcher:
 
 #: Folder beside the program's own in which its processes note why they fail.
 NOTED_ERRORS: Final = "errors"
+#: Folder beside it: names of the trainings of Ray that its program starts.
+NAMES: Final = "names"
 
 
 def prepare_head(
@@ -516,11 +522,11 @@ def prepare_head(
     if not storage.startswith("s3://") or work is None:
         return {**variables, **code.for_ray(variables, work)}, None
     place = work.parent
-    output, home, names, errors = (place / name for name in (OUTPUT, HOME, "names", NOTED_ERRORS))
+    output, home, names, errors = (place / name for name in (OUTPUT, HOME, NAMES, NOTED_ERRORS))
     for folder in (output, home, names, errors):
         folder.mkdir(exist_ok=True)
     # Same path on every node, for the command and for what Ray starts for it.
-    paths = [str(STARTUP), variables.get("PYTHONPATH", "")]
+    paths = [str(code.STARTUP), variables.get("PYTHONPATH", "")]
     given = {
         **variables,
         ENV_RUN: spec.run,

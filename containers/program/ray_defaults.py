@@ -28,6 +28,8 @@ from typing import Any, Final
 STORAGE: Final = "TRAIN_RAY_STORAGE"
 NAMES: Final = "TRAIN_RAY_NAMES"
 RUN: Final = "TRAIN_RUN"
+#: File beside the names: the program gave a place to save to itself.
+OWN_STORAGE: Final = ".own-storage"
 
 MAX_FAILURES: Final = 2
 #: Arguments of ``ray.init`` that size a new cluster; it refuses them where one exists.
@@ -58,6 +60,8 @@ def _change_config(module: Any) -> None:
 
     @functools.wraps(init)
     def post_init(self: Any) -> None:
+        if self.storage_path and (folder := os.environ.get(NAMES)):
+            Path(folder, OWN_STORAGE).touch()
         self.name = self.name or _name()
         if module.__name__ == "ray.train":
             self.failure_config = self.failure_config or failures(max_failures=MAX_FAILURES)

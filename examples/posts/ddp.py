@@ -6,10 +6,7 @@
 Model, data, batch size, optimizer, number of epochs and the calls of Ray Train are the post's. What
 differs:
 
-* ResNet18 is that of transformers, with the same 11,175,370 parameters, and the pictures are read
-  with NumPy: torchvision is in no image of this project, and Ray's workers here need no more.
-* The data come over HTTPS, the only way out of a node's network, and once for all workers.
-  torchvision asks a plain HTTP address.
+* The data are fetched once for all workers.
 * Every epoch is shuffled anew, evaluated over all workers and saved, and a run that was interrupted
   resumes after its last whole epoch. The post evaluates one worker's half, once, and saves once.
 * The name of the network interface and the bucket are not written here: a job sets both.
@@ -32,7 +29,7 @@ import torch.distributed as dist
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from transformers import ResNetConfig, ResNetForImageClassification
+from torchvision.models import resnet18
 
 FASHION_MNIST = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
@@ -62,15 +59,8 @@ def train_func(config: dict[str, Any]) -> None:
 
     # Model and optimizer. `prepare_model` moves the model to the GPU and wraps it in DDP.
     torch.manual_seed(0)
-    resnet18 = ResNetConfig(
-        num_channels=1,
-        embedding_size=64,
-        hidden_sizes=[64, 128, 256, 512],
-        depths=[2, 2, 2, 2],
-        layer_type="basic",
-        num_labels=10,
-    )
-    network = ResNetForImageClassification(resnet18)
+    network = resnet18(num_classes=10)
+    network.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
     model = ray.train.torch.prepare_model(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
@@ -98,7 +88,7 @@ def train_func(config: dict[str, Any]) -> None:
         if world > 1:
             train_loader.sampler.set_epoch(epoch)
         for images, labels in train_loader:
-            loss = cross_entropy(model(images).logits, labels)
+            loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -113,7 +103,7 @@ def train_func(config: dict[str, Any]) -> None:
         sums = torch.zeros(2, device=device)
         with torch.no_grad():
             for images, labels in DataLoader(own_test_data, batch_size=BATCH):
-                logits, labels = network(images.to(device)).logits, labels.to(device)
+                logits, labels = network(images.to(device)), labels.to(device)
                 sums[0] += cross_entropy(logits, labels, reduction="sum")
                 sums[1] += (logits.argmax(1) == labels).sum()
         if world > 1:

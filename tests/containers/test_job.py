@@ -27,6 +27,7 @@ from containers.node import NodeConfig
 from containers.program import code, host_cache, on_node, process
 from containers.program.code import RAY_VARIABLE
 from containers.program.program_files import Mirror, open_mirror
+from containers.program.ray_defaults import OWN_STORAGE
 from containers.ray_head import RayHead
 from contract import exits, nodes, times
 from contract.errors import InputError
@@ -663,7 +664,7 @@ def test_a_head_reports_until_it_has_ended() -> None:
 
 def told(s3: S3) -> str:
     """The reason of the job, as its head has told it."""
-    return s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.reason"].decode()
+    return s3.objects.get("runs/r1/jobs/r1-20261121-0900-abcd.reason", b"").decode()
 
 
 class Refusing(S3):
@@ -773,8 +774,10 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
             exits.OK,
             "succeeded, but python -c 'import time; time.sleep(99)' still ran and was ended",
         ),
+        # Ray saves where the program has said.
+        (("sh", "-c", f'> "${nodes.ENV_RAY_NAMES}/{OWN_STORAGE}"'), exits.OK, ""),
     ],
-    ids=["exception", "argparse", "thread", "exit code", "background"],
+    ids=["exception", "argparse", "thread", "exit code", "background", "own storage"],
 )
 def test_the_reason_of_a_program_on_the_head_is_its_error_or_its_last_words(
     monkeypatch: pytest.MonkeyPatch, words: str | tuple[str, ...], code: int, reason: str

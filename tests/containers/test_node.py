@@ -89,6 +89,7 @@ def test_collectives_use_the_interface_that_leads_to_the_head() -> None:
     environment = node.ray_environment(worker(), "ens7")
     assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ens7"
     assert environment["RAY_AUTH_MODE"] == "token"
+    assert (Path(environment["PYTHONPATH"]) / "sitecustomize.py").exists()
 
 
 def test_a_stop_leaves_ray_its_time_to_drain() -> None:

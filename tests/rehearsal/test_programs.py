@@ -3,14 +3,16 @@
 ``test_first_hour`` has one of them in CI, ``tests/containers/program`` the launcher's details.
 """
 
+import gzip
 import importlib.util
 import json
+import os
 import pydoc_data.topics
 import re
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +261,81 @@ def test_the_first_posts_job_trains_with_data_that_come_over_https(
     result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
     assert result["world_size"] == 2
     assert result["accuracy"] > 0.5
+
+
+def public_program(path: str, into: Path, of_gpu: Mapping[str, str]) -> Path:
+    """A folder with a public program, unchanged but for what only a GPU has, and its modules.
+
+    ``PUBLIC_SOURCES`` names a folder with checkouts of the repositories, as OWNER/NAME.
+    """
+    source = Path(os.environ.get("PUBLIC_SOURCES", "."), path)
+    if not source.is_file():
+        pytest.skip(f"no {path}: name a folder of checkouts, OWNER/NAME each, in PUBLIC_SOURCES")
+    shutil.copytree(source.parent, into, ignore=lambda *_: {"docs"})
+    text = source.read_text()
+    for ours, here in of_gpu.items():
+        assert text.count(ours) == 1, ours
+        text = text.replace(ours, here)
+    (into / source.name).write_text(text)
+    return into
+
+
+@pytest.mark.timeout(900)
+def test_the_first_posts_own_script_runs_to_its_end(
+    deployment: Rehearsal, fashion_mini: Path, tmp_path: Path
+) -> None:
+    code = public_program(
+        "aws-ia/ecs-blueprints/terraform/ec2-examples/distributed-ml-training/training_example.py",
+        tmp_path / "post",
+        {"use_gpu=True": "use_gpu=False", "torch.cuda.current_device()": "0"},
+    )
+    # Where torchvision looks before it fetches them: the first 1,024 and 256 pictures.
+    raw = code / "data" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, num in (("train", 1024), ("t10k", 256)):
+        for what, header, size in (("images-idx3", 16, 28 * 28), ("labels-idx1", 8, 1)):
+            name = f"{part}-{what}-ubyte"
+            body = gzip.decompress((fashion_mini / f"{name}.gz").read_bytes())
+            count = num.to_bytes(4, "big")
+            (raw / name).write_bytes(body[:4] + count + body[8 : header + num * size])
+    bucket = deployment.outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
+    # The second: Ray's workers stay in the folder of the code, and find the data.
+    given = ("--env", "RAY_DEDUP_LOGS=0", "--env", "RAY_CHDIR_TO_TRIAL_DIR=0")
+    words = ("python", "training_example.py", bucket)
+    job = submit(deployment, code, "post-script", *words, more=given)
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.OK, log
+    epochs = re.findall(r"\[Epoch (\d) \| GPU0: Process rank (\d) .* \| Steps: 4 \|", log)
+    assert sorted(epochs) == [(str(epoch), rank) for epoch in range(10) for rank in "01"], log
+    assert re.search(
+        r"^Result\(metrics=\{'loss': [\d.]+, 'accuracy': 0\.[5-9]", log, re.MULTILINE
+    ), log
+    assert show(deployment, job)["reason"] == "succeeded"
+    found = account_at(deployment.state()["endpoint"]).items(
+        "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix="ecs_dt_results/checkpoint_2"
+    )
+    assert max(each["Size"] for each in found) > 4 * 11_000_000, "bytes of the weights"
+
+
+def test_a_public_example_of_tensor_parallelism_runs_on_two_nodes(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    name = "tensor_parallel_example.py"
+    code = public_program(
+        f"pytorch/examples/distributed/tensor_parallelism/{name}",
+        tmp_path / "parallel",
+        {
+            "not verify_min_gpu_count(min_gpus=_min_gpu_count)": "False",
+            "torch.accelerator.current_accelerator().type": "'cpu'",
+        },
+    )
+    exit_code, log = ended(deployment, submit(deployment, code, "parallel", "torchrun", name))
+    assert exit_code == exits.OK, log
+    started = re.findall(
+        r"^\[node (\d)\] Starting PyTorch TP example on rank (\d)", log, re.MULTILINE
+    )
+    assert sorted(started) == [("0", "0"), ("1", "1")], log
+    assert "Tensor Parallel iter 9 completed" in log
 
 
 @contextmanager

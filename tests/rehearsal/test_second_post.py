@@ -142,6 +142,9 @@ def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_pro
 
         whole = "a checkpoint is whole"
         eventually(whole, checkpoints, timeout_s=300, every_s=1, over=watch.over)
+        status = succeeded(rehearsal, "shell", job, "--", "ray", "status").stdout
+        active = status.partition("Active:")[2].partition("Pending:")[0]
+        assert len(active.strip().splitlines()) == 2, status
         rehearsal.engine("kill", "--signal", "KILL", watch.wait_for_node(HEAD))
         watch.wait_for(", 2 workers on", times=2)
         nodes = {

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from containers.program import on_node
+from containers.program import code, on_node
 from containers.program.cause import (
     Error,
     LogEnd,
@@ -167,7 +167,7 @@ def environment(errors: Path, **more: str) -> dict[str, str]:
     """Of a program, as the launcher gives it."""
     errors.mkdir()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {nodes.ENV_ERRORS: str(errors), "PYTHONPATH": str(on_node.STARTUP), "PATH": path}
+    own = {nodes.ENV_ERRORS: str(errors), "PYTHONPATH": str(code.STARTUP), "PATH": path}
     return {**os.environ, **own, **more}
 
 

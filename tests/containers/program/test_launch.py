@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from containers.host import machine
-from containers.program import on_node, process, watch
+from containers.program import code, on_node, process, watch
 from containers.program import s3_files as store
 from containers.program.disk import Disk
 from containers.program.on_node import Ended, Launcher, LaunchSpec, NodePlace
@@ -228,7 +228,7 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
 
     found = opened("sh", "-c", script)
     if has_begun:
-        paths = f"{on_node.STARTUP}:{folder / 'work'}:lib"
+        paths = f"{code.STARTUP}:{folder / 'work'}:lib"
         assert found.stdout.startswith(f"1 1 high {paths}"), "errors and steps are the program's"
         assert place.stat().st_mode & 0o777 == 0o600, "variables may be confidential"
     else:

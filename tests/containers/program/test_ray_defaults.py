@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from containers.program import ray_defaults
-from containers.program.on_node import STARTUP
+from containers.program.code import STARTUP
 from contract import nodes
 from training.data import catalog
 
@@ -156,6 +156,24 @@ def test_torchvision_fetches_fashion_mnist_from_an_address_that_nodes_reach(
     known, fashion = json.loads(start(tmp_path, program).replace("'", '"'))
     assert known == "https://ossci-datasets.s3.amazonaws.com/mnist/"
     assert fashion == f"{catalog.ALL[0].address}/"
+
+
+@pytest.mark.parametrize("storage_path", [None, "s3://mine"])
+def test_a_program_that_says_where_ray_saves_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage_path: str | None
+) -> None:
+    class RunConfig:
+        def __init__(self) -> None:
+            self.storage_path, self.name, self.failure_config = storage_path, "own", None
+            self.__post_init__()
+
+        def __post_init__(self) -> None: ...
+
+    monkeypatch.setenv(nodes.ENV_RAY_NAMES, str(tmp_path))
+    module = SimpleNamespace(__name__="ray.air", RunConfig=RunConfig, FailureConfig=None)
+    ray_defaults.CHANGES["ray.train"](module)
+    module.RunConfig()
+    assert (tmp_path / ray_defaults.OWN_STORAGE).exists() == bool(storage_path)
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])

@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import pytest
 
 from containers.program import steps
-from containers.program.on_node import STARTUP
+from containers.program.code import STARTUP
 from containers.program.process import ProgramProcess
 from containers.program.selection import TRACKERS
 from containers.program.steps import SIZE
