@@ -14,11 +14,11 @@ import pytest
 import requests
 import torch
 
+from benchmarks import rank_groups
 from contract import exits
 from contract.errors import InputError
 from tests.eventually import eventually
 from tests.published.models import from_pretrained
-from tests.training import rank_groups
 from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training import export, generate
@@ -213,8 +213,15 @@ def test_transformers_own_server_continues_a_prompt_as_generate_does(
     port = rank_groups.free_port()
     address = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
-        [str(Path(sys.executable).with_name("transformers")), "serve", "served", "--device", "cpu"]
-        + ["--port", str(port)],
+        [
+            str(Path(sys.executable).with_name("transformers")),
+            "serve",
+            "served",
+            "--device",
+            "cpu",
+            "--port",
+            str(port),
+        ],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "packages"), "HF_HUB_OFFLINE": "1"},
     )
     try:
