@@ -4,14 +4,13 @@
 ``--no-loadscope-reorder`` it keeps the order in which they are collected. Files that share what is
 slow to make go to one worker, as if they were a single file.
 
-``make test-slow ARGS=--table=FILE`` shows what each file takes: times above three seconds belong in
-``seconds.json``.
+``make test-slow ARGS=--table=FILE`` shows what each file takes. Nobody has to write that down: long
+files take long, so the longest text comes first.
 """
 
-import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +18,6 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-#: Seconds by file and marker: what a command runs of a file depends on both.
-_TABLE: Final = Path(__file__).with_name("seconds.json")
 _MARKERS: Final = ("night", "long", "slow")
 #: Files of quick tests that share what takes six seconds to start.
 _TOGETHER: Final = (
@@ -64,16 +61,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByUnit
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     # A single process keeps the order of names, which the tests in containers depend on.
     if hasattr(config, "workerinput"):
-        sort_by_seconds(items, json.loads(_TABLE.read_text()))
-
-
-def sort_by_seconds(items: list[pytest.Item], table: Mapping[str, float]) -> None:
-    """Put the files that take longest first, and those that are not in the table last."""
-    keys = defaultdict(set)
-    for item in items:
-        keys[unit(item.nodeid)].add(_key(item.nodeid, item.keywords))
-    seconds = {name: sum(table.get(key, 0) for key in found) for name, found in keys.items()}
-    items.sort(key=lambda item: -seconds[unit(item.nodeid)])
+        sizes: Counter[str] = Counter()
+        for path, nodeid in {(item.path, item.nodeid.partition("::")[0]) for item in items}:
+            sizes[unit(nodeid)] += path.stat().st_size
+        items.sort(key=lambda item: -sizes[unit(item.nodeid)])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
