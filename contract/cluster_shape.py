@@ -53,8 +53,6 @@ class ClusterShape:
     """Root volume of each host in GiB; 0: as large as its instance type has it."""
     max_job_hours: int
     """Longest deadline of a job."""
-    confirm_above_usd: float
-    """Jobs whose maximum cost is above this start only if their user types y."""
     log_retention_days: int
     """Days that ECS's events are kept, from which costs are computed."""
     capacity_reservation_id: str = ""

@@ -92,13 +92,11 @@ NUMBERS: Final[Mapping[str, tuple[int, int]]] = {
     "max_heads": (1, 16),
     "max_workers": (1, 128),
     "max_job_hours": (1, MAX_SECONDS // 3600),
-    "confirm_above_usd": (0, 1_000_000),
     "max_jobs_per_user": (0, 16),
     "monthly_budget_usd": (0, 100_000_000),
     "archive_after_days": (0, 3650),
     "expire_after_days": (0, 3650),
     # No alarm on a query looks back further than three hours.
-    "idle_gpu_alarm_minutes": (10, 180),
 }
 
 

@@ -109,8 +109,6 @@ class Settings:
     """Root volume of each host in GiB; 0: 200 with GPUs, 60 without."""
     max_job_hours: int
     """Longest deadline of a job, 1 to 336, which the state machine enforces."""
-    confirm_above_usd: int
-    """Jobs whose maximum cost is above this, or unknown, start only if their user types ``y``."""
     max_jobs_per_user: int
     """Most jobs of a user at a time, while others of theirs wait; 0: no limit."""
     monthly_budget_usd: int
@@ -156,8 +154,6 @@ class Settings:
     """Tags of everything that is deployed and of its hosts: ``CostCenter=42,Owner=ml``."""
     alarm_email: str
     """Address that alarms are sent to, which has to confirm; empty: only the console shows them."""
-    idle_gpu_alarm_minutes: int
-    """How long a GPU host may idle before the alarm: 10 to 180, a multiple of 5."""
 
     github_repository: str
     """``owner/name`` whose workflow may push images; empty: none."""
@@ -192,8 +188,6 @@ class Settings:
             checks.refuse(
                 "log_retention_days", self.log_retention_days, "60 or more with monthly_budget_usd"
             )
-        if self.idle_gpu_alarm_minutes % 5:
-            checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
         if len(self.pools) > checks.MOST_POOLS:
             checks.refuse(
                 "pools",

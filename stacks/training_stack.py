@@ -166,7 +166,6 @@ class TrainingStack(cdk.Stack):
             failed_jobs=self.jobs.state_machine.metric_failed(period=Duration.minutes(5)),
             keeper_errors=self.jobs.keeper.metric_errors(period=Duration.minutes(5)),
             sweep_rule=self.jobs.sweep.rule_name,
-            idle_gpu_minutes=settings.idle_gpu_alarm_minutes,
             alarm_email=settings.alarm_email,
         )
         self._order_deletion(routes)

@@ -62,6 +62,8 @@ _BLOCK_ENDS_S: Final = 1800
 _SLOWEST_STEP_S: Final = 120
 #: Ratio of a deadline to the computed time of a training.
 _MARGIN: Final = 3
+#: Jobs whose maximum cost is above this, or unknown, start only if their user types y.
+CONFIRM_ABOVE_USD: Final = 100
 _PROQUINT: Final = ("bdfghjklmnprstvz", "aiou") * 2 + ("bdfghjklmnprstvz",)
 
 
@@ -128,7 +130,7 @@ class JobPlan:
     def is_expensive(self) -> bool:
         """True if its maximum cost is high or unknown: Enter must not start it."""
         usd = self.usd_at_most
-        return usd is None or usd > self.shape.confirm_above_usd
+        return usd is None or usd > CONFIRM_ABOVE_USD
 
     def text(self) -> str:
         spec, shape = self.spec, self.shape

@@ -34,6 +34,8 @@ GPU_GRAPHS: Final[Mapping[str, tuple[str, str, float | None]]] = {
 }
 
 NOT_BREACHING: Final = cloudwatch.TreatMissingData.NOT_BREACHING
+#: Minutes that a GPU host may idle before the alarm.
+IDLE_MINUTES: Final = 30
 IDLE_PERCENT: Final = 5
 SWEEP_MISSING_S: Final = 1800
 WIDTH, HEIGHT = 12, 7
@@ -60,7 +62,6 @@ class Dashboard(Construct):
         failed_jobs: cloudwatch.IMetric,
         keeper_errors: cloudwatch.IMetric,
         sweep_rule: str,
-        idle_gpu_minutes: int,
         alarm_email: str,
     ) -> None:
         """Make the graphs and the alarms.
@@ -97,7 +98,7 @@ class Dashboard(Construct):
             self._sweep_alarm(sweep_rule),
         ]
         if has_gpus:
-            self.alarms.append(self._idle_gpu_alarm(namespace, idle_gpu_minutes))
+            self.alarms.append(self._idle_gpu_alarm(namespace))
         if alarm_email:
             self._send_alarms_to(alarm_email)
 
@@ -166,7 +167,7 @@ class Dashboard(Construct):
             treat_missing_data=cloudwatch.TreatMissingData.BREACHING,
         )
 
-    def _idle_gpu_alarm(self, namespace: str, minutes: int) -> cloudwatch.Alarm:
+    def _idle_gpu_alarm(self, namespace: str) -> cloudwatch.Alarm:
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
         # evaluates, so a host counts by its busiest moment in five minutes. Each host is a series
         # of its own (CloudWatch's guide, "Create a CloudWatch alarm based on a Metrics Insights
@@ -174,14 +175,14 @@ class Dashboard(Construct):
         # there is no value, and no alarm.
         return self._alarm(
             "GpuIdle",
-            f"All GPUs of a host have been idle for {minutes} minutes, and it is still billed. "
+            f"All GPUs of a host have been idle for {IDLE_MINUTES} minutes, and it is still billed. "
             "`trainctl ls` lists the jobs, `trainctl stop JOB` ends one; `trainctl cluster down` "
             "ends a standing cluster.",
             _by_host(
                 namespace, "MAX", UTILIZATION, "GPU host", order=" ORDER BY MAX() ASC", minutes=5
             ),
             below=IDLE_PERCENT,
-            periods=minutes // 5,
+            periods=IDLE_MINUTES // 5,
         )
 
     def _send_alarms_to(self, address: str) -> None:

@@ -7,6 +7,7 @@ are servers of this machine.
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,14 @@ def published(rehearsal: Rehearsal, text: Path) -> Iterator[dict[str, str]]:
         yield {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", catalog.MIRROR_VARIABLE: mirror}
 
 
+def test_the_standing_cluster_has_two_nodes_that_train(rehearsal: Rehearsal) -> None:
+    succeeded(rehearsal, "cluster", "up", "--nodes", "1", "--yes")
+    status = succeeded(rehearsal, "shell", "--", "ray", "status").stdout
+    succeeded(rehearsal, "cluster", "down", "--yes")
+    nodes = re.findall(r"^ 1 node_", status, re.MULTILINE)
+    assert (len(nodes), "0.0/4.0 CPU" in status) == (2, True), status
+
+
 @pytest.mark.timeout(900)
 def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_prompt(
     rehearsal: Rehearsal, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,9 +151,6 @@ def test_the_second_posts_job_is_killed_resumed_and_exported_and_continues_a_pro
 
         whole = "a checkpoint is whole"
         eventually(whole, checkpoints, timeout_s=300, every_s=1, over=watch.over)
-        status = succeeded(rehearsal, "shell", job, "--", "ray", "status").stdout
-        active = status.partition("Active:")[2].partition("Pending:")[0]
-        assert len(active.strip().splitlines()) == 2, status
         rehearsal.engine("kill", "--signal", "KILL", watch.wait_for_node(HEAD))
         watch.wait_for(", 2 workers on", times=2)
         nodes = {

@@ -98,7 +98,6 @@ OPTIONS = {
     "expire_after_days": "90",
     "log_retention_days": "7",
     "alarm_email": "ops@example.org",
-    "idle_gpu_alarm_minutes": "10",
     "github_repository": "acme/train",
     "github_branch": "release",
 }
@@ -134,7 +133,6 @@ POOLS = {
 OTHERS = {
     "archive_after_days": "0",
     "container_insights": "false",
-    "idle_gpu_alarm_minutes": "180",
     "github_repository": "acme@12/train@345",
     "github_oidc_provider_arn": "arn:aws:iam::123456789012:oidc-provider/"
     "token.actions.githubusercontent.com",

@@ -270,8 +270,6 @@ BAD: list[tuple[Any, ...]] = [
     ({"archive_after_days": "-1"}, "archive_after_days", "0 to 3650"),
     ({"expire_after_days": "10"}, "expire_after_days", "archive_after_days, 30"),
     ({"alarm_email": "me"}, "alarm_email", "e-mail"),
-    ({"idle_gpu_alarm_minutes": "185"}, "idle_gpu_alarm_minutes", "10 to 180"),
-    ({"idle_gpu_alarm_minutes": "33"}, "idle_gpu_alarm_minutes", "multiple of 5"),
     ({"github_repository": "https://github.com/a/b"}, "github_repository", "owner/name"),
     ({"github_repository": "a/*"}, "github_repository", "owner/name"),
     ({"github_repository": "acme/train.git"}, "github_repository", "owner/name"),

@@ -32,7 +32,6 @@ SHAPE = {
     "max_heads": 1,
     "root_volume_gib": 0,
     "max_job_hours": 336,
-    "confirm_above_usd": 100,
     "log_retention_days": 30,
     "order": ORDER_VERSION,
 }

@@ -22,8 +22,8 @@ def submit(
 ) -> None:
     """Start a job: a head and its workers, which end with it.
 
-    Prints the maximum cost before starting; above the deployment's confirm_above_usd, or where it
-    is not known, Enter means no. The job keeps running after this command exits. With --follow the
+    Prints the maximum cost before starting; above $100, or where it is not known, Enter means no.
+    The job keeps running after this command exits. With --follow the
     exit code is the job's.
 
     Examples: trainctl submit ddp --nodes 2 --epochs 10 --data fashion-mnist;
