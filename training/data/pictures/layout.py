@@ -93,8 +93,8 @@ def find(source: Path) -> Arranged:
     """All pictures of a folder or an archive.
 
     Raises:
-        InputError: something cannot be read, an archive is damaged or compressed; or as
-            ``arrange``.
+        InputError: an archive is damaged or compressed; or as ``arrange``.
+        OSError: something cannot be read.
     """
     if not source.exists():
         raise InputError(f"{source} does not exist: give the folder or archive of the pictures")
@@ -291,18 +291,14 @@ def _items(source: Path) -> Iterator[Item]:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError as error:
+    except OSError:
         if path.is_symlink():
             raise InputError(f"{path} is a link to nothing: remove it, or repair it") from None
-        raise _unreadable(path, error) from None
+        raise
 
 
 def _refuse(error: OSError) -> None:
-    raise _unreadable(error.filename, error) from None
-
-
-def _unreadable(path: str | Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read: {error.strerror or error}")
+    raise error
 
 
 def _members(path: Path, above: tuple[str, ...]) -> Iterator[Item]:
@@ -311,8 +307,6 @@ def _members(path: Path, above: tuple[str, ...]) -> Iterator[Item]:
             yield from _in_archive(file, 0, str(path), above)
     except (tarfile.TarError, EOFError) as error:
         raise InputError(f"{path} is no whole tar archive ({error}): fetch it again") from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
 
 
 def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) -> Iterator[Item]:
@@ -372,7 +366,7 @@ def _classified(
             below = [name]
             class_name = listed.get(name) or listed.get(stem) or ""
             if not class_name and (annotation := annotations.pop(stem, None)):
-                objects = {each.decode() for each in _OBJECT.findall(_content(annotation, content))}
+                objects = {each.decode() for each in _OBJECT.findall(content(annotation))}
                 class_name = ", ".join(sorted(objects))
         if class_name not in classes:
             raise InputError(
@@ -397,7 +391,7 @@ def _listed(
     """
     found: dict[str, str] = {}
     for item in sorted(lists, key=lambda each: _LISTS.index(each.parts[-1])):
-        lines = _content(item, content).decode(errors="replace").splitlines()
+        lines = content(item).decode(errors="replace").splitlines()
         matches = [match for line in lines if (match := _LIST_LINE.match(line))]
         own = {each[1].rpartition("/")[2]: each[2] for each in matches if each[2] in classes}
         if 2 * len(own) > len(matches):
@@ -436,13 +430,6 @@ def _of_kit(kit: dict[str, Item], source: str, content: Callable[[Item], bytes])
             f"{listed(_KIT_FILES)} of it"
         ) from None
     return {f"ILSVRC2012_val_{number:08}": name for number, name in enumerate(found, 1)}
-
-
-def _content(item: Item, content: Callable[[Item], bytes]) -> bytes:
-    try:
-        return content(item)
-    except OSError as error:
-        raise _unreadable(item.path, error) from None
 
 
 def _check_twice(split: str, found: list[FoundPicture]) -> None:
