@@ -3,6 +3,7 @@
 import functools
 import os
 import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -70,7 +71,7 @@ def test_what_uv_prints_is_shown_while_a_long_installation_runs(
 
     monkeypatch.setattr(packages, "say", say)
     monkeypatch.setattr(packages, "_QUIET_S", quiet_s)
-    monkeypatch.setattr(packages.sys, "executable", str(uv))
+    monkeypatch.setattr(sys, "executable", str(uv))
     _, said = packages._uv(["pip"], tmp_path, dict(os.environ), lambda: time.monotonic() > ends)
     assert said == "Resolved\n+ greeting"
     assert shown.read_text() == ("at once\n" if quiet_s else f"{said}\n")
