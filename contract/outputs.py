@@ -17,8 +17,6 @@ def stacks(deployment: str) -> tuple[str, str]:
 # For people and their own programs: trainctl reads none of these.
 VPC: Final = "VpcId"
 NAMESPACE: Final = "NamespaceName"  # in Cloud Map
-PUSH_ROLE: Final = "ImagePushRoleArn"
-PUSH_FROM: Final = "GitHubRepository"  # whose workflow may assume that role
 SHARED: Final = "SharedFileSystemId"  # where hosts mount one
 # Policies to attach to people: look; start jobs and stop one's own; stop all, and more.
 READ: Final = "ReadPolicyArn"
@@ -32,6 +30,7 @@ WORKER_SERVICE: Final = "WorkerServiceName"
 HEAD_TASK: Final = "HeadTaskDefinition"
 WORKER_TASK: Final = "WorkerTaskDefinition"
 REPOSITORIES: Final = {nodes.HEAD: "HeadRepositoryUri", nodes.WORKER: "WorkerRepositoryUri"}
+PUSH_ROLE: Final = "ImagePushRoleArn"  # of CI, where it pushes images
 NOTICES: Final = "NoticesTopicArn"  # mails about the ends of jobs
 LOG_GROUP: Final = "LogGroupName"
 SUBNET: Final = "TrainingSubnetId"

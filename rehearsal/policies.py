@@ -190,6 +190,7 @@ def _is_less(limit: str, text: str) -> bool:
 #: Compare a value of the policy with that of the request. ArnEquals takes patterns too.
 OPERATORS: Mapping[str, Callable[[str, str], bool]] = {
     "StringEquals": eq,
+    "ForAllValues:StringEquals": eq,  # of a request with one value
     "StringLike": _fits,
     "ArnEquals": _arn_fits,
     "ArnLike": _arn_fits,  # of a function's policy, which AWS writes for AWS::Lambda::Permission

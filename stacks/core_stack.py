@@ -103,7 +103,6 @@ class CoreStack(cdk.Stack):
                 repositories=[*self.repositories.values()],
             )
             outputs[stack_outputs.PUSH_ROLE] = role.role_arn
-            outputs[stack_outputs.PUSH_FROM] = settings.github_repository
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
 

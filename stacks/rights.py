@@ -19,7 +19,7 @@ from aws_cdk import aws_sns as sns
 from constructs import IConstruct
 
 from contract import nodes, runs
-from contract.job import NOTIFY_SECRETS, SECRETS_PREFIX, execution_arn
+from contract.job import JOB_TAG, NOTIFY_SECRETS, SECRETS_PREFIX, execution_arn
 from stacks.findings import accept, wildcard
 
 
@@ -452,7 +452,8 @@ def ending_known_tasks(cluster: ecs.Cluster) -> Rights:
 
 
 def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[str]) -> Rights:
-    """Draining hosts of the cluster, and terminating those of some of its groups."""
+    """Draining hosts of the cluster; tagging those of some of its groups with their job, and
+    terminating them."""
     drain = allow(
         "DrainHosts",
         "ecs:DescribeContainerInstances",
@@ -460,17 +461,21 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         on=[in_cluster(cluster, "container-instance")],
         why="Hosts have random names; they are this cluster's.",
     )
+    instances = [arn(scope, "ec2", "instance/*")]
+    own = {
+        "StringLike" if "*" in "".join(groups) else "StringEquals": {
+            f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]
+        }
+    }
     end = allow(
         "EndHostsAtOnce",
         "ec2:TerminateInstances",
-        on=[arn(scope, "ec2", "instance/*")],
-        where={
-            "StringLike" if "*" in "".join(groups) else "StringEquals": {
-                f"aws:ResourceTag/{nodes.GROUP_TAG}": [*groups]
-            }
-        },
+        on=instances,
+        where=own,
         why="Instances of the stack's groups, by Auto Scaling's tag.",
     )
+    only = {"ForAllValues:StringEquals": {"aws:TagKeys": [JOB_TAG]}}
+    tag = allow("TagHosts", "ec2:CreateTags", on=instances, where=own | only)
     groups_end = ending_hosts(
         scope,
         groups,
@@ -478,7 +483,7 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
         "autoscaling:SetDesiredCapacity",
         "autoscaling:TerminateInstanceInAutoScalingGroup",
     )
-    return drain + end + groups_end
+    return drain + end + tag + groups_end
 
 
 def ending_hosts(scope: IConstruct, groups: Sequence[str], *actions: str) -> Rights:

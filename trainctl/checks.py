@@ -14,6 +14,7 @@ from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import ON_DEMAND, InstanceType
 from contract.nodes import WORKER
+from contract.outputs import REPOSITORIES
 from contract.text import counted, utc
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
@@ -190,16 +191,29 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
     """Checks of existing stacks for a job."""
     tags = dict.fromkeys(each.image_tag for each in deployment.shape.in_pools.values())
     own = deployment.shape.image_tag
-    return {
+    checks: Checks = {
         f"image of the {node}{'' if tag == own else f', {tag}'}": partial(
             image, place, deployment, repository, tag
         )
         for node, repository in repositories(deployment).items()
         for tag in (tags if node == WORKER else (own,))
     }
+    if stack_outputs.PUSH_ROLE in deployment.outputs:
+        checks["images by CI"] = partial(pipeline, place, deployment)
+    return checks
 
 
 # --- checks ---------------------------------------------------------------------------------------
+def pipeline(place: Place, deployment: Deployment) -> Finding:
+    """Variables of the repository on GitHub, with which its workflow pushes images."""
+    outputs = {f"{node.upper()}_REPOSITORY": name for node, name in REPOSITORIES.items()}
+    outputs["AWS_PUSH_ROLE"] = stack_outputs.PUSH_ROLE
+    values = {name: deployment.output(each) for name, each in outputs.items()}
+    values["AWS_REGION"] = place.region
+    fix = "\n".join(f"gh variable set {name} --body {value}" for name, value in values.items())
+    return Finding("next", "pushed once the repository on GitHub has its variables", fix)
+
+
 def network(place: Place, settings: "Settings", *, pool: str = "") -> Finding:
     """Check an existing VPC and subnet that hosts, or those of a pool, are to start in."""
     vpc, name = settings.vpc_id, settings.subnet_id

@@ -32,6 +32,8 @@ from contract.errors import InputError
 from contract.requirements import UV_LOCK, check
 
 _POLL_S: Final = 0.1
+#: What uv prints is shown once it takes longer.
+_QUIET_S: Final = 10.0
 #: Variables of a user that say where packages come from: those of pip, which uv does not read, have
 #: these names in uv.
 PREFIXES: Final = ("PIP_", "UV_")
@@ -42,7 +44,7 @@ _OF_PIP: Final = {
     "PIP_CERT": "SSL_CERT_FILE",
 }
 _EXPORT: Final = (
-    "export --frozen --offline --no-dev --no-emit-project --no-emit-workspace --no-hashes "
+    "export --quiet --frozen --offline --no-dev --no-emit-project --no-emit-workspace --no-hashes "
     "--no-editable --no-python-downloads"
 )
 _IMPORT: Final = (
@@ -155,15 +157,22 @@ def _uv(
 ) -> tuple[int, str]:
     """Run uv in the folder of the code; return its exit code and what it printed."""
     said: list[str] = []
-    command = (sys.executable, "-m", "uv", "--quiet", "--no-progress", *words)
+    shown, began = 0, time.monotonic()
+    command = (sys.executable, "-m", "uv", "--no-progress", *words)
     program = ProgramProcess(command, folder=code, environment=variables, emit=said.append)
     try:
         while program.poll() is None:
             if should_stop():
                 raise PreparationStopped
             time.sleep(_POLL_S)
+            if time.monotonic() - began > _QUIET_S:
+                for line in said[shown:]:
+                    say(line)
+                    shown += 1
     finally:
         failed = program.end()
+    for line in said[shown:] if shown else ():
+        say(line)
     return failed, "\n".join(said)
 
 

@@ -85,12 +85,13 @@ def requested(request: Request) -> tuple[str, list[Call]]:
     if service == "autoscaling" and arn == "*":
         arn = group_of(autoscaling._p(params, "InstanceId"))
     keys: dict[str, str] = {}
-    if action == "ec2:TerminateInstances":
-        instance = params.get("InstanceId.1", "")
-        instance = instance[0] if isinstance(instance, list) else instance
+    if action in ("ec2:TerminateInstances", "ec2:CreateTags"):
+        # The keeper names one instance, and gives it one tag.
+        instance = ec2._p(params, "InstanceId.1") or ec2._p(params, "ResourceId.1")
         arn = f"arn:aws:ec2:{region}:{account}:instance/{instance}"
         tags = ec2._tags.get(instance, [])
         keys = {f"aws:ResourceTag/{each['Key']}": each["Value"] for each in tags}
+        keys["aws:TagKeys"] = ec2._p(params, "Tag.1.Key")
     wanted = [(action, arn)]
     if service == "s3":  # an object that is copied, or several that are deleted
         wanted += iam_actions.s3_additional_checks(method, path, headers, body, params)

@@ -219,6 +219,9 @@ def agent_config(*, has_gpus: bool, metrics: str) -> dict[str, object]:
                 "memory_total",
                 "temperature_gpu",
                 "power_draw",
+                "clocks_current_graphics",
+                "clocks_current_memory",
+                "clocks_current_sm",
             ]
         }
     return {

@@ -31,6 +31,7 @@ GPU_GRAPHS: Final[Mapping[str, tuple[str, str, float | None]]] = {
     MEMORY_USED: ("memory used", "MiB", None),
     "nvidia_smi_power_draw": ("power", "W", None),
     "nvidia_smi_temperature_gpu": ("temperature", "°C", None),
+    "nvidia_smi_clocks_current_sm": ("clock", "MHz", None),
 }
 
 NOT_BREACHING: Final = cloudwatch.TreatMissingData.NOT_BREACHING

@@ -277,6 +277,15 @@ class Account(Paged):
                     found.append(each | {"State": {"Name": state}})
         return {"Reservations": [{"Instances": [each]} for each in found]}
 
+    def on_create_tags(self, Resources: list[str], Tags: list[Record]) -> Any:  # noqa: N803
+        """A tag takes the place of another one of its key."""
+        instances = {
+            k: v for group in self.model.groups.values() for k, v in group.instances.items()
+        }
+        for name in Resources:
+            new = {each["Key"]: each["Value"] for each in [*instances[name]["Tags"], *Tags]}
+            instances[name]["Tags"] = [{"Key": key, "Value": value} for key, value in new.items()]
+
     # --- messages
     def on_publish(self, **_: Any) -> Any:
         return {"MessageId": "1"}

@@ -3,7 +3,9 @@
 import functools
 import os
 import subprocess
+import sys
 import threading
+import time
 import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,6 +50,44 @@ def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
     code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
     with pytest.raises(packages.PreparationStopped):
         install(code, should_stop=lambda: True)
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 60.0])
+def test_what_uv_prints_is_shown_while_a_long_installation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_s: float
+) -> None:
+    """This one goes on once its first line is shown, or at once where none is to be."""
+    uv, shown = tmp_path / "uv", tmp_path / "shown"
+    uv.write_text(
+        f"#!/bin/sh\necho Resolved\nuntil [ -s {shown} ]; do sleep 0.02; done\necho + greeting\n"
+    )
+    uv.chmod(0o755)
+    shown.write_text("at once\n" if quiet_s else "")
+    ends = time.monotonic() + 20
+
+    def say(line: str) -> None:
+        with shown.open("a") as file:
+            file.write(f"{line}\n")
+
+    monkeypatch.setattr(packages, "say", say)
+    monkeypatch.setattr(packages, "_QUIET_S", quiet_s)
+    monkeypatch.setattr(sys, "executable", str(uv))
+    _, said = packages._uv(["pip"], tmp_path, dict(os.environ), lambda: time.monotonic() > ends)
+    assert said == "Resolved\n+ greeting"
+    assert shown.read_text() == ("at once\n" if quiet_s else f"{said}\n")
+
+
+def test_what_is_shown_of_a_long_installation_names_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packages, "_QUIET_S", 0.0)
+    write_wheel(tmp_path)
+    install(
+        folder_with(
+            tmp_path / "code", requirements__txt=f"{tmp_path}/greeting-1.0-py3-none-any.whl\n"
+        )
+    )
+    assert "node:  + greeting==1.0 (from file:" in capsys.readouterr().err
 
 
 def test_a_command_may_install_packages_itself(tmp_path: Path) -> None:

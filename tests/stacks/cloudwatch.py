@@ -40,6 +40,9 @@ GPU_VALUES: Final[Mapping[str, tuple[float, float]]] = {
     "memory_total": (23028, 23028),
     "temperature_gpu": (31, 63),
     "power_draw": (24, 262),
+    "clocks_current_graphics": (210, 1710),
+    "clocks_current_memory": (405, 6251),
+    "clocks_current_sm": (210, 1710),
 }
 HOSTS: Final = ("i-0a12f6c43d9e8b571", "i-0c95e0b7218fd4a36")
 START_S, END_S, SAVE_EVERY_S, SAVE_S = 240, 3300, 900, 40

@@ -3,11 +3,16 @@
 No emulator shows any of this: each trap of real AWS is asserted on the template.
 """
 
+import itertools
+import re
+import shlex
+
 import pytest
 
 from contract.instance_types import INSTANCE_TYPES, InstanceType
 from contract.outputs import SHAPE
 from stacks.cluster.efa import variables
+from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates, text
 from tests.stacks.conftest import variables as of_container
 from tests.stacks.test_training_stack import container, hosts
@@ -35,6 +40,18 @@ every_efa_type = pytest.mark.parametrize(
 
 def environment(templates: Templates, node: str) -> dict[str, str]:
     return of_container(container(templates, node))
+
+
+def test_the_line_of_the_readme_deploys_p4d_with_efa(synth: Synth) -> None:
+    (line,) = re.findall(r"`(npx cdk deploy .*p4d.*)`", (ROOT / "README.md").read_text())
+    words = shlex.split(line)
+    settings = dict(
+        given.split("=") for option, given in itertools.pairwise(words) if option == "-c"
+    )
+    data = hosts(synth(**settings), "worker")
+    assert data["InstanceType"] == "p4d.24xlarge"
+    assert len(data["NetworkInterfaces"]) == TYPES["p4d.24xlarge"]
+    assert data["NetworkInterfaces"][0]["InterfaceType"] == "efa"
 
 
 @each_deployed

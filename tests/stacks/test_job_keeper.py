@@ -221,6 +221,37 @@ def ended(task: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
+def test_a_host_has_the_tag_of_its_job_while_it_works_for_it(
+    aws: Aws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tags() -> dict[str, str]:
+        """What the sweeps since the last look have written."""
+        sent, aws.calls = aws.sent("create_tags"), []
+        assert all([each["Key"] for each in one["Tags"]] == ["job"] for one in sent)
+        return {name: one["Tags"][0]["Value"] for one in sent for name in one["Resources"]}
+
+    aws.launch("i-boots", ago_s=60)
+    aws.sweep()
+    assert tags() == {"i-h1": "j1", "i-h2": "j1", "i-h4": "j2", "i-shared": "j2"}
+    aws.sweep()
+    assert tags() == {}, "they have it already"
+    # The standing cluster takes one of the hosts, another job the next, the third is idle.
+    for name in ("own-1", "own-2", "other-1", "other-head"):
+        aws.model.tasks[name]["containerInstanceArn"] = ""
+    aws.add("next", startedBy="j3", group="job:j3", host="h2")
+    aws.execute("j3")
+    aws.add("service", group="service:worker", _service="worker", host="h4")
+    aws.sweep()
+    assert tags() == {"i-h2": "j3", "i-h4": "", "i-shared": ""}
+    # Without the right, hosts are ended all the same.
+    aws.fails["create_tags"] = refused("UnauthorizedOperation")
+    aws.tasks["next"] |= {"group": "job:j1", "startedBy": "j1"}
+    aws.launch("i-never", ago_s=times.HOST_JOINS_S + 60)
+    aws.sweep()
+    assert "i-never" in aws.terminated
+    assert "i-h2 is left to the next sweep: " in capsys.readouterr().out
+
+
 def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(aws: Aws) -> None:
     over = ago(times.CONSISTENT_S)
     aws.tasks["own-head"] |= {"desiredStatus": "STOPPED", "lastStatus": "STOPPED"}

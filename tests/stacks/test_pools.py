@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -179,6 +180,10 @@ def test_the_keeper_and_the_head_may_do_with_pools_what_they_do_with_the_others(
             keys=tag,
         )
         assert allows(end, identity=deployed.roles[keeper]) is may
+        for key in ("job", "Name"):  # the keeper writes the one tag, on hosts of its groups only
+            marks = replace(end, action="ec2:CreateTags", keys=tag | {"aws:TagKeys": key})
+            assert allows(marks, identity=deployed.roles[keeper]) is (may and key == "job")
+            assert not allows(marks, identity=deployed.roles[head])
 
 
 def test_each_pool_in_an_existing_network_has_the_subnet_that_it_names(synth: Synth) -> None:

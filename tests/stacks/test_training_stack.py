@@ -290,6 +290,10 @@ def test_dashboard_and_alarms_query_metrics_that_are_reported(
     assert fullest == (GPU_VALUES["memory_used"][1], GPU_VALUES["memory_free"][1])
     busy = drawn[f"GPU utilization of {HOSTS[0]}"]
     assert busy["GPU 3"][0] == 0 < 90 < busy["GPU 3"][600] <= 100
+    clock = drawn[f"GPU clock of {HOSTS[0]}"]
+    assert clock["GPU 0"][600] == pytest.approx(GPU_VALUES["clocks_current_sm"][1], rel=0.05)
+    measured = config["metrics"]["metrics_collected"]["nvidia_gpu"]["measurement"]  # type: ignore[index]
+    assert {*measured} == GPU_VALUES.keys()
 
 
 def test_the_picture_in_the_docs_has_todays_graphs_and_needs_no_font(synth: Synth) -> None:

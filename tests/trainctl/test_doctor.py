@@ -2,6 +2,7 @@
 find."""
 
 import json
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
-from contract.outputs import CORE_STACK, SUBNET, TRAINING_STACK
+from contract.outputs import CORE_STACK, PUSH_ROLE, REPOSITORIES, SUBNET, TRAINING_STACK
 from tests.aws.calls import refused
+from tests.conftest import ROOT
 from tests.trainctl.account import OTHERS, POOLS, VPC, Account
 from tests.trainctl.conftest import Cli, Found, Looked
 from trainctl import checks, laptop
@@ -74,6 +76,23 @@ def test_what_the_stacks_lack_is_one_check_and_the_others_are_made(
     assert bad(found) == {"g5.12xlarge offered", "m5.xlarge offered"}
     assert f"have no output {SUBNET}" in found["m5.xlarge offered"]["found"]
     assert found["quota G, on demand"]["state"] == "ok"
+
+
+def test_the_variables_of_the_workflows_are_ready_to_be_pasted(
+    account: Account, looked: Looked, cli: Cli
+) -> None:
+    texts = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    names = {name for text in texts for name in re.findall(r"\bvars\.(\w+)", text)}
+    assert "images by CI" not in looked()[1], "no role"
+    account.outputs[CORE_STACK][PUSH_ROLE] = role = "arn:aws:iam::123456789012:role/CoreStack-Push"
+    code, found = looked()
+    assert (code, found["images by CI"]["state"]) == (0, "next")
+    lines = found["images by CI"]["fix"].splitlines()
+    given = dict(line.removeprefix("gh variable set ").split(" --body ") for line in lines)
+    assert given.keys() == names - {"TORCH_CPU_INDEX"}, "which has a default"
+    assert (given["AWS_PUSH_ROLE"], given["AWS_REGION"]) == (role, "us-east-1")
+    assert given["WORKER_REPOSITORY"] == account.outputs[CORE_STACK][REPOSITORIES["worker"]]
+    assert f"\n  gh variable set AWS_PUSH_ROLE --body {role}\n" in cli("doctor").out
 
 
 def test_on_a_local_aws_what_it_has_not_is_skipped(account: Account, looked: Looked) -> None:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import savemat  # type: ignore[import-untyped]
 
 from contract import exits
 from contract.errors import InputError
@@ -84,6 +86,98 @@ def test_folders_and_archives_and_an_archive_of_archives_hold_the_same_pictures(
     assert {split: len(each) for split, each in of_tree.items()} == {"train": 80, "val": 20}
     assert {each[0] for each in of_tree["val"]} == set(sample_pictures.CLASSES)
     assert others == [of_tree, of_tree]
+
+
+# --- image-net.org's own archives -----------------------------------------------------------------
+TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+KIT = "ILSVRC2012_devkit_t12"
+#: As torchvision's datasets/imagenet.py reads it, and the readme.txt of the development kit has it:
+#: a class that stands for others has ``num_children`` and a number above those of all leaves.
+SYNSETS = [
+    ("ILSVRC2012_ID", "f8"),
+    *((name, "O") for name in ("WNID", "words", "gloss")),
+    *(("num_children", "f8"), ("children", "O"), ("wordnet_height", "f8")),
+    ("num_train_images", "f8"),
+]
+#: ImageNet's classes are not numbered in the order of their names.
+NUMBERED = sample_pictures.CLASSES[::-1]
+
+
+def kit(folder: Path, numbers: list[int]) -> Path:
+    """The development kit whose ground truth has these numbers, and then that of any class."""
+    data = folder / KIT / "data"
+    data.mkdir(parents=True)
+    lines = [*map(str, numbers), *["1"] * (50_000 - len(numbers))]
+    (data / TRUTH).write_text("\n".join(lines) + "\n")
+    leaves = [
+        (number, name, f"words of {name}", "what it is", 0, np.zeros((0, 0)), 0, 1300)
+        for number, name in enumerate(NUMBERED, 1)
+    ]
+    above = (11, "n00001740", "entity", "all there is", 10, np.arange(1.0, 11), 18, 0)
+    savemat(data / "meta.mat", {"synsets": np.array([*leaves, above], SYNSETS).reshape(-1, 1)})
+    (folder / KIT / "readme.txt").write_text("the development kit")
+    return folder / KIT
+
+
+@pytest.fixture(scope="session")
+def truth(tree: Path) -> list[int]:
+    """Numbers of the classes of the validation pictures, in their order."""
+    lines = (tree / sample_pictures.VAL_LIST).read_text().splitlines()[1:]
+    return [NUMBERED.index(line.split(",")[1].split()[0]) + 1 for line in sorted(lines)]
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_development_kit_tells_the_classes_of_validation_pictures(
+    tree: Path, truth: list[int], tmp_path: Path, is_packed: bool
+) -> None:
+    download = tmp_path / "download"
+    train, val = (download / f"ILSVRC2012_img_{split}" for split in ("train", "val"))
+    train.mkdir(parents=True)
+    for each in (tree / "train").iterdir():
+        pack(train / f"{each.name}.tar", each.iterdir())
+    if is_packed:
+        pack(download / "ILSVRC2012_img_train.tar", train.iterdir())
+        shutil.rmtree(train)
+        pack(download / "ILSVRC2012_img_val.tar", (tree / "val").iterdir())
+        with tarfile.open(download / f"{KIT}.tar.gz", "w:gz") as archive:
+            archive.add(kit(tmp_path, truth), KIT)
+    else:
+        (download / "ILSVRC2012_img_val").symlink_to(tree / "val")
+        kit(download, truth)
+    found, expected = layout.find(download), layout.find(tree)
+    for split in ("train", "val"):
+        names = [(each.class_name, each.name) for each in found.pictures[split]]
+        assert names == [(each.class_name, each.name) for each in expected.pictures[split]]
+    readme = f"not used: 1 other than .jpg, .jpeg, .png, .webp, .bmp, .gif ({KIT}/readme.txt)"
+    assert found.notes == (() if is_packed else (readme,))
+    assert val.parent == download
+    # Pictures that are sorted need none.
+    sorted_val = sample_pictures.sort_val(Path(shutil.copytree(tree, tmp_path / "sorted")))
+    (kit(sorted_val, truth) / "data" / "meta.mat").unlink()
+    assert len(layout.find(sorted_val).pictures["val"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: (data / TRUTH).write_text("1\n2\n"), "50,000 pictures must have classes of"),
+        (lambda data: (data / TRUTH).write_text("11\n" * 50_000), "must have classes of meta.mat"),
+        (lambda data: (data / TRUTH).unlink(), f"'{TRUTH}'"),
+        (lambda data: (data / "meta.mat").write_text("html"), ""),
+    ],
+    ids=["too-few", "above-others", "no-truth", "another-file"],
+)
+def test_a_development_kit_that_cannot_be_used_is_refused_with_what_to_give(
+    tree: Path, tmp_path: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split).symlink_to(tree / split)
+    damage(kit(tmp_path, [1]) / "data")
+    with pytest.raises(InputError) as refused:
+        layout.find(tmp_path)
+    assert "development kit cannot be used (" in str(refused.value)
+    assert said in str(refused.value)
+    assert f"give {KIT}.tar.gz, or meta.mat, {TRUTH} of it" in str(refused.value)
 
 
 @pytest.mark.parametrize("encoding", ["jpeg", "raw"])

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import boto3
 
 from contract import times
-from contract.job import JobStatus, stop_reason
-from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, refusal, seen_since
+from contract.job import JOB_TAG, JobStatus, stop_reason
+from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, job_of, refusal, seen_since
 from contract.nodes import GROUP_TAG, pool_hosts, pool_provider
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
@@ -255,14 +255,14 @@ def release_idle(
     on = {arn: task for task in tasks if (arn := task.get("containerInstanceArn"))}
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
     arns = [*each_of("ecs", "list_container_instances", "containerInstanceArns", cluster=CLUSTER)]
-    idle, lost, joined = set[str](), set[str](), set[str]()
+    idle, lost, joined = set[str](), set[str](), dict[str, str]()
     for first in range(0, len(arns), 100):
         page = ecs.describe_container_instances(
             cluster=CLUSTER, containerInstances=arns[first : first + 100]
         )
         for host in page["containerInstances"]:
-            joined.add(host["ec2InstanceId"])
             arn = host["containerInstanceArn"]
+            joined[host["ec2InstanceId"]] = job_of(on.get(arn, {}))
             try:
                 wrong = ailment(host, on.get(arn), silent)
                 away = None if host["agentConnected"] else ""
@@ -304,23 +304,26 @@ def release_idle(
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
     release(lost, wanted=wanted, at_once=True)
     release(idle, wanted=wanted)
-    unjoined = end_unjoined(joined, wanted, missed)
+    unjoined = tag_or_end(joined, wanted, missed)
     return [*sorted(idle | lost), *unjoined]
 
 
-def end_unjoined(joined: set[str], wanted: Collection[str], missed: Collection[str]) -> list[str]:
-    """Terminate the instances of the groups that have not joined the cluster in time.
+def tag_or_end(
+    joined: dict[str, str], wanted: Collection[str], missed: Collection[str]
+) -> list[str]:
+    """Tag the instances of the groups with their jobs, and terminate those that have not joined the
+    cluster in time.
 
     No task ever comes to them, and the protection from scale-in that each instance starts with is
     lifted from hosts of the cluster only: nothing else would end them.
 
     Args:
-        joined: instances that are hosts of the cluster.
+        joined: instances that are hosts of the cluster, and the job of each; "" for none.
         wanted: capacity providers that a task waits for, "" for any.
         missed: those whose hosts are not waited for, unless a task waits.
 
     Returns:
-        Their ids.
+        The ids of those that were terminated.
     """
     which = [
         {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
@@ -335,10 +338,16 @@ def end_unjoined(joined: set[str], wanted: Collection[str], missed: Collection[s
         tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
         group = tags[GROUP_TAG]
         is_wanted = bool({"", GROUPS[group]} & {*wanted})
-        if name in joined or (age < limit and (is_wanted or GROUPS[group] not in missed)):
-            continue
-        print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
         try:
+            if name in joined:
+                if tags.get(JOB_TAG, "") != (job := joined[name]):
+                    boto3.client("ec2").create_tags(
+                        Resources=[name], Tags=[{"Key": JOB_TAG, "Value": job}]
+                    )
+                continue
+            if age < limit and (is_wanted or GROUPS[group] not in missed):
+                continue
+            print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
             terminate(name, is_wanted=is_wanted, at_once=True)
             ended.append(name)
         except Exception as error:

@@ -15,7 +15,7 @@ from store import cache, storage
 from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED, StoredFile
-from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
+from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare, say
 
 
 def fetched(source: str) -> Path:
@@ -65,29 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         Destination(uri=options.to.rstrip("/")),
         wish,
         processes=options.processes,
-        report=_Tenths(),
     )
     for each in index.damaged:
-        _say(f"left out: {each}")
-    _say(f"{index.num_pictures:,} pictures of {len(index.classes):,} classes in {options.to}")
+        say(f"left out: {each}")
+    say(f"{index.num_pictures:,} pictures of {len(index.classes):,} classes in {options.to}")
     return exits.OK
-
-
-class _Tenths:
-    """Prints how far it is, ten times."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        share = f": {10 * (10 * done // total)}% of {total:,} pictures" if total else ""
-        if what + share != self._last:
-            self._last = what + share
-            _say(self._last)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

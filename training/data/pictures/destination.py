@@ -27,9 +27,6 @@ class Destination:
     """
 
     uri: str
-    profile: str | None = None
-    """Of AWS; that of the environment where there is none."""
-    region: str | None = None
 
     def __post_init__(self) -> None:
         """
@@ -93,8 +90,7 @@ class Destination:
     def _bucket(self) -> Bucket:
         import boto3
 
-        session = boto3.Session(profile_name=self.profile, region_name=self.region)
-        return Bucket(self.uri, session.client("s3"))
+        return Bucket(self.uri, boto3.client("s3"))
 
-    def __getstate__(self) -> dict[str, str | None]:
-        return {"uri": self.uri, "profile": self.profile, "region": self.region}
+    def __getstate__(self) -> dict[str, str]:
+        return {"uri": self.uri}

@@ -3,20 +3,21 @@
 Nothing is unpacked. A tar file that is not compressed keeps its members in one piece, and so do
 those inside of it: a picture is a place in a file. What counts is the path that it would have:
 ``.../train/<class>/...`` and ``.../val/<class>/...`` (or what others call the two), or a flat
-``val/`` and its classes (``LOC_val_solution.csv``, another file of lines, or an annotation in XML
-for each picture), or ``<class>/...`` without either. Where there are no validation pictures, a
-tenth of each class is held out.
-Standard library only.
+``val/`` and its classes (``LOC_val_solution.csv``, another file of lines, an annotation in XML for
+each picture, or ImageNet's development kit), or ``<class>/...`` without either. Where there are no
+validation pictures, a tenth of each class is held out.
+Standard library only, but for the development kit, which SciPy reads.
 """
 
 import hashlib
+import io
 import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path, PurePath
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from contract.errors import InputError
 from contract.runs import check_relative
@@ -24,16 +25,15 @@ from contract.text import listed
 from training.data.catalog import PICTURES
 from training.data.pictures.index import TRAIN, VAL, is_picture
 
-Note = Callable[[int], None]
-"""Is called with the number of files found so far."""
-
 #: Archives of the public download, which are called otherwise than the folders they stand for.
 _STANDS_FOR: Final = {"ILSVRC2012_img_train": TRAIN, "ILSVRC2012_img_val": VAL}
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _LISTS: Final = ("LOC_val_solution.csv", "val_annotations.txt", "val.txt", "val.csv")
 #: Of a list: the picture, with or without its suffix, and then its class.
 _LIST_LINE: Final = re.compile(r"\s*([^\s,]+)[\s,]+([^\s,]+)")
-_NOTE_EVERY: Final = 10_000
+#: ImageNet's development kit, and the files in it that name the classes of validation pictures.
+_KIT: Final = "ILSVRC2012_devkit_t12.tar.gz"
+_KIT_FILES: Final = ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
 #: What others call train/ and val/, in any case; of those that have class folders, the first.
 _TRAINED: Final = (TRAIN, "training")
 _EVALUATED: Final = (VAL, "validation", "valid", "eval", "dev", "test", "testing")
@@ -89,18 +89,18 @@ class Arranged(NamedTuple):
         return {name: number for number, name in enumerate(names)}
 
 
-def find(source: Path, *, note: Note | None = None) -> Arranged:
+def find(source: Path) -> Arranged:
     """All pictures of a folder or an archive.
 
     Raises:
-        InputError: something cannot be read, an archive is damaged or compressed; or as
-            ``arrange``.
+        InputError: an archive is damaged or compressed; or as ``arrange``.
+        OSError: something cannot be read.
     """
     if not source.exists():
         raise InputError(f"{source} does not exist: give the folder or archive of the pictures")
     if source.is_file() and source.name.lower().endswith(_COMPRESSED):
         raise InputError(f"{source} is compressed: unpack it first; a .tar is read as it is")
-    return arrange(_items(source), str(source), content=read, note=note)
+    return arrange(_items(source), str(source), content=read)
 
 
 def arrange(
@@ -108,7 +108,6 @@ def arrange(
     source: str,
     *,
     content: Callable[[Item], bytes],
-    note: Note | None = None,
 ) -> Arranged:
     """Sort the files of a source into splits and classes.
 
@@ -124,17 +123,18 @@ def arrange(
     lists: list[Item] = []
     annotations: dict[str, Item] = {}
     others: list[Item] = []
-    for number, item in enumerate(items):
+    kit: dict[str, Item] = {}
+    for item in items:
         split, _ = _split(item.parts)
         stem, _, suffix = item.parts[-1].rpartition(".")
         if is_picture(item.parts[-1]):
             pictures.setdefault(split, []).append(item)
         elif split == VAL and suffix == "xml":
             annotations[stem] = item
+        elif item.parts[-1] in (_KIT, *_KIT_FILES):
+            kit[item.parts[-1]] = item
         else:
             (lists if item.parts[-1] in _LISTS else others).append(item)
-        if note and number % _NOTE_EVERY == 0:
-            note(number)
     if labels := [each for each in others if each.parts[-1].endswith(".cls")]:
         raise InputError(
             f"{source} has its classes in files beside the pictures ({'/'.join(labels[0].parts)}), "
@@ -168,11 +168,17 @@ def arrange(
             "segmentation have, which are not trained on: sort the pictures into class folders"
         )
     known = _listed(lists, classes, content, others)
+    if known or annotations or classes.issuperset(map(_folder, val)):
+        others += kit.values()
+    elif kit:
+        known = _of_kit(kit, source, content)
     found = {TRAIN: train, VAL: _classified(val, classes, known, annotations, content)}
     for split, each in found.items():
         each.sort()
         _check_twice(split, each)
     notes = [] if val else _hold_out(found, source)
+    if val and (missing := classes - {each.class_name for each in found[VAL]}):
+        notes.append(f"trained but not evaluated: {listed(sorted(missing))}")
     if val and evaluated != VAL:
         notes.append(f"evaluated on the pictures in {evaluated}/")
     others += annotations.values()
@@ -271,13 +277,13 @@ def files(source: Path) -> Iterator[Item]:
 
 def _items(source: Path) -> Iterator[Item]:
     if source.is_file():
-        yield from _members(source, (_stands_for(source.name),))
+        yield from _members(source, (source.stem,))
         return
     for item in files(source):
         *above, name = item.parts
         path = source.joinpath(*above, name)
         if name.endswith(".tar"):
-            yield from _members(path, (*above, _stands_for(name)))
+            yield from _members(path, (*above, path.stem))
         else:
             yield item._replace(path=str(path), size=_size(path))
 
@@ -285,18 +291,14 @@ def _items(source: Path) -> Iterator[Item]:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError as error:
+    except OSError:
         if path.is_symlink():
             raise InputError(f"{path} is a link to nothing: remove it, or repair it") from None
-        raise _unreadable(path, error) from None
+        raise
 
 
 def _refuse(error: OSError) -> None:
-    raise _unreadable(error.filename, error) from None
-
-
-def _unreadable(path: str | Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read: {error.strerror or error}")
+    raise error
 
 
 def _members(path: Path, above: tuple[str, ...]) -> Iterator[Item]:
@@ -305,8 +307,6 @@ def _members(path: Path, above: tuple[str, ...]) -> Iterator[Item]:
             yield from _in_archive(file, 0, str(path), above)
     except (tarfile.TarError, EOFError) as error:
         raise InputError(f"{path} is no whole tar archive ({error}): fetch it again") from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
 
 
 def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) -> Iterator[Item]:
@@ -322,20 +322,15 @@ def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) 
             if member.name.endswith(".tar"):
                 inner = archive.extractfile(member)
                 assert inner is not None
-                inside = (*parts[:-1], _stands_for(parts[-1]))
+                inside = (*parts[:-1], PurePath(parts[-1]).stem)
                 yield from _in_archive(inner, offset, path, inside)
             else:
                 yield Item(parts, path, offset, member.size)
 
 
-def _stands_for(name: str) -> str:
-    stem = name.removesuffix(".tar")
-    return _STANDS_FOR.get(stem, stem)
-
-
 def _split(parts: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Which split a path belongs to, and what is below it; ("", ()) for none."""
-    folders = [part.lower() for part in parts[:-1]]
+    folders = [_STANDS_FOR.get(part, part.lower()) for part in parts[:-1]]
     for names in ((TRAIN, VAL), (*_TRAINED, *_EVALUATED)):
         for place, part in enumerate(folders):
             if part in names:
@@ -371,14 +366,14 @@ def _classified(
             below = [name]
             class_name = listed.get(name) or listed.get(stem) or ""
             if not class_name and (annotation := annotations.pop(stem, None)):
-                objects = {each.decode() for each in _OBJECT.findall(_content(annotation, content))}
+                objects = {each.decode() for each in _OBJECT.findall(content(annotation))}
                 class_name = ", ".join(sorted(objects))
         if class_name not in classes:
             raise InputError(
                 f"the class of {'/'.join(item.parts)} is not known: put it into a folder that is "
                 "named like one in train/, or the list of the validation pictures beside train/ "
                 f"and val/ ({', '.join(_LISTS)}: a line for each, its name and its class), or "
-                "its annotation in XML into val/"
+                f"its annotation in XML into val/, or ImageNet's {_KIT} beside them"
                 if not class_name
                 else f"the class of {'/'.join(item.parts)}, {class_name}, has no training pictures"
             )
@@ -396,7 +391,7 @@ def _listed(
     """
     found: dict[str, str] = {}
     for item in sorted(lists, key=lambda each: _LISTS.index(each.parts[-1])):
-        lines = _content(item, content).decode(errors="replace").splitlines()
+        lines = content(item).decode(errors="replace").splitlines()
         matches = [match for line in lines if (match := _LIST_LINE.match(line))]
         own = {each[1].rpartition("/")[2]: each[2] for each in matches if each[2] in classes}
         if 2 * len(own) > len(matches):
@@ -406,11 +401,35 @@ def _listed(
     return found
 
 
-def _content(item: Item, content: Callable[[Item], bytes]) -> bytes:
+def _of_kit(kit: dict[str, Item], source: str, content: Callable[[Item], bytes]) -> dict[str, str]:
+    """Name of each of ImageNet's validation pictures, without its suffix -> its class.
+
+    As torchvision's ``datasets/imagenet.py`` reads the development kit: line N is the class of
+    picture N, and classes that have others below them have numbers too.
+    """
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # comes with scikit-learn
+
+    files: list[Any]
     try:
-        return content(item)
-    except OSError as error:
-        raise _unreadable(item.path, error) from None
+        if _KIT in kit:
+            archive = tarfile.open(fileobj=io.BytesIO(content(kit[_KIT])))  # noqa: SIM115
+            folder = "ILSVRC2012_devkit_t12/data"
+            files = [archive.extractfile(f"{folder}/{name}") for name in _KIT_FILES]
+        else:
+            files = [io.BytesIO(content(kit[name])) for name in _KIT_FILES]
+        meta, truth = files
+        synsets = loadmat(meta, squeeze_me=True)["synsets"]
+        leaves = [each for each in synsets if not each["num_children"]]
+        names = {int(each["ILSVRC2012_ID"]): str(each["WNID"]) for each in leaves}
+        found = [names.get(int(number), "") for number in truth.read().split()]
+        if len(found) != 50_000 or not all(found):
+            raise ValueError("50,000 pictures must have classes of meta.mat")
+    except Exception as error:  # SciPy's are of many kinds
+        raise InputError(
+            f"{source}: ImageNet's development kit cannot be used ({error}): give {_KIT}, or "
+            f"{listed(_KIT_FILES)} of it"
+        ) from None
+    return {f"ILSVRC2012_val_{number:08}": name for number, name in enumerate(found, 1)}
 
 
 def _check_twice(split: str, found: list[FoundPicture]) -> None:

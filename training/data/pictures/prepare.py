@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -40,9 +40,6 @@ from training.data.pictures.index import (
     table,
 )
 from training.data.pictures.layout import FoundPicture
-
-Report = Callable[[str, int, int], None]
-"""Is called with what is done now, the pictures done so far and all of them (0: not known yet)."""
 
 #: Of a model that sees 224 pixels, ``ImagenetConfig.size_of`` wants as many.
 DEFAULT_SIZE: Final = 400
@@ -113,7 +110,6 @@ def prepare(
     wish: Wish,
     *,
     processes: int = 0,
-    report: Report | None = None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> Index:
     """Make the set; nothing is done where it is there already.
@@ -126,13 +122,12 @@ def prepare(
         InputError: the source has none of the layouts, the destination holds another set, or
             one of both cannot be used.
     """
-    tell = report or (lambda _what, _done, _total: None)
     content = to.read(INDEX_FILE)  # first: to look for pictures may take minutes
-    tell("looking for pictures", 0, 0)
-    arranged = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    say("looking for pictures")
+    arranged = layout.find(source)
     found, label = arranged.pictures, arranged.labels
     for each in arranged.notes:
-        print(each, file=sys.stderr, flush=True)
+        say(each)
     works = list(_works(found, label, to, wish, shard_bytes))
     state = works[0].state
     if content is not None:
@@ -147,12 +142,16 @@ def prepare(
     if to.read(begun) is None and to.read(first) is not None:
         raise InputError(f"{to.uri} holds {first} of something else: give --to another place")
     to.write(begun, b"")  # from now on, the shards here are this preparation's
-    total = sum(len(each) for each in found.values())
-    parts = _run(works, processes or os.cpu_count() or 1, lambda num: tell("packing", num, total))
+    parts = _run(works, processes or os.cpu_count() or 1)
     index = _write_index(works, parts, tuple(label), to, wish)
     for name in [*(f"{state}/{work.name}.json" for work in works), begun]:
         to.remove(name)
     return index
+
+
+def say(text: str) -> None:
+    """Print a line for people, beside what programs read."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _works(
@@ -191,13 +190,11 @@ def _per_shard(pictures: Sequence[FoundPicture], wish: Wish, shard_bytes: int) -
     return max(1, int(shard_bytes / max(each, 1)))
 
 
-def _run(
-    works: Sequence[Work], processes: int, tell: Callable[[int], None]
-) -> dict[str, WorkResult]:
-    """The parts by their names."""
-    done = 0
+def _run(works: Sequence[Work], processes: int) -> dict[str, WorkResult]:
+    """The parts by their names; prints how far it is, ten times."""
+    done, tenths, total = 0, 0, sum(len(each.pictures) for each in works)
     parts: dict[str, WorkResult] = {}
-    tell(0)
+    say(f"packing {total:,} pictures")
     executor = ProcessPoolExecutor(
         min(processes, len(works)),
         # A fork would inherit the caller's threads.
@@ -211,7 +208,9 @@ def _run(
                 work = futures[future]
                 parts[work.name] = future.result()
                 done += len(work.pictures)
-                tell(done)
+                if 10 * done // total > tenths:
+                    tenths = 10 * done // total
+                    say(f"packing: {tenths}0%")
         except (OSError, InputError, BrokenProcessPool) as error:
             killed = isinstance(error, BrokenProcessPool)
             raise InputError(
