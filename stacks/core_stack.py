@@ -112,14 +112,7 @@ class CoreStack(cdk.Stack):
     def _bucket(self, settings: Settings) -> s3.IBucket:
         if settings.bucket:
             return s3.Bucket.from_bucket_name(self, "Bucket", settings.bucket)
-        return _pinned(
-            new_bucket(
-                self,
-                retain=settings.retain_bucket,
-                archive_after_days=settings.archive_after_days,
-                expire_after_days=settings.expire_after_days,
-            )
-        )
+        return _pinned(new_bucket(self, retain=settings.retain_bucket))
 
     def _vpc(self, settings: Settings) -> ec2.IVpc:
         if settings.vpc_id:
@@ -129,13 +122,9 @@ class CoreStack(cdk.Stack):
                 subnet_id=settings.subnet_id,
                 availability_zone=settings.availability_zone,
             )
-        cidr = settings.vpc_cidr
-        vpc = _pinned(
-            network.new_vpc(self, cidr=cidr, availability_zone=settings.availability_zone)
-        )
+        zone = settings.availability_zone
+        vpc = _pinned(network.new_vpc(self, cidr=settings.vpc_cidr, availability_zone=zone))
         network.add_s3_endpoint(vpc, bucket=self.bucket)
-        if settings.interface_endpoints:
-            network.add_interface_endpoints(self, vpc, cidr=cidr)
         return vpc
 
 

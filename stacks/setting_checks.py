@@ -94,8 +94,6 @@ NUMBERS: Final[Mapping[str, tuple[int, int]]] = {
     "max_job_hours": (1, MAX_SECONDS // 3600),
     "max_jobs_per_user": (0, 16),
     "monthly_budget_usd": (0, 100_000_000),
-    "archive_after_days": (0, 3650),
-    "expire_after_days": (0, 3650),
     # No alarm on a query looks back further than three hours.
 }
 

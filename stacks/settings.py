@@ -131,19 +131,14 @@ class Settings:
     """Existing VPC to use; empty: a new one. Its DNS support and host names have to be on."""
     subnet_id: str
     """Private subnet of it for all hosts, in ``availability_zone``."""
-    interface_endpoints: bool
-    """Whether ECR, Logs and SSM are reached through endpoints instead of the NAT gateway."""
 
     bucket: str
     """Existing bucket to use, of this account and region; empty: a new one."""
     data_buckets: str
     """More buckets that jobs may read, separated by commas."""
     retain_bucket: bool
-    """Whether the bucket survives ``cdk destroy``; otherwise it is emptied and removed."""
-    archive_after_days: int
-    """Age at which files of runs over 1 MiB move to Glacier Instant Retrieval; 0: never."""
-    expire_after_days: int
-    """Age at which those files are deleted; 0: never."""
+    """Whether the bucket survives ``cdk destroy``; otherwise it is emptied and removed. Files of
+    runs over 1 MiB move to Glacier Instant Retrieval after 30 days."""
     log_retention_days: int
     """Days that logs are kept."""
     container_insights: bool
@@ -171,18 +166,10 @@ class Settings:
                 f"a zone of the region in use, {self.region}, such as {self.region}a",
             )
         self._check_machines()
-        if 0 < self.expire_after_days <= self.archive_after_days:
-            checks.refuse(
-                "expire_after_days",
-                self.expire_after_days,
-                f"0 (never) or more than archive_after_days, {self.archive_after_days}",
-            )
         if bool(self.vpc_id) != bool(self.subnet_id):
             checks.refuse("subnet_id", self.subnet_id, "given with vpc_id, or empty without")
         if self.vpc_id and not self.availability_zone:
             checks.refuse("availability_zone", "", f"the zone of {self.subnet_id}")
-        if self.vpc_id and self.interface_endpoints:
-            checks.refuse("interface_endpoints", True, "false with vpc_id: they are its owner's")
         if self.monthly_budget_usd and self.log_retention_days < 60:
             # Costs are known for as long as the events are kept.
             checks.refuse(

@@ -176,7 +176,7 @@ class Dashboard(Construct):
         # there is no value, and no alarm.
         return self._alarm(
             "GpuIdle",
-            f"All GPUs of a host have been idle for {IDLE_MINUTES} minutes, and it is still billed. "
+            f"All GPUs of a host have been idle for {IDLE_MINUTES} minutes, and it is billed. "
             "`trainctl ls` lists the jobs, `trainctl stop JOB` ends one; `trainctl cluster down` "
             "ends a standing cluster.",
             _by_host(

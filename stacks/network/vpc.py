@@ -121,29 +121,3 @@ def add_s3_endpoint(vpc: ec2.Vpc, *, bucket: s3.IBucket) -> None:
     for statement in (reading + rights.allow("OwnBucket", "s3:*", on=own)).statements:
         statement.add_any_principal()
         endpoint.add_to_policy(statement)
-
-
-def add_interface_endpoints(scope: Construct, vpc: ec2.Vpc, *, cidr: str) -> None:
-    """Reach ECR, Logs and SSM by endpoints in the training subnet."""
-    group = ec2.SecurityGroup(
-        scope,
-        "EndpointSecurityGroup",
-        vpc=vpc,
-        description="AWS endpoints: HTTPS from inside the VPC",
-        allow_all_outbound=False,
-    )
-    group.add_ingress_rule(ec2.Peer.ipv4(cidr), ec2.Port.HTTPS, "HTTPS from the VPC")
-    services = {
-        "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
-        "EcrDocker": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
-        "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
-        "SsmMessages": ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES,
-    }
-    for name, service in services.items():
-        vpc.add_interface_endpoint(
-            f"{name}Endpoint",
-            service=service,
-            security_groups=[group],
-            subnets=ec2.SubnetSelection(subnet_group_name=TRAINING),
-            open=False,
-        )

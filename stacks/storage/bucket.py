@@ -9,33 +9,24 @@ from stacks import findings
 
 # Records of a run are small and stay where they are; checkpoints and models are what costs.
 LARGE_FILE_BYTES = 1024 * 1024
+ARCHIVE_AFTER = Duration.days(30)
 
 
-def new_bucket(
-    scope: Construct, *, retain: bool, archive_after_days: int, expire_after_days: int
-) -> s3.Bucket:
-    """A private bucket; large files of runs are archived and expire at these ages, 0: never."""
-    rules = [
-        s3.LifecycleRule(
-            id="stale-uploads", abort_incomplete_multipart_upload_after=Duration.days(1)
-        )
-    ]
-    ages = bool(archive_after_days or expire_after_days)
-    if ages:
-        # Nothing is lost: a run resumes from Glacier as before, only reading it costs more.
-        archive = s3.Transition(
-            storage_class=s3.StorageClass.GLACIER_INSTANT_RETRIEVAL,
-            transition_after=Duration.days(archive_after_days),
-        )
-        rules.append(
-            s3.LifecycleRule(
-                id="old-checkpoints",
-                prefix=f"{runs.RUNS_PREFIX}/",
-                object_size_greater_than=LARGE_FILE_BYTES,
-                transitions=[archive] if archive_after_days else None,
-                expiration=Duration.days(expire_after_days) if expire_after_days else None,
-            )
-        )
+def new_bucket(scope: Construct, *, retain: bool) -> s3.Bucket:
+    """A private bucket; large files of runs are archived."""
+    uploads = s3.LifecycleRule(
+        id="stale-uploads", abort_incomplete_multipart_upload_after=Duration.days(1)
+    )
+    # Nothing is lost: a run resumes from Glacier as before, only reading it costs more.
+    archive = s3.Transition(
+        storage_class=s3.StorageClass.GLACIER_INSTANT_RETRIEVAL, transition_after=ARCHIVE_AFTER
+    )
+    checkpoints = s3.LifecycleRule(
+        id="old-checkpoints",
+        prefix=f"{runs.RUNS_PREFIX}/",
+        object_size_greater_than=LARGE_FILE_BYTES,
+        transitions=[archive],
+    )
     bucket = s3.Bucket(
         scope,
         "Bucket",
@@ -48,14 +39,13 @@ def new_bucket(
         versioned=False,
         removal_policy=RemovalPolicy.RETAIN if retain else RemovalPolicy.DESTROY,
         auto_delete_objects=not retain,
-        lifecycle_rules=rules,
+        lifecycle_rules=[uploads, checkpoints],
     )
-    if ages:
-        resource = bucket.node.default_child
-        assert isinstance(resource, s3.CfnBucket)
-        # CloudFormation's schema has text here, and CDK writes a number.
-        resource.add_property_override(
-            "LifecycleConfiguration.Rules.1.ObjectSizeGreaterThan", str(LARGE_FILE_BYTES)
-        )
+    resource = bucket.node.default_child
+    assert isinstance(resource, s3.CfnBucket)
+    # CloudFormation's schema has text here, and CDK writes a number.
+    resource.add_property_override(
+        "LifecycleConfiguration.Rules.1.ObjectSizeGreaterThan", str(LARGE_FILE_BYTES)
+    )
     findings.accept(bucket, findings.BUCKET)
     return bucket

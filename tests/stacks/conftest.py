@@ -87,7 +87,6 @@ OPTIONS = {
     "region": "us-west-2",
     "availability_zone": "us-west-2b",
     "vpc_cidr": "10.7.0.0/16",
-    "interface_endpoints": "true",
     "namespace": "ray.local",
     "max_workers": "4",
     "spot": "true",
@@ -95,7 +94,6 @@ OPTIONS = {
     "root_volume_gib": "500",
     "image_tag": "0123abc",
     "retain_bucket": "false",
-    "expire_after_days": "90",
     "log_retention_days": "7",
     "alarm_email": "ops@example.org",
     "github_repository": "acme/train",
@@ -131,7 +129,6 @@ POOLS = {
 }
 #: Other values of some.
 OTHERS = {
-    "archive_after_days": "0",
     "container_insights": "false",
     "github_repository": "acme@12/train@345",
     "github_oidc_provider_arn": "arn:aws:iam::123456789012:oidc-provider/"

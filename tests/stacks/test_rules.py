@@ -200,7 +200,6 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "sovereign, taken": TAKEN
     | {"region": "eusc-de-east-1", "availability_zone": "eusc-de-east-1a"},
     "GovCloud, EFA": {"region": "us-gov-west-1", "worker_instance_type": "p4d.24xlarge"},
-    "China, endpoints": {"region": "cn-north-1", "interface_endpoints": "true"},
     "named, shared files": {"deployment": "ml", "shared_storage": "fsx"},
     "boundary": BOUNDARY,
     **{

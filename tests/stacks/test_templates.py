@@ -351,38 +351,13 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
     },
     "only the nodes reach the nodes": {
         "ddp fsdp cpu options": {
+            "EC2::SecurityGroup": {"@number": 1},
             "EC2::SecurityGroup Cluster": {"SecurityGroupIngress": None},
             "EC2::SecurityGroupIngress": {
                 "@number": 1,
                 "GroupId": NODES,
                 "SourceSecurityGroupId": NODES,
                 "IpProtocol": "-1",
-            },
-        },
-        "ddp fsdp cpu": {"EC2::SecurityGroup": {"@number": 1}},
-        # The endpoints, from inside the VPC.
-        "options": {
-            "EC2::SecurityGroup": {"@number": 2},
-            "EC2::SecurityGroup Endpoint": {
-                "SecurityGroupIngress.*.CidrIp": ["10.7.0.0/16"],
-                "SecurityGroupIngress.*.IpProtocol": ["tcp"],
-                "SecurityGroupIngress.*.FromPort": [443],
-                "SecurityGroupIngress.*.ToPort": [443],
-            },
-            "EC2::VPCEndpoint": {"@number": 5},
-            **{
-                f"EC2::VPCEndpoint {name}": {
-                    "VpcEndpointType": "Interface",
-                    "ServiceName": f"com.amazonaws.us-west-2.{service}",
-                    "PrivateDnsEnabled": True,
-                    "SecurityGroupIds": ["<EndpointSecurityGroupF840B798.GroupId>"],
-                }
-                for name, service in (
-                    ("EcrApi", "ecr.api"),
-                    ("EcrDocker", "ecr.dkr"),
-                    ("Logs", "logs"),
-                    ("SsmMessages", "ssmmessages"),
-                )
             },
         },
     },
@@ -454,14 +429,12 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
                 ],
             }
         },
-        "default": {
+        "default options others": {
             "S3::Bucket": {
                 "LifecycleConfiguration.Rules.*.Id": ["stale-uploads", "old-checkpoints"],
                 "LifecycleConfiguration.Rules.*.ExpirationInDays": [None, None],
             }
         },
-        "options": {"S3::Bucket": {"LifecycleConfiguration.Rules.1.ExpirationInDays": 90}},
-        "others": {"S3::Bucket": {"LifecycleConfiguration.Rules.*.Id": ["stale-uploads"]}},
     },
     "repositories are immutable, scanned, and go with the stack": {
         "default": {

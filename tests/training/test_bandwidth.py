@@ -2,6 +2,8 @@
 
 import os
 import socket
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,29 @@ def test_a_stall_of_one_round_does_not_count(monkeypatch: pytest.MonkeyPatch) ->
     assert bandwidth._timed(1024, torch.device("cpu")) == Timing(0.3, 0.3)
 
 
+@pytest.mark.parametrize(
+    ("counts", "is_right", "fault"),
+    [
+        ([10, 9], True, ""),
+        ([10, 10, 7], True, "rank 2 on c made fewer"),
+        ([10, 10], False, "b, cpu computes wrong"),
+    ],
+)
+def test_a_burn_in_names_the_gpu_that_is_slow_or_wrong(
+    monkeypatch: pytest.MonkeyPatch, counts: list[int], is_right: bool, fault: str
+) -> None:
+    def gather(found: list[int], num: int) -> None:
+        assert num > 0
+        found[:] = counts
+
+    monkeypatch.setattr("training.bandwidth.train.time.monotonic", count().__next__)
+    monkeypatch.setattr(torch, "equal", lambda *_: is_right)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    with pytest.raises(RuntimeError, match=fault) if fault else nullcontext():
+        bandwidth._burn_in(3, torch.device("cpu"), [*"abc"][: len(counts)])
+
+
 def measured(folder: str) -> list[Event]:
     """Measure as one of two hosts."""
     worker = TorchrunWorker(run_uri=folder)
@@ -134,7 +159,7 @@ def measured(folder: str) -> list[Event]:
     worker.on_events = lambda *found: events.extend(found)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: f"host-{worker.rank}")
-        train(worker, config("--preset", "quick", "--max-bytes", "4194304"))
+        train(worker, config("--preset", "quick", "--max-bytes", "4194304", "--burn-in-s", "1"))
     worker.close()
     return events
 

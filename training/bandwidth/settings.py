@@ -28,6 +28,14 @@ class BandwidthConfig(RunConfig):
     factor: int = option(
         2, low=2, high=1024, help="each size is so many times the one before", same_on_resume=False
     )
+    burn_in_s: int = option(
+        0,
+        low=0,
+        high=86_400,
+        help="seconds in which each GPU first multiplies matrices; a product that differs fails, "
+        "and so does a GPU that is a fifth slower than the others",
+        same_on_resume=False,
+    )
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)

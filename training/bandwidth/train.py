@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contract.text import byte_size, counted, significant
+from contract.text import byte_size, counted, listed, significant
 from training.bandwidth.settings import BandwidthConfig
 from training.loop import metrics
 from training.loop.worker import Worker
@@ -28,6 +28,9 @@ _ROUNDS: Final = 5
 #: Most repetitions in a round, and seconds after which there are no more.
 _REPEATS: Final = 4
 _SECONDS: Final = 0.1
+#: Rows of a matrix of the burn-in; part of the others' products that a healthy GPU makes at least.
+_SIDE: Final = {"cuda": 4096, "cpu": 512}
+_SLOW: Final = 0.8
 _HEADS: Final = (
     "size (B)",
     "mean (us)",
@@ -72,6 +75,7 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
         ),
     )
 
+    _burn_in(config.burn_in_s, device, hosts)
     over, bus = "", 0.0
     rows: list[tuple[float, ...]] = []
     for step, size in enumerate(sizes, start=1):
@@ -110,6 +114,34 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
             ),
         )
     )
+
+
+def _burn_in(seconds: int, device: torch.device, hosts: list[str]) -> None:
+    """Multiply the same matrices again and again.
+
+    Args:
+        hosts: names of the ranks' hosts.
+
+    Raises:
+        RuntimeError: a product differs from the first one, or a rank is slower than the others.
+    """
+    if not seconds:
+        return
+    side = _SIDE[device.type]
+    matrix = torch.randn(side, side, device=device)
+    first, num, began = matrix @ matrix, 0, time.monotonic()
+    while time.monotonic() - began < seconds:
+        if not torch.equal(matrix @ matrix, first):  # waits for the device
+            raise RuntimeError(f"burn-in: {hosts[dist.get_rank()]}, {device} computes wrong values")
+        num += 1
+    counts = [0] * len(hosts)
+    dist.all_gather_object(counts, num)
+    usual = statistics.median(counts)
+    slow = {
+        f"rank {rank} on {hosts[rank]}" for rank, each in enumerate(counts) if each < _SLOW * usual
+    }
+    if slow:
+        raise RuntimeError(f"burn-in: {listed(sorted(slow))} made fewer products than the others")
 
 
 def _timed(size: int, device: torch.device) -> Timing:
