@@ -575,6 +575,10 @@ class Life:
         tasks, own = self.model.tasks, (f"job:{job.name}", "head")
         heads = [each for each in tasks.values() if (each["group"], each["_family"]) == own]
         least = sum("startedAt" in each for each in heads)
+        if job.hold in self.account.unanswered:
+            # A clean-up that could read the hold wrote the record, and its answer was lost; the next
+            # try could not, and began another attempt.
+            least = min(least, 1)
         reasons = [tasks[arn].get("stoppedReason") for _, arn in job.heads]
         # The last one may be over because of the deadline, and not for want of a host.
         most = job.num_starts - reasons[:-1].count(NO_HOST[1])

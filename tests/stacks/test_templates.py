@@ -416,7 +416,9 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             "S3::Bucket": {
                 "LifecycleConfiguration.Rules.0.AbortIncompleteMultipartUpload": {
                     "DaysAfterInitiation": 1
-                }
+                },
+                "LifecycleConfiguration.Rules.*.Id": ["stale-uploads", "old-checkpoints"],
+                "LifecycleConfiguration.Rules.*.ExpirationInDays": [None, None],
             }
         },
         "default options": {
@@ -427,12 +429,6 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
                 "LifecycleConfiguration.Rules.1.Transitions": [
                     {"StorageClass": "GLACIER_IR", "TransitionInDays": 30}
                 ],
-            }
-        },
-        "default options others": {
-            "S3::Bucket": {
-                "LifecycleConfiguration.Rules.*.Id": ["stale-uploads", "old-checkpoints"],
-                "LifecycleConfiguration.Rules.*.ExpirationInDays": [None, None],
             }
         },
     },
