@@ -576,8 +576,8 @@ class Life:
         heads = [each for each in tasks.values() if (each["group"], each["_family"]) == own]
         least = sum("startedAt" in each for each in heads)
         if job.hold in self.account.unanswered:
-            # A clean-up that could read the hold wrote the record, and its answer was lost; the next
-            # try could not, and began another attempt.
+            # A clean-up that read the hold wrote the record, and its answer was lost; the next try
+            # could not read it, and began another attempt.
             least = min(least, 1)
         reasons = [tasks[arn].get("stoppedReason") for _, arn in job.heads]
         # The last one may be over because of the deadline, and not for want of a host.
