@@ -366,7 +366,11 @@ class Account(base.Account):
         filterPattern: str = "",  # noqa: N803
     ) -> Any:
         if logGroupName == "events":
-            return {"events": [{"message": json.dumps({"detail": e})} for e in self.task_events]}
+            return {
+                "events": [
+                    {"message": json.dumps({"detail": e}, default=str)} for e in self.task_events
+                ]
+            }
         found = [each for name in logStreamNames for each in self.events_of(name, since=startTime)]
         if filterPattern:
             assert filterPattern[0] == filterPattern[-1] == "%"

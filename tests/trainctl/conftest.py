@@ -25,6 +25,10 @@ from training.command import NOT_FOR_JOBS, parser
 BUILT_ONCE = functools.cache(typer.main.get_command)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-goldens", action="store_true", help="write the golden files")
+
+
 @pytest.fixture(autouse=True)
 def _commands_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typer.main, "get_command", BUILT_ONCE)
