@@ -72,7 +72,9 @@ def arrange(account: Account, state: dict[str, Any]) -> None:
         for task, has in heads.items():
             account.add_head(job, task, **has)
         for task, has in workers.items():
-            account.add_worker(task, has.pop("lastStatus", "RUNNING"), job=job, group=f"job:{job}", **has)
+            account.add_worker(
+                task, has.pop("lastStatus", "RUNNING"), job=job, group=f"job:{job}", **has
+            )
     for name, lines in state.pop("logs", {}).items():
         account.logs[name] = [tuple(each) if isinstance(each, list) else each for each in lines]
     for name, value in moments(state).items():
@@ -104,7 +106,9 @@ def numbered(texts: Iterable[str]) -> str:
 
 def played(case: Path, account: Account, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """The files of a case as the commands make them now."""
-    state = json.loads((case / "account.json").read_text()) if (case / "account.json").exists() else {}
+    state = (
+        json.loads((case / "account.json").read_text()) if (case / "account.json").exists() else {}
+    )
     later = {key: state.pop(key) for key in [*state] if key.startswith("line ")}
     arrange(account, state)
     commands, printed, errors, calls = [], [], [], []
@@ -120,7 +124,11 @@ def played(case: Path, account: Account, capsys: pytest.CaptureFixture[str]) -> 
         commands.append(line.partition("  # exit ")[0] + (f"  # exit {code}" if code else ""))
         printed.append(out)
         errors.append(err)
-        made = [essence(*each) for each in account.calls if each[0] in {*CHANGES, "invoke"} - {"put_object", "delete_objects", "upload_file"}]
+        made = [
+            essence(*each)
+            for each in account.calls
+            if each[0] in {*CHANGES, "invoke"} - {"put_object", "delete_objects", "upload_file"}
+        ]
         after = account.objects
         made += [f"write {key}" for key in sorted(after) if after[key] != before.get(key)]
         made += [f"delete {key}" for key in sorted(before.keys() - after.keys())]
