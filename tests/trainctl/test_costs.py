@@ -1,9 +1,8 @@
 """A job's cost, maximum and actual, follows from the hosts and prices of its order, and never
-from a guess."""
+from a guess. ``golden/cost`` has how it is printed."""
 
 import dataclasses
 import json
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,6 @@ def test_each_worker_costs_what_hosts_of_its_pool_cost() -> None:
     assert prices.dearest.worker == other
 
 
-# --- before it starts -----------------------------------------------------------------------------
 def maximum(account: Account, *, nodes: int = 4, **shape: Any) -> tuple[float, float]:
     """US dollars of an hour, and those of a job of ten hours at most."""
     found = ClusterShape.from_json(json.dumps({**account.shape, **shape}))
@@ -112,10 +110,9 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
     account: Account, cli: Cli
 ) -> None:
     account.shape["shared"] = SHARED
-    said = " ".join(cli(*SUBMIT, "--data", "/mnt/shared/mnist").err.split())
+    cli(*SUBMIT, "--data", "/mnt/shared/mnist")
     (spec,) = account.orders
     assert spec.command[-2:] == ("--data", "/mnt/shared/mnist")
-    assert "with disks and the NAT gateway and the shared file system" in said
     assert spec.prices is not None
     assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
     assert JobSpec.from_json(spec.to_json()).prices == spec.prices
@@ -125,37 +122,19 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])  # the most that it may have is what it can cost
-def test_max_cost_shortens_the_deadline_and_prints_it(
+def test_max_cost_shortens_the_deadline_to_the_longest_within_it(
     account: Account, cli: Cli, nodes: str
 ) -> None:
-    said = cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60").err
+    cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60")
     (spec,) = account.orders
-    assert 4 * 3600 < spec.max_seconds < 5 * 3600
-    until = r"deadline  at most 4 h \d+ min, .*included\), to stay within --max-cost 60\n"
-    assert re.search(until, re.sub("\n  +", " ", said))
-    found = re.search(r"maximum   \$([\d.]+)", said)
-    assert found is not None
-    assert 59.9 < float(found[1]) <= 60
-    assert usd_with(account, spec.max_seconds) <= 60 < usd_with(account, spec.max_seconds + 1)
-
-
-def usd_with(account: Account, seconds: int) -> float:
-    """Maximum cost of a job on two nodes with this deadline."""
     shape = ClusterShape.from_json(json.dumps(account.shape))
-    found = usd_at_most(shape.prices("us-east-1"), shape, num_nodes=2, max_seconds=seconds)
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize("limit", ["20", "60.5"])
-def test_the_hours_that_a_refusal_names_are_accepted(
-    account: Account, cli: Cli, limit: str
-) -> None:
-    words = [*SUBMIT, "--nodes", "2", "--max-cost", limit, "--max-hours"]
-    found = re.search(r"--max-hours ([\d.]+), or", cli.refuses(*words, "24"))
-    assert found is not None
-    assert main([*words, found[1]]) == exits.OK
-    assert account.changes == ["start_execution"]
+    longest, longer = (
+        usd_at_most(shape.prices("us-east-1"), shape, num_nodes=2, max_seconds=seconds)
+        for seconds in (spec.max_seconds, spec.max_seconds + 1)
+    )
+    assert longest is not None
+    assert longer is not None
+    assert 59.9 < longest <= 60 < longer
 
 
 def test_max_cost_leaves_a_deadline_alone_that_is_within_it(account: Account) -> None:
@@ -184,13 +163,8 @@ def test_a_job_never_waits_longer_for_hosts_than_it_may_last(
 
 def test_the_deployment_limits_the_hours_of_a_job(account: Account, cli: Cli) -> None:
     account.shape["max_job_hours"] = 8
-    said = cli.refuses(*SUBMIT, "--max-hours", "9")
-    assert "--max-hours is 9: this deployment allows at most 8 (max_job_hours)" in said
-    assert "-c max_job_hours=9" in said
-    assert account.changes == []
-    assert main(SUBMIT) == exits.OK
-    (spec,) = account.orders
-    assert spec.max_seconds == 8 * 3600
+    cli.refuses(*SUBMIT, "--max-hours", "9")
+    assert cli.json("plan", "ddp")["max_hours"] == 8
 
 
 @pytest.mark.parametrize(
@@ -207,19 +181,12 @@ def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
     assert bool(account.changes) == starts
 
 
-def test_in_a_region_without_known_prices_nothing_has_a_price(account: Account, cli: Cli) -> None:
+def test_in_a_region_without_known_prices_no_maximum_can_be_kept(
+    account: Account, cli: Cli
+) -> None:
     account.region = "eu-west-1"
-    said = " ".join(cli("plan", "ddp").out.split())
-    assert (
-        "price unknown: list prices are known for us-east-1 and us-west-2 only, not for "
-        "eu-west-1 (AWS's price pages have those of g5.12xlarge and m5.xlarge) maximum unknown"
-        in said
-    )
-    assert "$" not in said
-    assert "--max-cost 60 cannot be kept: list prices are known for" in cli.refuses(
-        *SUBMIT, "--max-cost", "60"
-    )
-    assert account.changes == []
+    assert cli.json("plan", "ddp")["usd_at_most"] is None
+    cli.refuses(*SUBMIT, "--max-cost", "60")
 
 
 SMALLER = ("--recompute", "full")
@@ -246,19 +213,12 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     data = [] if "--data" in settings else ["--data", "s3://bucket/data"]
     found = cli.json("plan", "fsdp", *data, *settings)
+    cli("submit", "fsdp", "--yes", *data, *settings)
+    assert account.orders[0].planned_usd == found["usd_expected"]
     assert (found["usd_expected"] is not None) == is_known
-    if is_known:
-        assert 0 < found["usd_expected"] < found["usd_at_most"]
-    said = " ".join(cli("plan", "fsdp", *data, *settings).out.split())
-    has_words = re.search(r"expected \S+( min \S+)? \w+ of steps, [\d,]+ tokens, cost \$\d", said)
-    assert (has_words is not None) == is_known
-    assert is_known or re.search("expected (not estimated|warning: does not fit)", said)
-    if is_known:
-        cli("submit", "fsdp", "--yes", *data, *settings)
-        assert account.orders[0].planned_usd == found["usd_expected"]
+    assert not is_known or 0 < found["usd_expected"] < found["usd_at_most"]
 
 
-# --- after it -------------------------------------------------------------------------------------
 def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
     account: Account, cli: Cli
 ) -> None:
@@ -270,26 +230,20 @@ def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
         event("other", 999, group="job:other"),
         event("never", 0, pullStartedAt=None, startedBy="job"),
     ]
+    # Another deployment and another region change nothing: the order has them.
+    account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
     found = cli.json("cost", "job")
     assert found["node_seconds"] == {"head": 360, "worker": 360}
     head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
     assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
     assert found["nat_usd"] == pytest.approx(0.05 / 6)
-    account.change_order("job", planned_usd=0.1)
-    assert (
-        cli("cost", "job").out.splitlines()[-1].startswith("$0.12 (planned: $0.10 for its steps)")
-    )
-    # Another deployment and another region change nothing: the order has them.
-    account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
-    assert cli.json("cost", "job")["usd"] == found["usd"]
 
 
 def test_the_hours_of_each_pool_have_its_own_price(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
-    other = dataclasses.asdict(
-        dataclasses.replace(PRICES.worker, type="g6e.xlarge", usd_per_hour=7)
-    )
-    pools = {"default": dataclasses.asdict(PRICES.worker), "l40s": other}
+    worker = dataclasses.asdict(PRICES.worker)
+    other = worker | {"type": "g6e.xlarge", "usd_per_hour": 7}
+    pools = {"default": worker, "l40s": other}
     account.change_order("job", prices={**dataclasses.asdict(PRICES), "pools": pools})
     family = "arn:aws:ecs:us-east-1:1:task-definition/TrainingStack-pool-l40s:1"
     account.task_events = [
@@ -298,75 +252,32 @@ def test_the_hours_of_each_pool_have_its_own_price(account: Account, cli: Cli) -
         event("w2", 7200, startedBy="job", taskDefinitionArn=family),
     ]
     found = cli.json("cost", "job")
-    assert found["node_seconds"] == {
-        "head": 3600,
-        "worker in default": 3600,
-        "worker in l40s": 7200,
-    }
+    seconds = {"head": 3600, "worker in default": 3600, "worker in l40s": 7200}
+    assert found["node_seconds"] == seconds
     assert found["usd_per_hour"]["worker in l40s"] == 7
-    usd = sum(found["usd_per_hour"][each] * s / 3600 for each, s in found["node_seconds"].items())
+    usd = sum(found["usd_per_hour"][each] * s / 3600 for each, s in seconds.items())
     assert found["usd"] == pytest.approx(usd)
-    assert re.search(r"worker in l40s +g6e.xlarge .* 2.000 +\$7.00", cli("cost", "job").out)
-
-
-def month(account: Account) -> None:
-    """Three jobs of this month, of two users, and one of 70 days ago, whose events have expired."""
-    for number, (job, user) in enumerate(
-        (("old", "anna"), ("one", "anna"), ("two", "bert"), ("three", "anna"))
-    ):
-        began = account.now - timedelta(days=0 if number else 70)
-        account.add(job, run=job, status="FAILED", startDate=began)
-        account.change_order(job, submitter=f"{user}@example.com")
-        node = f"{job}-w"
-        gone = event(node, 3600 * number, group=f"job:{job}", startedBy=job)
-        account.task_events.append(gone)
+    assert "g6e.xlarge" in cli("cost", "job").out
 
 
 def test_costs_are_added_up_by_user_run_and_month_as_ls_shows_them(
     account: Account, cli: Cli
 ) -> None:
-    month(account)
+    for number in range(3):
+        job = f"job{number}"
+        account.add(job, run=job, status="FAILED")
+        account.change_order(job, submitter="anna" if number else "bert")
+        more = {"group": f"job:{job}", "startedBy": job}
+        account.task_events.append(event(f"{job}-w", 3600 * number, **more))
     an_hour = 1.006 + 35 / 730
     anna, bert = cli.json("cost", "--by", "user")
-    assert anna == {"user": "anna@example.com", "jobs": 3, "usd": anna["usd"], "unknown": 1}
-    assert (anna["usd"], bert["usd"]) == pytest.approx((4 * an_hour, 2 * an_hour))
+    assert anna == {"user": "anna", "jobs": 2, "usd": anna["usd"], "unknown": 0}
+    assert anna["usd"] == pytest.approx(3 * an_hour)
     shown = sum(each["usd"] or 0 for each in cli.json("ls"))
     assert shown == pytest.approx(anna["usd"] + bert["usd"])
-    assert [each["run"] for each in cli.json("cost", "--by", "run")] == [
-        "three",
-        "two",
-        "one",
-        "old",
-    ]
-    now, before = cli.json("cost", "--by", "month")
-    assert (now["month"], now["jobs"], before["jobs"]) == (f"{account.now:%Y-%m}", 3, 1)
-    assert "bert@example.com  1     $2.1" in cli("cost", "--by", "user").out
     for number in range(100):  # of a month, not only the newest ones
         account.add(f"more{number}", run="more", status="SUCCEEDED", output="{}")
-    assert sum(each["jobs"] for each in cli.json("cost", "--by", "user")) == 104
-    for words in ([], ["one", "--by", "user"]):
-        assert "give a job, or --by user, run or month" in cli.refuses("cost", *words)
-
-
-def test_a_budget_of_the_month_warns_and_refuses_if_asked(account: Account, cli: Cli) -> None:
-    month(account)
-    given = ("submit", "ddp", "--yes", "--max-hours", "1", "--run")
-    account.shape["monthly_budget_usd"] = 30
-    said = cli(*given, "a").err
-    assert "warning: $6.32 of this month's budget of $30.00 are spent, and this job can" in said
-    # It waits now, and holds its maximum.
-    most = re.findall(r"and this job can cost (\$[\d.]+)", said)[0]
-    held = f"of $30.00 are spent, jobs that run or wait can cost {most} more"
-    assert held in cli(*given, "b").err
-    account.shape["monthly_budget_usd"] = 500
-    assert "budget" not in cli("plan", "ddp", "--max-hours", "1").err
-    account.shape |= {"monthly_budget_usd": 30, "budget_refuses": True}
-    said = cli.refuses(*given, "c")
-    assert "$6.32 of this month's budget of $30.00 are spent, jobs that run or wait can" in said
-    assert "more: wait until they end" in said
-    account.shape["monthly_budget_usd"] = 6
-    assert "more: wait until next month (UTC)" in cli.refuses(*given, "c")
-    assert len(account.sent("start_execution")) == 2
+    assert [each["jobs"] for each in cli.json("cost", "--by", "month")] == [103]
 
 
 def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account: Account) -> None:
@@ -388,71 +299,40 @@ def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account:
 def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     pulled = account.now - timedelta(seconds=600)
-    account.add_head(
-        "job",
-        "head",
-        lastStatus="STOPPED",
-        pullStartedAt=pulled,
-        stoppedAt=pulled + timedelta(seconds=360),
-    )
+    times = {"pullStartedAt": pulled, "stoppedAt": pulled + timedelta(seconds=360)}
+    account.add_head("job", "head", lastStatus="STOPPED", **times)
     # It waits for a host: there is nothing to pay.
     account.add_worker("w1", "PROVISIONING", createdAt=account.now - timedelta(seconds=300))
-    assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
-    account.task_events = [event("head", 360)]  # it has come, and ECS still knows the task
-    assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
+    for events in ([], [event("head", 360)]):  # it has come, and ECS still knows the task
+        account.task_events = events
+        assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
 
 
-def unknown(account: Account, name: str) -> None:
-    """Make the cost of the job unknown in one of several ways."""
-    if name == "of this job are missing":  # all of them, as if it had had no node
-        return
-    if name == "are missing":
-        account.add_head("job", "forgotten")
-        del account.tasks["forgotten"]
-    elif name == "have expired":
-        account.task_events = [event("head", 360)]
-        account.executions["job"]["startDate"] = account.now - timedelta(days=31)
-    elif name == "has no prices":
-        account.task_events = [event("head", 360)]
-        account.change_order("job", prices=None)
-    else:
-        account.task_events = [event("head", 360), event("w1", 180, startedBy="job")]
-        reserved = HostPrice.of(instance_type("p5e.48xlarge"), region="us-east-1")
-        prices = {**dataclasses.asdict(PRICES), "worker": dataclasses.asdict(reserved)}
-        account.change_order("job", prices=prices)
-
-
-@pytest.mark.parametrize(
-    "why",
-    [
-        "of this job are missing",
-        "are missing",
-        "have expired",
-        "has no prices",
-        "p5e.48xlarge has no list price",
-    ],
-)
+@pytest.mark.parametrize("why", ["all missing", "missing", "expired", "no prices", "no list price"])
 def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
     account: Account, cli: Cli, why: str
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
-    unknown(account, why)
+    if why == "missing":
+        account.add_head("job", "forgotten")
+        del account.tasks["forgotten"]
+    elif why != "all missing":  # as if it had had no node
+        account.task_events = [event("head", 360), event("w1", 180, startedBy="job")]
+    if why == "expired":
+        account.executions["job"]["startDate"] = account.now - timedelta(days=31)
+    if why == "no prices":
+        account.change_order("job", prices=None)
+    if why == "no list price":
+        reserved = HostPrice.of(instance_type("p5e.48xlarge"), region="us-east-1")
+        prices = dataclasses.replace(PRICES, worker=reserved)
+        account.change_order("job", prices=dataclasses.asdict(prices))
     found = cli.json("cost", "job")
     assert found["usd"] is None
-    assert why in found["why_unknown"]
+    assert found["why_unknown"]
     for command in ("cost", "show", "wait"):
-        said = cli(command, "job").out
-        assert "unknown" in said
-        assert "$0.000" not in said
+        assert "$0.000" not in cli(command, "job").out
 
 
-def test_a_job_that_never_had_a_node_has_cost_nothing(account: Account, cli: Cli) -> None:
-    account.add("job", status="FAILED", cause='{"status": "no_capacity", "exit_code": 75}')
-    assert cli.json("cost", "job")["usd"] == 0
-    assert "$0 at us-east-1's list prices" in cli("cost", "job").out
-
-
-# --- the parts ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("usd", "words"),
     [
@@ -476,13 +356,11 @@ def test_ctrl_c_at_a_question_is_told_by_the_exit_code(
     assert account.changes == []
 
 
-def test_the_example_of_the_docs_is_what_the_program_prints(account: Account, cli: Cli) -> None:
-    account.shape |= {"worker_instance_type": "g5.xlarge", "max_workers": 2}
-    said = cli("plan", "ddp", "--nodes", "2", "--max-hours", "4").out
+def test_the_example_of_the_docs_is_what_the_program_prints() -> None:
+    plan = (Path(__file__).parent / "golden/submit/stdout").read_text()
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text("utf-8")
     example = page.partition("<!-- example")[2].partition("```\n")[2].partition("```")[0]
-    assert max(map(len, said.splitlines())) <= 80
-    assert "price  " in example
-    assert example in said
+    assert len(example.splitlines()) == 3
+    assert example in plan
     assert f"deadline + {times.JOB_TAIL_S} s" in page
     assert f"x  {times.SURPLUS_HOST_S} s" in page

@@ -24,7 +24,6 @@ import pytest
 from contract.job import JobSpec
 from tests.aws.calls import refused
 from tests.clock import FakeClock
-from tests.trainctl import account as accounts
 from tests.trainctl.account import CHANGES, Account
 from tests.trainctl.conftest import foreign_options
 from trainctl import job_plan, output, polling

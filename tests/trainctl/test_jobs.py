@@ -141,7 +141,11 @@ def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account, cli: C
     began = {"StartTime": account.now + timedelta(minutes=1), "StatusCode": "Failed"}
     groups = ("another", "TrainingStack-ClusterHeadGroup", "TrainingStack-ClusterWorkerGroup")
     account.activities = [
-        {**began, "Description": "Launching a new EC2 instance.", "AutoScalingGroupName": f"{group}ASG1-x"}
+        {
+            **began,
+            "Description": "Launching a new EC2 instance.",
+            "AutoScalingGroupName": f"{group}ASG1-x",
+        }
         | {"StatusMessage": f"why of {group}"}
         for group in groups
     ]
@@ -271,7 +275,7 @@ def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
 ) -> None:
     account.add("job")
     account.objects["runs/r1/progress.json"] = content
-    assert "progress" not in cli.json("show", "job")
+    assert cli.json("show", "job")["progress"] is None
     assert "50%" not in cli("ls").out
 
 
