@@ -84,7 +84,7 @@ OUTPUTS = {
 CHANGES = {
     *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
     *("execute_command", "start_session", "put_object", "delete_objects"),
-    "subscribe",
+    *("invoke", "subscribe"),
 }
 
 
@@ -338,7 +338,7 @@ class Account(base.Account):
         began = (self.now - timedelta(minutes=10)).timestamp()
         found = []
         for number, line in enumerate(self.logs[stream]):
-            second, message = line if isinstance(line, tuple) else (number, line)
+            second, message = (number, line) if isinstance(line, str) else line
             at = int((began + second) * 1000)
             if at >= since:
                 event = {"timestamp": at, "message": message, "logStreamName": stream}
