@@ -102,8 +102,9 @@ def played(case: Path, account: Account, capsys: pytest.CaptureFixture[str]) -> 
         out, err = capsys.readouterr()
         assert foreign_options(words, err) == set()
         changes = [call(*each) for each in account.calls if each[0] in CHANGES - WRITES]
-        for key in sorted({key for key, _ in before ^ {*account.objects.items()}}):
-            changes.append(f"{'write' if key in account.objects else 'delete'} {key}")
+        after = account.objects
+        written = sorted({key for key, _ in before ^ {*after.items()}})
+        changes += [f"{'write' if key in after else 'delete'} {key}" for key in written]
         found["command"] += line.partition("  # ")[0] + (f"  # exit {code}\n" if code else "\n")
         for name, text in (("stdout", out), ("stderr", err), ("calls", "\n".join(changes))):
             lines = text.rstrip().splitlines()

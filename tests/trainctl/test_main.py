@@ -11,25 +11,16 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
 from boto3.exceptions import Boto3Error, RetriesExceededError
-from botocore.exceptions import (
-    ConfigParseError,
-    EndpointConnectionError,
-    NoCredentialsError,
-    SSOTokenLoadError,
-)
 from botocore.stub import Stubber
 
 from contract import exits
-from contract import outputs as stack_outputs
 from contract.job import ORDER_VERSION
-from contract.outputs import TRAINING_STACK
 from tests.conftest import ROOT
-from tests.trainctl.account import OUTPUTS, Account
+from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli, Looked, commands
 from trainctl import reference
 from trainctl.__main__ import main
@@ -156,50 +147,6 @@ def test_the_region_is_the_one_that_aws_own_tools_would_use(
         monkeypatch.setenv(name, value)
     _, found = looked(*option)
     assert found["credentials"]["found"].endswith(region)
-
-
-NO_IMAGE = {"without_images": {"worker"}}
-UNREADABLE = {"outputs": {**OUTPUTS, TRAINING_STACK: {stack_outputs.SHAPE: NO_SHAPE}}}
-
-
-@pytest.mark.parametrize(
-    ("words", "change", "code"),
-    [
-        ("cluster up --timeout-minutes 0", {}, 2),
-        ("submit ddp --max-hours nan", {}, 2),
-        ("submit ddp --max-cost 0", {}, 2),
-        ("submit ddp --max-cost inf", {}, 2),
-        ("submit ddp --grace 181", {}, 2),
-        ("settings pdd", {}, 2),
-        ("settings ddp --preset dolly", {}, 2),
-        ("ls", {"region": None, "credentials": None}, 2),
-        ("ls", {"fails": {IDENTITY: NoCredentialsError()}}, 2),
-        ("ls", {"fails": {IDENTITY: SSOTokenLoadError(error_msg="x")}}, 1),
-        ("ls", {"fails": {IDENTITY: ConfigParseError(path="/home/me/.aws/config")}}, 2),
-        ("ls", {"fails": {IDENTITY: ValueError("Invalid endpoint: here")}}, 2),
-        ("ls", {"fails": {IDENTITY: PermissionError(13, "denied", "key")}}, 1),
-        ("ls", {"fails": {IDENTITY: EndpointConnectionError(endpoint_url="http://x")}}, 79),
-        ("plan ddp", {"stack_status": "DELETE_FAILED"}, 1),
-        ("cluster up", UNREADABLE, 1),
-        ("plan ddp --nodes 1", NO_IMAGE, 1),
-        ("cluster up --nodes 1 --yes", NO_IMAGE, 1),
-        ("shell", {}, 1),
-        ("shell", {"wanted": {"head-service": 1, "worker-service": 0}}, 1),  # no plugin
-        ("open", {}, 1),
-        ("download runs/demo", {}, 2),
-        ("report runs/demo", {}, 2),
-        ("export runs/demo --to x", {}, 2),
-    ],
-)
-def test_what_cannot_be_is_refused_and_changes_nothing(
-    words: str, change: dict[str, Any], code: int, account: Account, cli: Cli
-) -> None:
-    for name, value in change.items():
-        setattr(account, name, value)
-    said = cli(*words.split(), code=code)
-    assert "Traceback" not in said.err
-    assert said.out == ""
-    assert account.changes == []
 
 
 @pytest.mark.parametrize("recipe", recipes.NAMES)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 import subprocess
 from datetime import timedelta
 from pathlib import Path
@@ -30,84 +29,6 @@ SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
 DATA = ["--data", "s3://bucket/data"]
 HALF = {"recipe": "ddp", "run": "half", "lr": 1e-3, "epochs": 8, "global_batch": 512}
-#: Mistakes that are found where neither a region nor credentials are set.
-WITHOUT_AWS = (
-    "submit dpd --yes",
-    "submit ddp --epochs --yes",
-    "submit ddp --epochs 0 --yes",
-    "submit ddp --precision bogus --yes",
-    "submit ddp --flip=maybe --yes",
-    "submit ddp --lr nan --yes",
-    "submit ddp --max-failures -1 --yes",
-    "submit ddp --storage s3://other --yes",
-    "submit ddp --yes -- --help",
-    "submit ddp --on nodes --yes",
-    "submit ddp --run a/b --yes",
-    "submit ddp --yes -- --workers=4",
-    "submit --workers 1 --yes ddp",
-    "submit --code CODE --workers 1:2 -- true",
-    "submit --code CODE --max-hour 2 -- true",
-    "submit ddp --nodes 4:2 --yes",
-    # Options of the command are guessed too, and those that the job sets itself are not.
-    "plan ddp --node 2",
-    "plan ddp --contxt a=b",
-    "plan --nod 2 ddp",
-    "submit ddp --storag x --yes",
-    "submit ddp --env 1A=b --yes",
-    "submit ddp --env =1 --yes",
-    "submit ddp --env URL=http://me: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@host --yes",
-    "submit ddp --report-to wandb --yes",
-    "submit --code CODE/empty --yes -- true",
-    "submit --code CODE --yes -- torchrun --nproc-per-node 2 mine2.py a.py",
-    "submit --code CODE --yes -- python -u ../mine.py --x",
-    "submit --code CODE --yes -- python3.12 -m torch.distributed.run x/mine.py",
-    "submit --code CODE --yes -- accelerate launch --num_processes=2 mein.py",
-    "submit --code CODE --yes -- ./mine.py",
-)
-REFUSED = (
-    *WITHOUT_AWS,
-    "submit fsdp --data s3://bucket/data --yes",
-    # What no node could read.
-    "submit ddp --data s3://bucket2 --yes",
-    "submit fsdp --data s3://bucket/data --model s3://other/model --yes",
-    "submit fsdp --data s3://bucket/data --model ./mine --yes",
-    "submit fsdp --chat-template ./own.jinja --yes",
-    "submit ddp --data /nowhere/data --yes",
-    "submit ddp --data /mnt/shared/x --yes",
-    "submit ddp --data /tmp --yes",
-    "submit ddp --data fashion_mnist --yes",
-    # What suits no number of workers that the job may have: 4 GPUs a node.
-    "submit ddp --global-batch 64 --nodes 4 --yes",
-    "submit ddp --run other --yes",  # of another recipe
-    "submit ddp --nodes 0 --yes",
-    "submit ddp --max-cost 0.01 --nodes 1 --yes",
-    "submit ddp --hang-minutes 5 --yes",
-    "submit ddp --keep-files a --yes",
-    *(
-        f"submit --code CODE {option} {shlex.quote(pattern)} --yes -- true"
-        for option in ("--keep-files", "--skip-files")
-        for pattern in ("", "/data", "a//b", "[ab", "a\\b")
-    ),
-    "submit --code CODE --not-secret x --yes -- true",
-    "submit ddp --secret =training/key --yes",
-    "submit ddp --env NOT_SET_ANYWHERE --yes",
-    "submit ddp --notify https://hooks.example/x --yes",
-    "submit ddp --notify training/key --yes",
-    "submit ddp --notify training/notify/x --yes",
-    "submit ddp --secret KEY=mine --yes",
-    "submit ddp",
-    "plan ddp --code CODE -- true",
-    "plan mine.py",
-    "submit --code CODE --yes -- deepspeed --no_ssh zzz.py mine.py",
-    "submit --code CODE --yes -- bash run.sh",
-    "submit --code CODE --yes -- python __pycache__/old.py",
-    "submit --code CODE --yes -- mien.py --lr 1",
-    "submit --code CODE --yes -- run.sh",
-    "submit --code CODE --yes -- torchrun",
-    "submit --code CODE --yes -- python3",
-    "submit --code CODE --yes -- accelerate",
-    "submit --code CODE --yes -- sh -c 'torchrun --standalone mine.py'",
-)
 
 
 @pytest.mark.parametrize(
@@ -245,19 +166,6 @@ def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
     cli.refuses("plan", "--gpus", "l4:2", "--code", str(code), "--", "python", "mine.py")
     account.shape["pools"] = {"other": _L40S | {"worker_instance_type": "g5.12xlarge"}}
     cli.refuses(*long, "--gpus", "a10g")
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_a_mistake_is_an_error_on_the_laptop_and_nothing_is_started(
-    account: Account, code: Path, cli: Cli, words: str
-) -> None:
-    account.objects["runs/other/config.json"] = b'{"recipe": "fsdp"}'
-    if words in WITHOUT_AWS:
-        account.region = None
-    said = cli(*shlex.split(words.replace("CODE", str(code))), code=exits.BAD_INPUT)
-    assert said.out == ""
-    assert account.changes == []
-    assert words not in WITHOUT_AWS or account.calls == []
 
 
 def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
