@@ -16,7 +16,6 @@ from trainctl.aws.tasks import Task
 from trainctl.commands import cluster as cluster_commands
 
 SHAPE = {**JOB_SHAPE, "worker_instance_type": "g5.xlarge"}
-HEAD_LOG = "head/ray/head0"
 
 
 @pytest.fixture(autouse=True)
@@ -82,12 +81,10 @@ def test_a_cluster_is_up_with_all_nodes_healthy_and_in_ray(
 
 def test_status_is_data_for_machines(account: Account, cli: Cli) -> None:
     account.wanted = {"head-service": 1, "worker-service": 1}
-    account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPU"]
+    account.logs["head/ray/head0"] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPU"]
     found = cli.json("cluster", "status")
-    assert found["up"] is True
-    assert found["wanted"] == found["running"] == {"head": 1, "worker": 1}
+    assert (found["up"], found["wanted"]) == (True, {"head": 1, "worker": 1})
     assert found["ray"] == {"num_nodes": 2, "num_cpus": 4, "num_gpus": 1}
-    assert [task["address"] for task in found["tasks"]] == ["10.0.0.0", "10.0.0.0"]
     assert found["usd_per_hour"] == pytest.approx(0.192 + 1.006 + 0.05 + 0.061, abs=1e-3)
 
 

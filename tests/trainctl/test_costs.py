@@ -219,26 +219,6 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
     assert not is_known or 0 < found["usd_expected"] < found["usd_at_most"]
 
 
-def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
-    account: Account, cli: Cli
-) -> None:
-    account.add("job", status="SUCCEEDED", output="{}")
-    account.task_events = [
-        event("head", 360),
-        event("w1", 180, startedBy="job"),
-        event("w2", 180, startedBy="job"),
-        event("other", 999, group="job:other"),
-        event("never", 0, pullStartedAt=None, startedBy="job"),
-    ]
-    # Another deployment and another region change nothing: the order has them.
-    account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
-    found = cli.json("cost", "job")
-    assert found["node_seconds"] == {"head": 360, "worker": 360}
-    head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
-    assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
-    assert found["nat_usd"] == pytest.approx(0.05 / 6)
-
-
 def test_the_hours_of_each_pool_have_its_own_price(account: Account, cli: Cli) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
     worker = dataclasses.asdict(PRICES.worker)
@@ -258,26 +238,6 @@ def test_the_hours_of_each_pool_have_its_own_price(account: Account, cli: Cli) -
     usd = sum(found["usd_per_hour"][each] * s / 3600 for each, s in seconds.items())
     assert found["usd"] == pytest.approx(usd)
     assert "g6e.xlarge" in cli("cost", "job").out
-
-
-def test_costs_are_added_up_by_user_run_and_month_as_ls_shows_them(
-    account: Account, cli: Cli
-) -> None:
-    for number in range(3):
-        job = f"job{number}"
-        account.add(job, run=job, status="FAILED")
-        account.change_order(job, submitter="anna" if number else "bert")
-        more = {"group": f"job:{job}", "startedBy": job}
-        account.task_events.append(event(f"{job}-w", 3600 * number, **more))
-    an_hour = 1.006 + 35 / 730
-    anna, bert = cli.json("cost", "--by", "user")
-    assert anna == {"user": "anna", "jobs": 2, "usd": anna["usd"], "unknown": 0}
-    assert anna["usd"] == pytest.approx(3 * an_hour)
-    shown = sum(each["usd"] or 0 for each in cli.json("ls"))
-    assert shown == pytest.approx(anna["usd"] + bert["usd"])
-    for number in range(100):  # of a month, not only the newest ones
-        account.add(f"more{number}", run="more", status="SUCCEEDED", output="{}")
-    assert [each["jobs"] for each in cli.json("cost", "--by", "month")] == [103]
 
 
 def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account: Account) -> None:

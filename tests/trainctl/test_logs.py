@@ -1,4 +1,4 @@
-"""``trainctl logs``: all nodes of a job in one log, and with few calls. ``golden/logs`` shows it."""
+"""``trainctl logs``: all nodes of a job in one log (``golden/logs``), and with few calls."""
 
 from datetime import timedelta
 

@@ -86,28 +86,3 @@ def test_the_keepers_record_counts_and_an_older_place_where_there_is_none(
     put(account, "../ends/r1/r1-b.reported", {}, hours_ago=1)
     states += [cli.json("runs")[0]["state"]]
     assert states == ["", "failed", "succeeded"]
-
-
-def test_checkpoints_tell_which_is_resumed_from(account: Account, cli: Cli) -> None:
-    for step, lost in enumerate(("", "", "state.pt", "end of state.pt", "manifest.json"), 1):
-        checkpoint(account, "r1", 100 * step, hours_ago=10 - step, lost=lost)
-    put(account, "r1/checkpoints/damaged-step-00000090/manifest.json", "{}")
-    found = cli.json("checkpoints", "r1")
-    assert [each["step"] for each in found] == [500, 400, 300, 200, 100]
-    assert [each["is_complete"] for each in found] == [False, False, False, True, True]
-    assert [each["step"] for each in found if each["is_next"]] == [200]
-
-
-def test_a_recipe_that_never_left_the_queue_is_listed_by_its_name(
-    account: Account, cli: Cli
-) -> None:
-    for name, recipe in (("queued", "ddp"), ("stopped", "fsdp"), ("mine", "")):
-        spec = JobSpec(run=name, command=("x",), nodes=Range(1, 1), recipe=recipe)
-        put(account, f"{name}/jobs/{name}-a.reason", "")
-        if name == "queued":
-            account.add("queued-a", run=name, input=spec.to_json())
-        else:
-            outcome = Outcome(status=JobStatus.STOPPED, reason="stopped by user")
-            put(account, f"{name}/jobs/{name}-a.json", record_json("a", spec, outcome))
-    found = {run["name"]: run["recipe"] for run in cli.json("runs")}
-    assert found == {"queued": "ddp", "stopped": "fsdp", "mine": ""}

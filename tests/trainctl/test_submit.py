@@ -359,14 +359,6 @@ def test_only_a_recipe_takes_a_run_over(account: Account, code: Path) -> None:
     assert len(account.sent("start_execution")) == 1
 
 
-def test_plan_starts_nothing_and_speaks_json(account: Account, cli: Cli) -> None:
-    found = cli.json("plan", "ddp", "--nodes", "2")
-    assert (found["nodes"], found["workers"]) == ({"low": 2, "high": 2}, {"low": 8, "high": 8})
-    assert found["usd_at_most"] > 24 * found["usd_per_hour"]
-    assert found["prices"]["worker"]["type"] == "g5.12xlarge"
-    assert not account.sent("start_execution")
-
-
 @pytest.mark.parametrize(
     ("source", "words", "option", "on"),
     [
