@@ -1,7 +1,6 @@
 """``trainctl doctor``: its checks before and after a deploy, and the commands that fix what they
 find. ``golden/doctor`` has how they are printed."""
 
-import json
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +22,20 @@ NOT_DEPLOYED: dict[str, Any] = {"outputs": {}}
 ZONE = "g5.12xlarge offered"
 MISSING = refused("ImageNotFoundException")
 ROLES = {f"role {each}": each.removeprefix("AWSServiceRoleFor").lower() for each in checks.ROLES}
+END = datetime(2026, 12, 1, 11, 30, tzinfo=UTC)
+ROUTE = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}
+S3 = {"DestinationPrefixListId": "pl-1", "GatewayId": "vpce-1", "State": "active"}
+PUBLIC = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
+#: An existing network, in which a deploy needs no share of the account.
+IN_NETWORK = f"-c vpc_id={VPC} -c subnet_id={OTHERS} -c availability_zone=us-east-1a"
+NETWORK = NOT_DEPLOYED | {"routes": [ROUTE], "num_vpcs": 1000}
+FAR = '{"far":{"subnet_id":"subnet-0123456789abcdef1","availability_zone":"us-east-1c"}}'
+BLOCK = "cr-0123456789abcdef0"
+RESERVED = {"worker_instance_type": "p5.48xlarge", "capacity_reservation_id": BLOCK}
+IN_BLOCK = (
+    f"-c worker_instance_type=p5.48xlarge -c capacity_reservation_id={BLOCK} -c max_workers=4"
+    " -c availability_zone=us-east-1a"
+)
 BAD: list[Row] = [
     ({}, "", {}),
     (
@@ -117,6 +130,29 @@ BAD: list[Row] = [
         "-c preset=ddp",
         {"g5.xlarge offered": "-c preset=ddp -c availability_zone=us-east-1c"},
     ),
+    # An existing network is looked at before hosts start in it.
+    (NETWORK, IN_NETWORK, {}),
+    (NETWORK, f"{IN_NETWORK} -c vpc_id=vpc-00000001", {"network": f"vpc_id={VPC}"}),
+    (NETWORK, f"{IN_NETWORK} -c availability_zone=us-east-1b", {"network": "us-east-1a"}),
+    (NETWORK, f"{IN_NETWORK} -c pools={FAR}", {"pool far network": "far"}),
+    (NETWORK | {"routes": [S3]}, IN_NETWORK, {"network": ""}),
+    (NETWORK | {"routes": [ROUTE | {"State": "blackhole"}]}, IN_NETWORK, {"network": ""}),
+    (NETWORK | {"routes": [PUBLIC]}, IN_NETWORK, {"network": ""}),
+    (NETWORK | {"dns_off": ("enableDnsSupport",)}, IN_NETWORK, {"network": "dns-support"}),
+    (NETWORK | {"dns_off": ("enableDnsHostnames",)}, IN_NETWORK, {"network": "dns-hostnames"}),
+    # Reserved capacity, before a launch fails.
+    (RESERVED | {"reservation": {"EndDate": END}}, "", {}),
+    (RESERVED | {"reservation": {"State": "scheduled", "StartDate": END}}, "", {}),
+    (RESERVED | {"reservation": {"State": "expired"}}, "", {BLOCK: ""}),
+    (RESERVED | {"reservation": {"InstanceType": "p5e.48xlarge"}}, "", {BLOCK: "=p5e.48xlarge"}),
+    (RESERVED | {"reservation": {"AvailabilityZone": "us-east-1b"}}, "", {BLOCK: "us-east-1b"}),
+    (RESERVED | {"reservation": {"TotalInstanceCount": 2}}, "", {BLOCK: "max_workers=2"}),
+    (NOT_DEPLOYED, IN_BLOCK, {}),
+    (
+        NOT_DEPLOYED | {"reservation": {"AvailabilityZone": "us-east-1b"}},
+        IN_BLOCK,
+        {BLOCK: "us-east-1b"},
+    ),
     # Credentials: the laptop is checked all the same.
     ({"fails": {"get_caller_identity": NoCredentialsError()}}, "", {"credentials": ""}),
     # One of several deployments.
@@ -160,94 +196,6 @@ def test_only_what_matters_to_a_deployment_is_checked(account: Account, looked: 
     assert found["credentials"]["found"].endswith("eu-west-3")
     assert {"Node.js", "CDK bootstrap", "quota VPCs"} <= found.keys()
     assert (found["stacks"]["state"], "image of the head" in found) == ("next", False)
-
-
-NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-1", "State": "active"}
-
-
-S3 = {"DestinationPrefixListId": "pl-1", "GatewayId": "vpce-1", "State": "active"}
-
-
-PUBLIC = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
-
-
-@pytest.mark.usefixtures("laptop_is_ready")
-@pytest.mark.parametrize(
-    ("given", "routes", "off", "state", "fix"),
-    [
-        ({}, [NAT, S3], (), "ok", ""),
-        ({}, [NAT], (), "ok", ""),
-        ({"vpc_id": "vpc-00000001"}, [NAT], (), "bad", f"vpc_id={VPC}"),
-        ({"availability_zone": "us-east-1b"}, [NAT], (), "bad", "us-east-1a"),
-        ({}, [S3], (), "bad", ""),
-        ({}, [NAT | {"State": "blackhole"}], (), "bad", ""),
-        ({}, [PUBLIC], (), "bad", ""),
-        ({}, [NAT], ("enableDnsSupport",), "bad", "--enable-dns-support"),
-        ({}, [NAT], ("enableDnsHostnames",), "bad", "--enable-dns-hostnames"),
-    ],
-)
-def test_an_existing_network_is_looked_at_before_hosts_start_in_it(
-    account: Account,
-    looked: Looked,
-    given: dict[str, str],
-    routes: list[dict[str, str]],
-    off: tuple[str, ...],
-    state: str,
-    fix: str,
-) -> None:
-    account.outputs, account.routes, account.dns_off = {}, routes, off
-    settings = {"vpc_id": VPC, "subnet_id": OTHERS, "availability_zone": "us-east-1a", **given}
-    pools = json.dumps({"far": {"subnet_id": f"{OTHERS[:-1]}1", "availability_zone": "us-east-1c"}})
-    words = [word for each in settings.items() for word in ("-c", "=".join(each))]
-    _, found = looked(*words, "-c", f"pools={pools}")
-    assert found["network"]["state"] == state
-    assert fix in found["network"]["fix"]
-    assert found["pool far network"]["state"] == "bad", "it is in us-east-1a"
-    assert not {"quota VPCs", "quota addresses"} & found.keys()
-
-
-RESERVED = "cr-0123456789abcdef0"
-
-
-@pytest.mark.parametrize(
-    ("is_deployed", "of_aws", "state", "fix"),
-    [
-        (True, {"EndDate": datetime(2026, 12, 1, 11, 30, tzinfo=UTC)}, "ok", ""),
-        (False, {}, "ok", ""),
-        (True, {"InstanceType": "p5e.48xlarge"}, "bad", "instance_type=p5e.48xlarge"),
-        (True, {"AvailabilityZone": "us-east-1b"}, "bad", "us-east-1b"),
-        (False, {"AvailabilityZone": "us-east-1b"}, "bad", "us-east-1b"),
-        (True, {"TotalInstanceCount": 2}, "bad", "max_workers=2"),
-        (True, {"State": "expired"}, "bad", ""),
-        (
-            True,
-            {"State": "scheduled", "StartDate": datetime(2026, 11, 30, 11, 30, tzinfo=UTC)},
-            "next",
-            "",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("laptop_is_ready")
-def test_reserved_capacity_is_looked_at_before_a_launch_fails(
-    account: Account,
-    looked: Looked,
-    is_deployed: bool,
-    of_aws: dict[str, Any],
-    state: str,
-    fix: str,
-) -> None:
-    account.reservation = of_aws
-    given = {"worker_instance_type": "p5.48xlarge", "capacity_reservation_id": RESERVED}
-    account.shape |= given
-    given |= {"max_workers": "4", "availability_zone": "us-east-1a"}
-    if not is_deployed:
-        account.outputs = {}
-    words = [word for each in given.items() for word in ("-c", "=".join(each))]
-    check = looked(*([] if is_deployed else words))[1][RESERVED]
-    assert check["state"] == state
-    assert fix in check["fix"]
-    for date in ("EndDate", "StartDate"):
-        assert date not in of_aws or f"{of_aws[date]:%m-%d %H:%M}" in check["found"]
 
 
 @pytest.mark.parametrize(
