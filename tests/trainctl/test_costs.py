@@ -12,8 +12,6 @@ import typer
 
 from contract import exits, times
 from contract.cluster_shape import ClusterShape
-from contract.instance_types import HostPrice, instance_type
-from contract.job import JobSpec
 from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
@@ -21,7 +19,6 @@ from trainctl import pricing
 from trainctl.__main__ import main
 from trainctl.options import Where
 from trainctl.pricing import usd_at_most
-from training.record.goodput import Paid
 
 SUBMIT = ["submit", "ddp", "--yes"]
 
@@ -36,17 +33,6 @@ def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
         "stoppedAt": (began + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"),
         **more,
     }
-
-
-def test_each_worker_costs_what_hosts_of_its_pool_cost() -> None:
-    """Of the default pool, where it was first, and of another one."""
-    other = dataclasses.replace(PRICES.worker, usd_per_hour=7.0)
-    prices = dataclasses.replace(PRICES, pools={"default": PRICES.worker, "l40s": other})
-    hour = Paid(is_head=False, pulled=0, started=0, ended=3600)
-    paid = [dataclasses.replace(hour, pool=each) for each in ("default", "l40s")]
-    assert PRICES.worker.usd_per_hour
-    assert pricing._usd(prices, paid) == PRICES.worker.usd_per_hour + 7
-    assert prices.dearest.worker == other
 
 
 def maximum(account: Account, *, nodes: int = 4, **shape: Any) -> tuple[float, float]:
@@ -106,16 +92,13 @@ def test_a_shared_file_system_costs_by_size_and_speed_and_is_part_of_each_price(
     assert found - plain == pytest.approx(month / 730, abs=1e-5)
 
 
-def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_it(
+def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_cost_has_it(
     account: Account, cli: Cli
 ) -> None:
     account.shape["shared"] = SHARED
     cli(*SUBMIT, "--data", "/mnt/shared/mnist")
     (spec,) = account.orders
     assert spec.command[-2:] == ("--data", "/mnt/shared/mnist")
-    assert spec.prices is not None
-    assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
-    assert JobSpec.from_json(spec.to_json()).prices == spec.prices
     account.add("job", status="SUCCEEDED", output="{}", input=spec.to_json())
     account.task_events = [event("head", 360)]
     assert cli.json("cost", "job")["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
@@ -135,12 +118,6 @@ def test_max_cost_shortens_the_deadline_to_the_longest_within_it(
     assert longest is not None
     assert longer is not None
     assert 59.9 < longest <= 60 < longer
-
-
-def test_max_cost_leaves_a_deadline_alone_that_is_within_it(account: Account) -> None:
-    assert main([*SUBMIT, "--nodes", "1", "--max-cost", "60", "--max-hours", "2"]) == exits.OK
-    assert main([*SUBMIT, "--nodes", "1", "--max-cost", "1000", "--run", "r2"]) == exits.OK
-    assert [each.max_seconds for each in account.orders] == [2 * 3600, 24 * 3600]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +245,7 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli
         assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
 
 
-@pytest.mark.parametrize("why", ["all missing", "missing", "expired", "no prices", "no list price"])
+@pytest.mark.parametrize("why", ["all missing", "missing", "no prices", "no list price"])
 def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
     account: Account, cli: Cli, why: str
 ) -> None:
@@ -278,17 +255,11 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
         del account.tasks["forgotten"]
     elif why != "all missing":  # as if it had had no node
         account.task_events = [event("head", 360), event("w1", 180, startedBy="job")]
-    if why == "expired":
-        account.executions["job"]["startDate"] = account.now - timedelta(days=31)
-    if why == "no prices":
-        account.change_order("job", prices=None)
-    if why == "no list price":
-        reserved = HostPrice.of(instance_type("p5e.48xlarge"), region="us-east-1")
-        prices = dataclasses.replace(PRICES, worker=reserved)
-        account.change_order("job", prices=dataclasses.asdict(prices))
+        worker = {**dataclasses.asdict(PRICES.worker), "usd_per_hour": None}
+        prices = {**dataclasses.asdict(PRICES), "worker": worker}
+        account.change_order("job", prices=None if why == "no prices" else prices)
     found = cli.json("cost", "job")
-    assert found["usd"] is None
-    assert found["why_unknown"]
+    assert (found["usd"], bool(found["why_unknown"])) == (None, True)
     for command in ("cost", "show", "wait"):
         assert "$0.000" not in cli(command, "job").out
 

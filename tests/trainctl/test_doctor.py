@@ -39,11 +39,6 @@ IN_BLOCK = (
 BAD: list[Row] = [
     ({}, "", {}),
     (
-        {"pools": POOLS, "zones": {"g6.xlarge": ["us-east-1a"], "g6e.12xlarge": ["us-east-1a"]}},
-        "",
-        {"pool l4 offered": "us-east-1a"},
-    ),
-    (
         {"fails": {"describe_images": MISSING}},
         "",
         {"image of the head": "", "image of the worker": ""},
@@ -62,11 +57,6 @@ BAD: list[Row] = [
         {},
     ),
     ({"quota": 192.0}, "", {}),
-    (
-        {"quota": 8.0},
-        "--profile work",
-        {"quota G, on demand": f"--quota-code {checks.QUOTAS['g', False]} --desired-value 192"},
-    ),
     ({"quota": 8.0, "default_quotas": {checks.QUOTAS["g", False]: 500.0}}, "", {}),
     # A zone that offers both types.
     (

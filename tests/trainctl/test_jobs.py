@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contract import exits
-from contract.job import JobStatus, Priority
+from contract.job import JobStatus
 from contract.times import CONSISTENT_S
 from tests.aws.calls import refused
 from tests.trainctl.account import POOLS, Account
@@ -68,9 +68,7 @@ def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
     assert places(account) == expected
 
 
-def test_each_waits_for_the_job_whose_end_makes_room_in_one_of_its_pools(
-    account: Account, cli: Cli
-) -> None:
+def test_each_waits_for_the_job_whose_end_makes_room_in_one_of_its_pools(account: Account) -> None:
     account.shape |= {"max_heads": 9, "pools": POOLS}
     queue(account, ("4", 9), ("2", 5), ("4", None), ("2", None), ("3", 7))
     for job, pool in ((1, "l4"), (2, "default"), (3, "l4"), (4, "l40s")):
@@ -79,11 +77,6 @@ def test_each_waits_for_the_job_whose_end_makes_room_in_one_of_its_pools(
     # One of a higher priority is before those that wait, and not before those that have begun.
     account.change_order("job-3", pools=["default"], nodes="1", priority="high")
     assert places(account) == {"job-3": (1, "job-0"), "job-2": (2, "job-3")}
-    said = cli("submit", "ddp", "--nodes", "1", "--json", "--yes", "--priority", "high")
-    place = json.loads(said.out)["queue"]
-    until = account.now + timedelta(minutes=51)
-    assert place == {"number": 2, "after": "job-0", "until": until.isoformat()}
-    assert account.orders[-1].priority is Priority.HIGH
 
 
 def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(account: Account) -> None:

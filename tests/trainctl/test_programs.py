@@ -115,6 +115,24 @@ def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
 
 
 @pytest.mark.parametrize(
+    ("source", "is_ray"),
+    [
+        ("if True:\n    from ray.train import report", True),
+        ("import os, sys, ray, numpy", True),
+        ("x = 1; import ray.tune as tune", True),
+        ("print 'old'\nimport os, ray", True),
+        ('"""\nimport ray\n"""', False),
+        ("from .ray import x", False),
+        ("import rayleigh", False),
+        ("# import ray", False),
+    ],
+)
+def test_a_program_that_imports_ray_uses_it(made: Made, source: str, is_ray: bool) -> None:
+    found = Program(CodeFolder.of(made({"a.py": source})), ["python", "a.py"])
+    assert bool(found.of_ray) is is_ray
+
+
+@pytest.mark.parametrize(
     ("text", "words", "option", "nodes"),
     [
         # One process: of the four nodes that are deployed, one.

@@ -17,7 +17,6 @@ import pytest
 from contract import exits
 from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, JobSpec, Placement
-from contract.nodes import Range
 from tests.aws.calls import refused
 from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
@@ -51,35 +50,6 @@ def test_no_job_starts_that_may_outlast_its_capacity_block(
         account.fails["describe_capacity_reservations"] = refused("UnauthorizedOperation")
     cli(*job)
     assert account.changes == ["start_execution"]
-
-
-def test_a_head_that_trains_needs_the_workers_image_only(account: Account) -> None:
-    account.shape |= {"head_trains": True, "head_instance_type": "g5.12xlarge"}
-    account.without_images = {"head"}
-    assert main(["submit", "ddp", "--nodes", "1", "--yes"]) == 0
-    assert account.changes == ["start_execution"]
-
-
-def test_a_job_in_a_pool_has_the_hosts_the_price_and_the_image_of_the_pool(
-    account: Account, cli: Cli
-) -> None:
-    disk = POOLS["l40s"] | {"root_volume_gib": 1000}
-    account.shape |= {"max_heads": 9, "pools": {**POOLS, "disk": disk}}
-    for pool in ("l40s", "l4", "disk"):
-        cli(*SUBMIT, "--pool", pool, "--run", pool)
-    l40s, l4, large = account.orders
-    assert [(each.pools, each.nodes) for each in (l40s, l4)] == [
-        (("l40s",), Range(8, 8)),
-        (("l4",), Range(2, 2)),
-    ]
-    assert l40s.command[-2:] == ("--workers", "32")
-    assert l40s.prices is not None
-    assert large.prices is not None
-    assert large.prices.head == l40s.prices.head, "the head is in no pool"
-    assert large.prices.worker != l40s.prices.worker
-    cli.refuses(*SUBMIT, "--pool", "l4", "--nodes", "3")
-    asked = [each["imageIds"] for each in account.sent("describe_images")]
-    assert {"imageTag": "mine"} in [each[0] for each in asked]
 
 
 def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dearest(
@@ -337,19 +307,6 @@ def test_the_id_of_a_job_can_be_read_out_and_is_never_the_same_twice(run: str) -
         assert job.startswith(run[:20].replace(".", "-"))
 
 
-@pytest.mark.parametrize(
-    "words", ["torchrun mine.py", "python -m training.launch ddp", "python mine.py --workers 8"]
-)
-def test_a_program_of_ones_own_code_is_no_recipe_whatever_it_is_called(
-    account: Account, code: Path, words: str
-) -> None:
-    given = words.split()
-    assert main(["submit", "--code", str(code), "--yes", "--", *given]) == 0
-    (spec,) = account.orders
-    assert ([*spec.command], spec.recipe) == (given, "")
-    assert [each.name for each in code_folder.files_of(code)] == ["mine.py"]
-
-
 def test_only_a_recipe_takes_a_run_over(account: Account, code: Path) -> None:
     account.add("first", run="r1")
     own = ["submit", "--code", str(code), "--run", "r1", "--yes", "--", "true", "--take-over"]
@@ -360,27 +317,20 @@ def test_only_a_recipe_takes_a_run_over(account: Account, code: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "words", "option", "on"),
+    ("source", "words", "on"),
     [
-        ("import torch", "python mine.py", "auto", Placement.NODES),
-        ("import ray", "python mine.py", "auto", Placement.HEAD),
-        ("if True:\n    from ray.train import report", "python mine.py", "auto", Placement.HEAD),
-        ("import os, sys, ray, numpy", "python mine.py", "auto", Placement.HEAD),
-        ("x = 1; import ray.tune as tune", "python mine.py", "auto", Placement.HEAD),
-        ("print 'old'\nimport os, ray", "python mine.py", "auto", Placement.HEAD),
-        ('"""\nimport ray\n"""', "python mine.py", "auto", Placement.NODES),
-        ("from .ray import x", "python mine.py", "auto", Placement.NODES),
-        ("import rayleigh", "torchrun mine.py", "auto", Placement.NODES),
-        ("# import ray", "torchrun mine.py", "auto", Placement.NODES),
-        ("", "python -m ray.train.examples.x", "auto", Placement.HEAD),
-        ("import ray", "python mine.py", "nodes", Placement.NODES),
-        ("import torch", "python mine.py", "head", Placement.HEAD),
+        ("import torch", "python mine.py", Placement.NODES),
+        ("import ray", "python mine.py", Placement.HEAD),
+        ("", "python -m ray.train.examples.x", Placement.HEAD),
+        ("import ray", "--on nodes -- python mine.py", Placement.NODES),
+        ("import torch", "--on head -- python mine.py", Placement.HEAD),
     ],
 )
 def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
-    account: Account, code: Path, cli: Cli, source: str, words: str, option: str, on: Placement
+    account: Account, code: Path, cli: Cli, source: str, words: str, on: Placement
 ) -> None:
     (code / "mine.py").write_text(source)
-    cli("submit", "--code", str(code), "--on", option, "--yes", "--", *words.split())
+    options, _, command = words.rpartition("-- ")
+    cli("submit", "--code", str(code), *options.split(), "--yes", "--", *command.split())
     (spec,) = account.orders
     assert spec.on == on

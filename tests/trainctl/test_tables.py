@@ -104,12 +104,3 @@ def test_on_the_narrowest_terminal_all_columns_wrap_and_no_letter_is_lost(
     assert sorted(re.sub(r"\s", "", shown)) == sorted(
         re.sub(r"\s", "", "idstatewhy" + "".join(row[:3]))
     )
-
-
-def test_where_stdout_is_no_terminal_a_row_is_a_line(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs(account)
-    heading, *rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 20
-    assert heading.split() == ["job", "state", "nodes", "done", "age", "cost", "who"]
