@@ -29,7 +29,10 @@ PUBLIC = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "a
 #: An existing network, in which a deploy needs no share of the account.
 IN_NETWORK = f"-c vpc_id={VPC} -c subnet_id={OTHERS} -c availability_zone=us-east-1a"
 NETWORK = NOT_DEPLOYED | {"routes": [ROUTE], "num_vpcs": 1000}
-FAR = '{"far":{"subnet_id":"subnet-0123456789abcdef1","availability_zone":"us-east-1c"}}'
+FAR = (
+    '{"near":{"max_workers":1},'
+    '"far":{"subnet_id":"subnet-0123456789abcdef1","availability_zone":"us-east-1c"}}'
+)
 BLOCK = "cr-0123456789abcdef0"
 RESERVED = {"worker_instance_type": "p5.48xlarge", "capacity_reservation_id": BLOCK}
 IN_BLOCK = (

@@ -79,12 +79,16 @@ def test_each_waits_for_the_job_whose_end_makes_room_in_one_of_its_pools(account
     assert places(account) == {"job-3": (1, "job-0"), "job-2": (2, "job-3")}
 
 
-def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(account: Account) -> None:
+def test_a_job_beyond_its_users_limit_waits_for_its_own_and_is_passed_by(
+    account: Account, cli: Cli
+) -> None:
     account.shape |= {"max_heads": 2, "max_jobs_per_user": 1}
     queue(account, ("1", 5), ("1", None), ("1", 3), ("1", None))
     for job, user in enumerate(("anna", "anna", "bert", "carl")):
         account.change_order(f"job-{job}", submitter=user)
     assert places(account) == {"job-3": (1, "job-0"), "job-1": (2, "job-0")}
+    queued = [job["queue"] and job["queue"]["number"] for job in cli.json("ls")]
+    assert queued == [1, None, 2, None]
 
 
 OUTCOMES = [
@@ -216,6 +220,10 @@ def test_a_job_as_json_has_its_order_and_its_result(account: Account, cli: Cli) 
     account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
     account.objects["runs/r1/result.json"] = b'{"recipe": "ddp", "accuracy": 0.9}'
     account.objects["runs/r1/jobs/job.activity"] = b"damaged"
+    account.add("by-hand", input="not an order")
+    assert [job["id"] for job in cli.json("ls")] == ["by-hand", "job"]
+    cli("show", "by-hand")
+    account.calls.clear()
     found = cli.json("show", "r1")
     assert len(account.sent("get_execution_history")) == 1, "its nodes are asked for once"
     assert (found["exit_code"], found["goodput"]) == (0, None)

@@ -20,6 +20,7 @@ from contract import exits
 from contract import outputs as stack_outputs
 from contract.job import ORDER_VERSION
 from contract.outputs import TRAINING_STACK
+from tests.aws.calls import refused
 from tests.trainctl.account import OUTPUTS, Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.test_runs import checkpoint
@@ -29,6 +30,9 @@ IDENTITY = "get_caller_identity"
 NO_SHAPE = json.dumps({"order": ORDER_VERSION, "preset": "x"})
 #: Mistakes that are found where neither a region nor credentials are set.
 WITHOUT_AWS = (
+    "submit --yes",
+    "submit --code CODE --yes",
+    "submit --code nowhere --yes -- true",
     "submit dpd --yes",
     "submit ddp --epochs --yes",
     "submit ddp --epochs 0 --yes",
@@ -52,7 +56,7 @@ WITHOUT_AWS = (
     "submit ddp --storag x --yes",
     "submit ddp --env 1A=b --yes",
     "submit ddp --env =1 --yes",
-    "submit ddp --env URL=http://me: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@host --yes",
+    f"submit ddp --env URL=http://me:hf_{'QwErTyUiOpAsDfGh' * 2}@host --yes",
     "submit ddp --report-to wandb --yes",
     "submit --code CODE/empty --yes -- true",
     "submit --code CODE --yes -- torchrun --nproc-per-node 2 mine2.py a.py",
@@ -104,6 +108,8 @@ REFUSED = (
     "submit --code CODE --yes -- python3",
     "submit --code CODE --yes -- accelerate",
     "submit --code CODE --yes -- sh -c 'torchrun --standalone mine.py'",
+    "plan ddp --gpus l4 --pool l4",
+    "plan ddp --market on-demand,cheap",
     # Wrong words of other commands.
     "cluster up --timeout-minutes 0",
     "cluster up --nodes x",
@@ -196,6 +202,7 @@ UNREADABLE = {"outputs": {**OUTPUTS, TRAINING_STACK: {stack_outputs.SHAPE: NO_SH
         ("ls", {"fails": {IDENTITY: SSOTokenLoadError(error_msg="x")}}, 1),
         ("ls", {"fails": {IDENTITY: ConfigParseError(path="/home/me/.aws/config")}}, 2),
         ("ls", {"fails": {IDENTITY: ValueError("Invalid endpoint: here")}}, 2),
+        ("ls", {"fails": {IDENTITY: refused("InvalidClientTokenId")}}, 1),
         ("ls", {"fails": {IDENTITY: PermissionError(13, "denied", "key")}}, 1),
         ("ls", {"fails": {IDENTITY: EndpointConnectionError(endpoint_url="http://x")}}, 79),
         ("plan ddp", {"stack_status": "DELETE_FAILED"}, 1),

@@ -62,7 +62,7 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     }
     few, unknown = {"max_workers": 3}, {"worker_instance_type": "q1.large"}
     account.shape["pools"] = POOLS | {"few": _L40S | few, "q1": _L40S | unknown}
-    plan = ("plan", "ddp", "--max-hours", "10", "--nodes", "2", "--pool")
+    plan = ("plan", "ddp", "--max-hours", "10", "--nodes", "2", "--hold", "60", "--pool")
     found = cli.json(*plan, "default,l40s,default")
     assert (found["pools"], found["workers"]["high"]) == (["default", "l40s"], 8)
     assert found["prices"]["worker"]["type"] == "g5.12xlarge"
