@@ -164,19 +164,6 @@ def test_what_the_program_wrote_is_fetched(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_download_that_fails_raises_the_command_lines_sentence(
-    account: Account, tmp_path: Path
-) -> None:
-    account.add("j1", run="r1")
-    job = Job.find("r1")
-    with pytest.raises(UsageError, match="r1"):
-        job.download(tmp_path / "new")
-    save(account, 0, {"../../out": b"xy"})
-    with pytest.raises(UsageError, match=r"\.\./\.\./out"):
-        job.download(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
 # --- the example ----------------------------------------------------------------------------------
 def finish(account: Account, accuracies: dict[str, float]) -> None:
     """Jobs end as soon as they start; their runs have an accuracy by learning rate."""

@@ -27,14 +27,8 @@ def test_without_stdin_nobody_is_asked(
     account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    cli.refuses("cluster", "up")
+    cli.refuses("cluster up")
     assert account.changes == []
-
-
-def test_up_changes_only_what_differs(account: Account, cli: Cli) -> None:
-    account.wanted = {"head-service": 1, "worker-service": 1}
-    cli("cluster", "up", "--nodes", "3", "--yes", "--no-wait")
-    assert account.counts == ["worker-service=3"]
 
 
 def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
@@ -44,7 +38,7 @@ def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainctl.commands.cluster.time.sleep", interrupted)
-    cli("cluster", "up", "--yes", code=exits.INTERRUPTED)
+    cli("cluster up --yes", code=exits.INTERRUPTED)
     assert account.wanted == {"head-service": 1, "worker-service": 4}
 
 
@@ -82,7 +76,7 @@ def test_a_cluster_is_up_with_all_nodes_healthy_and_in_ray(
 def test_status_is_data_for_machines(account: Account, cli: Cli) -> None:
     account.wanted = {"head-service": 1, "worker-service": 1}
     account.logs["head/ray/head0"] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPU"]
-    found = cli.json("cluster", "status")
+    found = cli.json("cluster status")
     assert (found["up"], found["wanted"]) == (True, {"head": 1, "worker": 1})
     assert found["ray"] == {"num_nodes": 2, "num_cpus": 4, "num_gpus": 1}
     assert found["usd_per_hour"] == pytest.approx(0.192 + 1.006 + 0.05 + 0.061, abs=1e-3)
@@ -93,4 +87,4 @@ def test_hosts_that_cannot_be_terminated_at_once_are_left_to_the_sweep(
 ) -> None:
     account.wanted = {"head-service": 1, "worker-service": 0}
     account.function_error = {"FunctionError": "Unhandled"}
-    assert '{"released"' in cli("cluster", "down", "--yes").err
+    assert '{"released"' in cli("cluster down --yes").err

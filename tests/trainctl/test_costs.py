@@ -96,19 +96,19 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_cost_has_i
     account: Account, cli: Cli
 ) -> None:
     account.shape["shared"] = SHARED
-    cli(*SUBMIT, "--data", "/mnt/shared/mnist")
+    cli("submit ddp --yes --data /mnt/shared/mnist")
     (spec,) = account.orders
     assert spec.command[-2:] == ("--data", "/mnt/shared/mnist")
     account.add("job", status="SUCCEEDED", output="{}", input=spec.to_json())
     account.task_events = [event("head", 360)]
-    assert cli.json("cost", "job")["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
+    assert cli.json("cost job")["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])  # the most that it may have is what it can cost
 def test_max_cost_shortens_the_deadline_to_the_longest_within_it(
     account: Account, cli: Cli, nodes: str
 ) -> None:
-    cli(*SUBMIT, "--nodes", nodes, "--max-cost", "60")
+    cli("submit ddp --yes --nodes", nodes, "--max-cost", "60")
     (spec,) = account.orders
     shape = ClusterShape.from_json(json.dumps(account.shape))
     longest, longer = (
@@ -140,8 +140,8 @@ def test_a_job_never_waits_longer_for_hosts_than_it_may_last(
 
 def test_the_deployment_limits_the_hours_of_a_job(account: Account, cli: Cli) -> None:
     account.shape["max_job_hours"] = 8
-    cli.refuses(*SUBMIT, "--max-hours", "9")
-    assert cli.json("plan", "ddp")["max_hours"] == 8
+    cli.refuses("submit ddp --yes --max-hours 9")
+    assert cli.json("plan ddp")["max_hours"] == 8
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_in_a_region_without_known_prices_no_maximum_can_be_kept(
     account: Account, cli: Cli
 ) -> None:
     account.region = "eu-west-1"
-    assert cli.json("plan", "ddp")["usd_at_most"] is None
-    cli.refuses(*SUBMIT, "--max-cost", "60")
+    assert cli.json("plan ddp")["usd_at_most"] is None
+    cli.refuses("submit ddp --yes --max-cost 60")
 
 
 SMALLER = ("--recompute", "full")
@@ -189,8 +189,8 @@ def test_the_expected_cost_is_computed_where_model_and_text_are_known(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     data = [] if "--data" in settings else ["--data", "s3://bucket/data"]
-    found = cli.json("plan", "fsdp", *data, *settings)
-    cli("submit", "fsdp", "--yes", *data, *settings)
+    found = cli.json("plan fsdp", *data, *settings)
+    cli("submit fsdp --yes", *data, *settings)
     assert account.orders[0].planned_usd == found["usd_expected"]
     assert (found["usd_expected"] is not None) == is_known
     assert not is_known or 0 < found["usd_expected"] < found["usd_at_most"]
@@ -208,13 +208,13 @@ def test_the_hours_of_each_pool_have_its_own_price(account: Account, cli: Cli) -
         event("w1", 3600, startedBy="job"),
         event("w2", 7200, startedBy="job", taskDefinitionArn=family),
     ]
-    found = cli.json("cost", "job")
+    found = cli.json("cost job")
     seconds = {"head": 3600, "worker in default": 3600, "worker in l40s": 7200}
     assert found["node_seconds"] == seconds
     assert found["usd_per_hour"]["worker in l40s"] == 7
     usd = sum(found["usd_per_hour"][each] * s / 3600 for each, s in seconds.items())
     assert found["usd"] == pytest.approx(usd)
-    assert "g6e.xlarge" in cli("cost", "job").out
+    assert "g6e.xlarge" in cli("cost job").out
 
 
 def test_a_job_of_last_month_that_still_runs_holds_its_rest_of_a_budget(account: Account) -> None:
@@ -242,7 +242,7 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(account: Account, cli
     account.add_worker("w1", "PROVISIONING", createdAt=account.now - timedelta(seconds=300))
     for events in ([], [event("head", 360)]):  # it has come, and ECS still knows the task
         account.task_events = events
-        assert cli.json("cost", "job")["node_seconds"] == {"head": 360, "worker": 0}
+        assert cli.json("cost job")["node_seconds"] == {"head": 360, "worker": 0}
 
 
 @pytest.mark.parametrize("why", ["all missing", "missing", "no prices", "no list price"])
@@ -258,7 +258,7 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
         worker = {**dataclasses.asdict(PRICES.worker), "usd_per_hour": None}
         prices = {**dataclasses.asdict(PRICES), "worker": worker}
         account.change_order("job", prices=None if why == "no prices" else prices)
-    found = cli.json("cost", "job")
+    found = cli.json("cost job")
     assert (found["usd"], bool(found["why_unknown"])) == (None, True)
     for command in ("cost", "show", "wait"):
         assert "$0.000" not in cli(command, "job").out

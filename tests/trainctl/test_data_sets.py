@@ -45,7 +45,7 @@ def test_a_folder_is_uploaded_and_its_list_comes_last(
     account: Account, folder: Path, cli: Cli
 ) -> None:
     (folder / "three.txt").symlink_to(folder / "one.txt")
-    cli("data", "put", str(folder))
+    cli("data put", str(folder))
     assert {*account.objects} == {
         "data/cats.json",
         *(f"data/cats/{name}" for name in ("one.txt", "three.txt", "more/two.txt")),
@@ -53,7 +53,7 @@ def test_a_folder_is_uploaded_and_its_list_comes_last(
     assert account.objects["data/cats/three.txt"] == b"one"
     assert account.sent("put_object")[-1]["Key"] == "data/cats.json"
     assert account.changes[-1] == "put_object"
-    (stored,) = cli.json("data", "ls")["stored"]
+    (stored,) = cli.json("data ls")["stored"]
     assert (stored["name"], stored["size"]) == ("cats", 13)
     assert stored["files"]["one.txt"] == {"size": 3, "sha256": hashlib.sha256(b"one").hexdigest()}
 
@@ -71,14 +71,14 @@ def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
     vars(account)["on_upload_file"] = breaks
     assert put(str(folder)) == exits.STORAGE
     assert {*account.objects} == {"data/cats/more/two.txt"}
-    assert cli.json("data", "ls")["incomplete"] == ["cats"]
-    cli.refuses(*SUBMIT, "--data", "cats")
+    assert cli.json("data ls")["incomplete"] == ["cats"]
+    cli.refuses("submit ddp --yes --data cats")
 
     del vars(account)["on_upload_file"]
     account.calls.clear()
-    cli("data", "put", str(folder))
+    cli("data put", str(folder))
     assert account.changes.count("upload_file") == 1  # the other one is there
-    assert cli.json("data", "ls")["incomplete"] == []
+    assert cli.json("data ls")["incomplete"] == []
 
 
 def test_a_data_set_is_replaced_as_a_whole(account: Account, folder: Path) -> None:
@@ -104,9 +104,9 @@ def test_another_data_set_of_the_name_is_not_replaced_without_a_word(
     account.objects["data/cats/one.txt"] = b"oneone"
     for _ in range(2):
         there = {**account.objects}
-        cli.refuses("data", "put", str(folder))
+        cli.refuses("data put", str(folder))
         assert account.objects == there
-        cli("data", "put", str(folder), "--yes")
+        cli("data put", str(folder), "--yes")
         assert "data/cats/theirs.txt" not in account.objects
         assert account.objects["data/cats/one.txt"] == (folder / "one.txt").read_bytes()
         (folder / "one.txt").write_text("ONE")
@@ -146,7 +146,7 @@ def test_a_link_to_a_folder_or_to_nothing_is_refused(
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "sub").symlink_to(folder.parent / target)
     (tmp_path / "set" / "a").write_text("a")
-    assert "set/sub" in cli.refuses("data", "put", str(tmp_path / "set"))
+    assert "set/sub" in cli.refuses("data put", str(tmp_path / "set"))
     assert account.changes == []
 
 
@@ -257,5 +257,5 @@ def test_a_folder_that_cannot_be_read_is_not_left_out_of_a_set(
     (tmp_path / "set" / "part").mkdir(parents=True)
     (tmp_path / "set" / "a").touch()
     monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
-    assert "set/part" in cli.refuses("data", "put", str(tmp_path / "set"))
+    assert "set/part" in cli.refuses("data put", str(tmp_path / "set"))
     assert account.changes == []

@@ -42,6 +42,11 @@ IN_BLOCK = (
 BAD: list[Row] = [
     ({}, "", {}),
     (
+        {"pools": POOLS, "zones": {"g6.xlarge": ["us-east-1a"]}},
+        "",
+        {"pool l4 offered": "us-east-1a"},
+    ),
+    (
         {"fails": {"describe_images": MISSING}},
         "",
         {"image of the head": "", "image of the worker": ""},

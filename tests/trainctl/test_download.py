@@ -33,7 +33,7 @@ def below(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.usefixtures("saved")
 def test_it_fetches_what_all_nodes_wrote(tmp_path: Path, cli: Cli) -> None:
-    printed = cli("download", "r1", "--to", str(tmp_path / "new"))
+    printed = cli("download r1 --to", str(tmp_path / "new"))
     assert below(tmp_path / "new") == {
         "node-0/work/last.pt": b"weights",
         "node-0/output/log.txt": b"zero",
@@ -50,7 +50,7 @@ def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli:
         "runs/r1/model/config.json": b"{}",
         "runs/r1/model/model.safetensors": b"weights",
     }
-    cli("download", "r1", "--to", str(tmp_path / "new"))
+    cli("download r1 --to", str(tmp_path / "new"))
     assert (tmp_path / "new/model/model.safetensors").read_bytes() == b"weights"
 
 
@@ -76,7 +76,7 @@ def test_what_was_fetched_into_a_folder_of_code_is_not_uploaded_again(
 @pytest.mark.usefixtures("saved")
 @pytest.mark.parametrize("words", ["--node 7", "*.jpg"])
 def test_what_is_not_there_is_refused(tmp_path: Path, cli: Cli, words: str) -> None:
-    cli.refuses("download", "r1", *words.split(), "--to", str(tmp_path / "new"))
+    cli.refuses("download r1", *words.split(), "--to", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
@@ -85,7 +85,7 @@ def test_a_list_that_names_another_place_writes_nothing(
     account: Account, tmp_path: Path, cli: Cli, name: str
 ) -> None:
     save(account, 0, {"work/good": b"x", name: b"bad"})
-    cli.refuses("download", "r1", "--to", str(tmp_path / "new"))
+    cli.refuses("download r1 --to", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_what_was_listed_is_asked_for_again(
         del saved.objects[key]
     else:
         saved.objects[key] = content
-    cli.refuses("download", "r1", "last.pt", "--to", str(tmp_path), code=1)
+    cli.refuses("download r1 last.pt --to", str(tmp_path), code=1)
     assert below(tmp_path / "node-0") == {}
 
 
@@ -134,12 +134,12 @@ def test_a_file_of_the_user_is_not_replaced_and_one_of_an_earlier_download_is(
     mine = tmp_path / "ray/train/checkpoint_0/model.pt"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"a year of work")
-    assert str(mine) in cli.refuses("download", "r1", "--to", str(tmp_path))
+    assert str(mine) in cli.refuses("download r1 --to", str(tmp_path))
     assert below(tmp_path) == {"ray/train/checkpoint_0/model.pt": b"a year of work"}
     for _ in range(2):
-        cli("download", "r1", "last.pt", "--to", str(tmp_path))
+        cli("download r1 last.pt --to", str(tmp_path))
         (tmp_path / "node-0/work/last.pt").write_bytes(b"older")
-    cli("download", "r1", "last.pt", "--to", str(tmp_path))
+    cli("download r1 last.pt --to", str(tmp_path))
     assert (tmp_path / "node-0/work/last.pt").read_bytes() == b"weights"
 
 
@@ -150,7 +150,7 @@ def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, c
         SavedFile(name="output/log", link="x"),
     )
     save(account, 0, {"work/5.pt": b"weights"}, *links)
-    assert "node-0/work/last.pt -> 5.pt" in cli("download", "r1", "*.pt", "--to", str(tmp_path)).err
+    assert "node-0/work/last.pt -> 5.pt" in cli("download r1 *.pt --to", str(tmp_path)).err
     assert below(tmp_path) == {"node-0/work/5.pt": b"weights"}
 
 

@@ -58,7 +58,7 @@ def test_an_export_is_made_by_a_head_alone_and_fetched(
     account.shape["capacity_reservation_id"] = "cr-0123456789abcdef0"
     account.reservation = {"EndDate": account.now}
     place = tmp_path / "model"
-    said = cli("export", "r1", "--to", str(place), "--dtype", "bf16", "--yes")
+    said = cli("export r1 --to", str(place), "--dtype", "bf16", "--yes")
     (spec,) = account.orders
     assert spec.command[:4] == ("python", "-m", "training.export", "r1")
     assert spec.command[-2:] == ("--dtype", "bf16")
@@ -75,7 +75,7 @@ def test_an_export_that_fails_leaves_no_folder(
 ) -> None:
     cause = '{"status": "failed", "reason": "failed: user code exit 2", "exit_code": 2}'
     ends_at_once(account, monkeypatch, status="FAILED", cause=cause)
-    cli.refuses("export", "r1", "--to", str(tmp_path / "model"), "--yes")
+    cli.refuses("export r1 --to", str(tmp_path / "model"), "--yes")
     assert not (tmp_path / "model").exists()
 
 
@@ -100,6 +100,6 @@ def test_a_key_that_leaves_the_folder_is_refused_before_any_file_is_written(
         account, monkeypatch, names=names, status="SUCCEEDED", output='{"status": "succeeded"}'
     )
     place = tmp_path / "deep" / "model"
-    cli.refuses("export", "r1", "--to", str(place), "--yes")
+    cli.refuses("export r1 --to", str(place), "--yes")
     assert not account.sent("download_file")
     assert [*tmp_path.rglob("*")] == []

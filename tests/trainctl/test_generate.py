@@ -28,7 +28,7 @@ def test_a_continuation_is_made_by_a_head_alone_within_an_hour(
     account: Account, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     continues(account, monkeypatch, **FOUND)
-    said = cli("generate", "r1", "To be, or", "--tokens", "8", "--greedy", "--yes")
+    said = cli("generate r1", "To be, or", "--tokens", "8", "--greedy", "--yes")
     assert said.out == f"{FOUND['after']}\n"
     assert "a line of the log" in said.err
     (spec,) = account.orders
@@ -39,7 +39,7 @@ def test_a_continuation_is_made_by_a_head_alone_within_an_hour(
     )
     # Quoted, so that the line can be copied.
     assert "-- r1 'To be, or'\n" in said.err
-    given = cli("generate", "r1", "Who?", "--seed", "-3", "--chat", "--json", "--yes")
+    given = cli("generate r1", "Who?", "--seed", "-3", "--chat", "--json", "--yes")
     found = json.loads(given.out)
     assert found == {"job": [*account.executions][-1], **FOUND}
     assert {"--seed=-3", "--chat"} < {*account.orders[-1].command}
@@ -52,7 +52,7 @@ def test_a_text_arrives_as_it_was_given(
 ) -> None:
     continues(account, monkeypatch, **FOUND)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{text}\n"))
-    cli("generate", "r1", "--yes", "--", "-" if is_piped else text)
+    cli("generate r1 --yes --", "-" if is_piped else text)
     (spec,) = account.orders
     assert spec.command[-3:] == ("--", "r1", text)
 
@@ -61,7 +61,7 @@ def test_bytes_that_are_no_text_are_refused(
     account: Account, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
-    cli.refuses("generate", "r1", "-", "--yes")
+    cli.refuses("generate r1 - --yes")
     assert account.changes == []
 
 
@@ -69,7 +69,7 @@ def test_a_job_that_left_nothing_is_no_success(
     account: Account, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     continues(account, monkeypatch)
-    cli.refuses("generate", "r1", "To be", "--yes", code=exits.FAILED)
+    cli.refuses("generate r1", "To be", "--yes", code=exits.FAILED)
 
 
 def test_ctrl_c_leaves_the_job_running_and_prints_how_to_see_it(
@@ -81,6 +81,6 @@ def test_ctrl_c_leaves_the_job_running_and_prints_how_to_see_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(follow, "watch", interrupted)
-    said = cli("generate", "r1", "To be", "--yes", code=exits.INTERRUPTED)
+    said = cli("generate r1", "To be", "--yes", code=exits.INTERRUPTED)
     assert said.out == ""
     assert [*account.executions][-1] in said.err

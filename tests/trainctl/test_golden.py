@@ -39,15 +39,19 @@ NOT_SHOWN: Final = ("prices", "code_sha256", "submitter", "user_id")
 WRITES: Final = {"put_object", "delete_objects", "upload_file"}
 
 
-def moments(value: Any) -> Any:
-    """A value of JSON in which ``-600s`` is ten minutes ago."""
-    if isinstance(value, dict):
-        return {key: moments(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [moments(each) for each in value]
+def moment(value: Any) -> Any:
+    """A value of JSON; ``-600s`` is ten minutes ago."""
     if isinstance(value, str) and re.fullmatch(r"[+-]\d+s", value):
         return NOW + timedelta(seconds=int(value[:-1]))
     return value
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A file of JSON, with its moments."""
+    values: dict[str, Any] = json.loads(
+        file.read_text(), object_hook=lambda each: {key: moment(each[key]) for key in each}
+    )
+    return values
 
 
 def arrange(account: Account, state: dict[str, Any]) -> None:
@@ -59,10 +63,10 @@ def arrange(account: Account, state: dict[str, Any]) -> None:
     for name, content in state.pop("objects", {}).items():
         key, *age = name.split()
         account.objects[key] = json.dumps(content).encode()
-        account.modified[key] = moments(*age or ["-0s"])
+        account.modified[key] = moment(*age or ["-0s"])
     for name, error in state.pop("fails", {}).items():
         account.fails[name] = error and refused(*error.split(": "))
-    for job, about in moments(state.pop("jobs", {})).items():
+    for job, about in state.pop("jobs", {}).items():
         order, heads, workers = (about.pop(each, {}) for each in ("order", "heads", "workers"))
         account.add(job, run=job.rpartition("-")[0] or job, **about)
         if order:
@@ -71,7 +75,7 @@ def arrange(account: Account, state: dict[str, Any]) -> None:
             account.add_head(job, task, **has)
         for task, has in workers.items():
             account.add_worker(task, "RUNNING", job=job, group=f"job:{job}", **has)
-    for name, value in moments(state).items():
+    for name, value in state.items():
         assert name in vars(account), name
         setattr(account, name, value)
 
@@ -89,7 +93,7 @@ def call(operation: str, given: dict[str, Any]) -> str:
 
 def played(case: Path, account: Account, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """The files of a case as the commands make them now."""
-    state = json.loads((case / "account.json").read_text())
+    state = read(case / "account.json")
     later = {key: state.pop(key) for key in [*state] if key.startswith("line ")}
     arrange(account, state)
     found: defaultdict[str, str] = defaultdict(str)

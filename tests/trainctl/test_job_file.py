@@ -42,7 +42,7 @@ BY_OPTIONS = [
 
 def plan(cli: Cli, *words: str) -> Any:
     # First: after "--" comes the user's own command.
-    return json.loads(cli("plan", "--json", *words).out)
+    return json.loads(cli("plan --json", *words).out)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    cli("submit", "-f", str(file))
+    cli("submit -f", str(file))
     (spec,) = account.orders
     assert (spec.command, str(spec.nodes)) == (("python", "mine.py", "--lr", "1"), "2")
     assert spec.code
@@ -136,7 +136,7 @@ def test_a_mistake_in_a_file_is_refused(
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(text)
-    assert "Traceback" not in cli.refuses("submit", "-f", str(file), "--yes")
+    assert "Traceback" not in cli.refuses("submit -f", str(file), "--yes")
     assert account.changes == []
 
 

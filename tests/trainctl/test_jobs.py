@@ -204,14 +204,14 @@ def test_a_shell_opens_on_the_node_that_the_log_names(
         return 0
 
     monkeypatch.setattr(shell, "_in_session", in_session)
-    cli("shell", "job", *words.split(), code=exits.OK if task else exits.BAD_INPUT)
+    cli("shell job", *words.split(), code=exits.OK if task else exits.BAD_INPUT)
     command = words.partition("-- ")[2].split()
     started = ["python", "-P", "-m", "containers.program.shell", *command]
     assert opened == ([(task, started)] if task else [])
     opened.clear()
     # One of the standing cluster needs no job.
     account.wanted["head-service"] = 1
-    cli("shell", "--", "ray", "status")
+    cli("shell -- ray status")
     cli("shell")
     assert [words for _, words in opened] == [["ray", "status"], ["bash"]]
 
@@ -222,13 +222,13 @@ def test_a_job_as_json_has_its_order_and_its_result(account: Account, cli: Cli) 
     account.objects["runs/r1/jobs/job.activity"] = b"damaged"
     account.add("by-hand", input="not an order")
     assert [job["id"] for job in cli.json("ls")] == ["by-hand", "job"]
-    cli("show", "by-hand")
+    cli("show by-hand")
     account.calls.clear()
-    found = cli.json("show", "r1")
+    found = cli.json("show r1")
     assert len(account.sent("get_execution_history")) == 1, "its nodes are asked for once"
     assert (found["exit_code"], found["goodput"]) == (0, None)
     assert (found["spec"]["nodes"], found["result"]["accuracy"]) == ("1:2", 0.9)
-    assert cli.json("wait", "r1")["status"] == "succeeded"
+    assert cli.json("wait r1")["status"] == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
 ) -> None:
     account.add("job")
     account.objects["runs/r1/progress.json"] = content
-    assert cli.json("show", "job")["progress"] is None
+    assert cli.json("show job")["progress"] is None
     assert "50%" not in cli("ls").out
 
 

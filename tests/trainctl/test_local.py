@@ -71,11 +71,11 @@ def test_everything_that_is_missing_is_named_at_once_with_one_command(
     checkout: Path, cli: Cli
 ) -> None:
     parts = {".venv-aws/bin/python", "node_modules/.bin/cdk", "aws_cdk"}
-    said = cli.refuses("local", "up", code=exits.FAILED)
+    said = cli.refuses("local up", code=exits.FAILED)
     assert all(part in said for part in parts)
 
     install(checkout / ".venv-aws" / "bin" / "python")
-    said = cli.refuses("local", "up", code=exits.FAILED)
+    said = cli.refuses("local up", code=exits.FAILED)
     assert {part for part in parts if part in said} == parts - {".venv-aws/bin/python"}
 
     install(checkout / "node_modules" / ".bin" / "cdk")
@@ -121,9 +121,9 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
         (killed if is_killed else cycle.up)()
     assert state.exists()
     ends.append(False)
-    cli("local", "up")
+    cli("local up")
     assert cycle.Rehearsal.here().state()["image_tag"] == "content-1"
 
     # What is up stays up.
-    cli.refuses("local", "up", code=exits.FAILED)
+    cli.refuses("local up", code=exits.FAILED)
     assert cycle.Rehearsal.here().is_up()

@@ -15,7 +15,7 @@ SUCCEEDED = {"status": "SUCCEEDED", "output": '{"status": "succeeded", "reason":
 
 def lines(cli: Cli, *words: str) -> list[str]:
     """The log of the job, as these options show it."""
-    return cli("logs", "job", *words).out.splitlines()
+    return cli("logs job", *words).out.splitlines()
 
 
 def test_a_node_that_has_not_written_yet_hides_no_other(account: Account, cli: Cli) -> None:
@@ -67,21 +67,6 @@ def test_following_the_end_of_a_long_log_does_not_read_it_whole(
     assert len(account.events_of("job/ray/head", since=min(starts))) < 1000
     account.calls.clear()
     assert lines(cli, "--follow", "--tail", "0") == []
-
-
-def test_where_there_is_no_terminal_a_line_is_printed_only_when_something_else_happens(
-    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = ticking(monkeypatch)
-    running(account)
-    account.tasks["w0"]["lastStatus"] = "PROVISIONING"
-    clock.script = [
-        (60, lambda: account.tasks["w0"].update(lastStatus="RUNNING")),
-        (600, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
-    ]
-    waits, runs, _end = cli("logs", "job", "--follow").err.splitlines()
-    assert "g5.xlarge" in waits
-    assert "g5.xlarge" not in runs
 
 
 def per_minute(account: Account, minutes: float) -> dict[str, float]:

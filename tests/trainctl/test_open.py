@@ -57,7 +57,7 @@ def test_a_report_is_fetched_and_opened(
     account: Account, cli: Cli, opened: list[str], tmp_path: Path
 ) -> None:
     account.objects["runs/first/report.html"] = b"<html>first"
-    assert cli("report", "first").out == "first-report.html\n"
+    assert cli("report first").out == "first-report.html\n"
     file = tmp_path / "first-report.html"
     assert Frame(file).page == "<html>first"
     assert opened == [file.as_uri()]
@@ -70,7 +70,7 @@ def test_a_report_is_fetched_and_opened(
 
 # --- open
 def test_the_token_is_printed_for_other_commands(account: Account, cli: Cli) -> None:
-    assert cli("open", "--token").out == "the-token-of-ray\n"
+    assert cli("open --token").out == "the-token-of-ray\n"
     assert account.changes == []
 
 
@@ -90,7 +90,7 @@ def test_the_cloudwatch_dashboard_opens_in_the_console_of_the_region(
     page: str,
 ) -> None:
     account.region = region
-    shown = cli("open", "--dashboard").out.strip()
+    shown = cli("open --dashboard").out.strip()
     assert shown.startswith(page)
     assert shown.endswith("#dashboards/dashboard/training")
     assert opened == [shown]

@@ -142,6 +142,13 @@ REFUSED = (
     "generate training text --yes",
     "generate other ' ' --yes",
     f"generate other {'x' * 9000} --yes",
+    "checkpoints nothing",
+    "checkpoints runs/demo",
+    "submit ddp --grace 90 --yes",
+    "submit ddp --spot --yes",
+    "submit ddp --wait-minutes inf",
+    "data put none/such",
+    "submit ddp --data half --yes",
     "download other --to new",
     "download ../x --to new",
     "data put fashion_mnist",
@@ -168,6 +175,7 @@ def _runs(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "runs/training/config.json": b'{"recipe": "fsdp"}',
         "runs/broken/result.json": b"{}",
         "runs/first/config.json": b'{"recipe": "ddp"}',
+        "data/half/a.txt": b"x",
         "runs/first/report.html": b"<html>",
     }
     checkpoint(account, "other", 10, hours_ago=1)

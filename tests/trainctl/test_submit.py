@@ -68,7 +68,7 @@ def test_a_job_with_several_pools_is_priced_by_the_first_and_at_most_by_the_dear
     assert found["prices"]["worker"]["type"] == "g5.12xlarge"
     assert found["usd_at_most"] == cli.json(*plan, "l40s")["usd_at_most"]
     # As many nodes as each of them has.
-    assert cli.json("plan", "ddp", "--pool", "l40s,few")["nodes"] == {"low": 3, "high": 3}
+    assert cli.json("plan ddp --pool l40s,few")["nodes"] == {"low": 3, "high": 3}
     cli.refuses(*plan, "l40s,q1", "--max-cost", "9")
 
 
@@ -96,7 +96,7 @@ def test_gpus_and_markets_name_the_pools_that_have_them(
     block = {"capacity_reservation_id": "cr-0123456789abcdef0"}
     account.shape["pools"] = POOLS | {"spot": _L40S | {"spot": True}, "block": _L40S | block}
     account.reservation = {"ReservationType": "default"}
-    assert cli.json("plan", "ddp", *options.split())["pools"] == pools.split()
+    assert cli.json("plan ddp", *options.split())["pools"] == pools.split()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_without_nodes_the_gpus_are_those_of_the_job(
 ) -> None:
     large = {"worker_instance_type": "g6.12xlarge"}
     account.shape["pools"] = POOLS | {"l4": POOLS["l4"] | {"max_workers": 9}, "l4s": _L40S | large}
-    plan = cli.json("plan", "ddp", "--gpus", gpus)
+    plan = cli.json("plan ddp --gpus", gpus)
     assert (plan["pools"], plan["nodes"]["low"]) == (pools, nodes)
 
 
@@ -133,7 +133,7 @@ def test_hosts_that_a_job_by_gpus_has_no_use_for_are_left_out_or_refused(
     account.shape["pools"] = dict(reversed(account.shape["pools"].items()))
     assert cli.json(*fsdp, "9", "--gpus", "l40s", "--nodes", "2")["pools"] == ["efa"]
     # One process has the GPUs of one node.
-    cli.refuses("plan", "--gpus", "l4:2", "--code", str(code), "--", "python", "mine.py")
+    cli.refuses("plan --gpus l4:2 --code", str(code), "--", "python", "mine.py")
     account.shape["pools"] = {"other": _L40S | {"worker_instance_type": "g5.12xlarge"}}
     cli.refuses(*long, "--gpus", "a10g")
 
@@ -195,7 +195,7 @@ def test_a_folder_that_is_too_large_is_not_uploaded(
 ) -> None:
     monkeypatch.setattr(code_folder, "CODE_MIB", 1)
     (code / "weights.bin").write_bytes(bytes(2 * 2**20))
-    assert "weights.bin" in cli.refuses("submit", "--code", str(code), "--yes", "--", "true")
+    assert "weights.bin" in cli.refuses("submit --code", str(code), "--yes", "--", "true")
     assert not account.objects
 
 
@@ -207,7 +207,7 @@ def test_a_file_name_that_the_head_would_refuse_is_refused_on_the_laptop(
     if in_git:
         subprocess.run(["git", "init", "-q", str(code)], check=True)
     (code / name).write_text("")
-    assert repr(name) in cli.refuses("submit", "--code", str(code), "--yes", "--", "true")
+    assert repr(name) in cli.refuses("submit --code", str(code), "--yes", "--", "true")
     assert account.changes == []
 
 
@@ -227,15 +227,15 @@ def test_the_standing_cluster_leaves_room_for_a_job_or_the_job_is_refused(
 ) -> None:
     account.wanted = {"head-service": 1, "worker-service": 2}
     account.shape |= {"max_heads": 2, "max_workers": 3}
-    cli("plan", "ddp", "--nodes", "1")
-    cli.refuses("plan", "ddp", "--nodes", "2")
+    cli("plan ddp --nodes 1")
+    cli.refuses("plan ddp --nodes 2")
 
 
 def test_a_job_that_began_while_the_question_waited_is_seen(
     account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "confirm", lambda *_args, **_named: account.add("o", run="r1"))
-    cli.refuses("submit", "ddp", "--run", "r1")
+    cli.refuses("submit ddp --run r1")
     assert account.changes == []
 
 
@@ -331,6 +331,6 @@ def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
 ) -> None:
     (code / "mine.py").write_text(source)
     options, _, command = words.rpartition("-- ")
-    cli("submit", "--code", str(code), *options.split(), "--yes", "--", *command.split())
+    cli("submit --code", str(code), *options.split(), "--yes", "--", *command.split())
     (spec,) = account.orders
     assert spec.on == on

@@ -154,14 +154,14 @@ def test_the_address_is_printed_and_opened_until_ctrl_c(
     token = shown[1].split("/")[3]
     assert token not in opened[0], "all users of a machine see what a browser is started with"
     assert not Path(opened[0].removeprefix("file://")).exists()
-    assert cli("ui", "--no-browser").out.split()[0] not in shown
+    assert cli("ui --no-browser").out.split()[0] not in shown
     assert account.changes == []
 
 
 # --- what is shown --------------------------------------------------------------------------------
 def test_the_list_has_what_ls_prints(served: Served, cli: Cli) -> None:
     page = Page(served.get()[1])
-    printed = cli("ls", "--limit", "300").out.splitlines()
+    printed = cli("ls --limit 300").out.splitlines()
     shown = [tag for tag in page.elements if tag[0] == "a"]
     assert [f"jobs/{line.split()[0]}" for line in printed[1:]] == [a["href"] for _, a in shown[1:]]
     for word in ("queued 20", "running", "failed (1)", "anna", "bernhard", "$0.0"):
@@ -233,7 +233,7 @@ def test_three_hundred_jobs_cost_two_cpu_seconds(served: Served, cli: Cli) -> No
     before = time.process_time()
     assert served.get()[0] == 200
     of_page, before = time.process_time() - before, time.process_time()
-    cli("ls", "--limit", "300")
+    cli("ls --limit 300")
     of_ls = time.process_time() - before
     assert max(of_page, of_ls) < 2, (of_page, of_ls)
 
