@@ -11,10 +11,10 @@ from contract.job import JobSpec, JobStatus
 from examples import sweep
 from tests.aws.calls import refused
 from tests.trainctl.account import Account
+from tests.trainctl.conftest import Cli
 from tests.trainctl.saved import save
 from tests.training.test_report import RESULT
 from trainctl import CliError, Job, UsageError, plan, submit
-from trainctl.__main__ import main
 
 
 def end(account: Account, job: str, **outcome: Any) -> None:
@@ -27,7 +27,9 @@ def end(account: Account, job: str, **outcome: Any) -> None:
     }
 
 
-def test_python_and_the_command_line_send_the_same_order(account: Account, code: Path) -> None:
+def test_python_and_the_command_line_send_the_same_order(
+    account: Account, code: Path, cli: Cli
+) -> None:
     words = ["python", "mine.py", "--lr", "0.1"]
     job = submit(
         *words,
@@ -59,7 +61,7 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
         "--yes",
     ]
     end(account, job.id)
-    assert main([*given, "--code", str(code), "--", *words]) == 0
+    cli(*given, "--code", str(code), "--", *words)
     first, second = (json.loads(each.to_json()) for each in account.orders)
     assert first.pop("code") != second.pop("code"), "each job has an archive of its own"
     assert first == second

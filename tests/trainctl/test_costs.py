@@ -16,7 +16,6 @@ from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
 from trainctl import pricing
-from trainctl.__main__ import main
 from trainctl.options import Where
 from trainctl.pricing import usd_at_most
 
@@ -123,17 +122,16 @@ def test_max_cost_shortens_the_deadline_to_the_longest_within_it(
 @pytest.mark.parametrize(
     ("given", "asked_s"),
     [
-        (["--max-hours", "2", "--wait-minutes", "30"], 1800),
-        (["--max-hours", "2", "--wait-minutes", "121"], 7260),
-        (["--max-hours", "0.25"], 1800),
-        (["--nodes", "2", "--max-cost", "60", "--wait-minutes", "600"], 36_000),
+        ("--max-hours 2 --wait-minutes 30", 1800),
+        ("--max-hours 2 --wait-minutes 121", 7260),  # longer
+        ("--max-hours 0.25", 1800),  # longer by default
+        ("--nodes 2 --max-cost 60 --wait-minutes 600", 36_000),  # longer than --max-cost leaves
     ],
-    ids=["shorter", "longer", "longer by default", "longer than --max-cost leaves"],
 )
 def test_a_job_never_waits_longer_for_hosts_than_it_may_last(
-    account: Account, given: list[str], asked_s: int
+    account: Account, cli: Cli, given: str, asked_s: int
 ) -> None:
-    assert main([*SUBMIT, *given]) == exits.OK
+    cli("submit ddp --yes", *given.split())
     (spec,) = account.orders
     assert spec.capacity_wait_s == min(asked_s, spec.max_seconds)
 
@@ -149,12 +147,17 @@ def test_the_deployment_limits_the_hours_of_a_job(account: Account, cli: Cli) ->
     [("2", "us-west-2", True), ("24", "us-east-1", False), ("2", "eu-west-1", False)],
 )
 def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
-    account: Account, monkeypatch: pytest.MonkeyPatch, hours: str, region: str, starts: bool
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
+    hours: str,
+    region: str,
+    starts: bool,
+    cli: Cli,
 ) -> None:
     account.region = region
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(typer, "confirm", lambda _question, *, default, err: default and err)
-    assert main(["submit", "ddp", "--max-hours", hours]) == exits.OK
+    cli("submit ddp --max-hours", hours)
     assert bool(account.changes) == starts
 
 
@@ -166,31 +169,24 @@ def test_in_a_region_without_known_prices_no_maximum_can_be_kept(
     cli.refuses("submit ddp --yes --max-cost 60")
 
 
-SMALLER = ("--recompute", "full")
-
-
 @pytest.mark.parametrize(
     ("settings", "is_known"),
     [
-        (["--model", "new:6.9b", "--max-steps", "100", *SMALLER], True),
-        (["--model", "databricks/dolly-v2-7b@main", "--max-steps", "100", *SMALLER], True),
-        (["--model", "new:160m", "--data", "tiny-shakespeare"], True),
-        (["--model", "new:160m", "--data", "s3://bucket/data/corpus/"], False),
-        (["--model", "own/model", "--max-steps", "100"], False),
-        (["--model", "new:6.9b", "--max-steps", "100"], False),  # it does not fit
+        ("--model new:6.9b --max-steps 100 --recompute full", True),
+        ("--model databricks/dolly-v2-7b@main --max-steps 100 --recompute full", True),
+        ("--model new:160m --data tiny-shakespeare", True),
+        ("--model new:160m --data s3://bucket/data/corpus/", False),
+        ("--model own/model --max-steps 100", False),
+        ("--model new:6.9b --max-steps 100", False),  # it does not fit
     ],
 )
 def test_the_expected_cost_is_computed_where_model_and_text_are_known(
-    account: Account,
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: list[str],
-    is_known: bool,
+    account: Account, cli: Cli, monkeypatch: pytest.MonkeyPatch, settings: str, is_known: bool
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    data = [] if "--data" in settings else ["--data", "s3://bucket/data"]
-    found = cli.json("plan fsdp", *data, *settings)
-    cli("submit fsdp --yes", *data, *settings)
+    words = ["fsdp", "--data", "s3://bucket/data", *settings.split()]  # the last one counts
+    found = cli.json("plan", *words)
+    cli("submit --yes", *words)
     assert account.orders[0].planned_usd == found["usd_expected"]
     assert (found["usd_expected"] is not None) == is_known
     assert not is_known or 0 < found["usd_expected"] < found["usd_at_most"]
@@ -276,14 +272,14 @@ def test_dollars_have_as_many_digits_as_matter(usd: float | None, words: str) ->
 
 
 def test_ctrl_c_at_a_question_is_told_by_the_exit_code(
-    account: Account, monkeypatch: pytest.MonkeyPatch
+    account: Account, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     def interrupted(*_: object, **__: object) -> bool:
         raise typer.Abort  # what click makes of Ctrl-C
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(typer, "confirm", interrupted)
-    assert main(["submit", "ddp"]) == exits.INTERRUPTED
+    cli("submit ddp", code=exits.INTERRUPTED)
     assert account.changes == []
 
 

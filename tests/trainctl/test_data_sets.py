@@ -116,7 +116,7 @@ def test_another_data_set_of_the_name_is_not_replaced_without_a_word(
 
 
 def test_a_published_data_set_is_fetched_verified_and_uploaded(
-    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     content = gzip.compress(b"pixels")
     data = DataSet(
@@ -135,7 +135,7 @@ def test_a_published_data_set_is_fetched_verified_and_uploaded(
     )
     assert put("small") == exits.OK
     assert account.objects["data/small/train.gz"] == content
-    assert main([*SUBMIT, "--data", "small"]) == exits.OK
+    cli("submit ddp --yes --data small")
     assert "s3://bucket/data/small/" in command_of(account)
 
 
@@ -194,13 +194,15 @@ def test_what_a_recipe_cannot_read_is_refused_before_a_host_is_asked_for(
         cli(*command.split(), *words.split(), "--data", "mine", code=code)
 
 
-def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, folder: Path) -> None:
-    assert main([*SUBMIT, "--run", "a", "--data", "fashion-mnist"]) == exits.OK
+def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(
+    account: Account, folder: Path, cli: Cli
+) -> None:
+    cli("submit ddp --yes --run a --data fashion-mnist")
     assert command_of(account)[-2:] == ("--data", "fashion-mnist")
     for name in catalog.IDX_FILES:
         (folder / name).write_text("x")
     put(str(folder), "--as", "fashion-mnist")
-    assert main([*SUBMIT, "--run", "b", "--data=fashion-mnist"]) == exits.OK
+    cli("submit ddp --yes --run b --data=fashion-mnist")
     assert command_of(account)[-1] == "--data=s3://bucket/data/fashion-mnist/"
 
 

@@ -10,7 +10,6 @@ from contract.files import SavedFile, base_to_json
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.saved import save
-from trainctl.__main__ import main
 from trainctl.code_folder import DOWNLOADED, files_of
 
 
@@ -57,7 +56,7 @@ def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli:
 @pytest.mark.usefixtures("saved")
 @pytest.mark.parametrize("in_git", [False, True])
 def test_what_was_fetched_into_a_folder_of_code_is_not_uploaded_again(
-    code: Path, in_git: bool
+    code: Path, in_git: bool, cli: Cli
 ) -> None:
     if in_git:
         subprocess.run(["git", "init", "-q", str(code)], check=True)
@@ -65,11 +64,11 @@ def test_what_was_fetched_into_a_folder_of_code_is_not_uploaded_again(
     mine.parent.mkdir(parents=True)
     mine.touch()
     expected = {code / "mine.py", mine}
-    assert main(["download", "r1", "--node", "0", "--to", str(code / "r1")]) == 0
+    cli("download r1 --node 0 --to", str(code / "r1"))
     assert (code / "r1" / "node-0" / "work" / "last.pt").is_file()
     assert {*files_of(code)} == expected
     # A folder that was there before is the user's.
-    assert main(["download", "r1", "--to", str(code / "r1")]) == 0
+    cli("download r1 --to", str(code / "r1"))
     assert {*files_of(code)} == {*expected, mine.parent / "train/checkpoint_0/model.pt"}
 
 
@@ -103,7 +102,7 @@ def test_a_file_that_is_not_what_was_listed_is_asked_for_again(
 
 
 def test_before_the_first_round_of_a_start_it_fetches_what_that_restores(
-    saved: Account, tmp_path: Path
+    saved: Account, tmp_path: Path, cli: Cli
 ) -> None:
     prefix = runs.output_prefix("r1")
     marks = [key for key in saved.objects if "/rounds/" in key]
@@ -112,7 +111,7 @@ def test_before_the_first_round_of_a_start_it_fetches_what_that_restores(
     saved.objects[prefix + files.base_key(2)] = base_to_json(base)
     for key in marks:
         del saved.objects[key]
-    assert main(["download", "r1", "output/*", "--to", str(tmp_path)]) == 0
+    cli("download r1 output/* --to", str(tmp_path))
     assert below(tmp_path) == {"node-0/output/log.txt": b"zero", "node-1/output/log.txt": b"one"}
 
 
@@ -155,9 +154,11 @@ def test_links_that_are_left_out_are_counted(account: Account, tmp_path: Path, c
 
 
 @pytest.mark.usefixtures("saved")
-def test_git_ignores_what_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_ignores_what_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     monkeypatch.chdir(tmp_path)
-    assert main(["download", "r1"]) == 0
+    cli("download r1")
     status = ["git", "status", "--porcelain", "--untracked-files=all"]
     assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""

@@ -11,7 +11,6 @@ from contract.runs import DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.test_runs import checkpoint
-from trainctl.__main__ import main
 from trainctl.commands.export import Dtype
 
 
@@ -66,7 +65,7 @@ def test_an_export_is_made_by_a_head_alone_and_fetched(
     assert (place / "sub" / "model").read_bytes() == b"weights"
     assert said.out == f"{place}\n"
     assert "a line of the log" in said.err
-    assert main(["export", "r1", "--to", "s3://other/place", "--yes"]) == 0
+    cli("export r1 --to s3://other/place --yes")
     assert not account.sent("download_file")[1:], "what is to stay in S3 is not fetched"
 
 

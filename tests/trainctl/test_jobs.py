@@ -16,7 +16,6 @@ from tests.aws.calls import refused
 from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
 from trainctl import follow
-from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.tasks import Task
@@ -106,10 +105,10 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("execution", "exit_code"), OUTCOMES)
 def test_wait_exits_as_the_job_did(
-    account: Account, execution: dict[str, Any], exit_code: int
+    account: Account, execution: dict[str, Any], exit_code: int, cli: Cli
 ) -> None:
     account.add("job", **execution)
-    assert main(["wait", "job"]) == exit_code
+    cli("wait job", code=exit_code)
 
 
 def test_what_a_job_of_several_nodes_waits_for_is_shown(account: Account, cli: Cli) -> None:

@@ -8,7 +8,6 @@ from tests.clock import FakeClock
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl import follow, polling
-from trainctl.__main__ import main
 
 SUCCEEDED = {"status": "SUCCEEDED", "output": '{"status": "succeeded", "reason": "succeeded"}'}
 
@@ -94,6 +93,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
     words: list[str],
     state: str,
     most: float,
+    cli: Cli,
 ) -> None:
     """docs/operations.md states these figures. CloudWatch allows 5 FilterLogEvents a second."""
     clock = ticking(monkeypatch)
@@ -110,7 +110,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
             clock.at(second, account.logs["job/ray/head"].append, line)
     end = account.executions["job"].update
     clock.at(60 * minutes, lambda: end(SUCCEEDED, stopDate=account.now))
-    assert main(words) == 0
+    cli(*words)
     assert 60 * minutes <= clock.now <= 60 * minutes + polling.LONGEST_S + follow.LAST_LINES_S
     calls = per_minute(account, minutes)
     assert most - 2 <= sum(calls.values()) <= most, calls

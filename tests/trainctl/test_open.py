@@ -7,7 +7,6 @@ import pytest
 
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl.__main__ import main
 from trainctl.aws.deployment import LOCAL_ACCOUNT
 
 
@@ -40,11 +39,11 @@ class Frame(HTMLParser):
 
 
 def test_a_page_that_another_job_has_put_there_can_run_and_send_nothing(
-    account: Account, tmp_path: Path
+    account: Account, tmp_path: Path, cli: Cli
 ) -> None:
     hostile = """"></iframe><script>fetch('//evil')</script>'<img src=//evil> &quot; \xff"""
     account.objects["runs/first/report.html"] = hostile.encode("latin-1")
-    assert main(["report", "first", "--no-browser"]) == 0
+    cli("report first --no-browser")
     found = Frame(tmp_path / "first-report.html")
     assert found.page == hostile.replace("\xff", "\ufffd"), "it stays inside"
     assert [tag for tag, _ in found.tags] == ["meta", "meta", "title", "iframe"]
@@ -63,7 +62,7 @@ def test_a_report_is_fetched_and_opened(
     assert opened == [file.as_uri()]
     # Written again when the run goes on; the newest one counts.
     account.objects["runs/first/report.html"] = b"<html>more"
-    assert main(["report", "first", "--no-browser"]) == 0
+    cli("report first --no-browser")
     assert Frame(file).page == "<html>more"
     assert len(opened) == 1
 
@@ -94,7 +93,7 @@ def test_the_cloudwatch_dashboard_opens_in_the_console_of_the_region(
     assert shown.startswith(page)
     assert shown.endswith("#dashboards/dashboard/training")
     assert opened == [shown]
-    assert main(["open", "--dashboard", "--no-browser"]) == 0
+    cli("open --dashboard --no-browser")
     assert len(opened) == 1
 
 

@@ -4,6 +4,7 @@ The folders have the shape of what people have: a repository with Ray in its tes
 that is started with ``-m``, a launcher inside a shell script, a script with optional imports.
 """
 
+import json
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.job import Placement
 from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
@@ -161,10 +161,9 @@ def test_a_script_of_one_process_gets_one_node_or_a_warning(
     nodes: int,
 ) -> None:
     (code / "mine.py").write_text(text)
-    said = cli("submit --code", str(code), *option, "--yes", "--", *words.split())
-    (spec,) = account.orders
-    assert (spec.nodes, spec.on) == (Range(nodes, nodes), Placement.NODES)
-    assert ("mine.py is" in said.err) == bool(option), "a warning"
+    said = cli("plan --json --code", str(code), *option, "--", *words.split())
+    plan = json.loads(said.out)
+    assert (plan["nodes"]["high"], "mine.py is" in said.err) == (nodes, bool(option)), "a warning"
 
 
 def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_else(

@@ -155,20 +155,20 @@ def test_the_price_of_a_job_needs_neither_a_deployment_nor_an_account(
 @pytest.mark.parametrize(
     ("words", "hours"),
     [
-        (["ddp"], 24),
-        (["ddp", "--epochs", "1"], 24),
-        (["imagenet", "--max-steps", "30"], 2.5),
-        (["fsdp", "--max-steps", "30"], 1.5),
-        (["fsdp", "--model", "new:6.9b", "--max-steps", "100000"], 24),
-        (["fsdp", "--max-steps", "30", "--wait-minutes", "60"], 2),
-        (["fsdp", "--max-steps", "30", "--max-hours", "3"], 3),
+        ("ddp", 24),
+        ("ddp --epochs 1", 24),
+        ("imagenet --max-steps 30", 2.5),
+        ("fsdp --max-steps 30", 1.5),
+        ("fsdp --model new:6.9b --max-steps 100000", 24),
+        ("fsdp --max-steps 30 --wait-minutes 60", 2),
+        ("fsdp --max-steps 30 --max-hours 3", 3),
     ],
 )
 @pytest.mark.usefixtures("account")
 def test_the_deadline_is_shorter_where_few_steps_are_asked_for(
-    cli: Cli, words: list[str], hours: float
+    cli: Cli, words: str, hours: float
 ) -> None:
-    assert cli.json("plan", *words)["max_hours"] == pytest.approx(hours, abs=0.01)
+    assert cli.json("plan", *words.split())["max_hours"] == pytest.approx(hours, abs=0.01)
 
 
 @pytest.mark.parametrize("words", ["--help", "-h", "--help ddp", "ddp --epochs 3 --help"])
@@ -181,12 +181,13 @@ def test_help_is_that_of_the_command_before_and_after_a_recipe(
 
 def test_a_run_that_is_half_done_is_resumed_and_a_complete_one_starts_afresh(
     account: Account,
+    cli: Cli,
 ) -> None:
     for run in ("half", "done"):
         account.objects[f"runs/{run}/config.json"] = json.dumps(HALF | {"run": run}).encode()
     account.objects["runs/done/result.json"] = b'{"status": "succeeded"}'
-    assert main([*SUBMIT, "--run", "half"]) == exits.OK
-    assert main([*SUBMIT, "--run", "done", "--overwrite"]) == exits.OK
+    cli("submit ddp --yes --run half")
+    cli("submit ddp --yes --run done --overwrite")
     assert len(account.sent("start_execution")) == 2
 
 
@@ -219,7 +220,7 @@ def test_what_cannot_be_started_is_refused_before_the_question(
     account.add("first", run="r1")
     for command in ("submit", "plan"):
         cli.refuses(command, "ddp", *settings)
-    assert main(["plan", "ddp", "--run", "r2"]) == exits.OK
+    cli("plan ddp --run r2")
 
 
 def test_the_standing_cluster_leaves_room_for_a_job_or_the_job_is_refused(
@@ -240,7 +241,7 @@ def test_a_job_that_began_while_the_question_waited_is_seen(
 
 
 def test_the_size_of_an_order_counts_the_address_of_the_code(
-    account: Account, code: Path, capsys: pytest.CaptureFixture[str]
+    account: Account, code: Path, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     """The largest order that plan accepts is one that submit sends; one character more is not."""
 
@@ -254,9 +255,9 @@ def test_the_size_of_an_order_counts_the_address_of_the_code(
         fits = main(["plan", *given(middle)]) == exits.OK
         low, high = (middle, high) if fits else (low, middle)
     assert low > MAX_OVERRIDES // 2
-    assert main(["submit", "--yes", *given(high)]) == exits.BAD_INPUT
+    cli("submit --yes", *given(high), code=exits.BAD_INPUT)
     assert account.changes == []
-    assert main(["submit", "--yes", *given(low)]) == exits.OK
+    cli("submit --yes", *given(low))
     (sent,) = account.sent("start_execution")
     JobSpec.from_json(sent["input"]).check_size(sent["name"])  # as the head's order is counted
     capsys.readouterr()
@@ -286,10 +287,10 @@ def test_commands_that_are_printed_name_the_deployment_that_was_given(
     [(False, "1:3", "24", "4:12"), (True, "0:2", "24", "4:12"), (False, "1:2", "8", "4:8")],
 )
 def test_a_batch_need_not_suit_numbers_of_workers_that_no_whole_host_makes(
-    account: Account, head_trains: bool, nodes: str, batch: str, workers: str
+    account: Account, head_trains: bool, nodes: str, batch: str, workers: str, cli: Cli
 ) -> None:
     account.shape |= {"head_trains": head_trains, "head_instance_type": "g5.12xlarge"}
-    assert main([*FSDP, "--nodes", nodes, "--global-batch", batch]) == exits.OK
+    cli("submit fsdp --yes --nodes", nodes, "--global-batch", batch)
     (spec,) = account.orders
     assert spec.command[spec.command.index("--workers") + 1] == workers
 
@@ -307,12 +308,12 @@ def test_the_id_of_a_job_can_be_read_out_and_is_never_the_same_twice(run: str) -
         assert job.startswith(run[:20].replace(".", "-"))
 
 
-def test_only_a_recipe_takes_a_run_over(account: Account, code: Path) -> None:
+def test_only_a_recipe_takes_a_run_over(account: Account, code: Path, cli: Cli) -> None:
     account.add("first", run="r1")
     own = ["submit", "--code", str(code), "--run", "r1", "--yes", "--", "true", "--take-over"]
-    assert main(own) == exits.BAD_INPUT
+    cli(*own, code=exits.BAD_INPUT)
     assert account.changes == []
-    assert main([*SUBMIT, "--run", "r1", "--take-over"]) == exits.OK
+    cli("submit ddp --yes --run r1 --take-over")
     assert len(account.sent("start_execution")) == 1
 
 
