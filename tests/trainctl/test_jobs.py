@@ -18,7 +18,6 @@ from tests.trainctl.conftest import Cli
 from trainctl import follow
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
-from trainctl.aws.tasks import Task
 from trainctl.commands import shell
 from training.record.goodput import Activity
 
@@ -196,12 +195,8 @@ def test_a_shell_opens_on_the_node_that_the_log_names(
         account.add_worker(f"w{number}", "RUNNING", attachments=[{"details": [address]}])
     activity = Activity(nodes=("10.0.0.0", "10.0.0.1"))
     account.objects["runs/r1/jobs/job.activity"] = json.dumps(activity.to_json()).encode()
-    opened: list[tuple[str, list[str]]] = []
-
-    def in_session(_: object, task: Task, words: list[str]) -> int:
-        opened.append((task.id, words))
-        return 0
-
+    opened: list[Any] = []
+    in_session = lambda _, task, words: opened.append((task.id, words))  # noqa: E731
     monkeypatch.setattr(shell, "_in_session", in_session)
     cli("shell job", *words.split(), code=exits.OK if task else exits.BAD_INPUT)
     command = words.partition("-- ")[2].split()

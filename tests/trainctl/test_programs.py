@@ -151,14 +151,9 @@ def test_a_program_that_imports_ray_uses_it(made: Made, source: str, is_ray: boo
         ("import pandas\n", "sh -c ./mine", [], 4),
     ],
 )
+@pytest.mark.usefixtures("account")
 def test_a_script_of_one_process_gets_one_node_or_a_warning(
-    account: Account,
-    code: Path,
-    cli: Cli,
-    text: str,
-    words: str,
-    option: list[str],
-    nodes: int,
+    code: Path, cli: Cli, text: str, words: str, option: list[str], nodes: int
 ) -> None:
     (code / "mine.py").write_text(text)
     said = cli("plan --json --code", str(code), *option, "--", *words.split())

@@ -80,8 +80,3 @@ def test_jobs_of_other_runs_and_data_sets_do_not_matter(full: Account, cli: Cli)
     full.change_order("other", command=["x", "--data", "s3://bucket/data/a.json/", "runs/a", "a"])
     for kind in ("runs", "data"):
         cli(kind, "rm", "a", "--yes")
-
-
-def test_runs_still_lists(full: Account, cli: Cli) -> None:
-    assert cli("runs").out == cli("runs ls").out == cli("runs --limit 9").out
-    assert full.changes == []
