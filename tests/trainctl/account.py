@@ -117,12 +117,8 @@ class Account(base.Account):
         self.fault: dict[str, Any] | None = None
         """A task of the workers' service that ended."""
         self.rollout = "COMPLETED"
-        self.hosts: dict[str, str] = {}
-        """Types of the hosts by name, none of which runs a task."""
-        self.disconnected: dict[str, list[dict[str, str]]] = {}
-        """Hosts whose agent ECS does not hear of, and what a sweep has written on them."""
-        self.unregistered: dict[str, str] = {}
-        """Types of instances that have not joined the cluster, by name."""
+        self.instances: list[dict[str, Any]] = []
+        self.container_instances: list[dict[str, Any]] = []
         self.function_error: dict[str, str] = {}
         # Jobs.
         self.tasks = self.model.tasks
@@ -228,37 +224,15 @@ class Account(base.Account):
 
     def on_describe_instances(self, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
         assert Filters[0]["Values"] == ["TrainingStack-*"]
-        instances = [
-            {
-                "InstanceId": name,
-                "InstanceType": kind,
-                "LaunchTime": datetime.now(tz=UTC) - timedelta(minutes=25),
-            }
-            for name, kind in (self.hosts | self.unregistered).items()
-        ]
-        return {"Reservations": [{"Instances": [each]} for each in instances]}
+        return {"Reservations": [{"Instances": self.instances}]}
 
     def on_list_container_instances(self, **_: Any) -> Any:
-        return {"containerInstanceArns": [*self.hosts]}
-
-    def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
         return {
-            "containerInstances": [
-                {
-                    "ec2InstanceId": name,
-                    "status": "ACTIVE",
-                    "agentConnected": name not in self.disconnected,
-                    "runningTasksCount": 0,
-                    "pendingTasksCount": 0,
-                    "registeredAt": datetime.now(tz=UTC) - timedelta(minutes=7),
-                    "attributes": [
-                        {"name": "ecs.instance-type", "value": self.hosts[name]},
-                        *self.disconnected.get(name, []),
-                    ],
-                }
-                for name in containerInstances
-            ]
+            "containerInstanceArns": [each["ec2InstanceId"] for each in self.container_instances]
         }
+
+    def on_describe_container_instances(self, **_: Any) -> Any:
+        return {"containerInstances": self.container_instances}
 
     def on_invoke(self, *, FunctionName: str, Payload: str) -> Any:  # noqa: N803
         assert (FunctionName, json.loads(Payload)) == ("keeper", {"Action": "release"})

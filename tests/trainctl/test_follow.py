@@ -224,7 +224,6 @@ def test_a_node_that_ends_is_not_waited_for_as_if_it_started(account: Account, s
     account.tasks[head.id]["lastStatus"] = status
     reason = follow.waiting(deployment, job, deployment.jobs.all_nodes(job)).reason
     assert bool(reason) == (status != "RUNNING")
-    assert ("m5.large" in reason or "image" in reason) == (status in STARTING)
 
 
 def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
@@ -239,8 +238,6 @@ def test_a_long_wait_is_not_silent_where_there_is_no_terminal(
         for second in range(190, 400, 10):
             clock.now = second
             progress.update("running", line=lambda _now: "running")
-    waits = [
-        f"waiting for 1 x g5.xlarge{time}" for time in ("", *(f", {n} min 0 s" for n in (1, 2, 3)))
-    ]
-    printed = capsys.readouterr().err.splitlines()
-    assert [line.removesuffix(" ...") for line in printed] == [*waits, "running"]
+    *waits, runs = capsys.readouterr().err.splitlines()
+    assert [re.findall(r"\d min", line) for line in waits] == [[], ["1 min"], ["2 min"], ["3 min"]]
+    assert "running" in runs

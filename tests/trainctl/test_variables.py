@@ -79,9 +79,7 @@ NAMED = {
 
 @pytest.mark.parametrize("value", SHAPED)
 def test_a_token_is_known_by_its_shape_at_each_door(tmp_path: Path, value: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"--env URL looks like a secret \(\S{4}\.\.\.\)"
-    ) as refused:
+    with pytest.raises(UsageError, match=r"URL.* \(\S{4}\.\.\.\)") as refused:
         refuse_secrets({"A": "b", "URL": value})
     said = str(refused.value)
     if "\n" not in value:
