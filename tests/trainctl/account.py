@@ -231,8 +231,11 @@ class Account(base.Account):
             "containerInstanceArns": [each["ec2InstanceId"] for each in self.container_instances]
         }
 
-    def on_describe_container_instances(self, **_: Any) -> Any:
-        return {"containerInstances": self.container_instances}
+    def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
+        found = [
+            each for each in self.container_instances if each["ec2InstanceId"] in containerInstances
+        ]
+        return {"containerInstances": found}
 
     def on_invoke(self, *, FunctionName: str, Payload: str) -> Any:  # noqa: N803
         assert (FunctionName, json.loads(Payload)) == ("keeper", {"Action": "release"})

@@ -182,7 +182,7 @@ def test_doctor_finds_what_is_bad_and_how_to_fix_it(
         else:
             account.shape[name] = value
     code, found = looked(*options.split())
-    assert (code, bad(found)) == (exits.FAILED if fixes else exits.OK, fixes.keys())
+    assert (code, bad(found)) == (exits.FAILED if fixes else exits.OK, {*fixes})
     for what, fix in fixes.items():
         assert fix in found[what]["fix"], found[what]
 
