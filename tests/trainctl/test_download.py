@@ -18,6 +18,7 @@ def saved(account: Account) -> Account:
     save(account, 0, {"work/last.pt": b"older"})
     save(account, 0, {"work/last.pt": b"weights", "output/log.txt": b"zero"}, number=2, kind="part")
     save(account, 1, {"output/log.txt": b"one"})
+    account.objects |= {"runs/r1/config.json": b"{}", "runs/r1/model/config.json": b"{}"}
     account.objects[runs.ray_prefix("r1") + "train/checkpoint_0/model.pt"] = b"of ray"
     return account
 
@@ -38,19 +39,10 @@ def test_it_fetches_what_all_nodes_wrote(tmp_path: Path, cli: Cli) -> None:
         "node-0/output/log.txt": b"zero",
         "node-1/output/log.txt": b"one",
         "ray/train/checkpoint_0/model.pt": b"of ray",
+        "model/config.json": b"{}",
     }
     assert (tmp_path / "new/node-0/work/last.pt").stat().st_mode & 0o777 == 0o755
     assert printed.out == f"{tmp_path / 'new'}\n"
-
-
-def test_it_fetches_the_model_of_a_recipe(account: Account, tmp_path: Path, cli: Cli) -> None:
-    account.objects |= {
-        "runs/r1/config.json": b"{}",
-        "runs/r1/model/config.json": b"{}",
-        "runs/r1/model/model.safetensors": b"weights",
-    }
-    cli("download r1 --to", str(tmp_path / "new"))
-    assert (tmp_path / "new/model/model.safetensors").read_bytes() == b"weights"
 
 
 @pytest.mark.usefixtures("saved")

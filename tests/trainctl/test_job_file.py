@@ -53,18 +53,18 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("account")
-def test_a_file_asks_for_what_its_options_do(file: Path, cli: Cli) -> None:
-    by_file = plan(cli, "-f", str(file))
+@pytest.mark.parametrize("kind", ["file", "of Windows", "pipe"])
+def test_a_file_asks_for_what_its_options_do(file: Path, cli: Cli, kind: str) -> None:
+    if kind == "of Windows":
+        file.write_bytes(b"\xef\xbb\xbf" + RECIPE.replace("\n", "\r\n").encode())
+    reader, writer = os.pipe()
+    os.write(writer, RECIPE.encode())
+    os.close(writer)
+    by_file = plan(cli, "-f", f"/dev/fd/{reader}" if kind == "pipe" else str(file))
+    os.close(reader)
     assert by_file == plan(cli, *BY_OPTIONS)
     assert (by_file["run"], by_file["max_hours"], by_file["spot"]) == ("first", 3.5, False)
     assert by_file["variables"] == {"LEVEL": "3", "NAME": "a b"}
-
-
-@pytest.mark.usefixtures("account")
-def test_a_file_of_windows_is_read_too(file: Path, cli: Cli) -> None:
-    before = plan(cli, "-f", str(file))
-    file.write_bytes(b"\xef\xbb\xbf" + RECIPE.replace("\n", "\r\n").encode())
-    assert plan(cli, "-f", str(file)) == before
 
 
 @pytest.mark.usefixtures("account")
@@ -155,15 +155,3 @@ def test_the_files_of_the_documentation_are_accepted(code: Path, cli: Cli) -> No
     (code / "train.py").touch()
     file.write_text(of_code)
     assert plan(cli, "-f", str(file))["command"] == ["torchrun", "train.py"]
-
-
-@pytest.mark.usefixtures("account")
-def test_a_file_that_is_a_pipe_is_read_once(cli: Cli) -> None:
-    reader, writer = os.pipe()
-    os.write(writer, RECIPE.encode())
-    os.close(writer)
-    try:
-        found = plan(cli, "-f", f"/dev/fd/{reader}")
-    finally:
-        os.close(reader)
-    assert found == plan(cli, *BY_OPTIONS)

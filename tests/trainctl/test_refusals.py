@@ -53,6 +53,7 @@ WITHOUT_AWS = (
     "plan ddp --node 2",
     "plan ddp --contxt a=b",
     "plan --nod 2 ddp",
+    "plan ddp -c preset=dpd --nodes 2",
     "submit ddp --storag x --yes",
     "submit ddp --env 1A=b --yes",
     "submit ddp --env =1 --yes",
