@@ -88,7 +88,7 @@ def call(operation: str, given: dict[str, Any]) -> str:
             for name, value in json.loads(order).items()
             if name not in NOT_SHOWN and value != USUAL[name]
         }
-    return f"{operation} {json.dumps(given)}"
+    return f"{operation} {json.dumps(given, separators=(',', ':'))}"
 
 
 def played(case: Path, account: Account, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
