@@ -49,6 +49,7 @@ def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(account: Account
     whole = {each["Prefix"] for each in listed if "Delimiter" not in each}
     # A program of the user's own writes nothing into the run's folder itself.
     assert whole == {"runs/goes-on/", "ends/goes-on/", "runs/mine/", "runs/refused/"}
+    assert [each["is_complete"] for each in cli.json("checkpoints goes-on")] == [True]
     assert cli.json("runs")[-1]["reason"] == "failed: user code exit 3"
 
 
