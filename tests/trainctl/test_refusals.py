@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ from tests.trainctl.conftest import Cli
 from tests.trainctl.test_runs import checkpoint
 from trainctl.aws.deployment import LOCAL_ACCOUNT
 
+TOKEN = "hf_" + "QwErTyUiOpAsDfGhJkLzXcVbNmqWeRtYuI"
+#: More than an order can have.
+LONG = "x" * 9000
+#: Words of a command that are not wrong by themselves.
+USUAL = (
+    *("", "ddp", "fsdp", "--yes", "true", "--data", "s3://bucket/data", "text", "--to"),
+    *("up", "rm", "other", "--spot", LONG),
+)
 IDENTITY = "get_caller_identity"
 NO_SHAPE = json.dumps({"order": ORDER_VERSION, "preset": "x"})
 #: Mistakes that are found where neither a region nor credentials are set.
@@ -57,7 +66,7 @@ WITHOUT_AWS = (
     "submit ddp --storag x --yes",
     "submit ddp --env 1A=b --yes",
     "submit ddp --env =1 --yes",
-    f"submit ddp --env URL=http://me:hf_{'QwErTyUiOpAsDfGh' * 2}@host --yes",
+    f"submit ddp --env URL=http://me:{TOKEN}@host --yes",
     "submit ddp --report-to wandb --yes",
     "submit --code CODE/empty --yes -- true",
     "submit --code CODE --yes -- torchrun --nproc-per-node 2 mine2.py a.py",
@@ -142,7 +151,7 @@ REFUSED = (
     "generate first text --yes",
     "generate training text --yes",
     "generate other ' ' --yes",
-    f"generate other {'x' * 9000} --yes",
+    f"generate other {LONG} --yes",
     "checkpoints nothing",
     "checkpoints runs/demo",
     "submit ddp --grace 90 --yes",
@@ -188,10 +197,12 @@ def _runs(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_mistake_is_an_error_on_the_laptop_and_nothing_is_started(
     account: Account, code: Path, cli: Cli, words: str
 ) -> None:
-    if words in WITHOUT_AWS:
-        account.region = None
-    said = cli(*shlex.split(words.replace("CODE", str(code))), code=exits.BAD_INPUT)
+    given = shlex.split(words.replace("CODE", str(code)))
+    said = cli(*given, code=exits.BAD_INPUT)
     assert said.out == ""
+    # It names what is wrong.
+    own = [part for word in given[1:] for part in re.split("[ =]", word) if part not in USUAL]
+    assert not own or any(word in said.err for word in own)
     assert account.changes == []
     assert words not in WITHOUT_AWS or account.calls == []
 
