@@ -33,11 +33,11 @@ LONG = "x" * 9000
 #: Words of a command that are not wrong by themselves.
 USUAL = (
     *("", "ddp", "fsdp", "--yes", "true", "--data", "s3://bucket/data", "text", "--to"),
-    *("up", "rm", "other", "--spot", LONG),
+    *("up", "rm", "other", "new", "--spot", LONG),
 )
 IDENTITY = "get_caller_identity"
 NO_SHAPE = json.dumps({"order": ORDER_VERSION, "preset": "x"})
-#: Mistakes that are found where neither a region nor credentials are set.
+#: Mistakes that are found before AWS is asked anything.
 WITHOUT_AWS = (
     "submit --yes",
     "submit --code CODE --yes",
