@@ -126,7 +126,7 @@ ELSEWHERE = {
     'make deploy ARGS="-c spot=true -c max_workers=4"': _FSDP,
     "trainctl submit --code . --nodes 2:4 --spot --run mine -- torchrun train.py": _PROGRAMS,
     'make deploy ARGS="-c preset=team -c alarm_email=ml@example.com"': "tests/stacks/test_rules.py",
-    "trainctl cost --by user": "tests/trainctl/test_costs.py",
+    "trainctl cost --by user": "tests/trainctl/golden/cost",
     "pipx install .": "tests/test_packaging.py installs a wheel",
     "trainctl plan -f job.toml": _JOB_FILE,
     "trainctl submit -f job.toml --yes": _JOB_FILE,

@@ -83,7 +83,7 @@ OUTPUTS = {
 CHANGES = {
     *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
     *("execute_command", "start_session", "put_object", "delete_objects"),
-    "subscribe",
+    *("invoke", "subscribe"),
 }
 
 
@@ -116,12 +116,8 @@ class Account(base.Account):
         self.fault: dict[str, Any] | None = None
         """A task of the workers' service that ended."""
         self.rollout = "COMPLETED"
-        self.hosts: dict[str, str] = {}
-        """Types of the hosts by name, none of which runs a task."""
-        self.disconnected: dict[str, list[dict[str, str]]] = {}
-        """Hosts whose agent ECS does not hear of, and what a sweep has written on them."""
-        self.unregistered: dict[str, str] = {}
-        """Types of instances that have not joined the cluster, by name."""
+        self.instances: list[dict[str, Any]] = []
+        self.container_instances: list[dict[str, Any]] = []
         self.function_error: dict[str, str] = {}
         # Jobs.
         self.tasks = self.model.tasks
@@ -227,37 +223,18 @@ class Account(base.Account):
 
     def on_describe_instances(self, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
         assert Filters[0]["Values"] == ["TrainingStack-*"]
-        instances = [
-            {
-                "InstanceId": name,
-                "InstanceType": kind,
-                "LaunchTime": datetime.now(tz=UTC) - timedelta(minutes=25),
-            }
-            for name, kind in (self.hosts | self.unregistered).items()
-        ]
-        return {"Reservations": [{"Instances": [each]} for each in instances]}
+        return {"Reservations": [{"Instances": self.instances}]}
 
     def on_list_container_instances(self, **_: Any) -> Any:
-        return {"containerInstanceArns": [*self.hosts]}
+        return {
+            "containerInstanceArns": [each["ec2InstanceId"] for each in self.container_instances]
+        }
 
     def on_describe_container_instances(self, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
-        return {
-            "containerInstances": [
-                {
-                    "ec2InstanceId": name,
-                    "status": "ACTIVE",
-                    "agentConnected": name not in self.disconnected,
-                    "runningTasksCount": 0,
-                    "pendingTasksCount": 0,
-                    "registeredAt": datetime.now(tz=UTC) - timedelta(minutes=7),
-                    "attributes": [
-                        {"name": "ecs.instance-type", "value": self.hosts[name]},
-                        *self.disconnected.get(name, []),
-                    ],
-                }
-                for name in containerInstances
-            ]
-        }
+        found = [
+            each for each in self.container_instances if each["ec2InstanceId"] in containerInstances
+        ]
+        return {"containerInstances": found}
 
     def on_invoke(self, *, FunctionName: str, Payload: str) -> Any:  # noqa: N803
         assert (FunctionName, json.loads(Payload)) == ("keeper", {"Action": "release"})
@@ -337,7 +314,7 @@ class Account(base.Account):
         began = (self.now - timedelta(minutes=10)).timestamp()
         found = []
         for number, line in enumerate(self.logs[stream]):
-            second, message = line if isinstance(line, tuple) else (number, line)
+            second, message = (number, line) if isinstance(line, str) else line
             at = int((began + second) * 1000)
             if at >= since:
                 event = {"timestamp": at, "message": message, "logStreamName": stream}
@@ -365,7 +342,11 @@ class Account(base.Account):
         filterPattern: str = "",  # noqa: N803
     ) -> Any:
         if logGroupName == "events":
-            return {"events": [{"message": json.dumps({"detail": e})} for e in self.task_events]}
+            return {
+                "events": [
+                    {"message": json.dumps({"detail": e}, default=str)} for e in self.task_events
+                ]
+            }
         found = [each for name in logStreamNames for each in self.events_of(name, since=startTime)]
         if filterPattern:
             assert filterPattern[0] == filterPattern[-1] == "%"

@@ -25,6 +25,10 @@ from training.command import NOT_FOR_JOBS, parser
 BUILT_ONCE = functools.cache(typer.main.get_command)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-goldens", action="store_true", help="write the golden files")
+
+
 @pytest.fixture(autouse=True)
 def _commands_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typer.main, "get_command", BUILT_ONCE)
@@ -107,12 +111,18 @@ class Cli:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *words: str, code: int = exits.OK) -> Said:
-        """Give a command, which must end with this exit code; what has been printed by then."""
-        found = main([*words])
+    def __call__(self, command: str, *more: str, code: int = exits.OK) -> Said:
+        """Give a command, which must end with this exit code; what has been printed by then.
+
+        Args:
+            command: its first words, with spaces between.
+            more: words that follow, which may have spaces.
+        """
+        words = [*command.split(), *more]
+        found = main(words)
         said = Said(*self._capsys.readouterr())
         assert found == code, said.err
-        assert foreign_options([*words], said.err) == set()
+        assert foreign_options(words, said.err) == set()
         return said
 
     def refuses(self, *words: str, code: int = exits.BAD_INPUT) -> str:

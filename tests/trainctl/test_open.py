@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from contract import exits
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl.__main__ import main
 from trainctl.aws.deployment import LOCAL_ACCOUNT
 
 
@@ -41,11 +39,11 @@ class Frame(HTMLParser):
 
 
 def test_a_page_that_another_job_has_put_there_can_run_and_send_nothing(
-    account: Account, tmp_path: Path
+    account: Account, tmp_path: Path, cli: Cli
 ) -> None:
     hostile = """"></iframe><script>fetch('//evil')</script>'<img src=//evil> &quot; \xff"""
     account.objects["runs/first/report.html"] = hostile.encode("latin-1")
-    assert main(["report", "first", "--no-browser"]) == 0
+    cli("report first --no-browser")
     found = Frame(tmp_path / "first-report.html")
     assert found.page == hostile.replace("\xff", "\ufffd"), "it stays inside"
     assert [tag for tag, _ in found.tags] == ["meta", "meta", "title", "iframe"]
@@ -58,51 +56,20 @@ def test_a_report_is_fetched_and_opened(
     account: Account, cli: Cli, opened: list[str], tmp_path: Path
 ) -> None:
     account.objects["runs/first/report.html"] = b"<html>first"
-    assert cli("report", "first").out == "first-report.html\n"
+    assert cli("report first").out == "first-report.html\n"
     file = tmp_path / "first-report.html"
     assert Frame(file).page == "<html>first"
     assert opened == [file.as_uri()]
     # Written again when the run goes on; the newest one counts.
     account.objects["runs/first/report.html"] = b"<html>more"
-    assert main(["report", "first", "--no-browser"]) == 0
+    cli("report first --no-browser")
     assert Frame(file).page == "<html>more"
     assert len(opened) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (["unknown"], exits.BAD_INPUT, "there is no run 'unknown' in s3://bucket: trainctl runs"),
-        (["a/b"], exits.BAD_INPUT, "run name 'a/b' is not usable"),
-        (["training"], exits.FAILED, "run training has no report: a recipe writes one when it"),
-        (["broken"], exits.FAILED, "has a result and no report: trainctl logs broken shows"),
-        (["first", "-o", "folder"], exits.BAD_INPUT, "folder is a folder: give the name of a"),
-        (["first", "-o", "file/x"], exits.BAD_INPUT, "cannot write file/x"),
-    ],
-)
-def test_a_report_that_cannot_be_fetched_is_one_error(
-    account: Account,
-    cli: Cli,
-    opened: list[str],
-    tmp_path: Path,
-    arguments: list[str],
-    exit_code: int,
-    message: str,
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("")
-    account.objects["runs/first/report.html"] = b"<html>"
-    account.objects["runs/training/config.json"] = b"{}"
-    account.objects["runs/broken/result.json"] = b"{}"
-    captured = cli("report", *arguments, code=exit_code)
-    assert message in captured.err
-    assert captured.out == ""
-    assert opened == []
-
-
 # --- open
 def test_the_token_is_printed_for_other_commands(account: Account, cli: Cli) -> None:
-    assert cli("open", "--token").out == "the-token-of-ray\n"
+    assert cli("open --token").out == "the-token-of-ray\n"
     assert account.changes == []
 
 
@@ -122,29 +89,16 @@ def test_the_cloudwatch_dashboard_opens_in_the_console_of_the_region(
     page: str,
 ) -> None:
     account.region = region
-    shown = cli("open", "--dashboard").out.strip()
+    shown = cli("open --dashboard").out.strip()
     assert shown.startswith(page)
     assert shown.endswith("#dashboards/dashboard/training")
     assert opened == [shown]
-    assert main(["open", "--dashboard", "--no-browser"]) == 0
+    cli("open --dashboard --no-browser")
     assert len(opened) == 1
 
 
-def test_a_local_deployment_has_no_console(account: Account, cli: Cli) -> None:
+def test_a_local_deployment_needs_no_tunnel(account: Account, cli: Cli) -> None:
+    """Its nodes are containers of this machine."""
     account.account_id = LOCAL_ACCOUNT
-    assert "no AWS console: trainctl open shows Ray's dashboard" in cli.refuses(
-        "open", "--dashboard", code=exits.FAILED
-    )
-    # Its nodes are containers of this machine: no tunnel.
     account.wanted["head-service"] = 1
-    captured = cli("open")
-    assert captured.out == "http://10.0.0.0:8265\n"
-    assert "trainctl open --token" in captured.err
-
-
-@pytest.mark.parametrize("more", [["first"], ["--token"]])
-def test_the_dashboard_of_the_deployment_belongs_to_no_job(
-    account: Account, cli: Cli, more: list[str]
-) -> None:
-    assert "leave out JOB and --token" in cli.refuses("open", "--dashboard", *more)
-    assert account.calls == []
+    assert cli("open").out == "http://10.0.0.0:8265\n"

@@ -4,6 +4,7 @@ The folders have the shape of what people have: a repository with Ray in its tes
 that is started with ``-m``, a launcher inside a shell script, a script with optional imports.
 """
 
+import json
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.job import Placement
 from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
@@ -115,6 +115,24 @@ def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
 
 
 @pytest.mark.parametrize(
+    ("source", "is_ray"),
+    [
+        ("if True:\n    from ray.train import report", True),
+        ("import os, sys, ray, numpy", True),
+        ("x = 1; import ray.tune as tune", True),
+        ("print 'old'\nimport os, ray", True),
+        ('"""\nimport ray\n"""', False),
+        ("from .ray import x", False),
+        ("import rayleigh", False),
+        ("# import ray", False),
+    ],
+)
+def test_a_program_that_imports_ray_uses_it(made: Made, source: str, is_ray: bool) -> None:
+    found = Program(CodeFolder.of(made({"a.py": source})), ["python", "a.py"])
+    assert bool(found.of_ray) is is_ray
+
+
+@pytest.mark.parametrize(
     ("text", "words", "option", "nodes"),
     [
         # One process: of the four nodes that are deployed, one.
@@ -133,21 +151,16 @@ def test_ray_is_looked_for_in_the_program_and_not_in_the_folder(
         ("import pandas\n", "sh -c ./mine", [], 4),
     ],
 )
+@pytest.mark.usefixtures("account")
 def test_a_script_of_one_process_gets_one_node_or_a_warning(
-    account: Account,
-    code: Path,
-    cli: Cli,
-    text: str,
-    words: str,
-    option: list[str],
-    nodes: int,
+    code: Path, cli: Cli, text: str, words: str, option: list[str], nodes: int
 ) -> None:
     (code / "mine.py").write_text(text)
-    said = cli("submit", "--code", str(code), *option, "--yes", "--", *words.split())
-    (spec,) = account.orders
-    assert (spec.nodes, spec.on) == (Range(nodes, nodes), Placement.NODES)
-    is_warned = "warning: mine.py is one process that knows of no others" in said.err
-    assert is_warned == bool(option)
+    said = cli("plan --json --code", str(code), *option, "--", *words.split())
+    plan = json.loads(said.out)
+    assert plan["nodes"]["high"] == nodes
+    assert not option or said.err, "a warning"
+    assert nodes > 1 or not said.err
 
 
 def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_else(
@@ -156,12 +169,10 @@ def test_where_the_head_trains_a_script_of_one_process_runs_there_and_nowhere_el
     account.shape |= {"head_trains": True, "head_instance_type": "g5.12xlarge"}
     (code / "mine.py").write_text("import torch\n")
     words = ("--code", str(code), "--yes", "--", "python", "mine.py")
-    said = cli("submit", *words).err
+    cli("submit", *words)
     assert account.orders[0].nodes == Range(0, 0)
-    assert "runs on   the head (" in said
-    assert "warning" not in said
-    said = cli("submit", "--nodes", "1", "--run", "other", *words).err
-    assert "each node runs the same; give --nodes 0" in " ".join(said.split())
+    assert "--nodes 0" in cli("submit --nodes 1 --run other", *words).err
+    assert account.orders[1].nodes == Range(1, 1)
 
 
 @pytest.mark.parametrize("words", ["bash run.sh", "sh -c ./run.sh"])
@@ -191,132 +202,80 @@ if os.environ.get("X"):
 """
 
 
+RUN = "torchrun train.py"
+#: What git ignores, and what is uploaded.
+IN_GIT = {
+    **{".gitignore": "data\noutputs\n*.pt\n", "init.pt": "", "data/x.txt": ""},
+    **{"outputs/last.pt": "", "real.yaml": "", "inner/base.toml": ""},
+}
+POETRY = {"pyproject.toml": "[tool.poetry.dependencies]\n"}
+PROJECT = {"pyproject.toml": "[project]\nname='x'\ndependencies=['timm']\n"}
+OF_SETTINGS = {"settings.py": "class A:\n    max_hours: int\n"}
+
+
 @pytest.mark.parametrize(
-    ("text", "packages", "missing"),
+    ("text", "files", "words", "warned"),
     [
         # In a module of the folder that every start imports, and in one that it may not need.
-        ("import model\n", {"model.py": "import timm\n"}, ["timm"]),
-        ("def f():\n    import model\n", {"model.py": "import timm\n"}, []),
-        (OPTIONAL, {}, []),
-        (
-            "import torchvision\nfrom lightning.pytorch import Trainer\n",
-            {},
-            ["torchvision", "light"],
-        ),
-        ("from training import x\nimport contract.job\n", {}, ["training", "contract"]),
-        ("import torchvision\nimport cv2\n", {"requirements.txt": "torchvision==0.28\n"}, ["cv2"]),
-        ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, []),
-        ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[extra]>2\n"}, []),
-        ("import einops\n", {"requirements.txt": "-r base.txt\n", "base.txt": "einops\n"}, []),
-        ("import einops\n", {"requirements.txt": "git+https://host/einops\n"}, []),
-        (
-            "import einops, timm\n",
-            {"pyproject.toml": "[project]\nname='x'\ndependencies=['timm']\n"},
-            ["einops"],
-        ),
-    ],
-)
-def test_a_package_that_no_node_will_have_is_named_before_hosts_start(
-    made: Made, cli: Cli, account: Account, text: str, packages: dict[str, str], missing: list[str]
-) -> None:
-    del account
-    folder = made({"train.py": text, "sub/helpers.py": "", **packages})
-    said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
-    (line, *more) = [each for each in said.splitlines() if each.startswith("warning: ")] or [""]
-    assert more == []
-    lists = [name for name in packages if not name.endswith(".py")]
-    file = next(iter(lists), "requirements.txt")
-    assert (f"neither in the images nor in {file}" in line) == bool(missing)
-    assert all(name in line for name in missing)
-    installs = ["sh", "-c", "pip install einops && python train.py"]
-    assert Program(CodeFolder.of(folder), installs).warnings([]) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "option"),
-    [
-        (DIST, "torchrun train.py --epochs 90 --follow", "--follow"),
-        (DIST, "python -u train.py --max-hours=3", "--max-hours"),
-        (DIST, "accelerate launch --env x train.py a --spot", "--spot"),
-        (DIST, "torchrun -m train --nodes 2", "--nodes"),
+        ("import model\n", {"model.py": "import timm\n"}, RUN, ["timm"]),
+        ("def f():\n    import model\n", {"model.py": "import timm\n"}, RUN, []),
+        (OPTIONAL, {"sub/helpers.py": ""}, RUN, []),
+        ("import torchvision\nfrom lightning.pytorch import x\n", {}, RUN, ["lightning"]),
+        ("from training import x\nimport contract.job\n", {}, RUN, ["contract"]),
+        ("import cv2\n", {"requirements.txt": "x==0.28\n"}, RUN, ["cv2"]),
+        ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, RUN, []),
+        ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[x]>2\n"}, RUN, []),
+        ("import einops\n", {"requirements.txt": "-r b.txt\n", "b.txt": "einops\n"}, RUN, []),
+        ("import einops\n", {"requirements.txt": "git+https://host/einops\n"}, RUN, []),
+        ("import einops, timm\n", PROJECT, RUN, ["einops"]),
+        ("import einops\n", {}, "sh -c 'pip install einops && python train.py'", []),
+        # Lists of packages that are not read.
+        (DIST, {"environment.yml": "dependencies:\n- einops\n"}, RUN, ["environment.yml"]),
+        (DIST, POETRY, RUN, ["[tool.poetry]"]),
+        (DIST, {"setup.py": "", "Pipfile": ""}, RUN, ["Pipfile, setup.py"]),
+        (DIST, {"requirements-dev.txt": ""}, RUN, ["requirements-dev.txt"]),
+        (DIST, {"setup.py": "", "requirements.txt": "einops"}, RUN, []),
+        # Options of submit behind the dashes.
+        (DIST, {}, f"{RUN} --epochs 90 --follow", ["--follow"]),
+        (DIST, {}, "python -u train.py --max-hours=3", ["--max-hours"]),
+        (DIST, {}, "accelerate launch --env x train.py a --spot", ["--spot"]),
+        (DIST, {}, "torchrun -m train --nodes 2", ["--nodes"]),
         # The program's own, by argparse or by the field of a dataclass.
-        (DIST + "parser.add_argument('--follow')\n", "torchrun train.py --follow", ""),
-        ("class A:\n    max_hours: int\n", "torchrun train.py --max-hours 3", ""),
-        (DIST + "from settings import A\n", "torchrun train.py --max-hours 3", ""),
-        (DIST, "torchrun --nodes 1 train.py --epochs 90", ""),
-        (DIST, "some-program --follow", ""),
-    ],
-)
-def test_an_option_of_submit_behind_the_dashes_is_a_warning(
-    made: Made, cli: Cli, account: Account, text: str, words: str, option: str
-) -> None:
-    folder = made({"train.py": text, "settings.py": "class A:\n    max_hours: int\n"})
-    said = cli("submit", "--code", str(folder), "--nodes", "2", "--yes", "--", *words.split()).err
-    warned = [line for line in said.splitlines() if line.startswith("warning: ")]
-    assert warned == [
-        f"warning: {option} is passed to the program, which does not mention it: an option of the "
-        "job comes before the --"
-    ] * bool(option)
-    assert [*account.orders[0].command] == words.split()
-
-
-@pytest.mark.parametrize(
-    ("words", "warned"),
-    [
-        # What git ignores, by itself, in a folder, as an option's value, in a shell's text.
-        ("python train.py --ckpt init.pt --data data/x.txt", ["init.pt", "data/x.txt"]),
-        ("python train.py --data=data", ["data"]),
-        ("sh -c 'python train.py --resume outputs/last.pt'", ["outputs/last.pt"]),
-        # Settings that are nowhere, whatever reads them.
-        ("axolotl train config.yml", ["config.yml"]),
-        ("torchrun train.py --config conf/base.yaml", ["conf/base.yaml"]),
+        (DIST + "parser.add_argument('--follow')\n", {}, f"{RUN} --follow", []),
+        ("class A:\n    max_hours: int\n", {}, f"{RUN} --max-hours 3", []),
+        (DIST + "from settings import A\n", OF_SETTINGS, f"{RUN} --max-hours 3", []),
+        (DIST, {}, "torchrun --nodes 1 train.py --epochs 90", []),
+        (DIST, {}, "some-program --follow", []),
+        # Paths that no node will have: ignored by git, in the settings, of this machine.
+        (DIST, IN_GIT, f"{RUN} --ckpt init.pt --data data/x.txt", ["init.pt", "data/x.txt"]),
+        (DIST, IN_GIT, "python train.py --data=data", ["data"]),
+        (DIST, IN_GIT, "sh -c 'python train.py --resume outputs/last.pt'", ["outputs/last.pt"]),
+        (DIST, IN_GIT, "axolotl train config.yml", ["config.yml"]),
+        (DIST, IN_GIT, f"{RUN} --config conf/base.yaml", ["conf/base.yaml"]),
+        (DIST, IN_GIT, f"{RUN} --x HOME/data /tmp", ["HOME/data"]),
         # What is uploaded, what the program writes, and what is no path.
-        ("python train.py --config real.yaml --config-name base.toml --dir inner", []),
-        ("python train.py --output_dir outputs --log data --metrics-out m.json", []),
-        ("sh -c 'python train.py > log.json'", []),
-        ('python train.py https://host/x.json s3://bucket/y.yaml *.json key=1 {"a":1}', []),
+        (DIST, IN_GIT, f"{RUN} --config real.yaml --config-name base.toml --dir inner", []),
+        (DIST, IN_GIT, f"{RUN} --output_dir outputs --log data --metrics-out m.json", []),
+        (DIST, IN_GIT, "sh -c 'python train.py > log.json'", []),
+        (DIST, IN_GIT, RUN + ' https://host/x.json s3://bucket/y.yaml *.json key=1 {"a":1}', []),
     ],
 )
-def test_a_path_in_the_command_that_no_node_will_have_is_a_warning(
-    made: Made, words: str, warned: list[str]
-) -> None:
-    ignored = {"init.pt": "", "data/x.txt": "", "outputs/last.pt": ""}
-    kept = {"real.yaml": "", "inner/base.toml": "", ".gitignore": "data\noutputs\n*.pt\n"}
-    folder = made({"train.py": DIST, **ignored, **kept})
-    subprocess.run(["git", "init", "-q", folder], check=True)
-    found = Program(CodeFolder.of(folder), shlex.split(words)).warnings([])
-    assert [each.partition(", which the command names, is not ")[0] for each in found] == warned
-
-
-def test_a_path_of_the_laptop_in_the_command_is_a_warning(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_probably_wrong_is_a_warning_that_names_it(
+    made: Made,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    files: dict[str, str],
+    words: str,
+    warned: list[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "data").mkdir()
-    program = Program(
-        CodeFolder.of(made({"train.py": DIST})), ["python", "train.py", f"{tmp_path}/data", "/tmp"]
-    )
-    assert program.warnings([]) == [
-        f"{tmp_path}/data, which the command names, is a path of this machine"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("files", "names"),
-    [
-        ({"environment.yml": "dependencies:\n- einops\n"}, "environment.yml"),
-        ({"pyproject.toml": "[tool.poetry.dependencies]\n"}, "[tool.poetry] of pyproject.toml"),
-        ({"setup.py": "", "Pipfile": ""}, "Pipfile, setup.py"),
-        ({"requirements-dev.txt": ""}, "requirements-dev.txt"),
-        ({"setup.py": "", "requirements.txt": "einops"}, ""),
-    ],
-)
-def test_a_list_of_packages_that_is_not_read_is_named(
-    made: Made, cli: Cli, account: Account, files: dict[str, str], names: str
-) -> None:
-    del account
-    folder = made({"train.py": DIST, **files})
-    said = cli("plan", "--code", str(folder), "--nodes", "2", "--", "torchrun", "train.py").err
-    warned = [line for line in said.splitlines() if line.startswith("warning: ")]
-    expected = f"warning: {names}: not read; list the packages in requirements.txt"
-    assert warned == [expected] * bool(names)
+    folder = made({"train.py": text, **files})
+    if ".gitignore" in files:
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    given = shlex.split(words.replace("HOME", str(tmp_path)))
+    options = ("follow", "max-hours", "env", "spot", "nodes")
+    found = Program(CodeFolder.of(folder), given).warnings(options)
+    for warning, name in zip(found, warned, strict=True):
+        assert name.replace("HOME", str(tmp_path)) in warning

@@ -7,11 +7,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from contract import exits
 from tests.loopback import answering
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl.__main__ import main
 
 FILES = {
     "owner/good": ["config.json", "model.safetensors"],
@@ -42,7 +40,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_model_without_weights_is_refused_before_a_host_starts(
     account: Account, cli: Cli, model: str
 ) -> None:
-    assert f"error: model {model} has no weights that can be used" in cli.refuses(*SUBMIT, model)
+    assert model in cli.refuses("submit fsdp --yes --data s3://bucket/text --model", model)
     assert account.changes == []
 
 
@@ -54,9 +52,9 @@ def test_a_model_without_weights_is_refused_before_a_host_starts(
     ],
 )
 def test_what_has_weights_or_cannot_be_looked_at_is_left_to_the_node(
-    account: Account, model: str
+    account: Account, model: str, cli: Cli
 ) -> None:
-    assert main([*SUBMIT, model]) == exits.OK
+    cli("submit fsdp --yes --data s3://bucket/text --model", model)
     assert account.sent("start_execution")
 
 
@@ -64,8 +62,8 @@ def test_what_has_weights_or_cannot_be_looked_at_is_left_to_the_node(
     ("variable", "value"), [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")]
 )
 def test_without_a_way_to_the_hub_nothing_is_refused(
-    account: Account, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+    account: Account, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, cli: Cli
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert main([*SUBMIT, "owner/none"]) == exits.OK
+    cli("submit fsdp --yes --data s3://bucket/text --model owner/none")
     assert account.sent("start_execution")

@@ -2,78 +2,30 @@
 
 import json
 import re
-from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from tests.trainctl.account import Account
+from tests.trainctl.test_ui import many
 from trainctl import output
 from trainctl.__main__ import main
-
-JOB = "resnet-baseline-2-lusab-babad-gutih"  # 35 characters, of 36 that an id may have
-RUN = "resnet-baseline-2-with-a-learning-rate-of-1e-3-and-warm-up-00001"[:63]
-REASON = "failed: the head was killed, 3 times: its program may be the reason"
-
-
-#: How twenty jobs are: the state that is shown, and what AWS tells of them.
-STATES: dict[str, dict[str, Any]] = {
-    "failed (137)": {"status": "FAILED", "cause": {"status": "failed", "exit_code": 137}},
-    "failed": {"status": "FAILED", "cause": {"status": "failed"}},
-    "host lost": {"status": "FAILED", "cause": {"status": "host_lost"}},
-    "no capacity": {"status": "FAILED", "cause": {"status": "no_capacity", "exit_code": 75}},
-    "stopped": {"status": "ABORTED"},
-    "deadline": {"status": "TIMED_OUT"},
-    "succeeded": {"status": "SUCCEEDED"},
-    "running": {},
-    "waiting": {},
-    "queued 1": {},
-}
-#: Characters of an id: those of a run with a name of usual length.
-USUAL = 24
-
-
-def jobs(account: Account, *, length: int = len(JOB)) -> list[str]:
-    """Twenty jobs, two of each state but for what runs; the reasons of failures are long."""
-    account.shape["max_heads"] = 2
-    ids = []
-    for number in range(20):
-        state = [*STATES][number] if number < 10 else [*STATES][number % 7]
-        job = f"{JOB[: length - 2]}{number:02}"
-        told = {**STATES[state]}
-        if "cause" in told:
-            told["cause"] = json.dumps({"reason": REASON, **told["cause"]})
-        began = account.now - timedelta(hours=17 - number if number < 10 else number)
-        account.add(job, run=RUN, startDate=began, **told)
-        account.change_order(job, nodes="1", submitter="bernhard@example.com")
-        at = began.isoformat()
-        if state not in ("waiting", "queued 1", "running"):
-            for task, by in (("h", "AWS Step Functions"), ("w", job)):
-                event = {"taskArn": f"t/{task}{number}", "group": f"job:{job}", "startedBy": by}
-                event |= {"pullStartedAt": at, "stoppedAt": account.now.isoformat()}
-                account.task_events.append(event)
-        ids.append(job)
-    account.add_head(ids[7], "head", pullStartedAt=account.now - timedelta(hours=1))
-    account.add_worker("w7", "RUNNING", job=ids[7], group=f"job:{ids[7]}")
-    progress = {"time": 1, "job": ids[7], "step": 30, "total_steps": 184, "loss": 1.0}
-    account.objects[f"runs/{RUN}/progress.json"] = json.dumps(progress).encode()
-    assert main(["ls"]) == 0
-    return ids
 
 
 def test_twenty_jobs_are_twenty_one_lines(
     account: Account, terminal: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ids = jobs(account, length=USUAL)
+    many(account, 20, running=3, queued=3)
+    reason = "failed: the head was killed, 3 times: its program may be the reason"
+    cause = {"status": "failed", "exit_code": 137, "reason": reason}
+    account.executions["resnet-280-lusab-babad"] |= {"status": "FAILED", "cause": json.dumps(cause)}
+    main(["ls"])
     heading, *rows = plain(capsys).splitlines()
-    assert sorted(row.split()[0] for row in rows) == sorted(ids)
+    assert sorted(row.split()[0] for row in rows) == sorted(account.executions)
     assert [row for row in rows if len(row) > terminal] == []
-    found = dict(zip((row.split()[0] for row in rows), rows, strict=True))
-    assert [
-        each for each, job in zip(STATES, ids, strict=False) if f" {each} " not in found[job]
-    ] == []
     assert heading.split() == ["job", "state", "nodes", "done", "age", "cost", "who"]
-    assert found[ids[7]].split()[1:] == ["running", "1", "16%", "10", "h", "$0.11", "bernhard"]
+    found = {row.split()[0]: row.split()[1:] for row in rows}
+    assert found["resnet-280-lusab-babad"][:2] == ["failed", "(137)"]
+    assert found["resnet-294-lusab-babad"][:3] == ["running", "1", "25%"]
 
 
 def plain(capsys: pytest.CaptureFixture[str]) -> str:
@@ -104,12 +56,3 @@ def test_on_the_narrowest_terminal_all_columns_wrap_and_no_letter_is_lost(
     assert sorted(re.sub(r"\s", "", shown)) == sorted(
         re.sub(r"\s", "", "idstatewhy" + "".join(row[:3]))
     )
-
-
-def test_where_stdout_is_no_terminal_a_row_is_a_line(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs(account)
-    heading, *rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 20
-    assert heading.split() == ["job", "state", "nodes", "done", "age", "cost", "who"]
