@@ -71,7 +71,7 @@ LAYOUTS = {
         "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php",
         "train/{n01440764,n01443537}/{1,2}.JPEG val/ILSVRC2012_val_00000001.JPEG "
         "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt",
-        "cannot be used ('meta.mat'): give ILSVRC2012_devkit_t12.tar.gz, or meta.mat",
+        "cannot be used (without 'meta.mat'): give ILSVRC2012_devkit_t12.tar.gz, or meta.mat",
     ),
     "imagenet-sorted": Layout(
         "https://github.com/pytorch/examples/blob/main/imagenet/extract_ILSVRC.sh",

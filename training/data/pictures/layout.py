@@ -425,8 +425,9 @@ def _of_kit(kit: dict[str, Item], source: str, content: Callable[[Item], bytes])
         if len(found) != 50_000 or not all(found):
             raise ValueError("50,000 pictures must have classes of meta.mat")
     except Exception as error:  # SciPy's are of many kinds
+        why = f"without {error}" if isinstance(error, KeyError) else error
         raise InputError(
-            f"{source}: ImageNet's development kit cannot be used ({error}): give {_KIT}, or "
+            f"{source}: ImageNet's development kit cannot be used ({why}): give {_KIT}, or "
             f"{listed(_KIT_FILES)} of it"
         ) from None
     return {f"ILSVRC2012_val_{number:08}": name for number, name in enumerate(found, 1)}
