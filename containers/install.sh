@@ -133,8 +133,6 @@ case $1 in
         pins=$(sed -n 's/^\(torch[a-z]*==[^ ]*\).*/\1/p' "$SOURCE"/requirements/*.txt | xargs)
         if "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
             pins='' # a base image's own
-            "$VENV/bin/python" -c 'import torchvision' ||
-                echo "warning: the base image has no torchvision that fits its torch: programs that import it will fail, and where a wrong one is installed, so will models of transformers and timm" >&2
         # Only these two: an index of PyTorch has copies of their dependencies, in other versions.
         elif [ -n "${PIP_NO_INDEX:-}" ]; then
             :
@@ -151,6 +149,8 @@ case $1 in
         # What they depend on, and peft; they themselves where the default index has their builds.
         # shellcheck disable=SC2086
         install --requirement "$SOURCE/requirements/training.txt" $pins
+        [ -n "$pins" ] || "$VENV/bin/python" -c 'import torchvision' ||
+            echo "warning: the base image has no torchvision that fits torch: programs that import it will fail, and where a wrong one is installed, so will models of transformers and timm" >&2
         prune
         finish "$(site_packages)"
         ;;

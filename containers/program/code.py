@@ -33,7 +33,7 @@ from contract.text import counted
 RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: A job's archive and the environment with its packages, at the same path on all nodes.
 ARCHIVE: Final = Path("/tmp/program/code.zip")
-#: What each Python of a program runs at its start.
+#: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"
 PACKAGES: Final = ARCHIVE.with_name("packages")
 #: Below the archive's own key: why a worker node could not prepare, in words.

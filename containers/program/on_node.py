@@ -44,7 +44,7 @@ from contract.nodes import (
     MASTER_PORT,
 )
 
-#: Folder on Python's path whose ``sitecustomize.py`` each Python of a program runs first.
+#: What each bash of a program runs first.
 BASH_ENV: Final = code.STARTUP / "bash_env"
 #: Value of PYTHONUNBUFFERED with which ``sitecustomize.py`` makes Python write whole lines. Where
 #: Python does not run that file, it has no buffer at all, so that its lines come at once too.

@@ -23,8 +23,7 @@ def submit(
     """Start a job: a head and its workers, which end with it.
 
     Prints the maximum cost before starting; above $100, or where it is not known, Enter means no.
-    The job keeps running after this command exits. With --follow the
-    exit code is the job's.
+    The job keeps running after this command exits. With --follow the exit code is the job's.
 
     Examples: trainctl submit ddp --nodes 2 --epochs 10 --data fashion-mnist;
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
