@@ -89,7 +89,7 @@ class ClusterShape:
         values = loads(text, what="it")
         if (order := values.get("order")) != ORDER_VERSION:
             raise InputError(
-                f"these stacks take job orders of version {order}, and this trainctl writes "
+                f"its jobs are described in version {order}, and this trainctl writes "
                 f"version {ORDER_VERSION}"
             )
         found = from_json(cls, values, what="it", ignores_unknown=True)

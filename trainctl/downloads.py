@@ -78,8 +78,8 @@ def find(
     if not found:
         where = f"node {node} of run {run!r}" if node is not None else f"run {run!r}"
         raise UsageError(
-            f"{where} has no files of a program and no model in {bucket.uri}: trainctl runs lists "
-            f"the runs; a model in parts: trainctl export {run} --to DIR"
+            f"{where} has no files of a program and no model in {bucket.uri}: trainctl runs ls "
+            f"lists the runs; a model in parts: trainctl export {run} --to DIR"
         )
     if links:
         note(f"{counted(len(links), 'link')} left out, the first is {links[0]}")

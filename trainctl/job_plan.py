@@ -442,7 +442,7 @@ def _check_budget(deployment: Deployment, plan: JobPlan) -> list[str]:
     if not budget:
         return []
     used, left = spent(deployment)
-    said = f"{dollars(used)} of this month's budget of {dollars(budget)} are spent"
+    said = f"this month's jobs have cost {dollars(used)} of a budget of {dollars(budget)}"
     said += f", jobs that run or wait can cost {dollars(left)} more" if left else ""
     if used + left >= budget and shape.budget_refuses:
         until = "they end" if used < budget else "next month (UTC)"
@@ -546,7 +546,7 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
     _check_not_running(deployment, spec)  # again: the question may have waited for long
     job = new_id(run)
     if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
-        output.say(f"{spec.notify} gets no mail before the link in the one of AWS is followed")
+        output.say(f"{spec.notify} gets no mail until the link in AWS's confirmation mail is followed")
     if plan.code:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"

@@ -153,7 +153,7 @@ def files_of(bucket: DeploymentBucket, run: str) -> list[Stored]:
     """
     files = bucket.stored(runs.run_prefix(run))
     if not files:
-        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs ls lists them")
     return files
 
 

@@ -194,8 +194,8 @@ class Deployment:
             return ClusterShape.from_json(self.output(stack_outputs.SHAPE))
         except InputError as error:
             raise CliError(
-                f"the output {stack_outputs.SHAPE} is not understood ({error}): another version of "
-                "this project has deployed the stacks; make deploy brings them up to date"
+                f"another version of this project has deployed the stacks ({error}): make deploy "
+                "brings them up to date"
             ) from None
 
     # --- its parts ------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def doctor(
         output.print_table(["state", "what", "found"], rows, prose=["found"])
         for check in found:
             if check.fix:
-                output.print_text(f"\n{check.what}: {check.found}\n{indent(check.fix, '  ')}")
+                output.print_text(f"\n{check.what}\n{indent(check.fix, '  ')}")
     bad = sum(check.state == "bad" for check in found)
     unknown = sum(check.state == "unknown" for check in found)
     said = [f"{counted(bad, 'check')} failed." if bad else "All checks passed."]

@@ -58,7 +58,7 @@ def report(
             )
         raise CliError(
             f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells "
-            "how far it is; files of your own program: trainctl download"
+            f"how far it is; trainctl download {run} fetches the files of your own program"
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from training.settings import Value
 def _check(preset: str, given: Mapping[str, Value]) -> None:
     if "model" not in given:
         raise InputError(
-            f"preset {preset} trains a model that is there: give --model a Hugging Face id, a "
+            f"preset {preset} needs an existing model: give --model a Hugging Face id, a "
             "folder or an s3:// address (or --preset tiny, a small one with random weights)"
         )
 
