@@ -155,7 +155,7 @@ class Range:
         Raises:
             InputError: it is neither, or MIN is above MAX.
         """
-        match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text.strip())
+        match = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", text.strip())
         if not match:
             raise InputError(
                 f"{option} is {text}: give a number, such as 2, or a range MIN:MAX, such as 1:4 "

@@ -191,7 +191,7 @@ class Program:
                 continue
             if path.exists() and not os.path.isabs(text):
                 yield f"{text}, which the command names, is not uploaded: git ignores it"
-            elif path.exists() and path.is_relative_to(Path.home()):
+            elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
                 yield f"{text}, which the command names, is a path of this machine"
             # Hydra looks for it in a folder that its program names.
             elif (

@@ -58,6 +58,7 @@ WITHOUT_AWS = (
     "submit --code CODE --workers 1:2 -- true",
     "submit --code CODE --max-hour 2 -- true",
     "submit ddp --nodes 4:2 --yes",
+    "submit ddp --nodes ٢ --yes",  # no digits of ours
     # Options of the command are guessed too, and those that the job sets itself are not.
     "plan ddp --node 2",
     "plan ddp --contxt a=b",
