@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from contract.errors import InputError
-from tests.training.test_untrusted import Evil
+from tests.training.test_hostile_checkpoints import Evil
 from training.models import conversion, pretrained
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 
