@@ -60,10 +60,3 @@ def test_the_same_command_does_only_what_has_not_worked(
         with pytest.raises(KeyboardInterrupt):
             on_gpu.main()
     assert done == ["gpus", "fashion", "ddp", "fashion", "ddp"]
-
-
-def test_a_step_that_fails_says_so(tmp_path: Path) -> None:
-    outcome = on_gpu.run(
-        [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log", limit_s=120
-    )
-    assert on_gpu.in_words(outcome).startswith("failed with exit code 3")

@@ -5,15 +5,12 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from contract.errors import InputError
 from contract.nodes import Range
 from tests import forks
-from training.bandwidth import train as bandwidth
 from training.bandwidth.settings import MIB, BandwidthConfig
-from training.bandwidth.train import Timing, bus_gb_per_s, train
+from training.bandwidth.train import bus_gb_per_s, train
 from training.command import read_command
 from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker
@@ -116,15 +113,6 @@ def test_a_host_with_efa_that_is_not_used_ends_the_run_with_the_reason(
     with pytest.raises(InputError, match=fault) as caught:
         check_efa(found, backend=backend, num_hosts=num_hosts)
     assert "deploy with -c efa=off" in str(caught.value)
-
-
-def test_a_stall_of_one_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([2.0, 0.2, 0.3, 5.0, 0.3, 0.3])
-    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
-    monkeypatch.setattr(bandwidth, "_repeated", lambda *_: Timing(*[next(seconds)] * 2))
-    assert bandwidth._timed(1024, torch.device("cpu")) == Timing(0.3, 0.3)
 
 
 def measured(folder: str) -> list[Event]:

@@ -146,10 +146,3 @@ def test_a_class_without_validation_pictures_is_named() -> None:
     assert found.notes == ("trained but not evaluated: birds, dogs",)
     with pytest.raises(InputError, match=r"val/owls/3\.jpg is not known"):
         layout.arrange([*items, Item(("val", "owls", "3.jpg"), "")], "it", content=lambda _: b"")
-
-
-def test_a_class_may_be_called_as_a_split_is() -> None:
-    files = [(name, f"{number}.jpg") for name in ("test", "cats") for number in (1, 2)]
-    items = [Item(each, "/".join(each)) for each in files]
-    found = layout.arrange(items, "it", content=lambda _: b"")
-    assert {each.class_name for each in found.pictures["train"]} == {"test", "cats"}

@@ -28,7 +28,7 @@ from training.data.conversations import (
     columns_of,
     content_of,
 )
-from training.data.feed import Feed, Packs, best_fit, feed_of
+from training.data.feed import Feed, Packs, feed_of
 from training.data.rows import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -535,19 +535,6 @@ def test_bad_rows_are_all_counted_shown_with_their_places_or_skipped(
         store_for(str(file), tokenizer)
 
 
-def test_another_file_is_held_out_in_place_of_a_share(tmp_path: Path, tokenizer: Path) -> None:
-    for name, num in (("train", 9), ("test", 3)):
-        rows = [{"prompt": f"{name} {i}?", "completion": f"{i}."} for i in range(num)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train, test = (str(tmp_path / f"{name}.jsonl") for name in ("train", "test"))
-    info = store_for(train, tokenizer, validation=test).info
-    assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 3)
-    assert info.notes == ()
-    (tmp_path / "test.jsonl").write_text('{"prompt": "Why?", "completion": ""}\n')
-    with pytest.raises(InputError, match=r"--validation has 0"):
-        store_for(train, tokenizer, validation=test)
-
-
 # --- stores ---------------------------------------------------------------------------------------
 def opened(folder: Path, name: str = "chats.jsonl") -> TokenStore:
     """Sixty conversations of different lengths, each with its number in it."""
@@ -649,15 +636,6 @@ def test_without_packing_each_conversation_has_a_sequence_without_positions(
     assert batch.positions is None
     assert [len(members_of(fed, each)) for each in fed.sequences(0)] == [1, 1, 1, 1]
     assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(0)
-
-
-def test_packing_is_tight_and_within_its_limit() -> None:
-    lengths = np.random.default_rng(0).integers(1, 1000, 5000)
-    packs = best_fit(lengths, 1024)
-    filled = np.bincount(packs, weights=lengths)
-    assert filled.max() <= 1024
-    assert len(filled) <= 1.01 * -(-lengths.sum() // 1024)
-    assert best_fit([1024, 1024, 1], 1024).tolist() == [0, 1, 2]
 
 
 def test_mixed_rows_and_sets_without_answers_are_refused(tmp_path: Path, tokenizer: Path) -> None:

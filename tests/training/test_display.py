@@ -18,7 +18,6 @@ from training.record.events import (
     Measure,
     RankTimes,
     Start,
-    Warned,
     phase,
 )
 from training.record.fields import Rate
@@ -139,20 +138,6 @@ def rank_lines(
             )
         )
     return capsys.readouterr().err.splitlines()
-
-
-def test_where_nothing_may_move_lines_still_have_colors() -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, force_interactive=False, _environ={})
-    display = Display(console=console)
-    times = [RankTimes(step=4, epoch=1, rank=rank, step_time_s=0.25) for rank in range(2)]
-    scored = Evaluation(step=4, epoch=1, loss=1.0)
-    events: list[Event] = [START, step(4), *times, scored, Warned(message="slow")]
-    for event in events:
-        display.show(event)
-    display.close()
-    heads = [line[: line.index(" ")] for line in file.getvalue().splitlines()]
-    assert heads == ["training:", "\x1b[2mepoch", "\x1b[36mepoch", "\x1b[33mwarning:"]
 
 
 def test_ranks_of_one_cpu_have_a_line_each_only_where_they_differ(

@@ -10,7 +10,6 @@ import pytest
 import ray
 import ray.train
 from ray.exceptions import GetTimeoutError
-from ray.train.v2._internal import exceptions
 
 from contract import exits, nodes
 from contract.errors import UnreachableError
@@ -106,12 +105,6 @@ def test_a_failure_with_a_host_that_is_not_fit_is_not_counted(ray_train: RayTrai
     ray_train.ends_after = 9
     assert ray_train.train() == ""
     assert ray_train.fits == 10
-
-
-def test_waiting_for_hosts_is_no_failure(ray_train: RayTrain) -> None:
-    ray_train.error = ray.train.ControllerError(exceptions.WorkerGroupStartupTimeoutError(2))
-    ray_train.ends_after = 9
-    assert ray_train.train() == ""
 
 
 def test_every_living_node_is_asked_for_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

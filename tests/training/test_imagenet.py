@@ -24,11 +24,8 @@ from tests.training.sample_pictures import CLASSES, as_jpeg, write_tree
 from tests.training.test_checkpoint_faults import newest
 from training.checkpoint import checkpoints
 from training.data import augmentation
-from training.data.pictures.batches import rank_plan
-from training.data.small_images import BatchOrder
 from training.imagenet import train as imagenet
-from training.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
-from training.models import picture_shapes
+from training.imagenet.settings import PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Finished, RankTimes, Step
 from training.runtime.torchrun import TorchrunWorker
 
@@ -81,18 +78,6 @@ def test_packed_pictures_are_not_shrunk_again() -> None:
     assert [whole.size_of(packed) for packed in (0, 160, 320, 512)] == [400, 160, 320, 512]
 
 
-@pytest.mark.parametrize("model", picture_shapes.NAMES)
-def test_evaluation_and_nearly_all_crops_are_shrunk_from_what_is_decoded(model: str) -> None:
-    whole = config(model=model, image_size=0, least_area=0.25)
-    size, full = whole.size_of(0), whole.full_size
-    assert MIDDLE * size >= full
-    boxes = augmentation.random_boxes(
-        torch.arange(10_000), seed=0, step=0, least_area=whole.least_area
-    )
-    crops = (boxes.area * size * size * 4 / 3).sqrt()  # of a picture of 4:3
-    assert (crops < full).float().mean() < 0.01
-
-
 def test_a_usual_picture_is_read_with_all_its_pixels(tmp_path: Path) -> None:
     for folder in ("train/a", "train/b", "val/a"):
         (tmp_path / folder).mkdir(parents=True)
@@ -104,15 +89,6 @@ def test_a_usual_picture_is_read_with_all_its_pixels(tmp_path: Path) -> None:
         for source in (found.train, found.val):
             (batch,) = source.batches([torch.arange(1)])
             assert batch.extents.tolist() == [[500, 375]]
-
-
-def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:
-    order = BatchOrder(num_images=101, global_batch=32, seed=0)
-    for num in (1, 2, 3):
-        steps = range(order.steps_per_epoch)
-        for rank in range(num):
-            plan = rank_plan(order, steps=steps, rank=rank, world_size=num)
-            assert max(map(len, plan)) <= imagenet.most_per_worker(config(global_batch=32), num)
 
 
 def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(

@@ -82,18 +82,6 @@ def run(elsewhere: Path) -> Path:
     return folder
 
 
-def test_resuming_with_other_settings_names_each_difference(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = tree(run)
-    err = refused([*MINE, "--lr", "0.01", "--seed", "4"], capsys)
-    assert "lr:" not in err  # which may change
-    assert "--seed: the run has 0, now 4" in err
-    assert "--epochs: the run has 9" in err
-    assert "--overwrite" in err
-    assert tree(run) == before
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     """Content of each file, by its path."""
     files = [path for path in folder.rglob("*") if path.is_file()]

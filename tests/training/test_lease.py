@@ -28,7 +28,6 @@ from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.runtime.torchrun import TorchrunWorker
-from training.system import lease
 from training.system.lease import Holder, Lease, newest_number
 
 TAKE = """
@@ -184,29 +183,6 @@ def contest(run: str) -> None:
     assert newest_number(run) == 3
     assert storage.list_files(f"{run}/leases") == [f"{number:08d}.json" for number in (1, 2, 3)]
     assert storage.list_folders(f"{run}/leases") == []
-
-
-@pytest.mark.parametrize("start", ["take", "follow"])
-def test_a_number_that_another_takes_at_the_same_moment_is_the_others(
-    run: str, monkeypatch: pytest.MonkeyPatch, start: str
-) -> None:
-    own = Lease.take(run)
-    if start == "take":
-        own.release()
-
-    def newest(uri: str) -> int:
-        monkeypatch.undo()
-        number = newest_number(uri)
-        elsewhere(uri, number + 1, job="other")  # right after the look
-        return number
-
-    monkeypatch.setattr(lease, "newest_number", newest)
-    if start == "take":
-        with pytest.raises(InputError, match="job other"):
-            Lease.take(run)
-    else:
-        assert lease.follow(run, own.number) == own.number
-    assert b"other" in (storage.read_bytes(f"{run}/leases/{own.number + 1:08d}.json") or b"")
 
 
 @pytest.mark.parametrize("has_links", [True, False])

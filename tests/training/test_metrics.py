@@ -225,21 +225,6 @@ def test_no_worker_is_blamed_without_evidence() -> None:
         assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
 
 
-def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:
-    stragglers = metrics.Stragglers()
-    for waits in [(0.5, 0.1, 0.5), (0.5, 0.5, 0.1)] * 3:
-        assert not stragglers.among(times(waits))
-    assert stragglers.among(times((0.5, 0.5, 0.1)))
-
-
-def test_a_worker_that_is_alone_is_not_watched() -> None:
-    watch = metrics.StepWatch(CPU, world_size=1, evaluates=lambda _: True)
-    for step in range(1, 4):
-        with watch.step(step):
-            assert not watch.is_watching
-    assert watch.seconds() == 0
-
-
 def watch_of_two(**options: float) -> metrics.StepWatch:
     """Of two workers, which are evaluated after every other step."""
     return metrics.StepWatch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, **options)

@@ -243,18 +243,6 @@ def test_a_damaged_line_of_the_index_is_the_users_to_fix(sets: Sets) -> None:
         next(opened.batches([torch.arange(4)]))
 
 
-def test_a_reader_serves_one_plan_after_another_and_may_stop_early(sets: Sets) -> None:
-    found = sets.prepared["shards"]
-    with reader(found) as opened:
-        for start in (0, 20):
-            batches = opened.batches(torch.arange(start, start + 20).split(4))
-            first = next(batches)
-            assert first.samples.tolist() == list(range(start, start + 4))
-            batches.close()
-        (only,) = opened.batches([torch.arange(3)])
-        assert only.samples.tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK"])
 def test_pictures_that_are_not_rgb_become_it(mode: str, tmp_path: Path) -> None:
     image = Image.new("RGB", (40, 30), (200, 100, 50)).convert(mode)
@@ -264,13 +252,6 @@ def test_pictures_that_are_not_rgb_become_it(mode: str, tmp_path: Path) -> None:
     assert found.shape == (30, 40, 3)
     expected = np.asarray(Image.open(path).convert("RGB")).astype(int)
     assert np.abs(found.astype(int) - expected).max() <= 2
-
-
-def test_sixteen_bits_of_grey_become_eight(tmp_path: Path) -> None:
-    levels = np.arange(256, dtype=np.uint16)[None] * 257
-    Image.fromarray(levels).save(tmp_path / "one.png")
-    found = decode((tmp_path / "one.png").read_bytes(), size=64)
-    assert found[0, :, 0].tolist() == [*range(256)]
 
 
 def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:

@@ -18,7 +18,6 @@ from huggingface_hub.errors import HfHubHTTPError
 from contract.errors import AdvisedError, InputError, UnreachableError
 from contract.nodes import ENV_JOB
 from tests.training.mirror import Mirror, served
-from training import command, launch
 from training.data import catalog, documents, download, hub, small_images
 from training.data.catalog import DataSet
 
@@ -186,13 +185,6 @@ def test_data_sets_by_name_are_the_real_ones(mirror: type[Mirror], data_dir: Pat
 
 
 # --- names ---------------------------------------------------------------------------------------
-@pytest.mark.usefixtures("mirror")
-def test_a_name_stays_a_name_for_the_workers(tmp_path: Path) -> None:
-    words = ["ddp", "--data", "mnist", "--local", "--workers", "1", "--storage", str(tmp_path)]
-    config, _ = launch.configured(command.parse(words))
-    assert config.data == "mnist"
-
-
 BUSY, LOST = answered(503), ConnectionError("refused")
 
 

@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
 from tests.conftest import ROOT
@@ -303,31 +302,6 @@ def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:
     assert "Slowest 163 ms. The 16 slowest of 64 ranks." in page.text
     assert "rank 63" in page.words
     assert "rank 47" not in page.words
-
-
-def test_the_names_of_all_parts_of_a_step_are_in_its_figure() -> None:
-    parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "checkpoint"), 0.01)
-    with plots.drawing():
-        drawn = plots.step_time_plot(
-            [RankTimes(step=9, epoch=1, rank=0, step_time_s=0.1, phases=parts)]
-        )
-    assert drawn is not None
-    (left,) = re.findall(r'<text [^>]*\bx="([\d.]+)" [^>]*>other<', drawn.svg)
-    assert float(left) < 400
-
-
-def test_a_curve_of_one_point_has_room_and_cuts_off_no_other_curve() -> None:
-    with plots.drawing():
-        _, axes = plots.new_axes(468, 280)
-    shown = []
-    for places in ([8.0], [2.0, 40.0]):
-        plots.line(axes, np.array(places), np.ones(len(places)), color="blue")
-        shown.append(axes.get_xlim())
-    (left, right), (first, last) = shown
-    assert left <= 7
-    assert right >= 9
-    assert first <= 2
-    assert last >= 40
 
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:

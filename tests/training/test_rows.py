@@ -119,13 +119,6 @@ def test_a_folder_that_cannot_be_read_says_why(
         documents.documents(documents.text_files(str(tmp_path)), documents.Rows(), None).__next__()
 
 
-def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:
-    (tmp_path / "all.csv").mkdir()
-    (tmp_path / "all.csv" / "part-0.csv").write_text("text\none\n")
-    (tmp_path / "all.csv" / "part-1.csv").write_text("text\ntwo\n")
-    assert read(tmp_path) == read(tmp_path / "all.csv") == ["one", "two"]
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.txt"])
 def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()

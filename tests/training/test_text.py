@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
 from tests.training.bucket import CrashError, install
-from training.data import documents, rows
+from training.data import rows
 from training.data.feed import Feed, Windows, feed_of, positions_in_documents
 from training.data.rows import TokenStore, store_for
 
@@ -153,23 +151,6 @@ def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_pa
         store_of(corpus, tokenizer)
     left = [path.name for path in (tmp_path / "cache" / "tokens").iterdir()]
     assert [name for name in left if not name.endswith(".lock")] == []
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_a_damaged_packed_text_is_refused(tmp_path: Path, tokenizer: Path, kind: str) -> None:
-    packed = bytearray(gzip.compress(b'{"text": "w1 w2"}\n' * 1000))
-    packed[12:40] = bytes([255] * 28)
-    (tmp_path / f"a.{kind}.gz").write_bytes(packed)
-    with pytest.raises(InputError, match=rf"a\.{kind}\.gz cannot be read: .*fetch it again"):
-        store_of(tmp_path, tokenizer, every=2)
-
-
-def test_a_long_table_gives_signs_of_life(tmp_path: Path, tokenizer: Path) -> None:
-    pq.write_table(pa.table({"text": [*map(document, range(5000))]}), tmp_path / "one.parquet")
-    seen: list[tuple[int, int]] = []
-    store_of(tmp_path, tokenizer, report=lambda *each: seen.append(each))
-    assert len(seen) == 2 + (5000 - 1) // documents._BATCH_ROWS
-    assert seen == sorted(seen)
 
 
 def test_tokens_go_to_the_disk_while_the_text_is_read_and_progress_is_shown(

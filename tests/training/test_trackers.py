@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from contract.errors import InputError
 from tests.training.bucket import RUN, install
 from tests.training.sample_events import start, step
 from tests.training.test_record import (
-    SETTINGS,
     Silent,
     SlowBucket,
     evaluation,
@@ -26,7 +24,6 @@ from tests.training.test_record import (
 )
 from training import command
 from training.record import trackers
-from training.record.trackers import Trackers
 from training.record.writer import FLUSH_EVERY_S
 
 
@@ -113,25 +110,6 @@ def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(tmp_path: Pa
         "tensorboard failed (No space left on device): it gets no more of this run"
     ]
     assert kept.is_complete
-
-
-def test_a_tracker_that_does_not_answer_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = threading.Event()
-
-    class Slow:
-        def __init__(self, *_: object) -> None:
-            answers.wait()
-
-    monkeypatch.setattr(trackers, "_Wandb", Slow)
-    slow = Trackers(["wandb"], tmp_path, "r", SETTINGS, say=lambda _: None)
-    slow.handle(start())
-    for number in range(1, 1000):
-        slow.handle(step(number))
-    slow.close(0, wait_s=0.01)
-    answers.set()  # only now: all the rest came back without it
-    slow.close(0, wait_s=60)
 
 
 def test_files_of_trackers_reach_s3_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
