@@ -94,11 +94,10 @@ def test_a_killed_run_resumes_where_it_was_saved_and_takes_the_same_steps(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
     whole: Command,
-    record_property: Callable[[str, object], None],
 ) -> None:
     # Each step may be evaluated: a stretch of one step is timed, and not watched.
     words = [*TINY, *TWO, "--evaluate-every", "1", "--report-every", "1", "--checkpoint-every", "2"]
-    found = held_out(play(kills, start, whole, words, record_property))
+    found = held_out(play(kills, start, whole, words))
     assert {step: found[step] for step in held_out(whole)} == pytest.approx(
         held_out(whole), abs=1e-6
     )

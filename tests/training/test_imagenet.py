@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,7 +195,6 @@ def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_i
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     kills: list[tuple[str, str]],
     tmp_path: Path,
-    record_property: Callable[[str, object], None],
 ) -> None:
     words = "--preset small --data synthetic --synthetic-images 64 --model efficientnet-b0"
     words += " --global-batch 16 --epochs 5 --report-every 1 --decoders 1 --workers 2"
@@ -204,7 +202,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     with launcher(tmp_path, "imagenet") as start:
         whole = start("whole", *words.split())
         whole.succeed()
-        play(kills, start, whole, words.split(), record_property)
+        play(kills, start, whole, words.split())
 
 
 @pytest.mark.long

@@ -128,10 +128,9 @@ def test_a_killed_run_resumes_where_it_was_saved_and_ends_the_same(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
     uninterrupted: Command,
-    record_property: Callable[[str, object], None],
 ) -> None:
     words = [*DIGITS, "--report-every", "1", "--checkpoint-minutes", "0.03"]
-    command = play(kills, start, uninterrupted, words, record_property)
+    command = play(kills, start, uninterrupted, words)
     for name in ("train_loss", "loss", "accuracy"):
         found, expected = (
             [line[name] for line in run.metrics("evaluation")] for run in (command, uninterrupted)
