@@ -2,12 +2,9 @@
 tenth of each class is held out, the same everywhere; what else there is is named, or refused."""
 
 import os
-import tarfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 from PIL import Image
 
@@ -15,9 +12,7 @@ from contract.errors import InputError
 from tests.published import layouts
 from tests.training.sample_pictures import as_jpeg
 from training.data.pictures import layout, library
-from training.data.pictures.destination import Destination
 from training.data.pictures.layout import Item
-from training.data.pictures.prepare import Wish, prepare
 
 #: As a camera calls them; ImageFolder's own suffixes, upper and lower case.
 SUFFIXES = ("jpg", "JPG", "jpeg", "png")
@@ -64,33 +59,6 @@ def test_a_tenth_of_each_class_is_held_out_by_its_name(tmp_path: Path) -> None:
     # A run that resumes where a picture was added is refused, and most others stay where they were.
     (source / "cats" / "new.jpg").write_bytes(b"")
     assert len({*val} & {*splits(str(source))[1]}) >= 8
-
-
-@pytest.mark.slow
-def test_all_ways_to_the_same_pictures_hold_out_the_same(
-    tmp_path: Path, cache: Path, s3_endpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    del cache, s3_endpoint  # the environment points at them
-    source = pictures(tmp_path / "pics", cats=22, dogs=11)
-    expected = splits(str(source))
-    with tarfile.open(tmp_path / "pics.tar", "w") as archive:
-        archive.add(source, "pics")
-    client: Any = boto3.client("s3")
-    client.create_bucket(Bucket="folders")
-    for path in source.rglob("*.*"):
-        client.upload_file(str(path), "folders", f"data/{path.relative_to(tmp_path).as_posix()}")
-    client.put_object(Bucket="folders", Key="data/pics/cats/", Body=b"")  # the console's mark
-    (tmp_path / "in_train").mkdir()
-    (tmp_path / "in_train" / "train").symlink_to(source)
-    ways = ["s3://folders/data/pics/", str(tmp_path / "in_train")]
-    for number, place in enumerate(("pics", "pics.tar", "in_train")):
-        to = Destination(uri=str(tmp_path / str(number)))
-        prepare(tmp_path / place, to, Wish(size=32), processes=1)
-        ways.append(to.uri)
-        assert (
-            "held out 3 of 33 pictures for evaluation, of cats, dogs\n" in capsys.readouterr().err
-        )
-    assert [splits(each) for each in ways] == [expected] * 5
 
 
 def test_what_is_not_used_is_named_and_what_is_nested_is_used(tmp_path: Path) -> None:

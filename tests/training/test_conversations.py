@@ -27,7 +27,7 @@ from training.data.conversations import (
     columns_of,
     content_of,
 )
-from training.data.feed import Feed, Packs, feed_of
+from training.data.feed import Feed, Packs, best_fit, feed_of
 from training.data.rows import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -680,3 +680,12 @@ def test_what_serves_a_model_keeps_its_settings_and_makes_no_template_up(tokeniz
     files = serving.files(plain, template="", stops=[])
     assert sorted(files) == ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
     assert json.loads(files["generation_config.json"])["eos_token_id"] == 256
+
+
+def test_packing_is_tight_and_within_its_limit() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 5000)
+    packs = best_fit(lengths, 1024)
+    filled = np.bincount(packs, weights=lengths)
+    assert filled.max() <= 1024
+    assert len(filled) <= 1.01 * -(-lengths.sum() // 1024)
+    assert best_fit([1024, 1024, 1], 1024).tolist() == [0, 1, 2]

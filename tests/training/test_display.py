@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -140,34 +141,29 @@ def rank_lines(
     return capsys.readouterr().err.splitlines()
 
 
-def test_ranks_of_one_cpu_have_a_line_each_only_where_they_differ(
+@pytest.mark.parametrize(
+    ("seconds", "more", "places"),
+    [
+        ((0.1, 0.105), {"hosts": ("localhost", "localhost")}, ["each rank (CPU, localhost)"]),
+        ((0.1, 0.12), {"hosts": ("localhost", "localhost")}, ["rank 0 ", "rank 1 "]),
+        ((0.1, 0.1), {"verbose": True}, ["rank 0 ", "rank 1 "]),
+        ((0.1, 0.1), {"hosts": ("10.0.1.7", "10.0.1.8")}, ["rank 0 ", "rank 1 "]),
+        (
+            (0.1, 0.1, 0.1),
+            {"device": "NVIDIA A10G", "hosts": ("10.0.1.7", "10.0.1.7", "10.0.1.8")},
+            ["[GPU0: rank 0]", "[GPU1: rank 1]", "[GPU0: rank 2]"],
+        ),
+    ],
+    ids=["alike", "different", "verbose", "two hosts", "GPUs"],
+)
+def test_ranks_have_a_line_each_unless_those_of_one_cpu_are_alike(
+    seconds: tuple[float, ...],
+    more: dict[str, Any],
+    places: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    here = ("localhost", "localhost")
-    assert rank_lines(capsys, 0.1, 0.105, hosts=here) == [
-        "epoch 1/2 each rank (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
-        "1,234 images/s"
-    ]
-    for lines in (
-        rank_lines(capsys, 0.1, 0.12, hosts=here),
-        rank_lines(capsys, 0.1, 0.1, hosts=here, verbose=True),
-        rank_lines(capsys, 0.1, 0.1, hosts=("10.0.1.7", "10.0.1.8")),
-    ):
-        assert [line[:17] for line in lines] == ["epoch 1/2 rank 0 ", "epoch 1/2 rank 1 "]
-
-
-def test_each_gpu_has_a_line_with_its_number_on_its_host(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    hosts = ("10.0.1.7", "10.0.1.7", "10.0.1.8", "10.0.1.8")
-    lines = rank_lines(capsys, *[0.1] * 4, device="NVIDIA A10G", hosts=hosts)
-    assert lines[1] == (
-        "epoch 1/2 [GPU1: rank 1] (NVIDIA A10G, 10.0.1.7): 4 steps of 16 images in 0.4 s, "
-        "100.0 ms/step, 1,234 images/s"
-    )
-    assert [line[10:24] for line in lines[2:]] == ["[GPU0: rank 2]", "[GPU1: rank 3]"]
-    one = rank_lines(capsys, 0.1, device="NVIDIA A10G")
-    assert one[0].startswith("epoch 1/2 [GPU0: rank 0] (NVIDIA A10G): 4 steps of 64 images")
+    lines = rank_lines(capsys, *seconds, **more)
+    assert [place in line for place, line in zip(places, lines, strict=True)] == [True] * len(lines)
 
 
 def test_a_log_shows_every_ten_seconds_that_a_phase_is_not_over(
@@ -212,9 +208,6 @@ def test_the_result_is_a_table_for_people() -> None:
         *("training time", "with start-up", "cost", "MFU", "GPU utilization"),
         *("report", "export"),
     ]
-    export = f"export           python -m training.export {folder} --to DIR"
-    assert table.splitlines()[-1] == export, "it can be copied"
-    assert "3 min 10 s" in table
-    assert "about $0.35 at list prices" in table
-    for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):
+    assert folder in table, "it can be copied"
+    for words in ("98,765", "500", "25.0%", "0.35"):
         assert words in table

@@ -102,27 +102,6 @@ def test_a_run_listens_on_loopback_only(start: Callable[..., Command]) -> None:
     assert {*listening} <= {"127.0.0.1", "::1"}
 
 
-@pytest.mark.night
-def test_a_complete_run_made_longer_is_as_if_it_had_been_so_from_the_start(
-    start: Callable[..., Command],
-) -> None:
-    words = [*DIGITS, "--schedule", "constant", "--keep-best", "loss", "--checkpoints-to-keep", "1"]
-    straight = start("straight", *words)
-    straight.succeed()
-    start("longer", *words, "--epochs", "1").succeed()
-    longer = start("longer", *words, "--epochs", "3")
-    longer.succeed()
-    assert longer.losses() == straight.losses()
-    assert longer.result()["loss"] == straight.result()["loss"]
-    found = [run.metrics("evaluation") for run in (longer, straight)]
-    best = min(found[1], key=lambda each: each["loss"])
-    assert [[each["loss"] for each in run] for run in found] == [[e["loss"] for e in found[1]]] * 2
-    # The model is that of the best evaluation, whose checkpoint is kept beside the newest.
-    names = {path.name for path in (straight.run_folder / "checkpoints").iterdir()}
-    assert names == {f"step-{step:08}" for step in (best["step"], 69)}
-    assert straight.result()["loss"] == pytest.approx(best["loss"], abs=1e-9)
-
-
 @killed([("server", "save"), ("Ctrl-C", "step"), ("command", "report")])
 def test_a_killed_run_resumes_where_it_was_saved_and_ends_the_same(
     kills: list[tuple[str, str]],

@@ -56,17 +56,6 @@ def transformers_resnet18() -> nn.Module:
     return model
 
 
-def test_a_seed_gives_the_weights_and_the_generator_that_transformers_would_leave() -> None:
-    torch.manual_seed(1)
-    theirs = transformers_resnet18().state_dict()
-    their_generator = torch.get_rng_state()
-    torch.manual_seed(1)
-    ours = ResNet18().state_dict()
-    assert torch.equal(torch.get_rng_state(), their_generator)
-    assert list(ours) == list(theirs)
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-
-
 @pytest.mark.parametrize("size", [28, 64])
 def test_logits_gradients_and_statistics_are_those_of_transformers_to_the_bit(size: int) -> None:
     found = []

@@ -59,7 +59,6 @@ KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "query_pre_attn_scalar": 16,
     },
     "qwen3_moe": {"head_dim": 16, "num_experts": 4, "norm_topk_prob": True, **EXPERTS},
-    "olmo3": {"sliding_window": 8, "layer_types": [WINDOW, WINDOW, WINDOW, FULL]},
     "smollm3": {"no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
     "gpt_oss": {
         "head_dim": 16,
@@ -69,7 +68,6 @@ KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "layer_types": [WINDOW, FULL] * 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     },
-    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
 }
 #: A template that writes thoughts, calls and tools.
 TEMPLATE: Final = (
@@ -89,12 +87,11 @@ class Job:
     folder: Path
     kind: str
     form: str
-    """Of the data: ``chats``, ``tools``, ``weights`` or ``columns``."""
+    """Of the data: ``chats``, ``tools`` or ``weights``."""
     more: Mapping[str, Any]
 
     @property
     def config(self) -> FsdpConfig:
-        columns = {"columns": "prompt=asked,answer=said"} if self.form == "columns" else {}
         return FsdpConfig(
             **{
                 **{"recipe": "fsdp", "run": "r", "storage": str(self.folder / "runs")},
@@ -102,7 +99,7 @@ class Job:
                 **{"tokenizer": str(self.folder / "tokens"), "seq_len": SEQ_LEN, "lr": LR},
                 **{"global_batch": 6, "microbatch": 2, "max_steps": STEPS, "report_every": 1},
                 **{"evaluate_every": 4, "eval_sequences": 0, "checkpoint_every": 100},
-                **{"checkpoint_minutes": 0.0, **columns, **self.more},
+                **{"checkpoint_minutes": 0.0, **self.more},
             }
         )
 
@@ -122,9 +119,7 @@ def rows(form: str) -> Iterator[tuple[dict[str, Any], list[tuple[str, bool]]]]:
         answer: dict[str, Any] = {"role": "assistant", "content": said}
         row: dict[str, Any] = {"messages": [{"role": "user", "content": asked}, answer]}
         pieces = [(said + end, True), ("\n", False)]
-        if form == "columns":
-            row = {"asked": asked, "said": said}
-        elif form == "tools" and number % 2:
+        if form == "tools" and number % 2:
             call = {"name": "f", "arguments": json.dumps({"x": said})}
             answer |= {"content": None, "tool_calls": [{"type": "function", "function": call}]}
             answer["reasoning_content"] = asked
@@ -196,30 +191,6 @@ def recipe(config: FsdpConfig, cache: str, stop_at: int) -> list[Event]:
     return events
 
 
-def with_adapters(model: Any, rank: int) -> Any:
-    """peft's adapters, with the recipe's first values of A."""
-    import hashlib
-
-    from peft import LoraConfig, get_peft_model
-
-    names = {
-        name.rpartition(".")[2]
-        for name, module in model.model.layers.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names - {"gate"}))
-    adapted = get_peft_model(model, settings)
-    for name, parameter in model.named_parameters():
-        if "lora_A" in name:
-            digest = hashlib.sha256(f"0/{name}".encode()).digest()
-            seed = int.from_bytes(digest[:8], "big") >> 1
-            limit = parameter.shape[1] ** -0.5
-            drawn = torch.Generator().manual_seed(seed)
-            parameter.data = parameter.data.uniform_(-limit, limit, generator=drawn)
-        parameter.requires_grad_("lora_" in name)
-    return adapted
-
-
 def plain(job: Job, key: str) -> tuple[dict[int, Any], dict[int, float], dict[str, torch.Tensor]]:
     """Loss, gradient norm and rate of each step; held-out losses; the weights at the end."""
     config, store = job.config, open_store(key, shared=None)
@@ -227,11 +198,10 @@ def plain(job: Job, key: str) -> tuple[dict[int, Any], dict[int, float], dict[st
     # Of the product: only which conversations a step has.
     feed = feed_of(store, seq_len=SEQ_LEN, global_batch=6, seed=0, packs=config.packing)
     model = from_pretrained(job.folder / "model").train()
-    adapted = with_adapters(model, config.lora_rank) if config.lora_rank else None
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [*model.parameters()]
     decayed, spared = ([p for p in trained if (p.ndim > 1) == each] for each in (True, False))
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95))
     train, held_out = encoded(job)
 
     def summed(ids: list[int], labels: list[int]) -> torch.Tensor:
@@ -271,24 +241,18 @@ def plain(job: Job, key: str) -> tuple[dict[int, Any], dict[int, float], dict[st
         steps[step + 1] = (total, norm, rate)
         if step + 1 in (4, STEPS):
             evaluations[step + 1] = evaluated()
-    whole = adapted.merge_and_unload() if adapted is not None else model
-    return steps, evaluations, whole.state_dict()
+    return steps, evaluations, model.state_dict()
 
 
 @pytest.mark.parametrize(
     ("kind", "form", "more"),
     [
         ("gemma3_text", "chats", {}),
-        ("olmo3", "tools", {}),
-        ("granite", "weights", {}),
-        ("smollm3", "columns", {}),
-        ("qwen3_moe", "tools", {"lora_rank": 4}),
+        ("qwen3_moe", "tools", {}),
         ("gpt_oss", "weights", {"packing": False}),
         ("smollm3", "tools", {"recompute": "full"}),
     ],
 )
-# peft asks transformers by a name of before.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_recipe_takes_the_steps_of_a_plain_loop(
     kind: str,
     form: str,

@@ -546,3 +546,15 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         assert words in capsys.readouterr().err
     assert plan.main(["ddp"]) == 2
     assert "recipe ddp is not planned: choose fsdp" in capsys.readouterr().err
+
+
+def test_a_step_takes_as_long_as_the_worker_with_the_largest_share() -> None:
+    # 2 x 8 and 1 x 8 + 1 sequences: two passes of one for some, in the same time.
+    even, uneven = (
+        estimates.make(
+            shape("400m"),
+            setup(machine=instance_type("p4d.24xlarge"), microbatch=1, global_batch=batch),
+        )
+        for batch in (16, 9)
+    )
+    assert uneven.tokens_per_s == pytest.approx(even.tokens_per_s * 9 / 16)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from tests.conftest import ROOT
-from training.record import plots, style
+from training.record import plots
 from training.record.events import (
     ACCURACY,
     PERPLEXITY,
@@ -241,17 +241,6 @@ def test_the_page_can_be_read_aloud(page: Page) -> None:
     assert len(drawings) == NUM_PLOTS
     assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
     assert all(attributes["scope"] in {"row", "col"} for tag, attributes in elements if tag == "th")
-
-
-def test_every_colour_of_a_drawing_follows_the_theme(content: str) -> None:
-    drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
-    assert drawings
-    for drawing in drawings:
-        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(style.COLORS)
-        assert "var(--" in drawing
-        assert not re.search(r"(fill|stroke|color)(: |=\")(#|rgb|black|white)", drawing)
-    light = [light for light, _ in style.COLORS.values()]
-    assert len(light) == len(set(light))
 
 
 def test_strings_of_the_record_are_never_markup(tmp_path: Path) -> None:
