@@ -221,12 +221,9 @@ def test_the_command_trains_on_class_folders_and_lists_damaged_pictures(tmp_path
         assert_nothing_is_left(command)  # decoders neither
     result = json.loads(out)
     assert result == command.result()
-    assert f"held out 10 of 96 pictures for evaluation, of {CLASSES[0]}, " in err
     assert 0 <= result["accuracy"] <= result["top5"] <= 1
     assert (result["steps"], result["world_size"]) == (6, 2)
     for path in broken:
         assert f"{path.parent.name}/{path.name}" in err
-    from transformers import AutoModelForImageClassification
-
-    model = AutoModelForImageClassification.from_pretrained(command.run_folder / "model")
-    assert model.config.id2label == dict(enumerate(CLASSES))
+    written = json.loads((command.run_folder / "model" / "config.json").read_text())
+    assert [*written["id2label"].values()] == [*CLASSES]
