@@ -76,17 +76,14 @@ class Run:
         steps = reader.read_metrics(str(self.run_folder)).of(Step)
         return {each.step: each.loss for each in steps}
 
-    def copy(self, name: str, *, without: str = "", **settings: object) -> None:
-        """Copy the run under another name, as if it had been killed at its last checkpoint but for
-        ``without``, and begun with other settings.
-        """
+    def copy(self, name: str, *, without: str) -> None:
+        """Copy the run under another name, as if it had been killed before the save ``without``."""
         folder = self.run_folder.with_name(name)
         shutil.copytree(self.run_folder, folder)
         (folder / "result.json").unlink()
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "run": name, **settings}))
-        if without:
-            shutil.rmtree(folder / "checkpoints" / without)
+        (folder / "config.json").write_text(json.dumps({**config, "run": name}))
+        shutil.rmtree(folder / "checkpoints" / without)
 
     def result(self) -> dict[str, Any]:
         found = reader.read_json(str(self.run_folder), "result.json")

@@ -41,12 +41,6 @@ def config(*words: str) -> BandwidthConfig:
 
 def test_sizes_grow_by_the_factor_up_to_the_largest() -> None:
     assert config("--max-bytes", "100").sizes(on_gpu=False) == [8, 16, 32, 64]
-    assert config("--min-bytes", "64", "--factor", "100").sizes(on_gpu=False) == [
-        64,
-        6400,
-        640_000,
-        64_000_000,
-    ]
     assert config().sizes(on_gpu=False)[-1] == 64 * MIB
     assert config().sizes(on_gpu=True)[-1] == 4096 * MIB
     assert config("--preset", "quick").sizes(on_gpu=False) == [MIB, 8 * MIB, 64 * MIB]
@@ -95,11 +89,10 @@ def test_nccls_log_is_read_and_stays_where_a_user_may_want_it(
         ("NCCL INFO Using network Socket\n", {}, 2, "nccl", "and NCCL uses Socket"),
         (None, {}, 2, "nccl", "and NCCL uses an unknown network"),
         ("NCCL INFO Using network Socket\n", {}, 1, "nccl", ""),
-        ("NCCL INFO Using network Socket\n", {}, 2, "gloo", ""),
         ("NCCL INFO Using network Socket\n", {"TRAIN_EFA": "0"}, 2, "nccl", ""),
         ("NCCL INFO Using network Socket\n", {"NCCL_NET": "Socket"}, 2, "nccl", ""),
     ],
-    ids=["efa", "tcp", "no log", "one host", "gloo", "off", "chosen"],
+    ids=["efa", "tcp", "no log", "one host", "off", "chosen"],
 )
 def test_a_host_with_efa_that_is_not_used_ends_the_run_with_the_reason(
     tmp_path: Path, log: str | None, more: dict[str, str], num_hosts: int, backend: str, fault: str

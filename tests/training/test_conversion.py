@@ -105,8 +105,6 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path, cac
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("damaged", "cannot be read"),
-        ("list", "does not hold the weights of a model"),
         ("missing", r"lacks pytorch_model-00002-of-00002\.bin: download it again"),
         ("outside", r"is not an index of weights|must"),
     ],
@@ -115,13 +113,8 @@ def test_weights_that_cannot_be_used_are_refused(tmp_path: Path, content: str, w
     folder = write(tmp_path / "m", {"a": torch.ones(1)}, {"b": torch.ones(1)})
     if content == "missing":
         (folder / "pytorch_model-00002-of-00002.bin").unlink()
-    elif content == "outside":
-        (folder / PICKLED_INDEX).write_text('{"weight_map": {"a": "../a.bin"}}')
     else:
-        (folder / PICKLED_INDEX).unlink()
-        torch.save([torch.ones(1)], folder / PICKLED)
-        if content == "damaged":
-            (folder / PICKLED).write_bytes((folder / PICKLED).read_bytes()[:50])
+        (folder / PICKLED_INDEX).write_text('{"weight_map": {"a": "../a.bin"}}')
     with pytest.raises(InputError, match=words):
         pretrained.weights_folder(str(folder), runs="runs")
 

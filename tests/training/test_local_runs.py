@@ -56,10 +56,7 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
         "step-00000046",
         "step-00000069",
     }
-    from transformers import ResNetForImageClassification
-
-    model = ResNetForImageClassification.from_pretrained(folder / "model")
-    assert sum(parameter.numel() for parameter in model.parameters()) == 11_175_370
+    assert (folder / "model" / "model.safetensors").stat().st_size > 4 * 11_175_370
     assert (folder / "report.html").stat().st_size > 10_000
     assert [line["rank"] for line in uninterrupted.metrics("rank")] == [0, 1] * 3
     evaluation = reader.read_json(str(folder), "evaluation.json")

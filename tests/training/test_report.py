@@ -97,12 +97,6 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
 
-    def key_figures(self) -> dict[str, str]:
-        """The row of figures below the title, as a browser would read it out."""
-        words = [word.strip() for word in self.words if word.strip()]
-        words = words[words.index("accuracy") : words.index("Training")]
-        return dict(zip(words[::2], words[1::2], strict=False))
-
 
 def record(*events: Event) -> Metrics:
     return Metrics(lines=[Line(text="", event=each, step=None, lease=0) for each in events])
@@ -179,20 +173,10 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "svg", lambda *_: "")
 
 
-def test_the_page_shows_the_values_of_the_result(page: Page) -> None:
-    assert page.key_figures() == {
-        "accuracy": "93.61%",
-        "evaluation loss": "0.2214",
-        "throughput": "948 images/s on CPU",
-        "steps": "60 on 2 workers, resumed from 30",
-        "training time": "1 h 4 min",
-        "GPU utilization": "89.00%",
-        "memory": "3 GiB per worker",
-    }
-
-
 def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
     for part in (
+        *("93.61%", "0.2214", "948 images/s on CPU", "60 on 2 workers, resumed from 30"),
+        *("1 h 4 min", "89.00%", "3 GiB per worker"),
         "succeeded recipe ddp · preset ddp",
         "Evaluation loss 0.3333 at the end, its best.",
         "90.00% at the end, the best.",

@@ -106,9 +106,8 @@ def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(tmp_path: Pa
         (number, 1.0) for number in range(1, 9)
     ]
     fine().close.assert_called_once_with(0)
-    assert display.warnings == [
-        "tensorboard failed (No space left on device): it gets no more of this run"
-    ]
+    (warning,) = display.warnings
+    assert "No space left on device" in warning
     assert kept.is_complete
 
 
