@@ -549,8 +549,6 @@ def test_a_table_and_lines_give_the_same_store_of_whole_conversations(tmp_path: 
     part, same = (each.conversations(held_out=False) for each in (one, other))
     assert (part.tokens == same.tokens).all()
     assert (part.learned == same.learned).all()
-    assert one.info.num_train_conversations == 54
-    assert one.info.num_held_out_conversations == 6
     end = vocabulary.read(tmp_path / "t").tokenizer
     assert one.info.stops == (end.token_to_id("<|im_end|>"),)
     assert one.info.end_of_text == end.token_to_id("<eos>")  # by the model's own configuration

@@ -10,6 +10,7 @@ import pytest
 import ray
 import ray.train
 from ray.exceptions import GetTimeoutError
+from ray.train.v2._internal import exceptions
 
 from contract import exits, nodes
 from contract.errors import UnreachableError
@@ -177,3 +178,9 @@ def test_ray_train_starts_when_there_is_room_for_the_fewest_workers(
     monkeypatch.setattr(time, "sleep", slept.append)
     trainer._wait_for_places(2)
     assert len(slept) == waits
+
+
+def test_waiting_for_hosts_is_no_failure(ray_train: RayTrain) -> None:
+    ray_train.error = ray.train.ControllerError(exceptions.WorkerGroupStartupTimeoutError(2))
+    ray_train.ends_after = 9
+    assert ray_train.train() == ""

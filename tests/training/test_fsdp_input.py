@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from contract import runs
 from contract.errors import InputError
 from tests.conftest import ROOT
 from tests.training.test_config import imagenet as imagenet_config
 from tests.training.test_plan import config as fsdp
+from training.checkpoint import checkpoints
+from training.checkpoint.manifest import DamagedError
 from training.data import documents
 from training.data.feed import Batch, feed_of
 from training.fsdp import inputs
@@ -193,3 +196,25 @@ def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> No
     assert store.info.num_train_tokens > 300_000
     assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
     assert [*map(len, store.prompts(num=3, length=16))] == [16] * 3
+
+
+LISTED = '{"files": {"%s": {"bytes": %d, "sha256": "wrong"}}}'
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (None, r"manifest\.json is missing"),
+        (LISTED % ("__1_0.distcp", 5), r"__1_0\.distcp is missing"),
+        (LISTED % ("__0_0.distcp", 6), "has 5 bytes instead of 6"),
+        (LISTED % ("__0_0.distcp", 5), "does not match its checksum"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_known_by_its_manifest(
+    manifest: str | None, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"shard")
+    if manifest:
+        (tmp_path / runs.MANIFEST_FILE).write_text(manifest)
+    with pytest.raises(DamagedError, match=words):
+        checkpoints.verify(str(tmp_path))

@@ -98,10 +98,8 @@ LIMITS: dict[str, tuple[list[Told], float]] = {
     "started again": ([*BEGUN, (0, None), (7100, JOINED)], TWO_HOURS),
     "first step": ([(0, start())], HALF_AN_HOUR),
     # Twenty steps, and never less than five minutes.
-    "0.1 s a step": (stepped(0.1), LEAST_S),
     "10 s a step": (stepped(10.0), LEAST_S),
     "60 s a step": (stepped(60.0), 1200.0),
-    "600 s a step": (stepped(600.0), 12000.0),
     "evaluating": (EVALUATING, HALF_AN_HOUR),
     # How long an evaluation or a save takes says nothing of the steps.
     "evaluated": ([*EVALUATING, (1700, step(3))], LEAST_S),

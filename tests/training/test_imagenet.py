@@ -27,7 +27,8 @@ from training.data import augmentation
 from training.data.pictures.batches import rank_plan
 from training.data.small_images import BatchOrder
 from training.imagenet import train as imagenet
-from training.imagenet.settings import PRESETS, ImagenetConfig
+from training.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
+from training.models import picture_shapes
 from training.record.events import Evaluation, Event, Finished, RankTimes, Step
 from training.runtime.torchrun import TorchrunWorker
 
@@ -236,3 +237,15 @@ def test_no_worker_gets_more_pictures_than_it_has_room_for() -> None:
         for rank in range(num):
             plan = rank_plan(order, steps=steps, rank=rank, world_size=num)
             assert max(map(len, plan)) <= imagenet.most_per_worker(config(global_batch=32), num)
+
+
+@pytest.mark.parametrize("model", picture_shapes.NAMES)
+def test_evaluation_and_nearly_all_crops_are_shrunk_from_what_is_decoded(model: str) -> None:
+    whole = config(model=model, image_size=0, least_area=0.25)
+    size, full = whole.size_of(0), whole.full_size
+    assert MIDDLE * size >= full
+    boxes = augmentation.random_boxes(
+        torch.arange(10_000), seed=0, step=0, least_area=whole.least_area
+    )
+    crops = (boxes.area * size * size * 4 / 3).sqrt()  # of a picture of 4:3
+    assert (crops < full).float().mean() < 0.01

@@ -28,6 +28,7 @@ from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.runtime.torchrun import TorchrunWorker
+from training.system import lease
 from training.system.lease import Holder, Lease, newest_number
 
 TAKE = """
@@ -251,3 +252,26 @@ def test_a_run_that_is_taken_over_ends(start: Callable[..., Command]) -> None:
     assert "run 'taken' has been taken over by process" in err
     assert "Traceback" not in err
     assert not (command.run_folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("start", ["take", "follow"])
+def test_a_number_that_another_takes_at_the_same_moment_is_the_others(
+    run: str, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    own = Lease.take(run)
+    if start == "take":
+        own.release()
+
+    def newest(uri: str) -> int:
+        monkeypatch.undo()
+        number = newest_number(uri)
+        elsewhere(uri, number + 1, job="other")  # right after the look
+        return number
+
+    monkeypatch.setattr(lease, "newest_number", newest)
+    if start == "take":
+        with pytest.raises(InputError, match="job other"):
+            Lease.take(run)
+    else:
+        assert lease.follow(run, own.number) == own.number
+    assert b"other" in (storage.read_bytes(f"{run}/leases/{own.number + 1:08d}.json") or b"")

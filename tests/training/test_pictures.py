@@ -322,3 +322,23 @@ def test_an_index_that_does_not_fit_its_tables_is_refused(sets: Sets, tmp_path: 
     (root / "index.json").write_text('{"format": 99}')
     with pytest.raises(InputError, match="format 99"):
         library.open_set(str(root))
+
+
+def test_a_set_that_is_damaged_as_a_whole_ends_the_reading(tree: Path) -> None:
+    sample_pictures.damage(tree / "train", num=44)
+    found = library.open_set(str(tree))
+    with reader(found) as opened, pytest.raises(InputError, match="prepare the set again"):
+        for _ in opened.batches(plan(found, range(10))):
+            pass
+
+
+def test_a_reader_serves_one_plan_after_another_and_may_stop_early(sets: Sets) -> None:
+    found = sets.prepared["shards"]
+    with reader(found) as opened:
+        for start in (0, 20):
+            batches = opened.batches(torch.arange(start, start + 20).split(4))
+            first = next(batches)
+            assert first.samples.tolist() == list(range(start, start + 4))
+            batches.close()
+        (only,) = opened.batches([torch.arange(3)])
+        assert only.samples.tolist() == [0, 1, 2]

@@ -130,3 +130,10 @@ def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> Non
 def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(source: str) -> None:
     with pytest.raises(InputError, match=r" is a table of another kind: write it as"):
         documents.text_files(source)
+
+
+def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").mkdir()
+    (tmp_path / "all.csv" / "part-0.csv").write_text("text\none\n")
+    (tmp_path / "all.csv" / "part-1.csv").write_text("text\ntwo\n")
+    assert read(tmp_path) == read(tmp_path / "all.csv") == ["one", "two"]

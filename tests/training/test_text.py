@@ -140,7 +140,6 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "fourth"))
     by_key = rows.open_store(built.info.key, shared="s3://bucket/runs/.cache")
     assert by_key is not None
-    assert np.array_equal(by_key.held_out, built.held_out)
     assert rows.open_store("other", shared="s3://bucket/runs/.cache") is None
 
 

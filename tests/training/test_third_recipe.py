@@ -211,3 +211,22 @@ def test_a_third_recipe_trains_is_checked_is_listed_and_has_a_report(project: Pa
     result = json.loads(short.stdout)
     assert (short.returncode, result["status"]) == (1, "failed")
     assert 0 < result["mean_error"] < 0.1
+
+
+@pytest.mark.long
+def test_a_bug_is_tried_again_and_has_a_log(project: Path) -> None:
+    launch = ("-m", "training.launch", "toy", "--local", "--workers", "2", "--max-failures", "1")
+    bug = python(project, *launch, "--run", "bug", "--fault", "the labels are wrong")
+    assert bug.returncode == 1, bug.stderr
+    again = "worker 1 failed (ValueError: the labels are wrong): all start again"
+    assert bug.stderr.count(again) == 1, "one failure in a row is allowed"
+    last = bug.stderr.splitlines()[-1]
+    assert last.startswith("error: run 'bug' failed; what its workers printed is in ")
+    logs = Path(
+        last.removesuffix(". The same command resumes it from its last checkpoint").split()[-1]
+    )
+    assert "ValueError: the labels are wrong" in (logs / "rank-1.log").read_text()
+    shutil.rmtree(logs)
+    result = json.loads((project / "runs" / "bug" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "train.py" in result["error"], "the traceback"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from contract.errors import InputError
 from tests.training.bucket import RUN, install
 from tests.training.sample_events import start, step
 from tests.training.test_record import (
+    SETTINGS,
     Silent,
     SlowBucket,
     evaluation,
@@ -24,6 +26,7 @@ from tests.training.test_record import (
 )
 from training import command
 from training.record import trackers
+from training.record.trackers import Trackers
 from training.record.writer import FLUSH_EVERY_S
 
 
@@ -152,3 +155,22 @@ def test_wandb_without_a_key_is_an_error_before_anything_starts(
 def test_the_command_line_takes_trackers_by_name() -> None:
     assert command.parse(["ddp"]).report_to == ()
     assert command.parse(["ddp", "--report-to", "tensorboard,wandb"]).report_to == trackers.NAMES
+
+
+def test_a_tracker_that_does_not_answer_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            answers.wait()
+
+    monkeypatch.setattr(trackers, "_Wandb", Slow)
+    slow = Trackers(["wandb"], tmp_path, "r", SETTINGS, say=lambda _: None)
+    slow.handle(start())
+    for number in range(1, 1000):
+        slow.handle(step(number))
+    slow.close(0, wait_s=0.01)
+    answers.set()  # only now: all the rest came back without it
+    slow.close(0, wait_s=60)

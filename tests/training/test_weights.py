@@ -299,3 +299,12 @@ def test_a_gpu_without_bf16_computes_in_fp32(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     assert uses_bf16(precision, torch.device("cuda", 0)) == expected
     assert not uses_bf16("auto", CPU)
+
+
+def test_adapters_begin_as_those_of_peft(tmp_path: Path) -> None:
+    """Of kaiming_uniform_(a=sqrt(5)): any value within 1 / sqrt(inputs) is as likely."""
+    model = loaded(published(tmp_path), rank=64)
+    (found,) = (each for name, each in model.named_parameters() if "up_proj.lora_A" in name)
+    limit = SHAPE["hidden_size"] ** -0.5
+    assert 0.99 * limit < found.abs().max() <= limit
+    assert found.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
