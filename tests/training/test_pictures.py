@@ -342,3 +342,10 @@ def test_a_reader_serves_one_plan_after_another_and_may_stop_early(sets: Sets) -
             batches.close()
         (only,) = opened.batches([torch.arange(3)])
         assert only.samples.tolist() == [0, 1, 2]
+
+
+def test_sixteen_bits_of_grey_become_eight(tmp_path: Path) -> None:
+    levels = np.arange(256, dtype=np.uint16)[None] * 257
+    Image.fromarray(levels).save(tmp_path / "one.png")
+    found = decode((tmp_path / "one.png").read_bytes(), size=64)
+    assert found[0, :, 0].tolist() == [*range(256)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, processors
 
 from contract.errors import InputError
 from store import storage
@@ -42,6 +43,15 @@ def test_adapters_are_merged_and_a_prompt_is_continued_without_text_and_tokens(
     assert exported(found, tmp_path / "after") == before
     first, trained = generate.continuations(found, "The License", num=8, seed=0)
     assert first != trained
+    # Some tokenizers end every text: the model would begin a new one.
+    file = Path(found.uri) / "tokenizer.json"
+    ending = Tokenizer.from_file(str(file))
+    end = (pretrained.END_OF_TEXT, ending.token_to_id(pretrained.END_OF_TEXT))
+    ending.post_processor = processors.TemplateProcessing(
+        single=f"$A {end[0]}", special_tokens=[end]
+    )
+    ending.save(str(file))
+    assert generate.continuations(found, "The License", num=8, seed=0) == (first, trained)
     assert not (cache / "tokens").exists()
 
     # Families call the number of positions otherwise.

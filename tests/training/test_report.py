@@ -267,16 +267,6 @@ def test_a_language_model_has_perplexity_its_held_out_loss_and_samples(tmp_path:
     assert "after 1 step Once upon 1 after 2 steps Once upon 2" in page.text
 
 
-def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:
-    ranks = [
-        RankTimes(step=9, epoch=1, rank=rank, step_time_s=0.1 + rank / 1000) for rank in range(64)
-    ]
-    page = Page(written(tmp_path, metrics=record(*ranks)))
-    assert "Slowest 163 ms. The 16 slowest of 64 ranks." in page.text
-    assert "rank 63" in page.words
-    assert "rank 47" not in page.words
-
-
 def test_a_long_run_stays_small(tmp_path: Path) -> None:
     content = written(tmp_path, metrics=record(*epochs(10, steps_per_epoch=2000)))
     assert len(content) < 300_000
