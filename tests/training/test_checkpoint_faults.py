@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,31 +144,6 @@ def test_what_a_second_look_finds_whole_is_not_damaged(
     assert newest_step(str(tmp_path)) == 100
 
 
-def damage(run: str, name: str) -> None:
-    uri = f"{checkpoints.place_of(run, name)}/config.json"
-    assert storage.exists(uri)
-    storage.write_bytes(uri, b"[]")
-
-
-def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
-    tmp_path: Path,
-) -> None:
-    run = str(tmp_path / "mine")
-    save(run, 100, 200)
-    for name in checkpoints.names(run):
-        damage(run, name)
-    for _ in range(2):  # nor the next time
-        with pytest.raises(InputError, match="--from-scratch"):
-            newest(run)
-    assert checkpoints.names(run) == ["step-00000100", "step-00000200"]
-    warnings: list[str] = []
-    assert newest(run, warnings.append, from_scratch=True) is None
-    assert len(warnings) == 2
-    assert (tmp_path / "mine" / "checkpoints" / "damaged-step-00000200").is_dir()
-    save(run, 100)
-    assert newest(run, from_scratch=True) is not None
-
-
 # --- checkpoints of a sharded model ---------------------------------------------------------------
 
 
@@ -283,28 +259,30 @@ def test_what_no_loss_depends_on_has_no_moments_and_hinders_no_resume(
     assert again.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys() == {0, 1}
 
 
-def test_a_sharded_run_without_a_usable_checkpoint_refuses_to_start(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    group: dist.ProcessGroup,
+@pytest.mark.parametrize("module", [checkpoints, sharded_checkpoints], ids=["whole", "sharded"])
+def test_a_run_without_a_usable_checkpoint_refuses_to_start_unless_told_to(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: dist.ProcessGroup
 ) -> None:
-    run = str(tmp_path / "mine")
+    run, warnings = str(tmp_path / "mine"), list[str]()
+    start = partial(module.newest, one_rank(run, warn=warnings.append))
+    is_sharded = module is sharded_checkpoints
     for step in (5, 6):
-        save_sharded(run, step, trained(), group)
-    worker = one_rank(run)
+        save_sharded(run, step, trained(), group) if is_sharded else save(run, step)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "verify", raising(NO_MEMORY))
         with pytest.raises(RuntimeError, match="can't allocate memory"):
-            sharded_checkpoints.newest(worker)
-    found = sharded_checkpoints.newest(worker)
-    assert found is not None
-    assert found.position.step == 6
+            start()
+    assert start().position.step == 6
     for name in checkpoints.names(run):
-        (tmp_path / "mine" / "checkpoints" / name / "state.json").write_bytes(b"{}")
-    with pytest.raises(InputError, match=r"'mine' has .* none .*state.json.*--from-scratch"):
-        sharded_checkpoints.newest(worker)
-    assert sharded_checkpoints.newest(worker, from_scratch=True) is None
-    assert checkpoints.names(run) == []
+        file = "state.json" if is_sharded else "config.json"
+        storage.write_bytes(f"{checkpoints.place_of(run, name)}/{file}", b"[]")
+    for _ in range(2):  # nor the next time
+        with pytest.raises(InputError, match="--from-scratch"):
+            start()
+    assert len(checkpoints.names(run)) == 2
+    assert start(from_scratch=True) is None
+    assert len(warnings) == 2
+    assert (tmp_path / "mine" / "checkpoints" / "damaged-step-00000006").is_dir()
 
 
 # --- what must not be saved, or trained on --------------------------------------------------------

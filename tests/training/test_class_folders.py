@@ -108,7 +108,9 @@ def test_a_class_without_validation_pictures_is_named() -> None:
     found = layout.arrange(items, "it", content=lambda _: b"")
     assert found.notes == ("trained but not evaluated: birds, dogs",)
     called = [(name, f"{number}.jpg") for name in ("test", "cats") for number in (1, 2)]
-    split = layout.arrange([Item(each, "/".join(each)) for each in called], "it", content=bytes)
+    split = layout.arrange(
+        [Item(each, "/".join(each)) for each in called], "it", content=lambda _: b""
+    )
     assert {each.class_name for each in split.pictures["train"]} == {"test", "cats"}
     with pytest.raises(InputError, match=r"val/owls/3\.jpg is not known"):
         layout.arrange([*items, Item(("val", "owls", "3.jpg"), "")], "it", content=lambda _: b"")

@@ -85,16 +85,13 @@ def imagenet(**changes: Any) -> ImagenetConfig:
 @pytest.mark.parametrize(
     ("had", "now", "reason"),
     [
-        (config(epochs=2), {"epochs": 3}, "has its course over the whole run"),
         (config(epochs=2, schedule="constant"), {"epochs": 3}, ""),
         (config(epochs=2, schedule="constant"), {"epochs": 1}, "--epochs: the run has 2, now 1"),
         (config(schedule="constant"), {"max_steps": 9}, "--max-steps: the run has 0, now 9"),
-        (fsdp(max_steps=5, schedule="constant"), {"max_steps": 8}, ""),
         (fsdp(max_steps=5, schedule="wsd"), {"max_steps": 8}, ""),
         (fsdp(max_steps=5), {"max_steps": 8}, "has its course over the whole run"),
         (imagenet(epochs=2, schedule="steps"), {"epochs": 3}, ""),
         (imagenet(epochs=2, first_size=64, schedule="steps"), {"epochs": 3}, "pictures grow"),
-        (imagenet(max_steps=5), {"max_steps": 8}, ""),
     ],
 )
 def test_a_run_is_made_longer_where_its_steps_stay_the_same(

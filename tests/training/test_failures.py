@@ -157,7 +157,7 @@ def test_a_disk_without_room_ends_a_run_at_once_and_a_job_may_try_again(
         # Whole hosts of a job without GPUs; its GPUs; a cluster of the user's own.
         (2, {"CPU": 4, "GPU": 0}, [{}, {"CPU": 4}, {"CPU": 8}], 2),
         (2, {"CPU": 4, "GPU": 1}, [{"GPU": 1}, {"GPU": 2}], 1),
-        (None, None, [{"CPU": 1}, {"CPU": 1}, {"CPU": 2}], 2),
+        (None, None, [{"CPU": 1}, {"CPU": 2}], 1),
         # Its nodes come only when Ray Train asks for them.
         (0, {"CPU": 4, "GPU": 0}, [{}], 0),
     ],
