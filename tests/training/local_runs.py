@@ -76,6 +76,13 @@ class Run:
         steps = reader.read_metrics(str(self.run_folder)).of(Step)
         return {each.step: each.loss for each in steps}
 
+    def has_stored_losses(self, expected: dict[int, tuple[float, float]]) -> None:
+        """Compare losses with those stored, on a CPU in fp32 with seed 0: a loss and its tolerance
+        by step. A change of these is a change of the recipe. Rounding differs from one kind of
+        CPU to the next, and grows with the steps."""
+        for step, (loss, tolerance) in expected.items():
+            assert abs(self.losses()[step] - loss) <= tolerance, step
+
     def copy(self, name: str, *, without: str) -> None:
         """Copy the run under another name, as if it had been killed before the save ``without``."""
         folder = self.run_folder.with_name(name)

@@ -2,7 +2,6 @@
 may hold beside them is executed."""
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from contract.errors import InputError
-from tests.training.test_hostile_checkpoints import Evil
 from training.models import conversion, pretrained
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 
@@ -83,23 +81,6 @@ def test_parts_are_bounded_and_shared_weights_are_written_as_such(tmp_path: Path
     assert len({*names.values()}) == 2
     for name, tensor in read(into).items():
         assert torch.equal(tensor, whole[name])
-
-
-def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path, cache: Path) -> None:
-    folder = write(tmp_path / "m", {"a": torch.ones(1)})
-    mark = tmp_path / "executed"
-    torch.save({"a": torch.ones(1), "b": Evil(mark)}, folder / PICKLED)
-    with pytest.raises(InputError, match="holds more than tensors, and loading it could run"):
-        pretrained.weights_folder(str(folder), runs="runs")
-    # Of torch's first format, which is not read.
-    torch.save({"b": Evil(mark)}, folder / PICKLED, _use_new_zipfile_serialization=False)
-    with pytest.raises(InputError, match=r"pytorch_model\.bin cannot be read"):
-        pretrained.weights_folder(str(folder), runs="runs")
-    assert not mark.exists()
-    assert not [path for path in (cache / "converted").iterdir() if path.suffix != ".lock"]
-    # A plain pickle would have done it.
-    pickle.loads(pickle.dumps(Evil(mark))).close()
-    assert mark.exists()
 
 
 @pytest.mark.parametrize(
