@@ -15,6 +15,8 @@ from typing import Any, Final
 import pytest
 
 from tests.conftest import ROOT
+from tests.training.sample_events import step
+from tests.training.test_record import evaluation
 from training.record import plots
 from training.record.events import (
     ACCURACY,
@@ -104,41 +106,21 @@ def record(*events: Event) -> Metrics:
 
 def epochs(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[Event]:
     found: list[Event] = [ACCURACY]
-    for step in range(1, num_epochs * steps_per_epoch + 1):
-        epoch = (step - 1) // steps_per_epoch + 1
-        loss = 2 / math.sqrt(step) + 0.05 * math.sin(step * 1.7)
-        at = 1.7e9 + 5 * math.ceil(step / 10)
-        found.append(Step(step=step, epoch=epoch, loss=loss, lr=1 / step, grad_norm=1.0, time=at))
-        if step % steps_per_epoch:
+    for number in range(1, num_epochs * steps_per_epoch + 1):
+        epoch = -(-number // steps_per_epoch)
+        loss = 2 / math.sqrt(number) + 0.05 * math.sin(number * 1.7)
+        found.append(replace(step(number, loss), epoch=epoch, time=1.7e9 + 5 * number))
+        if number % steps_per_epoch:
             continue
         for rank in range(2):
             # The first epoch is slow, and must not count in the means.
             seconds = 0.1 * (10 if epoch == 1 else 1) * (1 + rank)
-            parts = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.05}
+            ran = RankTimes(epoch=epoch, step=number, rank=rank, step_time_s=seconds)
             found.append(
-                RankTimes(
-                    epoch=epoch,
-                    step=step,
-                    rank=rank,
-                    phases={name: share * seconds for name, share in parts.items()},
-                    step_time_s=seconds,
-                    rate=Rate(items="images", per_s=480.0),
-                    memory_bytes=(11 + rank) * 1e9,
-                    gpu_utilization=0.99 - 0.2 * rank,
-                )
+                replace(ran, phases={"forward": seconds}, gpu_utilization=0.99 - 0.2 * rank)
             )
-        found.append(
-            Evaluation(
-                epoch=epoch,
-                step=step,
-                loss=1 / epoch,
-                measures={"accuracy": 1 - 0.3 / epoch},
-                train_loss=1.1 / epoch,
-                rate=Rate(items="images", per_s=950.0),
-                seconds=63.2 * epoch,
-                mfu=0.4 - 0.1 / epoch,
-            )
-        )
+        scored = replace(evaluation(epoch), step=number, measures={"accuracy": 1 - 0.3 / epoch})
+        found.append(replace(scored, train_loss=1.1 / epoch))
     return found
 
 
@@ -183,7 +165,7 @@ def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
         "Slowest 200 ms.",  # rank 1 after the first epoch
         "rank 1 GPU 79%",
         "Resumed at step 30 on 2 workers.",
-        "2 40 0.55 0.5 85.00% 950 2 min 6 s",
+        "2 40 0.55 0.5 85.00% 100",
         f"{CLASSES[1]} 4 96 0",
         '"lr": 0.1',
         '"cpu": "Imaginary 9000"',
@@ -257,9 +239,9 @@ def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_language_model_has_perplexity_its_held_out_loss_and_samples(tmp_path: Path) -> None:
     events: list[Event] = [PERPLEXITY]
-    for step, perplexity in ((1, 21.3), (2, 30.5)):
-        scored = Evaluation(step=step, epoch=step, measures={"perplexity": perplexity})
-        events += [scored, Sample(step=step, prompt="Once", text=f" upon {step}")]
+    for at, perplexity in ((1, 21.3), (2, 30.5)):
+        scored = Evaluation(step=at, epoch=at, measures={"perplexity": perplexity})
+        events += [scored, Sample(step=at, prompt="Once", text=f" upon {at}")]
     details = HeldOutText(loss=3.4177, perplexity=30.5, num_tokens=12_345)
     page = Page(written(tmp_path, metrics=record(*events), evaluated=details))
     assert "30.5 at the end; best 21.3 at step 1." in page.text
