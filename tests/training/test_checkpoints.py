@@ -125,7 +125,7 @@ def test_a_model_is_published_beside_what_a_user_has_put_there(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("a year of work")
     storage.remove_leftovers(str(tmp_path), "config.json")
-    average = dict.fromkeys(snapshot.model, torch.zeros(1))
+    average = {name: torch.zeros(1) for name in snapshot.model}
     checkpoints.publish_model(str(tmp_path), replace(snapshot, average=average))
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*users, "model/model.safetensors", "model/config.json"}

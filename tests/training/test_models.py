@@ -161,7 +161,8 @@ def test_forward_flops_are_those_that_torch_counts(size: int) -> None:
 
 
 def test_maps_of_one_channel_leave_the_small_network_in_the_order_that_is_fast() -> None:
-    maps = Small().layers[0](
-        torch.zeros(2, 1, 28, 28).contiguous(memory_format=torch.channels_last)
-    )
-    assert maps.stride(1) == 1
+    pixels = torch.zeros(2, 1, 28, 28).contiguous(memory_format=torch.channels_last)
+    model = Small()
+    assert model.layers[0](pixels).stride(1) == 1
+    assert model(pixels).logits.shape == (2, 10)
+    assert models.num_parameters(model) == 279_104
