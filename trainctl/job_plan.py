@@ -546,7 +546,9 @@ def start(deployment: Deployment, plan: JobPlan) -> str:
     _check_not_running(deployment, spec)  # again: the question may have waited for long
     job = new_id(run)
     if spec.notify and not spec.webhook and not deployment.subscribe(spec.notify):
-        output.say(f"{spec.notify} gets no mail until the link in AWS's confirmation mail is followed")
+        output.say(
+            f"{spec.notify} gets no mail until the link in AWS's confirmation mail is followed"
+        )
     if plan.code:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"

@@ -149,7 +149,9 @@ def confirm(question: str, *, yes: bool, default: bool = True) -> None:
     if yes:
         return
     if not (sys.stdin and sys.stdin.isatty()):  # None if the command was started without one (<&-)
-        raise UsageError(f"stdin is not a terminal to answer {question!r}: pass --yes to skip the question")
+        raise UsageError(
+            f"stdin is not a terminal to answer {question!r}: pass --yes to skip the question"
+        )
     if not typer.confirm(question, default=default, err=True):
         raise typer.Exit(exits.OK)
 

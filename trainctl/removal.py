@@ -60,7 +60,9 @@ def remove(
     # On a standing cluster or a laptop a run trains without a job; its lease is renewed.
     leases = [each.modified for each in found if f"/{runs.LEASES_DIR}/" in each.key]
     if leases and (datetime.now(tz=UTC) - max(leases)).total_seconds() < times.LEASE_S:
-        raise UsageError(f"{what} is being trained, or was within the last {times.LEASE_S} s: stop it first")
+        raise UsageError(
+            f"{what} is being trained, or was within the last {times.LEASE_S} s: stop it first"
+        )
     size = sum(each.size for each in found)
     changed = max(each.modified for each in found)
     words = f"{what}: {counted(len(found), 'file')}, {byte_size(size)}, last changed {utc(changed)}"

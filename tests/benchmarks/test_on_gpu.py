@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import on_gpu
 from training import command as commands
-from training.system import devices
 
 
 @pytest.mark.parametrize("step", on_gpu.STEPS, ids=lambda step: step.name)
@@ -38,32 +37,3 @@ def test_a_step_that_hangs_is_ended_with_what_it_started_and_the_reason_is_kept(
     assert outcome.exit_code is None
     assert time.monotonic() - began < 30
     assert "begun" in (tmp_path / "log").read_text()
-    assert on_gpu.in_words(outcome).startswith("did not end in time")
-
-
-def test_the_same_command_does_only_what_has_not_worked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def run(_words: object, into: Path, **_: object) -> on_gpu.StepOutcome:
-        done.append(into.stem)
-        if into.stem == "ddp":
-            raise KeyboardInterrupt
-        return on_gpu.StepOutcome(exit_code=int(into.stem == "fashion"), seconds=1.0)
-
-    monkeypatch.setattr(on_gpu, "run", run)
-    monkeypatch.setattr(devices, "gpu_names", lambda: ["A10G"])
-    only = ["--only", "gpus", "fashion", "ddp"]
-    monkeypatch.setattr(sys, "argv", ["on_gpu", "--to", str(tmp_path), *only])
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            on_gpu.main()
-    assert done == ["gpus", "fashion", "ddp", "fashion", "ddp"]
-
-
-def test_a_step_that_fails_says_so(tmp_path: Path) -> None:
-    outcome = on_gpu.run(
-        [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log", limit_s=120
-    )
-    assert on_gpu.in_words(outcome).startswith("failed with exit code 3")

@@ -4,18 +4,16 @@ As Jepsen tests databases: one side kills, by a seed; the other reads only what 
 written, its checkpoints and its ``metrics.jsonl``, and compares it with an undisturbed run.
 """
 
-import json
 import os
 import secrets
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -53,10 +51,6 @@ class Kill:
     """Unix time in seconds."""
     after: int = 0
     """The last step that was reported before."""
-    lost: int | None = None
-    """Steps that were trained again; None where another kill came before the next step."""
-    seconds: float | None = None
-    """To the next step; None as above."""
 
 
 def plan(seed: int, ends: Sequence[str]) -> list[tuple[str, str]]:
@@ -89,14 +83,11 @@ def play(
     start: Callable[..., Command],
     whole: Command,
     words: Iterable[str],
-    record_property: Callable[[str, object], None],
 ) -> Command:
     """Kill a run like ``whole`` and start it again, by turns; return its last command."""
     again = partial(start, f"killed-{secrets.token_hex(4)}", *words, "--max-failures", "99")
     nemesis = Nemesis(again, whole)
-    command = nemesis.play(kills)
-    record_property(f"{len(kills)} kills of {command.result()['recipe']}", nemesis.figures())
-    return command
+    return nemesis.play(kills)
 
 
 class Nemesis:
@@ -222,9 +213,6 @@ class Nemesis:
         resumed, last = resumes[-1].step if resumes else 0, self.kills[-1]
         newest = self._saved() if last.victim in WORKERS else last.saved
         assert last.saved <= resumed <= newest, f"resumed at {resumed}: {self.kills}"
-        steps = self._steps()
-        assert steps
-        last.lost, last.seconds = max(0, last.after - resumed), steps[0].time - last.time
 
     def _steps(self) -> list[Step] | None:
         """Since the workers began to train; None where they have not since the last kill."""
@@ -253,16 +241,3 @@ class Nemesis:
                 if any("/checkpoints/step-" in file for file in files):
                     return True
         return self._steps() is not None
-
-    def figures(self) -> str:
-        """What the kills have cost, as JSON: medians and the worst of fewer than a hundred."""
-        found: dict[str, Any] = {"kills": len(self.kills)}
-        found |= Counter(kill.hit for kill in self.kills)
-        for name, victims in (("a worker", WORKERS), ("the command", OTHERS)):
-            for what in ("seconds", "lost"):
-                kills = [kill for kill in self.kills if kill.victim in victims]
-                values = sorted(
-                    round(getattr(kill, what), 1) for kill in kills if kill.lost is not None
-                )
-                found[f"{name}: {what}"] = [*values[len(values) // 2 :][:1], *values[-1:]]
-        return json.dumps(found)

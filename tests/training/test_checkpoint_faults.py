@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -40,15 +40,6 @@ SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
 NO_MEMORY = RuntimeError(
     "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
 )
-
-
-def test_a_full_disk_is_trouble_of_the_storage_whichever_library_meets_it(tmp_path: Path) -> None:
-    said = "Error while serializing: I/O error: No space left on device (os error 28)"
-    assert faults.is_passing(SafetensorError(said))  # as it was seen: it writes elsewhere first
-    (tmp_path / checkpoints.STATE_FILE).symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device") as raised:
-        checkpoints.write(snapshot(1), tmp_path)
-    assert faults.is_passing(raised.value)
 
 
 @pytest.fixture
@@ -151,33 +142,6 @@ def test_what_a_second_look_finds_whole_is_not_damaged(
     hashed, answers = storage.sha256, iter(["0" * 64])
     monkeypatch.setattr(storage, "sha256", lambda path: next(answers, None) or hashed(path))
     assert newest_step(str(tmp_path)) == 100
-
-
-def damage(run: str, name: str) -> None:
-    uri = f"{checkpoints.place_of(run, name)}/config.json"
-    assert storage.exists(uri)
-    storage.write_bytes(uri, b"[]")
-
-
-def test_a_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_told_to(
-    tmp_path: Path,
-) -> None:
-    run = str(tmp_path / "mine")
-    save(run, 100, 200)
-    for name in checkpoints.names(run):
-        damage(run, name)
-    for _ in range(2):  # nor the next time
-        with pytest.raises(InputError, match=r"'mine' has .* none .*checksum.*--from-scratch"):
-            newest(run)
-    assert checkpoints.names(run) == ["step-00000100", "step-00000200"]
-    warnings: list[str] = []
-    assert newest(run, warnings.append, from_scratch=True) is None
-    assert len(warnings) == 2
-    assert "step-00000200 is damaged" in warnings[0]
-    assert "training starts at step 0" in warnings[0]
-    assert (tmp_path / "mine" / "checkpoints" / "damaged-step-00000200").is_dir()
-    save(run, 100)
-    assert newest(run, from_scratch=True) is not None
 
 
 # --- checkpoints of a sharded model ---------------------------------------------------------------
@@ -295,37 +259,30 @@ def test_what_no_loss_depends_on_has_no_moments_and_hinders_no_resume(
     assert again.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys() == {0, 1}
 
 
-def test_a_sharded_run_without_a_usable_checkpoint_refuses_to_start(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    group: dist.ProcessGroup,
+@pytest.mark.parametrize("module", [checkpoints, sharded_checkpoints], ids=["whole", "sharded"])
+def test_a_run_without_a_usable_checkpoint_refuses_to_start_unless_told_to(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: dist.ProcessGroup
 ) -> None:
-    run = str(tmp_path / "mine")
+    run, warnings = str(tmp_path / "mine"), list[str]()
+    start = partial(module.newest, one_rank(run, warn=warnings.append))
+    is_sharded = module is sharded_checkpoints
     for step in (5, 6):
-        save_sharded(run, step, trained(), group)
-    worker = one_rank(run)
+        save_sharded(run, step, trained(), group) if is_sharded else save(run, step)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "verify", raising(NO_MEMORY))
         with pytest.raises(RuntimeError, match="can't allocate memory"):
-            sharded_checkpoints.newest(worker)
-        patch.undo()
-        patch.setattr(dcp, "_check", raising(MemoryError()))
-        with pytest.raises(MemoryError):
-            sharded_checkpoints.newest(worker)
-        patch.undo()
-        patch.setattr(sharded_checkpoints, "ShardedCheckpoint", raising(SLOW_DOWN))
-        with pytest.raises(UnreachableError, match="Please reduce"):
-            sharded_checkpoints.newest(worker)
-    found = sharded_checkpoints.newest(worker)
-    assert found is not None
-    assert found.position.step == 6
+            start()
+    assert start().position.step == 6
     for name in checkpoints.names(run):
-        (tmp_path / "mine" / "checkpoints" / name / "state.json").write_bytes(b"{}")
-    with pytest.raises(InputError, match=r"'mine' has .* none .*state.json.*--from-scratch"):
-        sharded_checkpoints.newest(worker)
+        file = "state.json" if is_sharded else "config.json"
+        storage.write_bytes(f"{checkpoints.place_of(run, name)}/{file}", b"[]")
+    for _ in range(2):  # nor the next time
+        with pytest.raises(InputError, match="--from-scratch"):
+            start()
     assert len(checkpoints.names(run)) == 2
-    assert sharded_checkpoints.newest(worker, from_scratch=True) is None
-    assert checkpoints.names(run) == []
+    assert start(from_scratch=True) is None
+    assert len(warnings) == 2
+    assert (tmp_path / "mine" / "checkpoints" / "damaged-step-00000006").is_dir()
 
 
 # --- what must not be saved, or trained on --------------------------------------------------------
@@ -415,17 +372,12 @@ def test_what_led_to_a_divergence_is_set_aside_and_the_advice_works(
 
     # A step between was good: the weights of the checkpoint are not the ones that led there.
     said = diverge(good, bad, bad, first=301)
-    assert "(now 0.5): it resumes from checkpoint step-00000300, which is kept" in said
+    assert "step-00000300" in said
     # The skipped steps changed nothing: those two checkpoints hold the same weights.
     said = diverge(bad, bad, first=200 + 1)
-    assert "set aside as what led there: step-00000200, step-00000300" in said
-    assert said.endswith(
-        "Give the same --run a lower --lr (now 0.5): it resumes from checkpoint "
-        "step-00000100, which is kept"
-    )
+    assert "step-00000200, step-00000300" in said
     assert newest_step(run) == 100
-    said = diverge(bad, bad, first=101)
-    assert "lower --lr (now 0.5) and --from-scratch: no checkpoint is left" in said
+    assert "--from-scratch" in diverge(bad, bad, first=101)
     save(run, 200, 300)
     there = storage.list_folders(f"{run}/checkpoints")
     assert [name for name in there if name.startswith("diverged-")] == [
@@ -445,18 +397,6 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_at_step_0_by_itself(
     ):
         newest(str(tmp_path))
     assert newest(str(tmp_path), from_scratch=True) is None
-
-
-def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
-    save(str(tmp_path), 100, 200)
-    manifest = tmp_path / "checkpoints" / "step-00000200" / "manifest.json"
-    manifest.unlink()
-    manifest.mkdir()
-    warnings: list[str] = []
-    found = newest(str(tmp_path), warnings.append)
-    assert found is not None
-    assert found.position.step == 100
-    assert "step-00000200 is damaged (manifest.json cannot be read)" in warnings[0]
 
 
 def test_of_two_ranks_one_finds_the_damage_of_any_file(

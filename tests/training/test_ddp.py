@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from contract.errors import InputError
 from tests import forks
+from tests.training.test_config import config
 from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
 from training.data import small_images
 from training.ddp import train as ddp
-from training.ddp.settings import DdpConfig
 from training.models.resnet import ResNet18
 from training.record.result import Table
 from training.runtime.torchrun import TorchrunWorker
@@ -26,11 +26,6 @@ CPU = torch.device("cpu")
 def place(rank: int, world_size: int) -> Any:
     """One process among the others; all that the functions below ask of a worker."""
     return SimpleNamespace(rank=rank, world_size=world_size, device=CPU, emit=lambda *_: None)
-
-
-def config(**changes: Any) -> DdpConfig:
-    needed = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits", "global_batch": 32}
-    return DdpConfig(**{**needed, **changes})
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
@@ -55,7 +50,7 @@ def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
     flip: bool, tmp_path: Path
 ) -> None:
     image_set = small_images.load(str(write_images(tmp_path, num_train=100)))
-    chosen = config(flip=flip)
+    chosen = config(flip=flip, global_batch=32)
     split = small_images.DeviceImages(image_set, CPU)
     order = small_images.BatchOrder(num_images=100, global_batch=32, seed=0)
     for step in (0, 2, 5):

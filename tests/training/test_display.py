@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,8 +18,6 @@ from training.record.events import (
     Loaded,
     Measure,
     RankTimes,
-    Start,
-    Warned,
     phase,
 )
 from training.record.fields import Rate
@@ -31,53 +30,26 @@ TOKENS = Rate(items="tokens", per_s=98765.4)
 
 
 @pytest.mark.parametrize(
-    ("event", "line"),
+    ("event", "figures"),
     [
-        (
-            START,
-            "training: 1,200 parameters, 2 workers on CPU (fp32), 8 steps of 64 images, 4 an epoch",
-        ),
+        (START, ["1,200", "2", "CPU", "fp32", "64 images"]),
         (
             Evaluation(
-                step=4,
-                epoch=1,
-                loss=0.5,
-                measures={"accuracy": 0.9},
-                train_loss=0.6,
-                rate=IMAGES,
+                step=4, epoch=1, loss=0.5, measures={"accuracy": 0.9}, train_loss=0.6, rate=IMAGES
             ),
-            "epoch 1: train loss 0.6000, evaluation loss 0.5000, accuracy 90.00%, 1,234 images/s",
+            ["epoch 1", "0.6000", "0.5000", "90.00%", "1,234 images/s"],
         ),
         (
-            Evaluation(step=0, epoch=0, loss=9.0, measures={"perplexity": 8103.1}),
-            "before training: evaluation loss 9.0000, perplexity 8,103",
+            Evaluation(step=1000, epoch=0.25, loss=4.0, measures={"perplexity": 8103.1}),
+            ["epoch 0.25", "1,000", "4.0000", "8,103"],
         ),
-        (
-            Evaluation(
-                step=1000,
-                epoch=0.25,
-                loss=4.0,
-                measures={"perplexity": 54.6},
-                train_loss=4.5,
-                rate=TOKENS,
-            ),
-            "epoch 0.25, step 1,000: train loss 4.5000, evaluation loss 4.0000, perplexity 54.6, "
-            "98,765 tokens/s",
-        ),
-        (
-            Start(step=0, resumed=False, world_size=2, total_steps=30, device="NVIDIA A10G"),
-            "running: 2 workers on NVIDIA A10G, 30 steps",
-        ),
-        (
-            Evaluation(step=3, epoch=0, measures={"bus_bandwidth": 92.44, "top5_accuracy": 0.5}),
-            "step 3: bus bandwidth 92.44 GB/s, top5 accuracy 0.5",
-        ),
-        (Loaded(step=1000, loss=4.0), "checkpoint of step 1,000: evaluation loss 4.0000"),
-        (step(1), ""),
+        (Evaluation(step=3, epoch=0, measures={"bus_bandwidth": 92.44}), ["3", "92.44 GB/s"]),
+        (Loaded(step=1000, loss=4.0), ["1,000", "4.0000"]),
+        (step(1), []),
     ],
 )
-def test_a_log_has_a_line_for_what_happened(
-    event: Event, line: str, capsys: pytest.CaptureFixture[str]
+def test_a_log_has_a_line_with_the_figures_of_what_happened(
+    event: Event, figures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = Display([BANDWIDTH, ACCURACY])
     for before in (phase("workers_ready", hosts=["10.0.1.7", "10.0.1.8"]), START):
@@ -85,13 +57,14 @@ def test_a_log_has_a_line_for_what_happened(
     capsys.readouterr()
     display.show(event)
     out, err = capsys.readouterr()
-    assert (out, err) == ("", line + "\n" if line else "")
+    assert (out, err.count("\n")) == ("", bool(figures))
+    assert [each for each in figures if each not in err] == []
 
 
 def test_a_log_has_a_line_of_how_far_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
     reached = Progress(time=1.0, step=1200, total_steps=20000, loss=2.31, rate=TOKENS)
     Display().progress(reached)
-    assert capsys.readouterr().err == "step 1,200/20,000, loss 2.3100, 98,765 tokens/s\n"
+    assert "1,200/20,000" in capsys.readouterr().err
 
 
 def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
@@ -107,11 +80,9 @@ def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
     display.progress(Progress(time=1.0, step=4, total_steps=8, loss=2.31))
     display.close()
     text = file.getvalue()
-    assert "epoch 1/2" in text
-    assert "step 4/8" in text
-    assert "64 images/s, 4 s left" in text
-    assert "loss 2.31" not in text, "the bar shows it already"
-    assert "epoch 1/2 rank 1 (CPU): 250.0 ms/step" in text
+    for figures in ("epoch 1/2", "step 4/8", "64 images/s", "4 s", "250.0 ms/step"):
+        assert figures in text
+    assert "2.31" not in text, "the bar shows it already"
 
 
 def rank_lines(
@@ -141,48 +112,29 @@ def rank_lines(
     return capsys.readouterr().err.splitlines()
 
 
-def test_where_nothing_may_move_lines_still_have_colors() -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, force_interactive=False, _environ={})
-    display = Display(console=console)
-    times = [RankTimes(step=4, epoch=1, rank=rank, step_time_s=0.25) for rank in range(2)]
-    scored = Evaluation(step=4, epoch=1, loss=1.0)
-    events: list[Event] = [START, step(4), *times, scored, Warned(message="slow")]
-    for event in events:
-        display.show(event)
-    display.close()
-    heads = [line[: line.index(" ")] for line in file.getvalue().splitlines()]
-    assert heads == ["training:", "\x1b[2mepoch", "\x1b[36mepoch", "\x1b[33mwarning:"]
-
-
-def test_ranks_of_one_cpu_have_a_line_each_only_where_they_differ(
+@pytest.mark.parametrize(
+    ("seconds", "more", "places"),
+    [
+        ((0.1, 0.105), {"hosts": ("localhost", "localhost")}, ["each rank (CPU, localhost)"]),
+        ((0.1, 0.12), {"hosts": ("localhost", "localhost")}, ["rank 0 ", "rank 1 "]),
+        ((0.1, 0.1), {"verbose": True}, ["rank 0 ", "rank 1 "]),
+        ((0.1, 0.1), {"hosts": ("10.0.1.7", "10.0.1.8")}, ["rank 0 ", "rank 1 "]),
+        (
+            (0.1, 0.1, 0.1),
+            {"device": "NVIDIA A10G", "hosts": ("10.0.1.7", "10.0.1.7", "10.0.1.8")},
+            ["[GPU0: rank 0]", "[GPU1: rank 1]", "[GPU0: rank 2]"],
+        ),
+    ],
+    ids=["alike", "different", "verbose", "two hosts", "GPUs"],
+)
+def test_ranks_have_a_line_each_unless_those_of_one_cpu_are_alike(
+    seconds: tuple[float, ...],
+    more: dict[str, Any],
+    places: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    here = ("localhost", "localhost")
-    assert rank_lines(capsys, 0.1, 0.105, hosts=here) == [
-        "epoch 1/2 each rank (CPU, localhost): 4 steps of 32 images in 0.4 s, 105.0 ms/step, "
-        "1,234 images/s"
-    ]
-    for lines in (
-        rank_lines(capsys, 0.1, 0.12, hosts=here),
-        rank_lines(capsys, 0.1, 0.1, hosts=here, verbose=True),
-        rank_lines(capsys, 0.1, 0.1, hosts=("10.0.1.7", "10.0.1.8")),
-    ):
-        assert [line[:17] for line in lines] == ["epoch 1/2 rank 0 ", "epoch 1/2 rank 1 "]
-
-
-def test_each_gpu_has_a_line_with_its_number_on_its_host(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    hosts = ("10.0.1.7", "10.0.1.7", "10.0.1.8", "10.0.1.8")
-    lines = rank_lines(capsys, *[0.1] * 4, device="NVIDIA A10G", hosts=hosts)
-    assert lines[1] == (
-        "epoch 1/2 [GPU1: rank 1] (NVIDIA A10G, 10.0.1.7): 4 steps of 16 images in 0.4 s, "
-        "100.0 ms/step, 1,234 images/s"
-    )
-    assert [line[10:24] for line in lines[2:]] == ["[GPU0: rank 2]", "[GPU1: rank 3]"]
-    one = rank_lines(capsys, 0.1, device="NVIDIA A10G")
-    assert one[0].startswith("epoch 1/2 [GPU0: rank 0] (NVIDIA A10G): 4 steps of 64 images")
+    lines = rank_lines(capsys, *seconds, **more)
+    assert [place in line for place, line in zip(places, lines, strict=True)] == [True] * len(lines)
 
 
 def test_a_log_shows_every_ten_seconds_that_a_phase_is_not_over(
@@ -227,9 +179,6 @@ def test_the_result_is_a_table_for_people() -> None:
         *("training time", "with start-up", "cost", "MFU", "GPU utilization"),
         *("report", "export"),
     ]
-    export = f"export           python -m training.export {folder} --to DIR"
-    assert table.splitlines()[-1] == export, "it can be copied"
-    assert "3 min 10 s" in table
-    assert "about $0.35 at list prices" in table
-    for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):
+    assert folder in table, "it can be copied"
+    for words in ("98,765", "500", "25.0%", "0.35"):
         assert words in table

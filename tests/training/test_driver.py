@@ -27,31 +27,28 @@ from training.runtime import ray_cluster, trainer
 
 
 @pytest.mark.parametrize(
-    ("resources", "workers"),
-    [({"CPU": 64.0, "GPU": 8.0}, 8), ({"CPU": 64.0}, 1), ({"GPU": 1.0}, 1)],
+    ("resources", "job", "workers"),
+    [
+        ({"CPU": 64.0, "GPU": 8.0}, None, Range(8, 8)),
+        ({"CPU": 64.0}, None, Range(1, 1)),
+        # Nodes of a job have not joined yet: Ray starts them when the run asks for workers.
+        ({}, ("4", "0"), Range(4, 12)),
+        ({}, ("4", "1"), Range(6, 14)),
+        ({}, ("0", "0"), Range(1, 3)),
+    ],
 )
-def test_a_run_takes_all_gpus_of_a_cluster(
-    resources: dict[str, float], workers: int, monkeypatch: pytest.MonkeyPatch
+def test_a_run_takes_all_gpus_of_a_cluster_or_of_the_nodes_that_its_job_may_have(
+    resources: dict[str, float],
+    job: tuple[str, str] | None,
+    workers: Range,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: resources))
-    monkeypatch.delenv(nodes.ENV_JOB_SPEC, raising=False)
-    assert ray_cluster.cluster_workers() == Range(workers, workers)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "trains", "workers"),
-    [("4", "0", Range(4, 12)), ("4", "1", Range(6, 14)), ("0", "0", Range(1, 3))],
-)
-def test_a_run_takes_all_gpus_of_the_nodes_that_its_job_may_have(
-    gpus: str, trains: str, workers: Range, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # They have not joined yet: Ray starts them when the run asks for workers.
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=dict))
-    spec = JobSpec(run="r", command=("python",), nodes=Range(1, 3))
-    monkeypatch.setenv(nodes.ENV_JOB_SPEC, spec.to_json())
-    monkeypatch.setenv(nodes.ENV_WORKER_GPUS, gpus)
-    monkeypatch.setenv(nodes.ENV_TRAINS, trains)
-    monkeypatch.setenv(nodes.ENV_NUM_GPUS, "2")
+    if job:
+        spec = JobSpec(run="r", command=("python",), nodes=Range(1, 3)).to_json()
+        names = (nodes.ENV_WORKER_GPUS, nodes.ENV_TRAINS, nodes.ENV_JOB_SPEC, nodes.ENV_NUM_GPUS)
+        for name, value in zip(names, (*job, spec, "2"), strict=True):
+            monkeypatch.setenv(name, value)
     assert ray_cluster.cluster_workers() == workers
 
 

@@ -52,31 +52,9 @@ def test_a_node_that_joins_while_others_train_waits_for_the_next_start() -> None
     assert trained(*nodes, segments=(first, second)) == pytest.approx(2 * 800 + 400)
 
 
-def test_the_next_head_continues() -> None:
-    heads = [
-        Paid(is_head=True, pulled=0, started=0, ended=300),
-        Paid(is_head=True, pulled=400, started=450, ended=1000),
-    ]
-    recorder = Recorder()
-    recorder.begin(100, resumes=0)
-    recorder.step(150, 1)
-    recorder.step(280, 9)
-    recorder = Recorder(recorder.activity)
-    recorder.begin(500, resumes=200)
-    recorder.step(600, 1)
-    recorder.step(900, 7)
-    found = trained(*heads, worker(0, 0, 1000), segments=recorder.activity.segments)
-    assert found == pytest.approx(2 * (50 + 300))
-
-
 @pytest.mark.parametrize("segments", [(), (Segment(began=100),)], ids=["no start", "no step"])
 def test_there_is_no_figure_without_counted_steps(segments: tuple[Segment, ...]) -> None:
     assert goodput([HEAD], Activity(segments=segments)) is None
-
-
-def test_there_is_no_figure_before_anything_is_paid() -> None:
-    segment = Segment(began=0, stepped=0, last=10)
-    assert goodput([], Activity(segments=(segment,))) is None
 
 
 def test_an_activity_of_an_older_release_is_read_without_what_it_has_no_field_for() -> None:

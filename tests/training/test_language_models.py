@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from contract.errors import InputError
 from tests.training.test_plan import TINY_LLAMA, built
 from training.fsdp import train as fsdp
-from training.models import language_models, lora, model_weights, weight_files
+from training.models import language_models, model_weights, weight_files
 from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES
 
@@ -102,15 +102,3 @@ def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32()
     assert loss != exact
     assert loss == pytest.approx(exact, rel=1e-3)
     assert norm == pytest.approx(exact_norm, rel=0.02)
-
-
-def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:
-    model = built(TINY_LLAMA)
-    with pytest.raises(InputError, match=r"names 'w_q', .*: choose of down_proj, .*, v_proj"):
-        lora.add(model, rank=2, targets="w_q,v_proj")
-    lora.add(model, rank=2, targets="v_proj, up_proj")
-    trained = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
-    assert trained == {"v_proj", "up_proj"}
-    language_models.keep_in_bf16(model, only_frozen=True)
-    kinds = {(each.requires_grad, each.dtype) for each in model.parameters()}
-    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}

@@ -82,18 +82,6 @@ def run(elsewhere: Path) -> Path:
     return folder
 
 
-def test_resuming_with_other_settings_names_each_difference(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = tree(run)
-    err = refused([*MINE, "--lr", "0.01", "--seed", "4"], capsys)
-    assert "lr:" not in err  # which may change
-    assert "--seed: the run has 0, now 4" in err
-    assert "--epochs: the run has 9" in err
-    assert "--overwrite" in err
-    assert tree(run) == before
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     """Content of each file, by its path."""
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -215,21 +203,3 @@ def test_a_job_overwrites_a_run_once_and_then_resumes_its_own(
     monkeypatch.setenv("TRAIN_JOB", "second")
     overwrite(words)
     assert not (run / "checkpoints").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "preset", "lr"),
-    [
-        ("", "digits", "0.001"),
-        ("--data DIR", "ddp", "0.001"),
-        ("--preset tuned", "tuned", "0.003"),
-        ("--preset=fast --data DIR", "fast", "0.004"),
-    ],
-)
-def test_help_shows_the_defaults_of_the_preset_that_would_be_used(
-    options: str, preset: str, lr: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert launch.main(f"ddp {options} --help".split()) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"defaults are those of preset {preset})" in out
-    assert f"peak learning rate of Adam (default: {lr})" in out

@@ -52,14 +52,7 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
     assert result["accuracy"] >= 0.9
     assert (result["steps"], result["world_size"]) == (69, 2)
     folder = uninterrupted.run_folder
-    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
-        "step-00000046",
-        "step-00000069",
-    }
-    from transformers import ResNetForImageClassification
-
-    model = ResNetForImageClassification.from_pretrained(folder / "model")
-    assert sum(parameter.numel() for parameter in model.parameters()) == 11_175_370
+    assert (folder / "model" / "model.safetensors").stat().st_size > 4 * 11_175_370
     assert (folder / "report.html").stat().st_size > 10_000
     assert [line["rank"] for line in uninterrupted.metrics("rank")] == [0, 1] * 3
     evaluation = reader.read_json(str(folder), "evaluation.json")
@@ -71,12 +64,7 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
 
 
 def test_the_losses_are_those_stored(uninterrupted: Command) -> None:
-    # Stored on a CPU in fp32, seed 0. A change of these is a change of the recipe. Rounding
-    # differs from one kind of CPU to the next, and grows with the steps.
-    expected = {1: (2.4975, 1e-3), 2: (2.3106, 2e-3), 5: (1.3699, 5e-3)}
-    losses = {line["step"]: line["loss"] for line in uninterrupted.metrics("step")}
-    for step, (loss, tolerance) in expected.items():
-        assert losses[step] == pytest.approx(loss, abs=tolerance)
+    uninterrupted.has_stored_losses({1: (2.4975, 1e-3), 2: (2.3106, 2e-3), 5: (1.3699, 5e-3)})
 
 
 def test_a_complete_run_is_not_trained_again(
@@ -102,36 +90,14 @@ def test_a_run_listens_on_loopback_only(start: Callable[..., Command]) -> None:
     assert {*listening} <= {"127.0.0.1", "::1"}
 
 
-@pytest.mark.night
-def test_a_complete_run_made_longer_is_as_if_it_had_been_so_from_the_start(
-    start: Callable[..., Command],
-) -> None:
-    words = [*DIGITS, "--schedule", "constant", "--keep-best", "loss", "--checkpoints-to-keep", "1"]
-    straight = start("straight", *words)
-    straight.succeed()
-    start("longer", *words, "--epochs", "1").succeed()
-    longer = start("longer", *words, "--epochs", "3")
-    longer.succeed()
-    assert longer.losses() == straight.losses()
-    assert longer.result()["loss"] == straight.result()["loss"]
-    found = [run.metrics("evaluation") for run in (longer, straight)]
-    best = min(found[1], key=lambda each: each["loss"])
-    assert [[each["loss"] for each in run] for run in found] == [[e["loss"] for e in found[1]]] * 2
-    # The model is that of the best evaluation, whose checkpoint is kept beside the newest.
-    names = {path.name for path in (straight.run_folder / "checkpoints").iterdir()}
-    assert names == {f"step-{step:08}" for step in (best["step"], 69)}
-    assert straight.result()["loss"] == pytest.approx(best["loss"], abs=1e-9)
-
-
 @killed([("server", "save"), ("Ctrl-C", "step"), ("command", "report")])
 def test_a_killed_run_resumes_where_it_was_saved_and_ends_the_same(
     kills: list[tuple[str, str]],
     start: Callable[..., Command],
     uninterrupted: Command,
-    record_property: Callable[[str, object], None],
 ) -> None:
     words = [*DIGITS, "--report-every", "1", "--checkpoint-minutes", "0.03"]
-    command = play(kills, start, uninterrupted, words, record_property)
+    command = play(kills, start, uninterrupted, words)
     for name in ("train_loss", "loss", "accuracy"):
         found, expected = (
             [line[name] for line in run.metrics("evaluation")] for run in (command, uninterrupted)
@@ -190,6 +156,4 @@ def test_the_same_loop_runs_under_torchrun_without_ray(
     steps = reader.read_metrics(str(tmp_path / "runs" / "plain")).of(Step)
     losses = [step.loss for step in steps]
     # One epoch has another schedule than three, so only the first step is the same.
-    first = uninterrupted.metrics("step")[0]["loss"]
-    assert losses[0] == pytest.approx(first, abs=1e-6)
-    assert len(losses) == 23
+    assert losses[0] == pytest.approx(uninterrupted.losses()[1], abs=1e-6)

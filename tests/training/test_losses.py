@@ -90,15 +90,6 @@ def test_a_bias_a_scale_and_a_cap_count_in_loss_and_gradients(bend: Bend) -> Non
     assert abs(plain.item() - loss.item()) > 0.01
 
 
-def test_in_bf16_it_is_as_close_to_the_truth_as_stored_logits_are() -> None:
-    exact_hidden, exact_weight, labels = inputs(256, torch.float64)
-    truth = plain_cross_entropy(exact_hidden, exact_weight, labels)
-    hidden, weight, _ = inputs(256, torch.bfloat16)
-    error = (linear_cross_entropy(hidden, weight, labels, chunk_tokens=64) - truth).abs()
-    reference = (plain_cross_entropy(hidden, weight, labels) - truth).abs()
-    assert error <= reference + 1e-3
-
-
 @pytest.mark.parametrize("divisor", [0.0, 77.7])
 def test_gradients_in_16_bits_are_rounded_once(divisor: float) -> None:
     hidden, weight, labels = inputs(200, torch.bfloat16)

@@ -42,17 +42,6 @@ def test_its_arithmetic_is_that_of_the_papers(name: str, size: int, multiply_add
     assert flops / 2 == pytest.approx(multiply_adds, rel=0.03)
 
 
-@pytest.mark.parametrize("name", picture_shapes.SHAPES)
-def test_no_map_loses_a_row_at_the_size_that_a_model_was_made_for(name: str) -> None:
-    model: Any = described(name)
-    size = picture_shapes.image_size(name)
-    with torch.no_grad():
-        maps = model.eval().efficientnet.encoder(
-            model.efficientnet.embeddings(torch.zeros(1, 3, size, size, device="meta"))
-        )
-    assert maps.last_hidden_state.shape[-1] == -(-size // 32)
-
-
 def test_statistics_are_averaged_over_many_batches() -> None:
     """transformers' default would keep 1 % of what was there before each batch."""
     momenta = [

@@ -70,14 +70,6 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     assert pictures.main(job) == exits.OK
     assert library.open_set(str(tmp_path / "job")).fingerprint == found.fingerprint
 
-    # A tree that was not prepared.
-    for path in sample_pictures.sort_val(source).rglob("*.JPEG"):
-        key = f"tree/{path.relative_to(source).as_posix()}"
-        client.upload_file(str(path), "pictures", key)
-    tree = mirror.on_disk(library.open_set("s3://pictures/tree"))
-    assert tree.fingerprint == found.fingerprint
-    assert all(map(torch.equal, read(tree), expected))
-
     client.delete_object(Bucket="pictures", Key=f"datasets/small/{shard}")
     assert mirror.on_disk(found) == local, "nothing is fetched again"
     assert sorted(path.name for path in Path(local.root).glob("*.tar")) == sorted(shards)

@@ -36,7 +36,6 @@ from training.models import (
     built_shapes,
     estimates,
     language_models,
-    lora,
     model_shapes,
     model_weights,
     pretrained,
@@ -128,15 +127,6 @@ def test_a_model_of_any_kind_is_planned_where_transformers_is_installed(
     assert ("models of type 'granite'" in said.err) != is_installed
 
 
-@pytest.mark.parametrize("targets", ["all", "q_proj, down_proj"])
-def test_adapters_have_as_many_parameters_as_are_planned(targets: str) -> None:
-    values = {**TINY_LLAMA, "model_type": "qwen3", "head_dim": 16}
-    shape, model = ModelShape.from_config(values), built(values)
-    lora.add(model, rank=4, targets=targets)
-    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    assert shape.adapter_parameters(4, targets) == trained
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -198,15 +188,6 @@ def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not(
     assert not estimated(setup(num_workers=1)).fits
 
 
-def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
-    changes = {**PRESETS["lora"], "num_workers": 1, "microbatch": 4, "seq_len": 1024}
-    names = {field.name for field in dataclasses.fields(estimates.Setup)}
-    lora = setup(**{name: value for name, value in changes.items() if name in names})
-    found = estimated(lora)
-    assert found.fits
-    assert found.memory.weights == pytest.approx(2 * shape("6.9b").parameters, rel=0.02)
-
-
 @pytest.mark.parametrize("model", ["there/pythia@v2", "EleutherAI/pythia-160m@step1000"])
 def test_a_revision_does_not_change_a_shape_and_the_name_of_a_folder_is_not_cut(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -258,14 +239,13 @@ def test_an_epoch_is_planned_with_the_tokens_that_the_recipe_packs(
     machine = instance_type("g5.12xlarge")
     found = plan.expected(config(**dolly), machine, num_bytes=text.num_bytes)
     assert found is not None
-    assert found.tokens == num_tokens == 18 * 32_768
+    assert found.tokens == num_tokens
     # Any other split, and any other text, by the bytes.
-    own = {"data": "s3://bucket/data/own"}
+    own = {"data": "s3://bucket/data/own", "held_out_every": 4}
     for changes, per_step in (
         ({"held_out_every": 2}, 4),
-        (own, 8),
-        (own | {"held_out_every": 4}, 6),
-        (own | {"held_out_every": 4, "validation": "s3://bucket/data/other"}, 8),
+        (own, 6),
+        (own | {"validation": "s3://bucket/data/other"}, 8),
     ):
         other = plan.expected(config(**{**dolly, **changes}), machine, num_bytes=text.num_bytes)
         assert other is not None
@@ -347,23 +327,17 @@ FULL = {"microbatch": 4, "recompute": "full", "global_batch": 64}
         ("gpt_neox", FULL),
         ("gpt_neox", {**FULL, "reduce_dtype": "bf16"}),
         # A single worker computes under autocast.
-        pytest.param("gpt_neox", {"num_workers": 1, "recompute": "none"}, marks=pytest.mark.night),
         ("gpt_neox", {"num_workers": 1, "recompute": "selective"}),
-        pytest.param("gpt_neox", {"num_workers": 1}, marks=pytest.mark.night),
-        pytest.param("llama", {"num_workers": 1, "recompute": "none"}, marks=pytest.mark.night),
-        pytest.param("llama", {"recompute": "none"}, marks=pytest.mark.night),
         ("llama", {}),
         ("mistral", {"recompute": "none"}),
         ("qwen2", {"recompute": "selective"}),
         ("qwen3", {"num_workers": 1, "recompute": "none"}),
-        pytest.param("qwen3", {"recompute": "none"}, marks=pytest.mark.night),
         # Not known from the configuration alone.
         ("gemma3_text", {"recompute": "none"}),
-        pytest.param("glm4", {"recompute": "none"}, marks=pytest.mark.night),
-        pytest.param("olmo2", {"recompute": "none"}, marks=pytest.mark.night),
-        pytest.param("phi3", {"recompute": "selective"}, marks=pytest.mark.night),
-        pytest.param("stablelm", {"recompute": "none"}, marks=pytest.mark.night),
-        pytest.param("starcoder2", {"recompute": "none"}, marks=pytest.mark.night),
+        *(
+            pytest.param(kind, {"recompute": "none"}, marks=pytest.mark.night)
+            for kind in ("llama", "qwen3", "glm4", "olmo2", "phi3", "stablelm", "starcoder2")
+        ),
     ],
 )
 def test_the_memory_of_a_step_is_what_torch_tracks(kind: str, changes: dict[str, Any]) -> None:
@@ -443,45 +417,11 @@ def test_published_speeds_are_planned(fitted: str, within: float, least: float) 
     assert len(good) >= least * len(ratios), sorted(ratios)
 
 
-def test_torchtitans_speed_is_planned() -> None:
-    # benchmarks/llama3_h100_202412_torchtitan.md: Llama 3.1 8B on 8 H100 with memory of 2.4 TB/s.
-    values = {
-        **TINY_LLAMA,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    }
-    p5 = instance_type("p5.48xlarge")
-    assert p5.gpu is not None
-    machine = dataclasses.replace(p5, gpu=dataclasses.replace(p5.gpu, memory_gb_per_s=2400.0))
-    changes = {"seq_len": 8192, "global_batch": 16, "recompute": "selective", "machine": machine}
-    found = estimates.make(
-        ModelShape.from_config({**values, "num_key_value_heads": 8}), setup(**changes)
-    )
-    # Without torch.compile 5,762, with it 6,667.
-    assert 5762 * 0.8 < found.tokens_per_s / 8 < 6667 * 1.2
-
-
 def test_the_references_own_run_would_be_predicted_within_a_factor_of_two() -> None:
     # It took 56 min 15 s for 194 steps of 5,524,480 positions, padding and all (1 epoch), on
     # 8 A10G, at the batch that fills them: 14 rows of 256 per GPU, blocks recomputed.
     found = estimated(setup(seq_len=256, microbatch=14, global_batch=112))
     assert 0.5 < found.tokens_per_s / (5_524_480 / 3375) < 2.0
-
-
-def test_a_step_takes_as_long_as_the_worker_with_the_largest_share() -> None:
-    # 2 x 8 and 1 x 8 + 1 sequences: two passes of one for some, in the same time.
-    even, uneven = (
-        estimates.make(
-            shape("400m"),
-            setup(machine=instance_type("p4d.24xlarge"), microbatch=1, global_batch=batch),
-        )
-        for batch in (16, 9)
-    )
-    assert uneven.tokens_per_s == pytest.approx(even.tokens_per_s * 9 / 16)
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
@@ -491,15 +431,6 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     assert estimated(first).fits
     assert "--microbatch" in estimates.differences(wanted, first)
     assert (first.optimizer, first.lora_rank) == ("adamw", 0)
-    hourly, best = (plan.cheapest(shape("6.9b"), wanted, per_token=each) for each in (False, True))
-    assert hourly is not None
-    assert best is not None
-    assert hourly.fits
-    assert best.fits
-    assert hourly.setup.num_hosts == 1
-    # A faster machine costs more an hour, and less in all.
-    slow, fast = (plan.summary(each, 1e6) for each in (hourly, best))
-    assert [slow[name] < fast[name] for name in ("usd_per_hour", "usd")] == [True, False]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -534,20 +465,17 @@ def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
 
 
 def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:
-    def said(gpu: str, **changes: Any) -> str:
+    def said(gpu: str, **changes: Any) -> list[str]:
+        """The options that it names."""
         run = config(**{**PRESETS["dolly"], "num_workers": 8, **changes})
-        return estimate.fit(SHAPES["6.9b"], run, gpu)[0]
+        return re.findall(r"--[a-z-]+", estimate.fit(SHAPES["6.9b"], run, gpu)[0])
 
-    assert said("NVIDIA A10G") == ""
-    tight = said("NVIDIA A10G", recompute="none")
-    assert "GiB of each GPU" in tight
-    assert tight.endswith("--recompute full would fit")
-    assert said("NVIDIA H200", recompute="none") == ""
-    alone = said("NVIDIA A10G", num_workers=1)
-    assert alone.endswith("--microbatch 1 --lora-rank 16 would fit")
+    assert said("NVIDIA A10G") == said("NVIDIA H200", recompute="none") == []
+    assert said("NVIDIA A10G", recompute="none")[-1:] == ["--recompute"]
+    assert said("NVIDIA A10G", num_workers=1)[-2:] == ["--microbatch", "--lora-rank"]
     small = said("Tesla T4", num_workers=1, seq_len=2048)
-    assert small.endswith("--lora-rank 16 --lora-bits 4 would fit")
-    assert said("Tesla T4", num_workers=1, seq_len=2**16).endswith("give more --workers")
+    assert small[-2:] == ["--lora-rank", "--lora-bits"]
+    assert said("Tesla T4", num_workers=1, seq_len=2**16)[-1:] == ["--workers"]
     # It computes in fp32: what is gathered, and activations, are at least twice as large.
     t4 = instance_type("g4dn.12xlarge")
     assert t4.gpu is not None
@@ -555,47 +483,56 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     one, two = (estimated(setup(machine=each, num_workers=4)).memory for each in (t4, other))
     assert one.gathered + one.activations > 2 * (two.gathered + two.activations)
     assert one.weights == two.weights
-    assert said("a GPU of next year", num_workers=1) == ""
+    assert said("a GPU of next year", num_workers=1) == []
 
 
-def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
+def test_the_command_prints_a_plan_and_what_would_be_cheaper(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["fsdp", "--model", "databricks/dolly-v2-7b", "--workers", "8", "--preset", "dolly"]
-    assert plan.main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"]
-    assert found["hosts"] == 2
-    assert plan.main(arguments) == 0
+    def found(words: str) -> Any:
+        assert plan.main(["fsdp", *words.split(), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    fits = "--model databricks/dolly-v2-7b --workers 8 --preset dolly"
+    planned = found(fits)
+    assert (planned["fits"], planned["hosts"]) == (True, 2)
+    assert plan.main(["fsdp", *fits.split()]) == 0
     shown = capsys.readouterr().out
-    assert "8 x NVIDIA A10G on 2 x g5.12xlarge: $11.34 an hour, quota of 96 vCPUs of G" in shown
-    assert "tokens/s" in shown
-    # The moment has a name, and what there is none of then is not a zero.
-    assert "most at the end of the backward pass: weights 3.2" in shown
+    assert "2 x g5.12xlarge" in shown
+    # What there is none of is not a zero.
     assert not re.search(r"[a-z] 0\.0\b", shown)
     # What does not fit has no speed and no price.
-    too_large = ["fsdp", "--model", "new:6.9b", "--workers", "1"]
-    assert plan.main(too_large) == 0
-    wanted, _, _ = capsys.readouterr().out.partition("cheapest per hour")
-    assert "DOES NOT FIT" in wanted
-    # One machine is the best by both measures, and shown once.
-    assert plan.main(["fsdp", "--model", "new:6.9b", "--workers", "8"]) == 0
-    shown = capsys.readouterr().out
-    assert re.findall(r"(?m)^cheapest .*(?=: )", shown) == ["cheapest per hour and per token"]
-    assert not re.search(r"tokens/s|MFU|\$(?!\S+ an hour)", wanted)
-    assert plan.main([*too_large, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [found[name] for name in ("fits", "tokens_per_s", "usd")] == [False, None, None]
-    assert found["cheapest_per_token"]["usd"] > 0
-    assert found["cheapest_per_hour"]["hosts"] == 1
-    for wrong, words in (
-        (["--tokens", "nan"], "--tokens is nan: it must be a positive number"),
-        (["--model", "new:6.9b", "--instance", "m5.large"], "has no GPU"),
-        (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
-        (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
-        (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
-    ):
-        assert plan.main(["fsdp", *wrong]) == 2
-        assert words in capsys.readouterr().err
-    assert plan.main(["ddp"]) == 2
-    assert "recipe ddp is not planned: choose fsdp" in capsys.readouterr().err
+    too_large = found("--model new:6.9b --workers 1")
+    assert [too_large[name] for name in ("fits", "tokens_per_s", "usd")] == [False, None, None]
+    assert too_large["cheapest_per_token"]["usd"] > 0
+    assert too_large["cheapest_per_hour"]["hosts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("fsdp --tokens nan", "--tokens"),
+        ("fsdp --model new:6.9b --instance m5.large", "m5.large"),
+        ("fsdp --model new:6.9b --instance g5.huge", "g5.huge"),
+        ("fsdp --model new:6.9b --workers 0", "--workers"),
+        ("fsdp --model new:6.9b --lora-bits 4", "--lora-rank"),
+        ("ddp", "fsdp"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(
+    line: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan.main(line.split()) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_step_takes_as_long_as_the_worker_with_the_largest_share() -> None:
+    # 2 x 8 and 1 x 8 + 1 sequences: two passes of one for some, in the same time.
+    even, uneven = (
+        estimates.make(
+            shape("400m"),
+            setup(machine=instance_type("p4d.24xlarge"), microbatch=1, global_batch=batch),
+        )
+        for batch in (16, 9)
+    )
+    assert uneven.tokens_per_s == pytest.approx(even.tokens_per_s * 9 / 16)

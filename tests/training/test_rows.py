@@ -103,20 +103,24 @@ def test_of_a_folder_with_splits_only_the_training_part_is_read(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("files", "sentence"),
+    ("files", "source", "named"),
     [
         # datasets.Dataset.save_to_disk
-        (("data-00000-of-00001.arrow", "dataset_info.json", "state.json"), "write it as .parquet"),
-        (("a.jsonl.zst",), "files must end in"),
+        (("data-00000-of-00001.arrow", "state.json"), "", "write it as .parquet"),
+        (("a.jsonl.zst",), "", "files must end in"),
+        (("a.parquet/",), "a.parquet", "a.parquet"),
+        (("a.txt/",), "a.txt", "a.txt"),
+        (("a.xlsx",), "a.xlsx", "of another kind"),
     ],
 )
-def test_a_folder_that_cannot_be_read_says_why(
-    files: tuple[str, ...], sentence: str, tmp_path: Path
+def test_what_cannot_be_read_says_why(
+    files: tuple[str, ...], source: str, named: str, tmp_path: Path
 ) -> None:
     for name in files:
-        (tmp_path / name).write_text("{}" if name.endswith(".json") else "")
-    with pytest.raises(InputError, match=sentence):
-        documents.documents(documents.text_files(str(tmp_path)), documents.Rows(), None).__next__()
+        file = tmp_path / name
+        file.mkdir() if name.endswith("/") else file.write_text("{}")
+    with pytest.raises(InputError, match=named):
+        read(tmp_path / source)
 
 
 def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:
@@ -124,16 +128,3 @@ def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:
     (tmp_path / "all.csv" / "part-0.csv").write_text("text\none\n")
     (tmp_path / "all.csv" / "part-1.csv").write_text("text\ntwo\n")
     assert read(tmp_path) == read(tmp_path / "all.csv") == ["one", "two"]
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.txt"])
-def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=rf"{name} cannot be read: .*Is a directory"):
-        [*documents.documents([tmp_path / name], documents.Rows(), None)]
-
-
-@pytest.mark.parametrize("source", ["a.xlsx", "https://mirror/x/A.TSV?download=true"])
-def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(source: str) -> None:
-    with pytest.raises(InputError, match=r" is a table of another kind: write it as"):
-        documents.text_files(source)

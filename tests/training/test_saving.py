@@ -4,6 +4,7 @@ in a row, or one that can never succeed, end the run. None begins before its ste
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,24 +41,46 @@ def fails(error: Exception) -> Callable[[], str]:
 SLOW_DOWN = OSError(16, "Please reduce your request rate.\nmore")
 
 
-def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
-    saves: Saves, told: list[Event]
+FULL = storage.FullError("/runs has no room")
+
+
+@pytest.mark.parametrize(
+    ("errors", "retry", "tries", "raised"),
+    [
+        # The next one is tried, and two in a row that fail are not too many.
+        ([SLOW_DOWN, SLOW_DOWN, None, SLOW_DOWN, SLOW_DOWN], False, 5, None),
+        ([SLOW_DOWN] * 3, False, 3, OSError),
+        # The last save is tried again before the run says that it is saved, but not on a full disk.
+        ([SLOW_DOWN, None], True, 2, None),
+        ([SLOW_DOWN] * 2, True, 2, OSError),
+        ([FULL, FULL], True, 2, storage.FullError),
+    ],
+    ids=["some fail", "three in a row", "the last", "the last twice", "a full disk"],
+)
+def test_a_save_that_fails_is_told_and_only_too_many_end_the_run(
+    errors: list[Exception | None],
+    retry: bool,
+    tries: int,
+    raised: type[Exception] | None,
+    saves: Saves,
+    told: list[Event],
 ) -> None:
-    for step in range(10, 60, 10):
-        saves.start(step, fails(SLOW_DOWN) if step % 30 else lambda: "kept")
-    saves.finish()
-    assert [each.step for each in told if isinstance(each, Saving)] == [10, 20, 30, 40, 50]
+    left = [*errors]
+
+    def write() -> str:
+        if error := left.pop(0):
+            raise error
+        return "kept"
+
+    is_tried_again = retry and errors[0] is SLOW_DOWN
+    for number in range(1 if is_tried_again else len(errors)):
+        saves.start(10 * number + 10, write)
+    with pytest.raises(raised) if raised else nullcontext():
+        saves.finish(retry=retry)
+    assert len(errors) - len(left) == tries
     warnings = [each.message for each in told if isinstance(each, Warned)]
-    assert len(warnings) == 4
-    assert "the checkpoint of step 10 could not be saved ([Errno 16] Please reduce" in warnings[0]
-    assert "\n" not in warnings[0]
-
-
-def test_three_in_a_row_are_too_many(saves: Saves) -> None:
-    for step in (10, 20, 30):
-        saves.start(step, fails(SLOW_DOWN))
-    with pytest.raises(OSError, match="reduce your request rate"):
-        saves.finish()
+    assert len(warnings) == len([each for each in errors if each]) - bool(raised)
+    assert not any("\n" in each for each in warnings)
 
 
 def test_what_trying_again_cannot_help_ends_the_run_at_once(saves: Saves) -> None:
@@ -66,49 +89,6 @@ def test_what_trying_again_cannot_help_ends_the_run_at_once(saves: Saves) -> Non
         time.sleep(0.01)
     with pytest.raises(InputError, match="taken over"):
         saves.look()
-
-
-def test_the_last_save_is_tried_again_before_the_run_says_that_it_is_saved(
-    saves: Saves, told: list[Event]
-) -> None:
-    left = [SLOW_DOWN]
-
-    def write() -> str:
-        if left:
-            raise left.pop()
-        return "kept"
-
-    saves.start(10, write)
-    saves.finish(retry=True)
-    assert not left
-    (warning,) = [each.message for each in told if isinstance(each, Warned)]
-    assert warning.endswith("Please reduce your request rate.): it is tried again")
-    saves.finish(retry=True)  # nothing is left to do
-
-    saves.start(20, fails(SLOW_DOWN))
-    with pytest.raises(OSError, match="reduce your request rate"):
-        saves.finish(retry=True)
-
-
-def test_a_full_disk_does_not_end_the_training_but_the_last_save_is_not_tried_again(
-    saves: Saves, told: list[Event]
-) -> None:
-    tries: list[int] = []
-
-    def full() -> str:
-        tries.append(1)
-        raise storage.FullError("/runs has no room")
-
-    saves.start(10, full)
-    saves.start(20, full)
-    (warning,) = [each.message for each in told if isinstance(each, Warned)]
-    assert warning == (
-        "the checkpoint of step 10 could not be saved (/runs has no room): training continues, and "
-        "the next one is tried"
-    )
-    with pytest.raises(storage.FullError, match="/runs has no room"):
-        saves.finish(retry=True)
-    assert len(tries) == 2
 
 
 def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +18,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
-from tests.fuzzing import fuzz
 from tests.training.bucket import CrashError, install
-from training.data import documents, rows
+from training.data import rows
 from training.data.feed import Feed, Windows, feed_of, positions_in_documents
 from training.data.rows import TokenStore, store_for
 
@@ -143,7 +140,6 @@ def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "fourth"))
     by_key = rows.open_store(built.info.key, shared="s3://bucket/runs/.cache")
     assert by_key is not None
-    assert np.array_equal(by_key.held_out, built.held_out)
     assert rows.open_store("other", shared="s3://bucket/runs/.cache") is None
 
 
@@ -154,23 +150,6 @@ def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_pa
         store_of(corpus, tokenizer)
     left = [path.name for path in (tmp_path / "cache" / "tokens").iterdir()]
     assert [name for name in left if not name.endswith(".lock")] == []
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_a_damaged_packed_text_is_refused(tmp_path: Path, tokenizer: Path, kind: str) -> None:
-    packed = bytearray(gzip.compress(b'{"text": "w1 w2"}\n' * 1000))
-    packed[12:40] = bytes([255] * 28)
-    (tmp_path / f"a.{kind}.gz").write_bytes(packed)
-    with pytest.raises(InputError, match=rf"a\.{kind}\.gz cannot be read: .*fetch it again"):
-        store_of(tmp_path, tokenizer, every=2)
-
-
-def test_a_long_table_gives_signs_of_life(tmp_path: Path, tokenizer: Path) -> None:
-    pq.write_table(pa.table({"text": [*map(document, range(5000))]}), tmp_path / "one.parquet")
-    seen: list[tuple[int, int]] = []
-    store_of(tmp_path, tokenizer, report=lambda *each: seen.append(each))
-    assert len(seen) == 2 + (5000 - 1) // documents._BATCH_ROWS
-    assert seen == sorted(seen)
 
 
 def test_tokens_go_to_the_disk_while_the_text_is_read_and_progress_is_shown(
@@ -191,6 +170,7 @@ def test_tokens_go_to_the_disk_while_the_text_is_read_and_progress_is_shown(
     # of 2 bytes.
     assert store.train.nbytes - sizes[-2] < 2 * 1024 * 6 * 2
     assert seen == sorted(seen)
+    assert len({*seen}) > 2
     assert seen[-1] == (path.stat().st_size,) * 2
 
 
@@ -223,21 +203,14 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
     with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
         TokenStore.open(folder)
     (folder / rows.TRAIN_FILE).write_bytes(bytes(432))
-    content = (folder / rows.STORE_FILE).read_bytes()
-
-    def opened(given: bytes) -> object:
-        (folder / rows.STORE_FILE).write_bytes(given)
-        store = TokenStore.open(folder)
-        return store.train.sum(), store.held_out.sum()
-
-    fuzz(content, opened, InputError)
-    described = json.loads(content)
+    described = json.loads((folder / rows.STORE_FILE).read_bytes())
     names = {name for name in described if type(described[name]) is int}
     names -= {"num_documents", "num_left_out"}
     wrong = [{"stops": [-1]}, {"dtype": "O"}, {"dtype": ">u2"}, *({name: -1} for name in names)]
     for each in wrong:
+        (folder / rows.STORE_FILE).write_text(json.dumps(described | each))
         with pytest.raises(InputError, match="is no token store"):
-            opened(json.dumps(described | each).encode())
+            TokenStore.open(folder)
 
 
 # --- the order of sequences -----------------------------------------------------------------------

@@ -109,29 +109,9 @@ def test_a_tracker_that_fails_is_reported_once_and_the_others_go_on(tmp_path: Pa
         (number, 1.0) for number in range(1, 9)
     ]
     fine().close.assert_called_once_with(0)
-    assert display.warnings == [
-        "tensorboard failed (No space left on device): it gets no more of this run"
-    ]
+    (warning,) = display.warnings
+    assert "No space left on device" in warning
     assert kept.is_complete
-
-
-def test_a_tracker_that_does_not_answer_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = threading.Event()
-
-    class Slow:
-        def __init__(self, *_: object) -> None:
-            answers.wait()
-
-    monkeypatch.setattr(trackers, "_Wandb", Slow)
-    slow = Trackers(["wandb"], tmp_path, "r", SETTINGS, say=lambda _: None)
-    slow.handle(start())
-    for number in range(1, 1000):
-        slow.handle(step(number))
-    slow.close(0, wait_s=0.01)
-    answers.set()  # only now: all the rest came back without it
-    slow.close(0, wait_s=60)
 
 
 def test_files_of_trackers_reach_s3_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +155,22 @@ def test_wandb_without_a_key_is_an_error_before_anything_starts(
 def test_the_command_line_takes_trackers_by_name() -> None:
     assert command.parse(["ddp"]).report_to == ()
     assert command.parse(["ddp", "--report-to", "tensorboard,wandb"]).report_to == trackers.NAMES
+
+
+def test_a_tracker_that_does_not_answer_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            answers.wait()
+
+    monkeypatch.setattr(trackers, "_Wandb", Slow)
+    slow = Trackers(["wandb"], tmp_path, "r", SETTINGS, say=lambda _: None)
+    slow.handle(start())
+    for number in range(1, 1000):
+        slow.handle(step(number))
+    slow.close(0, wait_s=0.01)
+    answers.set()  # only now: all the rest came back without it
+    slow.close(0, wait_s=60)
