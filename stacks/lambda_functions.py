@@ -54,7 +54,7 @@ def lambda_function(
         scope,
         name or "Function",
         description=what,
-        runtime=lambda_.Runtime.PYTHON_3_13,
+        runtime=lambda_.Runtime.PYTHON_3_14,
         handler="index.handler",
         code=code,
         timeout=timeout,
