@@ -1,15 +1,22 @@
 """Proves, with the real command and with ranks, that a sharded run learns, resumes exactly where it
 was killed, goes on with any number of workers, and leaves a model that others can read."""
 
+import contextlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 
+from benchmarks import rank_groups
 from contract import exits
+from tests.eventually import eventually
 from tests.published.models import from_pretrained
 from tests.training.kills import killed, play
 from tests.training.local_runs import REPO, Command, RankedRun, Run, launcher, ranked
@@ -168,6 +175,48 @@ def test_an_export_is_read_by_transformers_with_the_same_loss(
     tokenizer: Any = AutoTokenizer
     ids = tokenizer.from_pretrained(place)("for i in x:").input_ids
     assert ids == Tokenizer.from_file(f"{place}/tokenizer.json").encode("for i in x:").ids
+
+
+@pytest.mark.night
+def test_transformers_own_server_continues_a_prompt_as_generate_does(
+    whole: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its packages for servers, which an environment of this project does not have."""
+    monkeypatch.chdir(whole.folder)
+    uv = ["sh", str(REPO / ".ci" / "uv"), "pip", "install", "--target", str(tmp_path / "packages")]
+    subprocess.run([*uv, "fastapi", "uvicorn", "openai"], cwd=REPO, check=True)
+    assert export.main(["whole", "--to", "served"]) == exits.OK
+    prompt, num_tokens = "The License", 8
+    given = ["--greedy", "--tokens", str(num_tokens), "--to", "here.json", "--", "whole", prompt]
+    assert generate.main(given) == exits.OK
+    port = rank_groups.free_port()
+    address = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("transformers")),
+            "serve",
+            "served",
+            "--device",
+            "cpu",
+            "--port",
+            str(port),
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "packages"), "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+
+        def is_up() -> bool:
+            with contextlib.suppress(requests.ConnectionError):
+                return requests.get(f"{address}/health", timeout=5).ok
+            return False
+
+        eventually("it is up", is_up, timeout_s=120, over=lambda: server.poll() is not None)
+        body = {"model": "served", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+        answer = requests.post(f"{address}/v1/completions", json=body, timeout=60).json()
+    finally:
+        server.kill()
+        server.wait()
+    assert answer["choices"][0]["text"] == json.loads(Path("here.json").read_text())["after"]
 
 
 def loss_by_transformers(place: str, found: Any) -> float:

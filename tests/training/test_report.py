@@ -12,12 +12,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.training.sample_events import step
-from tests.training.test_record import evaluation
-from training.record import plots
+from training.record import plots, style
 from training.record.events import (
     ACCURACY,
     PERPLEXITY,
@@ -99,6 +98,12 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
 
+    def key_figures(self) -> dict[str, str]:
+        """The row of figures below the title, as a browser would read it out."""
+        words = [word.strip() for word in self.words if word.strip()]
+        words = words[words.index("accuracy") : words.index("Training")]
+        return dict(zip(words[::2], words[1::2], strict=False))
+
 
 def record(*events: Event) -> Metrics:
     return Metrics(lines=[Line(text="", event=each, step=None, lease=0) for each in events])
@@ -106,21 +111,41 @@ def record(*events: Event) -> Metrics:
 
 def epochs(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[Event]:
     found: list[Event] = [ACCURACY]
-    for number in range(1, num_epochs * steps_per_epoch + 1):
-        epoch = -(-number // steps_per_epoch)
-        loss = 2 / math.sqrt(number) + 0.05 * math.sin(number * 1.7)
-        found.append(replace(step(number, loss), epoch=epoch, time=1.7e9 + 5 * number))
-        if number % steps_per_epoch:
+    for step in range(1, num_epochs * steps_per_epoch + 1):
+        epoch = (step - 1) // steps_per_epoch + 1
+        loss = 2 / math.sqrt(step) + 0.05 * math.sin(step * 1.7)
+        at = 1.7e9 + 5 * math.ceil(step / 10)
+        found.append(Step(step=step, epoch=epoch, loss=loss, lr=1 / step, grad_norm=1.0, time=at))
+        if step % steps_per_epoch:
             continue
         for rank in range(2):
             # The first epoch is slow, and must not count in the means.
             seconds = 0.1 * (10 if epoch == 1 else 1) * (1 + rank)
-            ran = RankTimes(epoch=epoch, step=number, rank=rank, step_time_s=seconds)
+            parts = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.05}
             found.append(
-                replace(ran, phases={"forward": seconds}, gpu_utilization=0.99 - 0.2 * rank)
+                RankTimes(
+                    epoch=epoch,
+                    step=step,
+                    rank=rank,
+                    phases={name: share * seconds for name, share in parts.items()},
+                    step_time_s=seconds,
+                    rate=Rate(items="images", per_s=480.0),
+                    memory_bytes=(11 + rank) * 1e9,
+                    gpu_utilization=0.99 - 0.2 * rank,
+                )
             )
-        scored = replace(evaluation(epoch), step=number, measures={"accuracy": 1 - 0.3 / epoch})
-        found.append(replace(scored, train_loss=1.1 / epoch))
+        found.append(
+            Evaluation(
+                epoch=epoch,
+                step=step,
+                loss=1 / epoch,
+                measures={"accuracy": 1 - 0.3 / epoch},
+                train_loss=1.1 / epoch,
+                rate=Rate(items="images", per_s=950.0),
+                seconds=63.2 * epoch,
+                mfu=0.4 - 0.1 / epoch,
+            )
+        )
     return found
 
 
@@ -155,17 +180,27 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "svg", lambda *_: "")
 
 
+def test_the_page_shows_the_values_of_the_result(page: Page) -> None:
+    assert page.key_figures() == {
+        "accuracy": "93.61%",
+        "evaluation loss": "0.2214",
+        "throughput": "948 images/s on CPU",
+        "steps": "60 on 2 workers, resumed from 30",
+        "training time": "1 h 4 min",
+        "GPU utilization": "89.00%",
+        "memory": "3 GiB per worker",
+    }
+
+
 def test_the_page_shows_every_part_of_the_record(page: Page) -> None:
     for part in (
-        *("93.61%", "0.2214", "948 images/s on CPU", "60 on 2 workers, resumed from 30"),
-        *("1 h 4 min", "89.00%", "3 GiB per worker"),
         "succeeded recipe ddp · preset ddp",
         "Evaluation loss 0.3333 at the end, its best.",
         "90.00% at the end, the best.",
         "Slowest 200 ms.",  # rank 1 after the first epoch
         "rank 1 GPU 79%",
         "Resumed at step 30 on 2 workers.",
-        "2 40 0.55 0.5 85.00% 100",
+        "2 40 0.55 0.5 85.00% 950 2 min 6 s",
         f"{CLASSES[1]} 4 96 0",
         '"lr": 0.1',
         '"cpu": "Imaginary 9000"',
@@ -209,6 +244,17 @@ def test_the_page_can_be_read_aloud(page: Page) -> None:
     assert all(attributes["scope"] in {"row", "col"} for tag, attributes in elements if tag == "th")
 
 
+def test_every_colour_of_a_drawing_follows_the_theme(content: str) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
+    assert drawings
+    for drawing in drawings:
+        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(style.COLORS)
+        assert "var(--" in drawing
+        assert not re.search(r"(fill|stroke|color)(: |=\")(#|rgb|black|white)", drawing)
+    light = [light for light, _ in style.COLORS.values()]
+    assert len(light) == len(set(light))
+
+
 def test_strings_of_the_record_are_never_markup(tmp_path: Path) -> None:
     sample = Sample(step=1, prompt=HOSTILE, text=HOSTILE)
     page = Page(
@@ -239,14 +285,49 @@ def test_numbers_that_are_not_finite_leave_gaps(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_language_model_has_perplexity_its_held_out_loss_and_samples(tmp_path: Path) -> None:
     events: list[Event] = [PERPLEXITY]
-    for at, perplexity in ((1, 21.3), (2, 30.5)):
-        scored = Evaluation(step=at, epoch=at, measures={"perplexity": perplexity})
-        events += [scored, Sample(step=at, prompt="Once", text=f" upon {at}")]
+    for step, perplexity in ((1, 21.3), (2, 30.5)):
+        scored = Evaluation(step=step, epoch=step, measures={"perplexity": perplexity})
+        events += [scored, Sample(step=step, prompt="Once", text=f" upon {step}")]
     details = HeldOutText(loss=3.4177, perplexity=30.5, num_tokens=12_345)
     page = Page(written(tmp_path, metrics=record(*events), evaluated=details))
     assert "30.5 at the end; best 21.3 at step 1." in page.text
     assert "Loss 3.4177 nats per token over 12,345 held-out tokens." in page.text
     assert "after 1 step Once upon 1 after 2 steps Once upon 2" in page.text
+
+
+def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:
+    ranks = [
+        RankTimes(step=9, epoch=1, rank=rank, step_time_s=0.1 + rank / 1000) for rank in range(64)
+    ]
+    page = Page(written(tmp_path, metrics=record(*ranks)))
+    assert "Slowest 163 ms. The 16 slowest of 64 ranks." in page.text
+    assert "rank 63" in page.words
+    assert "rank 47" not in page.words
+
+
+def test_the_names_of_all_parts_of_a_step_are_in_its_figure() -> None:
+    parts = dict.fromkeys(("data", "forward", "backward", "optimizer", "checkpoint"), 0.01)
+    with plots.drawing():
+        drawn = plots.step_time_plot(
+            [RankTimes(step=9, epoch=1, rank=0, step_time_s=0.1, phases=parts)]
+        )
+    assert drawn is not None
+    (left,) = re.findall(r'<text [^>]*\bx="([\d.]+)" [^>]*>other<', drawn.svg)
+    assert float(left) < 400
+
+
+def test_a_curve_of_one_point_has_room_and_cuts_off_no_other_curve() -> None:
+    with plots.drawing():
+        _, axes = plots.new_axes(468, 280)
+    shown = []
+    for places in ([8.0], [2.0, 40.0]):
+        plots.line(axes, np.array(places), np.ones(len(places)), color="blue")
+        shown.append(axes.get_xlim())
+    (left, right), (first, last) = shown
+    assert left <= 7
+    assert right >= 9
+    assert first <= 2
+    assert last >= 40
 
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:
