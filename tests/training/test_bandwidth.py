@@ -15,7 +15,7 @@ from contract.nodes import Range
 from tests import forks
 from training.bandwidth import train as bandwidth
 from training.bandwidth.settings import MIB, BandwidthConfig
-from training.bandwidth.train import bus_gb_per_s, train
+from training.bandwidth.train import Timing, bus_gb_per_s, train
 from training.command import read_command
 from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker
@@ -153,3 +153,12 @@ def test_a_size_is_measured_over_all_workers(tmp_path: Path) -> None:
     [row] = end.evaluation.rows
     assert (row[0], row[4]) == (1 << 20, end.measures["all_reduce"])
     assert end.evaluation.title.startswith("2 workers on 2 hosts, gloo over TCP. Bus bandwidth of")
+
+
+def test_a_stall_of_one_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([2.0, 0.2, 0.3, 5.0, 0.3, 0.3])
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
+    monkeypatch.setattr(bandwidth, "_repeated", lambda *_: Timing(*[next(seconds)] * 2))
+    assert bandwidth._timed(1024, torch.device("cpu")) == Timing(0.3, 0.3)

@@ -457,3 +457,15 @@ def test_room_for_the_checkpoints_to_come_is_looked_at_before_the_first_step(
     )  # one of them is there already
     small: Any = type("AdamW8bit", (torch.optim.AdamW,), {})(model.parameters())
     assert checkpoints.check_room(worker, small, model.parameters(), keep=1) == 20 * (4 + 2)
+
+
+def test_a_manifest_that_is_a_folder_is_damage(tmp_path: Path) -> None:
+    save(str(tmp_path), 100, 200)
+    manifest = tmp_path / "checkpoints" / "step-00000200" / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    warnings: list[str] = []
+    found = newest(str(tmp_path), warnings.append)
+    assert found is not None
+    assert found.position.step == 100
+    assert "step-00000200 is damaged (manifest.json cannot be read)" in warnings[0]

@@ -61,3 +61,20 @@ def test_an_activity_of_an_older_release_is_read_without_what_it_has_no_field_fo
     older = {"began": 1.0, "stepped": 2.0, "ended": 9.0, "saved": 9.5, "hung_s": 3.0}
     found = Activity.from_json({"segments": [{**older, "is_last": True}], "nodes": ["10.0.0.1"]})
     assert found == Activity(segments=(Segment(began=1, stepped=2),), nodes=("10.0.0.1",))
+
+
+def test_the_next_head_continues() -> None:
+    heads = [
+        Paid(is_head=True, pulled=0, started=0, ended=300),
+        Paid(is_head=True, pulled=400, started=450, ended=1000),
+    ]
+    recorder = Recorder()
+    recorder.begin(100, resumes=0)
+    recorder.step(150, 1)
+    recorder.step(280, 9)
+    recorder = Recorder(recorder.activity)
+    recorder.begin(500, resumes=200)
+    recorder.step(600, 1)
+    recorder.step(900, 7)
+    found = trained(*heads, worker(0, 0, 1000), segments=recorder.activity.segments)
+    assert found == pytest.approx(2 * (50 + 300))

@@ -203,3 +203,15 @@ def test_a_job_overwrites_a_run_once_and_then_resumes_its_own(
     monkeypatch.setenv("TRAIN_JOB", "second")
     overwrite(words)
     assert not (run / "checkpoints").exists()
+
+
+def test_resuming_with_other_settings_names_each_difference(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(run)
+    err = refused([*MINE, "--lr", "0.01", "--seed", "4"], capsys)
+    assert "lr:" not in err  # which may change
+    assert "--seed: the run has 0, now 4" in err
+    assert "--epochs: the run has 9" in err
+    assert "--overwrite" in err
+    assert tree(run) == before

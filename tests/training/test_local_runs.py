@@ -157,3 +157,24 @@ def test_the_same_loop_runs_under_torchrun_without_ray(
     losses = [step.loss for step in steps]
     # One epoch has another schedule than three, so only the first step is the same.
     assert losses[0] == pytest.approx(uninterrupted.losses()[1], abs=1e-6)
+
+
+@pytest.mark.night
+def test_a_complete_run_made_longer_is_as_if_it_had_been_so_from_the_start(
+    start: Callable[..., Command],
+) -> None:
+    words = [*DIGITS, "--schedule", "constant", "--keep-best", "loss", "--checkpoints-to-keep", "1"]
+    straight = start("straight", *words)
+    straight.succeed()
+    start("longer", *words, "--epochs", "1").succeed()
+    longer = start("longer", *words, "--epochs", "3")
+    longer.succeed()
+    assert longer.losses() == straight.losses()
+    assert longer.result()["loss"] == straight.result()["loss"]
+    found = [run.metrics("evaluation") for run in (longer, straight)]
+    best = min(found[1], key=lambda each: each["loss"])
+    assert [[each["loss"] for each in run] for run in found] == [[e["loss"] for e in found[1]]] * 2
+    # The model is that of the best evaluation, whose checkpoint is kept beside the newest.
+    names = {path.name for path in (straight.run_folder / "checkpoints").iterdir()}
+    assert names == {f"step-{step:08}" for step in (best["step"], 69)}
+    assert straight.result()["loss"] == pytest.approx(best["loss"], abs=1e-9)

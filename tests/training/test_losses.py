@@ -135,3 +135,12 @@ def test_shapes_that_do_not_fit_are_refused(num: int) -> None:
     hidden, weight, labels = inputs(8)
     with pytest.raises(ValueError, match=rf"hidden is \[8, 16\], labels \[{num}\]"):
         linear_cross_entropy(hidden, weight, labels[:num], chunk_tokens=8)
+
+
+def test_in_bf16_it_is_as_close_to_the_truth_as_stored_logits_are() -> None:
+    exact_hidden, exact_weight, labels = inputs(256, torch.float64)
+    truth = plain_cross_entropy(exact_hidden, exact_weight, labels)
+    hidden, weight, _ = inputs(256, torch.bfloat16)
+    error = (linear_cross_entropy(hidden, weight, labels, chunk_tokens=64) - truth).abs()
+    reference = (plain_cross_entropy(hidden, weight, labels) - truth).abs()
+    assert error <= reference + 1e-3

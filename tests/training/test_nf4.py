@@ -195,3 +195,11 @@ def test_a_rule_for_first_weights_may_read_a_packed_layer() -> None:
     )
     nf4.replace(language_models.blocks(model))
     check(filled(model))
+
+
+def test_packed_matrices_begin_with_the_weights_that_others_would() -> None:
+    model = filled(quantized())
+    plain = filled(built({**TINY_LLAMA, "intermediate_size": 192}))
+    packed = model.get_submodule("model.layers.0.mlp.up_proj").base_layer
+    full = plain.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(packed.packed, nf4.pack(full))

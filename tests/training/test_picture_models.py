@@ -98,3 +98,14 @@ def test_the_average_is_the_one_of_the_formula_and_its_buffers_too() -> None:
         torch.testing.assert_close(value, expected[name])
     assert average.state["1.num_batches_tracked"] == 30
     assert [tensor.shape for tensor in average.buffers(model)] == [(3,), (3,), ()]
+
+
+@pytest.mark.parametrize("name", picture_shapes.SHAPES)
+def test_no_map_loses_a_row_at_the_size_that_a_model_was_made_for(name: str) -> None:
+    model: Any = described(name)
+    size = picture_shapes.image_size(name)
+    with torch.no_grad():
+        maps = model.eval().efficientnet.encoder(
+            model.efficientnet.embeddings(torch.zeros(1, 3, size, size, device="meta"))
+        )
+    assert maps.last_hidden_state.shape[-1] == -(-size // 32)

@@ -17,7 +17,7 @@ from training import export, generate
 from training.checkpoint.sharded_checkpoints import ShardedCheckpoint, state_of
 from training.fsdp import inputs
 from training.fsdp.model import build, describe, fill, rebuild
-from training.models import model_weights, pretrained
+from training.models import language_models, model_weights, pretrained
 from training.models.weight_files import SAFETENSORS
 
 
@@ -105,3 +105,18 @@ def test_a_model_that_does_not_fit_the_gpu_is_refused_before_it_is_loaded(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_gib * 2**30, 15 * 2**30))
     with pytest.raises(error, match=message):
         rebuild(CONFIG.to_json(), shape, torch.device("cuda"))
+
+
+def test_a_model_in_bf16_predicts_what_it_does_in_fp32() -> None:
+    shape = pretrained.model_config(CONFIG.model, runs="/s", vocab_size=256).to_dict()
+    tokens = torch.arange(20).unsqueeze(0)
+    found = []
+    for is_bf16 in (False, True):
+        model: Any = rebuild(CONFIG.to_json(), shape, torch.device("cpu"))
+        if is_bf16:
+            language_models.keep_in_bf16(model, only_frozen=False)
+        with torch.no_grad():
+            found.append(model(input_ids=tokens).logits.float())
+    in_fp32, in_bf16 = found
+    assert torch.allclose(in_fp32, in_bf16, atol=0.02)
+    assert not torch.equal(in_fp32, in_bf16)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
 from tests.training.bucket import CrashError, install
-from training.data import rows
+from training.data import documents, rows
 from training.data.feed import Feed, Windows, feed_of, positions_in_documents
 from training.data.rows import TokenStore, store_for
 
@@ -255,3 +257,20 @@ def test_positions_begin_anew_after_each_end_of_text() -> None:
         [0, 1, 2, 0, 1, 2, 0, 0],
         [0, 0, 1, 2, 3, 4, 5, 6],
     ]
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_damaged_packed_text_is_refused(tmp_path: Path, tokenizer: Path, kind: str) -> None:
+    packed = bytearray(gzip.compress(b'{"text": "w1 w2"}\n' * 1000))
+    packed[12:40] = bytes([255] * 28)
+    (tmp_path / f"a.{kind}.gz").write_bytes(packed)
+    with pytest.raises(InputError, match=rf"a\.{kind}\.gz cannot be read: .*fetch it again"):
+        store_of(tmp_path, tokenizer, every=2)
+
+
+def test_a_long_table_gives_signs_of_life(tmp_path: Path, tokenizer: Path) -> None:
+    pq.write_table(pa.table({"text": [*map(document, range(5000))]}), tmp_path / "one.parquet")
+    seen: list[tuple[int, int]] = []
+    store_of(tmp_path, tokenizer, report=lambda *each: seen.append(each))
+    assert len(seen) == 2 + (5000 - 1) // documents._BATCH_ROWS
+    assert seen == sorted(seen)
