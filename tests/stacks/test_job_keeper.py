@@ -352,11 +352,11 @@ REFUSALS: dict[str, bool] = {
 }
 
 
-def launch(status: str, message: str = "", *, ago_s: float = 30) -> dict[str, Any]:
+def launch(status: str, message: str = "", *, at: float = 110) -> dict[str, Any]:
     """A scaling activity."""
     return {
         "Description": "Launching a new EC2 instance.  Status Reason: why",
-        "StartTime": ago(ago_s),
+        "StartTime": stamp(at),
         "StatusCode": status,
         "StatusMessage": message,
     }
@@ -366,7 +366,7 @@ def launch(status: str, message: str = "", *, ago_s: float = 30) -> dict[str, An
 def test_a_job_without_a_host_has_awss_reason_and_ends_where_it_waits_in_vain(
     aws: Aws, said: str, in_vain: bool
 ) -> None:
-    aws.group("heads").activities = [launch("Failed", said)]
+    aws.group("heads").activities = [launch("Failed", said, at=time.time())]
     given_up = head(StopCode="TaskFailedToStart", StoppedReason="EMPTY CAPACITY PROVIDER")
     asked = time.time() - 60
     found = aws.end(given_up, Asked=asked)
@@ -383,11 +383,11 @@ def test_a_job_without_a_host_has_awss_reason_and_ends_where_it_waits_in_vain(
         ([launch("Successful") | {"Description": "Terminating i-1"}, launch("Failed", "no")], "no"),
         ([launch("Successful"), launch("Failed", "no")], ""),
         ([launch("InProgress"), launch("Failed", "no")], ""),
-        ([launch("Failed", "no", ago_s=300)], ""),  # it was so for another job
+        ([launch("Failed", "no", at=90)], ""),  # it was so for another job
     ],
 )
 def test_the_newest_launch_is_the_reason(newest: list[Any], reason: str) -> None:
-    assert refusal(newest, since=time.time() - 90) == reason
+    assert refusal(newest, since=100) == reason
 
 
 # --- an abort, and what was not written down ------------------------------------------------------

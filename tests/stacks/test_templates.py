@@ -45,6 +45,15 @@ LATEST: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
 # attribute of the resource; None: it is not there. ``@number``: of such resources, else any but 0.
 FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
     # --- hosts
+    "volumes are encrypted and go with their hosts": {
+        "default options": {
+            "EC2::LaunchTemplate": {
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.Encrypted": [True],
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.VolumeType": ["gp3"],
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.DeleteOnTermination": [True],
+            }
+        }
+    },
     "the volume can be made larger": {
         "options": {
             "EC2::LaunchTemplate Worker": {
@@ -154,6 +163,9 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
         "default": {
             "ECS::TaskDefinition": {
                 "@number": 3,  # head, worker and the head of a job
+                # A running job keeps its own while the stack is updated.
+                "@UpdateReplacePolicy": "Retain",
+                "@DeletionPolicy": "Delete",
                 "ContainerDefinitions.*.Name": [CONTAINER],
                 "ContainerDefinitions.*.LinuxParameters.InitProcessEnabled": [True],  # ECS Exec
                 # 120 s is its maximum: that of the host's agent counts.
@@ -292,6 +304,19 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
                 "ClusterSettings": [{"Name": "containerInsights", "Value": "disabled"}]
             }
         },
+    },
+    # "true" would refuse sessions: their group of logs has no key of the account's.
+    "shells are logged without a key": {
+        "default": {
+            "ECS::Cluster": {
+                "Configuration.ExecuteCommandConfiguration.Logging": "OVERRIDE",
+                "Configuration.ExecuteCommandConfiguration.LogConfiguration."
+                "CloudWatchEncryptionEnabled": None,
+            }
+        }
+    },
+    "a deployment's dashboard has its name, as an account has one of a name in all regions": {
+        "fsdp": {"CloudWatch::Dashboard": {"DashboardName": "training-fsdp-<AWS::Region>"}}
     },
     "everything carries the project's tag": {
         "default": {
