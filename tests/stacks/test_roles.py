@@ -6,8 +6,6 @@
 import ast
 import functools
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,36 +135,6 @@ def deployed(synth: Synth) -> Deployed:
 
 
 # --- the roles ------------------------------------------------------------------------------------
-def granted(statement: Statement) -> Iterator[Call]:
-    """A call for each action and resource of a statement, with what its conditions want."""
-    keys = {
-        key: values[0] for tests in statement.conditions.values() for key, values in tests.items()
-    }
-    for action in statement.actions:
-        for resource in statement.resources:
-            yield Call(caller="", action=action, resource=resource.replace("*", "some"), keys=keys)
-
-
-def test_every_right_is_given_to_its_role_and_only_under_its_conditions(
-    deployed: Deployed,
-) -> None:
-    num_calls = 0
-    for statements in deployed.roles.values():
-        for statement in statements:
-            for call in granted(statement):
-                num_calls += 1
-                if statement.effect == "Deny":
-                    assert not allows(call, identity=statements), call
-                    continue
-                assert allows(call, identity=statements), call
-                for key in call.keys:
-                    other = {**call.keys, key: "arn:aws:x:y:z:other"}
-                    assert not allows(replace(call, keys=other), identity=[statement]), call
-                    without = {name: each for name, each in call.keys.items() if name != key}
-                    assert not allows(replace(call, keys=without), identity=[statement]), call
-    assert num_calls > 80
-
-
 #: Rights that another call asks for.
 IMPLIED: Final = {"iam:PassRole", "ecs:TagResource"}
 #: What a policy names beside resources of the deployment: the secrets for jobs, the stack itself,
