@@ -132,10 +132,6 @@ def deployed(synth: Synth, account: Account) -> Deployed:
     given = settings(preset="ddp", availability_zone=zone, pools=json.dumps(POOLS))
     account.deploy(synth(**given))
     core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
-    tag = json.loads(training[stack_outputs.SHAPE])["image_tag"]
-    for name in stack_outputs.REPOSITORIES.values():  # trainctl looks for both images
-        repository = core[name].partition("/")[2]
-        boto3.client("ecr").put_image(repositoryName=repository, imageTag=tag, imageManifest="{}")
     stage = Stage(account.aws.log.parent, training)
     return Deployed(account, given, core, training, stage)
 

@@ -25,24 +25,6 @@ def load(**settings: str) -> Settings:
     return deployment.load(context(**settings))
 
 
-@pytest.mark.parametrize(
-    ("preset", "head", "trains", "worker", "num_workers"),
-    [
-        ("ddp", "m5.xlarge", False, "g5.xlarge", 2),
-        ("fsdp", "g5.12xlarge", True, "g5.12xlarge", 1),
-        ("cpu", "m5.large", False, "m5.large", 2),
-    ],
-)
-def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
-    preset: str, head: str, trains: bool, worker: str, num_workers: int
-) -> None:
-    settings = load(preset=preset)
-    assert settings.head.name == head
-    assert settings.head_trains is trains
-    assert settings.worker.name == worker
-    assert settings.max_workers == num_workers
-
-
 def test_what_is_given_beats_the_preset_and_the_preset_beats_the_defaults() -> None:
     file = context(preset="team")
     found = deployment.load(file)

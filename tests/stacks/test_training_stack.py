@@ -136,15 +136,6 @@ def test_a_job_pulls_its_image_though_an_update_uses_only_the_other(synth: Synth
     assert str(found[0]).count("Repository") >= 2
 
 
-def test_hosts_that_start_slowly_are_given_the_time(synth: Synth) -> None:
-    slow = synth(worker_instance_type="g4dn.metal")
-    for node, seconds in (("worker", 900), ("head", 300)):  # bare metal starts for a quarter hour
-        found = named(slow, "AWS::ECS::CapacityProvider", node)["AutoScalingGroupProvider"]
-        assert found["ManagedScaling"]["InstanceWarmupPeriod"] == seconds
-        group = named(slow, "AWS::AutoScaling::AutoScalingGroup", node)
-        assert group["DefaultInstanceWarmup"] == seconds
-
-
 # --- nodes ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:
@@ -269,13 +260,6 @@ def test_dashboard_and_alarms_query_metrics_that_are_reported(
     assert clock["GPU 0"][600] == pytest.approx(GPU_VALUES["clocks_current_sm"][1], rel=0.05)
     measured = config["metrics"]["metrics_collected"]["nvidia_gpu"]["measurement"]  # type: ignore[index]
     assert {*measured} == GPU_VALUES.keys()
-
-
-def test_the_picture_in_the_docs_has_todays_graphs_and_needs_no_font(synth: Synth) -> None:
-    picture = (ROOT / "docs/images/dashboard.svg").read_text()
-    for widget in dashboard(synth(preset="fsdp"), HOSTS[0])["widgets"][:6]:
-        assert widget["properties"]["title"] in picture, "run `make pictures`"
-    assert "<text" not in picture
 
 
 def test_the_dashboard_lets_one_choose_a_host_and_asks_for_what_is_measured(synth: Synth) -> None:
