@@ -348,6 +348,15 @@ ENDS = [
         *(Ending.STOPPED, "stopped", "its head was stopped: cost control: no capacity left", END),
         by_user(143, "cost control: no capacity left"),
     ),
+    # By a sweep that found it hung, as its program may have done; what never ran is its host's.
+    *ends(
+        *(Ending.STOPPED, "host_lost", "failed: x", DOUBT),
+        by_user(137, stop_reason(JobStatus.HOST_LOST, "x")) | {"StartedAt": 9e12},
+    ),
+    *ends(
+        *(Ending.STOPPED, "host_lost", "failed: x", FAULT),
+        by_user(137, stop_reason(JobStatus.HOST_LOST, "x")) | {"StartedAt": None},
+    ),
     *ends(Ending.EXITED, "stopped", "its command was stopped (exit code 130)", END, head(130)),
     *ends(
         *(Ending.SURPLUS, "stopped", "its command was stopped (exit code 143)", END),

@@ -1,8 +1,7 @@
 """The real CDK command line: synth without a network, and deployments' lives on the local AWS.
 
-A deployment on CPUs changes; each other kind of hosts is deployed and destroyed. All
-keep their buckets. ``test_lives`` plays what happens to jobs, and ``test_rules`` checks the
-templates of every preset. The limits of an emulator are in docs/limits.md.
+A deployment changes, and two others come and go. ``test_lives`` plays what happens to jobs, and
+``test_rules`` checks the templates of every preset. The limits of an emulator are in docs/limits.md.
 """
 
 import json
@@ -256,38 +255,19 @@ def start_hosts_and_tasks(deployed: Deployed) -> None:
     stage.eventually("both heads show", lambda: len(stage.alive()) == 2)
 
 
-# --- the other kinds of hosts ---------------------------------------------------------------------
-def test_hosts_with_gpus_are_deployed_watched_and_destroyed(account: Account, synth: Synth) -> None:
-    account.set_out()
-    hosts = dict.fromkeys(("head_instance_type", "worker_instance_type"), "p4d.24xlarge")
-    app = synth(**settings(preset="fsdp", **hosts))
-    account.deploy(app)
-    training = outputs(stack_outputs.TRAINING_STACK)
-    core = outputs(stack_outputs.CORE_STACK)
-    assert json.loads(training[stack_outputs.SHAPE])["efa"]
-    left = account.left()
-    assert left["VPC"] == [core[stack_outputs.VPC]]
-    assert left["dashboard"] == [training[stack_outputs.DASHBOARD]]
-    cloudwatch = boto3.client("cloudwatch")
-    body = cloudwatch.get_dashboard(DashboardName=left["dashboard"][0])["DashboardBody"]
-    assert training[stack_outputs.CLUSTER] in body, "no reference is left in it"
-    assert len(left["alarm"]) == len(app.of_type("AWS::CloudWatch::Alarm"))
-    account.destroy(app)
-    assert [*account.left()] == ["bucket"]
-    assert len(account.left()["bucket"]) == 1
-
-
-# --- several deployments --------------------------------------------------------------------------
+# --- several deployments, with GPUs ---------------------------------------------------------------
 def test_one_of_two_deployments_is_destroyed_and_the_other_one_stays(
     account: Account, synth: Synth
 ) -> None:
-    first, second = (
-        synth(**settings(preset="cpu", deployment=name, retain_bucket="false"))
-        for name in ("one", "two")
-    )
+    own = {"preset": "fsdp", "retain_bucket": "false"}
+    own |= dict.fromkeys(("head_instance_type", "worker_instance_type"), "p4d.24xlarge")
+    first, second = (synth(**settings(**own, deployment=name)) for name in ("one", "two"))
     account.set_out()
     account.deploy(first)
     alone = account.left()
+    (dashboard,) = alone["dashboard"]
+    body = boto3.client("cloudwatch").get_dashboard(DashboardName=dashboard)["DashboardBody"]
+    assert not {"Ref", "Fn::GetAtt"} & {*body.split('"')}, "a reference is left in it"
     account.deploy(second)
     both = account.left()
     # Nothing of the first was replaced, and no name was taken.

@@ -18,7 +18,8 @@ from tests.simulation.faults import FAULTS, LONG, RARE
 from tests.simulation.lives import live, story
 from tests.simulation.world import BEGAN
 from tests.stacks.conftest import Synth
-from tests.stacks.test_job_keeper import SPEC, definition
+from tests.stacks.test_job_keeper import SPEC
+from tests.stacks.test_state_machine import definition
 
 #: By ``make simulate``: how many lives, and from which seed on.
 NUM = int(os.environ.get("LIVES", "250"))
