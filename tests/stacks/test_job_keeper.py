@@ -190,7 +190,7 @@ def test_the_end_of_a_job_is_written_down_and_ends_what_is_its_own(aws: Aws) -> 
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert aws.terminated == {"i-own-host", "i-h2"}, "another job's task runs on the other one"
     record = aws.objects[RECORD]
-    assert (record["run"], record["job"], record["nodes"]) == ("r1", "j1", "1:2")
+    assert (record["job"], record["nodes"]) == ("j1", "1:2")
     assert (record["status"], record["exit_code"], record["attempts"]) == ("failed", 3, 1)
     assert found.items() <= record.items(), "the execution's result is what is written down"
 
@@ -581,7 +581,6 @@ HOSTS = [
     ),
     Host(is_over=False, task=PENDING, seen=(NO_START, times.TASK_STARTS_S - 60)),
     Host(is_over=False, task=PENDING, seen=("another did not start", 9000)),
-    Host(is_over=False, task={}, seen=(NO_START, 9000)),
     Host(is_over=True, task=UNWELL, seen=(NO_ANSWER, 290)),
     Host(is_over=False, task=UNWELL, seen=(NO_ANSWER, 90)),
     Host(is_over=False, task=UNWELL, fields=AWAY, seen=(NO_ANSWER, 290)),  # as ECS saw it last

@@ -18,7 +18,7 @@ from contract.outputs import SHAPE, SHARED
 from stacks.storage.shared_file_system import HANDLER
 from tests.clock import FakeClock
 from tests.stacks import lambda_functions
-from tests.stacks.conftest import OPTIONS, Synth, Templates, statements, text, variables
+from tests.stacks.conftest import OPTIONS, Synth, Templates, text, variables
 from tests.stacks.test_teardown import needs
 from tests.stacks.test_templates import PERSISTENT
 from tests.stacks.test_training_stack import container, hosts
@@ -107,10 +107,10 @@ def test_each_host_mounts_it_and_each_task_demands_that(
 
 
 def test_the_command_line_learns_of_it(synth: Synth) -> None:
-    shape = text(deployed(synth).training["Outputs"][SHAPE]["Value"])
-    assert '"shared": {"deployment": "scratch", "capacity_gib": 1200' in shape
+    outputs = deployed(synth).training["Outputs"]
+    assert '"shared": {"deployment": "scratch"' in text(outputs[SHAPE]["Value"])
     files = named(deployed(synth), "AWS::FSx::FileSystem")
-    assert text(deployed(synth).training["Outputs"][SHARED]["Value"]) == f"<{files}>"
+    assert text(outputs[SHARED]["Value"]) == f"<{files}>"
 
 
 # --- its end --------------------------------------------------------------------------------------
@@ -148,30 +148,6 @@ def test_files_that_may_be_lost_are_not_exported(synth: Synth) -> None:
     assert templates.of_type("AWS::FSx::FileSystem")
     assert not templates.of_type("Custom::ExportFiles")
     assert "fsx:" not in json.dumps(templates.training)
-
-
-def test_the_function_may_export_this_file_system_and_nothing_else(synth: Synth) -> None:
-    templates = deployed(synth)
-    (policy,) = [
-        each
-        for name, each in templates.of_type("AWS::IAM::Policy").items()
-        if "SharedStorageExportRole" in name
-    ]
-    allowed = {
-        action: each["Resource"]
-        for each in statements(policy["PolicyDocument"])
-        for action in each["Action"]
-    }
-    assert {each for each in allowed if not each.startswith("logs:")} == {
-        "fsx:CreateDataRepositoryTask",
-        "fsx:UpdateDataRepositoryAssociation",
-        "fsx:DescribeDataRepositoryAssociations",
-        "fsx:DescribeDataRepositoryTasks",
-    }
-    files = named(templates, "AWS::FSx::FileSystem")
-    link = named(templates, "AWS::FSx::DataRepositoryAssociation")
-    assert allowed["fsx:CreateDataRepositoryTask"][0] == f"<{files}.ResourceARN>"
-    assert allowed["fsx:UpdateDataRepositoryAssociation"] == [f"<{link}.ResourceARN>"]
 
 
 class Fsx:
