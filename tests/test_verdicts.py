@@ -355,7 +355,7 @@ ENDS = [
     ),
     *ends(
         *(Ending.STOPPED, "host_lost", "failed: x", FAULT),
-        by_user(137, stop_reason(JobStatus.HOST_LOST, "x")) | {"StartedAt": None},
+        by_user(137, stop_reason(JobStatus.HOST_LOST, "x")),
     ),
     *ends(Ending.EXITED, "stopped", "its command was stopped (exit code 130)", END, head(130)),
     *ends(
