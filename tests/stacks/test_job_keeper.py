@@ -28,7 +28,7 @@ from contract.job import (
     JobStatus,
     Outcome,
 )
-from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, head_of, refusal
+from contract.job_outcome import AILING_SINCE, DISCONNECTED_SINCE, refusal
 from contract.nodes import ENV_DEADLINE, GROUP_TAG, Range
 from stacks.jobs.keeper import cluster
 from tests.aws.account import Account, model_of, stamp, submitted
@@ -282,23 +282,6 @@ def test_the_first_record_counts_and_is_asked_for_until_s3_shows_it(aws: Aws) ->
     aws.fails.clear()
     found = aws.end(head(0))
     assert (found["status"], found["again"]) == ("failed", False)
-
-
-FAILURES = [{"Arn": "a", "Reason": "RESOURCE:GPU"}]
-
-
-@pytest.mark.parametrize(
-    ("cause", "error"),
-    [
-        (json.dumps({"Failures": FAILURES, "Tasks": []}), "E: RESOURCE:GPU"),
-        (json.dumps(FAILURES), "E: RESOURCE:GPU"),
-        ("the role may not", "E: the role may not"),
-    ],
-)
-def test_what_ecs_answers_about_a_task_that_it_did_not_start_is_read(
-    cause: str, error: str
-) -> None:
-    assert head_of({"Error": "E", "Cause": cause}) == ({}, error)
 
 
 # --- EC2 has no host ------------------------------------------------------------------------------
@@ -593,21 +576,23 @@ def test_a_sweep_ends_a_host_that_serves_nothing_any_more(aws: Aws, host: Host) 
     assert ("i-x" in aws.terminated) is host.is_over
 
 
-def test_a_task_that_ends_does_not_hide_one_that_no_list_has_yet(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("looks", "is_over"), [(3, True), (10**6, False)])
+def test_a_host_goes_once_its_counts_show_that_its_task_has_ended(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch, looks: int, is_over: bool
 ) -> None:
-    """The numbers may have left the one out by now: the one that they have is the other."""
-    monkeypatch.setattr(keeper.time, "monotonic", itertools.count().__next__)
-    stock, counts = aws.on_describe_container_instances, {"pendingTasksCount": 1}
+    """Until then the one that they have may be another one, which no list has yet."""
+    now, stock = itertools.count(), aws.on_describe_container_instances
+    monkeypatch.setattr(keeper.time, "monotonic", now.__next__)
 
     def describe(**which: Any) -> Any:
         (host,) = stock(**which)["containerInstances"]
-        return {"containerInstances": [host | counts | {"runningTasksCount": 0}]}
+        lags = {"pendingTasksCount": 1} if next(now) < looks else {}
+        return {"containerInstances": [host | lags]}
 
     monkeypatch.setattr(aws, "on_describe_container_instances", describe)
     aws.tasks["own-1"] |= {**STOPPED, "lastStatus": "STOPPED", "stoppedAt": ago(0)}
     aws.sweep(Action="release", Hosts=["h2"])
-    assert not aws.terminated
+    assert ("i-h2" in aws.terminated) is is_over
 
 
 def test_a_host_has_the_tag_of_its_job_while_it_works_for_it(aws: Aws) -> None:
