@@ -2,16 +2,31 @@
 
 import importlib
 import json
+import time
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Final
 
 import pytest
 
-from contract.nodes import ENV_EFA, ENV_POOLS, ENV_SPOT, ENV_SUBNETS, ENV_WORKER_GPUS, pool_of
+from contract.admission import Limits
+from contract.job import HEAD_STATE
+from contract.nodes import (
+    ENV_EFA,
+    ENV_POOLS,
+    ENV_SPOT,
+    ENV_SUBNETS,
+    ENV_WORKER_GPUS,
+    Range,
+    pool_of,
+)
 from rehearsal.policies import Call, allows
 from stacks.jobs.keeper import cluster
 from tests.stacks.conftest import EXISTING, POOLS, Synth, Templates, statements, text, variables
+from tests.stacks.test_job_keeper import SPEC, Aws, aws
 from tests.stacks.test_roles import Deployed, arn
+
+__all__ = ["aws"]
 
 ZONE: Final = {"availability_zone": "us-west-2a"}
 #: Beginnings of the ids of resources of the default deployment that list all pools.
@@ -203,3 +218,21 @@ def test_eighteen_pools_are_within_what_aws_takes(synth: Synth) -> None:
             assert len(json.dumps(statements(given["PolicyDocument"]))) < 10_240, name
         if environment := given.get("Environment"):
             assert len(text(environment)) < 4096, name
+
+
+def test_a_job_that_has_begun_counts_in_the_pool_that_it_was_granted(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(max_heads=3, max_workers=2, max_jobs_per_user=1, pools={"l4": 2})
+    monkeypatch.setattr(keeper, "LIMITS", limits)
+    aws.executions.clear()
+    first = replace(SPEC, nodes=Range(2, 2), submitter="anna").to_json()
+    both = replace(SPEC, submitter="bert", pools=("default", "l4")).to_json()
+    for job, order in (("first", first), ("second", both)):
+        aws.execute(job, input=order)
+    event = {"Action": "admit", "Job": "first", "Spec": first, "Began": time.time()}
+    for pool, status in (("l4", "running"), ("default", "queued")):
+        answer = json.dumps({"Payload": {"nodes": "2", "pools": [pool]}})
+        entered = {"name": HEAD_STATE, "input": answer}
+        aws.history["second"] = [{"stateEnteredEventDetails": entered}]
+        assert aws.sweep(**event)["status"] == status
