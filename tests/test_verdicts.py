@@ -5,6 +5,7 @@ can fix ends it at once, and a head that is killed, or loses its Ray, again and 
 """
 
 import errno
+import json
 import os
 import signal
 import time
@@ -34,7 +35,7 @@ from containers.program.on_node import Ended, LaunchSpec, Status
 from contract import exits, times
 from contract.errors import InputError, UnreachableError
 from contract.job import JobStatus, Outcome, Placement, stop_reason
-from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, verdict
+from contract.job_outcome import MOST_IN_VAIN, Ending, ending_of, head_of, verdict
 from contract.nodes import Range
 from tests.aws.calls import refused
 from tests.aws.s3 import S3
@@ -348,6 +349,15 @@ ENDS = [
         *(Ending.STOPPED, "stopped", "its head was stopped: cost control: no capacity left", END),
         by_user(143, "cost control: no capacity left"),
     ),
+    # By a sweep that found it hung, as its program may have done; what never ran is its host's.
+    *ends(
+        *(Ending.STOPPED, "host_lost", "failed: x", DOUBT),
+        by_user(137, stop_reason(JobStatus.HOST_LOST, "x")) | {"StartedAt": 9e12},
+    ),
+    *ends(
+        *(Ending.STOPPED, "host_lost", "failed: x", FAULT),
+        by_user(137, stop_reason(JobStatus.HOST_LOST, "x")),
+    ),
     *ends(Ending.EXITED, "stopped", "its command was stopped (exit code 130)", END, head(130)),
     *ends(
         *(Ending.SURPLUS, "stopped", "its command was stopped (exit code 143)", END),
@@ -435,3 +445,20 @@ def test_a_head_that_ecs_has_given_up_on_is_asked_for_again_as_long_as_the_job_w
         assert (found.attempts, found.in_a_row) == (59, in_a_row - 1), "and does not count"
     over = judged(task, error, patience_s=-1)
     assert (over.status, over.again) == (JobStatus.NO_CAPACITY, False)
+
+
+FAILURES = [{"Arn": "a", "Reason": "RESOURCE:GPU"}]
+
+
+@pytest.mark.parametrize(
+    ("cause", "error"),
+    [
+        (json.dumps({"Failures": FAILURES, "Tasks": []}), "E: RESOURCE:GPU"),
+        (json.dumps(FAILURES), "E: RESOURCE:GPU"),
+        ("the role may not", "E: the role may not"),
+    ],
+)
+def test_what_ecs_answers_about_a_task_that_it_did_not_start_is_read(
+    cause: str, error: str
+) -> None:
+    assert head_of({"Error": "E", "Cause": cause}) == ({}, error)

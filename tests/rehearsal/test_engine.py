@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,21 +54,20 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return add
 
 
-def test_without_a_docker_command_it_says_what_to_install(install: Install) -> None:
-    del install
-    with pytest.raises(EngineError, match="no docker command on the PATH"):
-        find_engine()
-
-
-def test_an_engine_that_does_not_answer_is_named_with_its_address(install: Install) -> None:
-    install(answers=False)
-    with pytest.raises(EngineError, match=r"no Docker Engine answers at unix://.*no daemon"):
-        find_engine()
-
-
-def test_a_client_that_cannot_build_is_named(install: Install) -> None:
-    install(version="28.2.2")
-    with pytest.raises(EngineError, match="cannot build with BuildKit: it has no buildx"):
+@pytest.mark.parametrize(
+    ("docker", "missing"),
+    [
+        (None, "no docker command"),
+        ({"answers": False}, "unix://"),
+        ({"version": "28.2.2"}, "BuildKit"),
+    ],
+)
+def test_what_an_engine_lacks_is_named(
+    docker: dict[str, Any] | None, missing: str, install: Install
+) -> None:
+    if docker is not None:
+        install(**docker)
+    with pytest.raises(EngineError, match=missing):
         find_engine()
 
 
@@ -119,7 +119,6 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
         built.append(git_sha)
         label[image_builds.REVISION_LABEL] = git_sha
 
-    monkeypatch.delenv("BASE_IMAGE", raising=False)
     monkeypatch.setenv("TORCH_INDEX", "https://index.example")
     monkeypatch.setattr(publish, "build", build)
     monkeypatch.setattr(
@@ -130,14 +129,12 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
     docker = image_builds.QuietDocker(
         client="docker", environment={}, name="n", log=tmp_path / "log"
     )
-    for commit in ("a", "a", "b"):
+    # Another base makes other images, which the tag does not tell.
+    for commit, base in (("a", ""), ("a", ""), ("b", ""), ("b", "another")):
+        monkeypatch.setenv("BASE_IMAGE", base)
         monkeypatch.setattr(image_builds, "_git_sha", lambda sha=commit: sha)
         found = image_builds.build(no_engine, docker, image_tag="t", say=print)
         assert found == {node: f"ecs-train-{node}:t" for node in ("head", "worker")}
-    assert built == ["a", "b"]
-    # Another base makes other images, which the tag does not tell.
-    monkeypatch.setenv("BASE_IMAGE", "another")
-    image_builds.build(no_engine, docker, image_tag="t", say=print)
     assert built == ["a", "b", "b"]
 
 
@@ -206,10 +203,9 @@ def run(script: str, **arguments: object) -> str:
     return children.run(command, environment=os.environ, folder=ROOT, **arguments)  # type: ignore[arg-type]
 
 
-def test_what_a_program_prints_is_returned_and_logged(tmp_path: Path) -> None:
+def test_what_a_program_prints_is_returned(tmp_path: Path) -> None:
     script = "import sys; print('out'); print('err', file=sys.stderr)"
     assert run(script, log=tmp_path / "log") == "out\n"
-    assert "err" in (tmp_path / "log").read_text()
     assert run(script, streams_together=True) in ("out\nerr\n", "err\nout\n")
 
 
@@ -284,38 +280,33 @@ def test_what_a_program_prints_is_in_the_log_while_it_runs(tmp_path: Path) -> No
     assert run(script, log=log, timeout_s=30) == "first\nlast\n"
 
 
-BUILDKIT = "#14 [worker 4/17] RUN pip install torch"
-LEGACY = "Step 4/17 : RUN pip install torch"
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
 @pytest.mark.parametrize(
-    ("printed", "shown"),
+    ("is_terminal", "printed", "shown"),
     [
-        ([BUILDKIT, "#14 12.3 Collecting torch"], "4 of 17: RUN pip install torch"),
-        ([LEGACY], "4 of 17: RUN pip install torch"),
-        (["", "CoreStack | 3/40 | CREATE_COMPLETE", ""], "CoreStack | 3/40 | CREATE_COMPLETE"),
+        (True, ["#14 [worker 4/17] RUN pip install torch", "#14 12.3 Collecting torch"], "4 of 17"),
+        (False, ["Step 4/17 : RUN pip install torch"], "4 of 17"),
+        (False, ["", "CoreStack | 3/40 | CREATE_COMPLETE", ""], "3/40"),
     ],
     ids=["buildkit", "legacy", "cdk"],
 )
 def test_a_long_step_shows_what_it_is_at_and_for_how_long(
-    printed: list[str], shown: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+    is_terminal: bool, printed: list[str], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "QUIET_S", 0.05)
     reader, writer = os.openpty() if is_terminal else os.pipe()
-    steps = children.Steps(7)
     with os.fdopen(writer, "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
-        with steps.step("build the images"):
+        with children.Steps(7).step("build the images"):
             run(f"import time; print({chr(10).join(printed)!r}, flush=True); time.sleep(0.4)")
         monkeypatch.undo()
     with os.fdopen(reader, "rb", buffering=0) as shown_there, contextlib.suppress(OSError):
         said = b""
         while part := shown_there.read(4096):  # of a terminal that is closed: an error at the end
             said += part
-    text = said.decode().replace("\r\n", "\n")
-    start = r"\r\x1b\[K" if is_terminal else ""
-    end = "" if is_terminal else "\n"
-    line = rf"{start}\[ 1/7\] build the images: {re.escape(shown)}, \d s{end}"
-    assert len(re.findall(line, text)) > 1  # it moves
-    assert re.search(rf"{start}\[ 1/7\] build the images \.\.\. \d s\n$", text)
+    # On a terminal each line takes the place of the one before it.
+    lines = said.decode().split("\r\x1b[K" if is_terminal else "\n")
+    moving = [
+        each for each in lines if re.search(rf"1/7\] build the images: .*{shown}.*, \d s", each)
+    ]
+    assert len(moving) > 1
+    assert re.search(r"1/7\] build the images \.\.\. \d s\s*$", said.decode())

@@ -42,10 +42,6 @@ class Stage:
         """So many of the next new hosts of a capacity provider lack their GPU."""
         self._write("bad_hosts.json", {of: number})
 
-    def have_hosts(self, numbers: dict[str, int]) -> None:
-        """EC2 has so many hosts for these capacity providers; for others, any number."""
-        self._write("capacity.json", numbers)
-
     def end_task(self, task: str, code: int) -> None:
         """A task that is only a record ends by itself."""
         self._write("ends.json", {task: code})

@@ -1,28 +1,22 @@
 """The real CDK command line: synth without a network, and deployments' lives on the local AWS.
 
-A deployment on CPUs changes; each other kind of hosts is deployed and destroyed. All
-keep their buckets. ``test_lives`` plays what happens to jobs, and ``test_rules`` checks the
-templates of every preset. The limits of an emulator are in docs/limits.md.
+A deployment changes, and two others come and go. ``test_lives`` plays what happens to jobs, and
+``test_rules`` checks the templates of every preset. The limits of an emulator are in docs/limits.md.
 """
 
 import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import boto3
 import pytest
-from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
-from containers.autoscaler import EcsNodeProvider
-from containers.host.machine import OwnTask
-from containers.ray_head import JobConfig, in_pool, worker_provider
 from contract import outputs as stack_outputs
 from contract.job import JobSpec
-from contract.nodes import WORKER, Range, pool_hosts, pool_of, pool_provider
+from contract.nodes import Range, pool_hosts, pool_provider
 from rehearsal.cdk import Cdk
 from rehearsal.children import CommandError
 from rehearsal.inventory import difference, inventory
@@ -30,7 +24,6 @@ from rehearsal.local_aws import REGION, LocalAws, local_aws
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates
 from tests.stacks.stage import Stage
-from tests.trainctl.conftest import Cli
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -113,13 +106,7 @@ def outputs(stack: str) -> dict[str, str]:
 
 
 L4: Final = {"worker_instance_type": "g6.xlarge"}
-POOLS: Final = {
-    "none": L4,
-    "half": L4,
-    "spot": {**L4, "spot": True},
-    "free": L4,
-    "four": {"worker_instance_type": "g6.12xlarge", "max_workers": 1},
-}
+POOLS: Final = {"free": L4, "four": {"worker_instance_type": "g6.12xlarge", "max_workers": 1}}
 
 
 class Deployed(NamedTuple):
@@ -144,10 +131,6 @@ def deployed(synth: Synth, account: Account) -> Deployed:
     given = settings(preset="ddp", availability_zone=zone, pools=json.dumps(POOLS))
     account.deploy(synth(**given))
     core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
-    tag = json.loads(training[stack_outputs.SHAPE])["image_tag"]
-    for name in stack_outputs.REPOSITORIES.values():  # trainctl looks for both images
-        repository = core[name].partition("/")[2]
-        boto3.client("ecr").put_image(repositoryName=repository, imageTag=tag, imageManifest="{}")
     stage = Stage(account.aws.log.parent, training)
     return Deployed(account, given, core, training, stage)
 
@@ -174,8 +157,7 @@ def test_the_end_of_a_job_is_reported_to_whom_it_names(deployed: Deployed) -> No
     """A queue has subscribed in the place of a mailbox."""
     sqs, topic = boto3.client("sqs"), deployed.core[stack_outputs.NOTICES]
     queue = sqs.create_queue(QueueName="anna")["QueueUrl"]
-    wanted = ["QueueArn"]
-    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=wanted)["Attributes"]["QueueArn"]
+    arn = topic.replace(":sns:", ":sqs:").rpartition(":")[0] + ":anna"
     only = {"FilterPolicy": json.dumps({"to": ["anna@example.com"]})}
     boto3.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, Attributes=only)
     for name in ("bert", "anna"):
@@ -193,102 +175,29 @@ def test_the_end_of_a_job_is_reported_to_whom_it_names(deployed: Deployed) -> No
 
     deployed.stage.eventually("anna has mail", look)
     (mail,) = found
-    assert "Job anna has ended: failed: it needs 99 worker nodes" in json.loads(mail)["Message"]
+    assert "99 worker nodes" in json.loads(mail)["Message"]
     sqs.delete_queue(QueueUrl=queue)
 
 
 # --- pools ----------------------------------------------------------------------------------------
-class Head:
-    """A job's head that runs, in the place of Ray's autoscaler there."""
-
-    def __init__(self, task: Any) -> None:
-        found = boto3.client("ecs").describe_task_definition(
-            taskDefinition=task["taskDefinitionArn"]
-        )["taskDefinition"]
-        own = found["containerDefinitions"][0]["environment"]
-        told = task["overrides"]["containerOverrides"][0]["environment"]
-        environment = in_pool({each["name"]: each["value"] for each in (*own, *told)})
-        config = JobConfig.from_environment(environment)
-        self.arn, self._num_nodes = task["taskArn"], config.spec.nodes.high
-        self.pool = config.spec.ladder[0]
-        where = OwnTask(arn=self.arn, cluster=task["clusterArn"])
-        given = worker_provider(config, environment, task=where, address="10.0.0.9")
-        self._provider = EcsNodeProvider(given, config.job)
-
-    def start_nodes(self) -> None:
-        """Those that are missing; one that has ended is seen once more."""
-        tags = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
-        self._provider.non_terminated_nodes(tags)
-        there = self._provider.non_terminated_nodes(tags)
-        self._provider.create_node({}, tags, self._num_nodes - len(there))
-
-
-def started(stage: Stage, job: str, pool: str) -> Head:
-    """The head of a job in a pool, which has asked for its nodes."""
-
-    def look() -> Head | None:
-        running = [each for each in stage.tasks(job) if each["lastStatus"] == "RUNNING"]
-        heads = [Head(each) for each in running if each["startedBy"] != job]
-        return next((each for each in heads if each.pool == pool), None)
-
-    head: Head = stage.eventually(f"{job} has a head in {pool}", look)
-    head.start_nodes()
-    return head
-
-
-def runs_on(stage: Stage, job: str) -> list[str]:
-    """The pools of its nodes that run."""
-    own = [each for each in stage.tasks(job) if each["startedBy"] == job]
-    return [pool_of(each["taskDefinitionArn"]) for each in own if each["lastStatus"] == "RUNNING"]
-
-
-def hosts_of(pool: str) -> list[str]:
-    groups = boto3.client("autoscaling").describe_auto_scaling_groups(
-        AutoScalingGroupNames=[pool_hosts(stack_outputs.TRAINING_STACK, pool)]
-    )["AutoScalingGroups"]
-    return [each["InstanceId"] for group in groups for each in group["Instances"]]
-
-
-def have_hosts(stage: Stage, **numbers: int) -> None:
-    of = partial(pool_provider, stack_outputs.TRAINING_STACK)
-    stage.have_hosts({of(pool): number for pool, number in numbers.items()})
-
-
-@pytest.mark.parametrize(("gpus", "pools"), [("l4:4", ["four"]), ("l4:1", [*POOLS][:4])])
-def test_gpus_are_found_in_the_pools_that_have_them(
-    deployed: Deployed, capsys: pytest.CaptureFixture[str], gpus: str, pools: list[str]
+def test_a_pool_in_which_a_job_runs_is_neither_removed_nor_moved(
+    deployed: Deployed, synth: Synth
 ) -> None:
-    assert deployed
-    assert Cli(capsys).json("plan", "ddp", "--gpus", gpus, "--nodes", "1")["pools"] == pools
-
-
-def test_a_gang_goes_through_its_pools_and_the_one_that_has_it_stays(
-    deployed: Deployed, synth: Synth, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without hosts, with one of two, with both until EC2 takes them, and on demand."""
-    stage, cli = deployed.stage, Cli(capsys)
-    have_hosts(stage, none=0, half=1)
-    words = ("ddp", "--pool", "none,half,spot,free", "--nodes", "2", "--yes")
-    job = cli.json("submit", *words)["job"]
-    *_, head = (started(stage, job, pool) for pool in ("none", "half", "spot"))
-    stage.eventually("all runs on spot", lambda: runs_on(stage, job) == ["spot"] * 2)
-    assert hosts_of("half") == [], "the host that came alone was released"
-
-    have_hosts(stage, none=0, half=0, spot=0)
-    boto3.client("ec2").terminate_instances(InstanceIds=hosts_of("spot"))
-    stage.eventually("it lacks both", lambda: runs_on(stage, job) == [])
-    head.start_nodes()
-    head = started(stage, job, "free")
-    stage.eventually("all runs on demand", lambda: runs_on(stage, job) == ["free"] * 2)
-
+    """And nothing is taken from its hosts before that shows."""
+    ecs, stage, place = boto3.client("ecs"), deployed.stage, stack_outputs.TRAINING_STACK
+    (task,) = ecs.run_task(
+        cluster=deployed.training[stack_outputs.CLUSTER],
+        taskDefinition=pool_hosts(place, "free"),
+        capacityProviderStrategy=[{"capacityProvider": pool_provider(place, "free")}],
+    )["tasks"]
+    stage.eventually("it has a host", stage.hosts)
     kept = {name: each for name, each in POOLS.items() if name != "free"}
     elsewhere = {"free": {**L4, "availability_zone": f"{REGION}b"}}
-    for pools in (kept, kept | elsewhere):  # it is removed, or moved
+    for pools in (kept, kept | elsewhere):
         with pytest.raises(CommandError, match="The capacity provider is in use by tasks"):
             deployed.account.deploy(synth(**{**deployed.settings, "pools": json.dumps(pools)}))
-        assert runs_on(stage, job) == ["free"] * 2
-    stage.end_task(head.arn, 0)
-    assert cli.json("wait", job)["status"] == "succeeded"
+        assert stage.alive() == [task["taskArn"]]
+    stage.end_task(task["taskArn"], 0)
     stage.clean_up()
 
 
@@ -346,48 +255,19 @@ def start_hosts_and_tasks(deployed: Deployed) -> None:
     stage.eventually("both heads show", lambda: len(stage.alive()) == 2)
 
 
-# --- the other kinds of hosts ---------------------------------------------------------------------
-def test_hosts_with_gpus_are_deployed_watched_and_destroyed(account: Account, synth: Synth) -> None:
-    account.set_out()
-    hosts = dict.fromkeys(("head_instance_type", "worker_instance_type"), "p4d.24xlarge")
-    app = synth(**settings(preset="fsdp", **hosts))
-    account.deploy(app)
-    training = outputs(stack_outputs.TRAINING_STACK)
-    core = outputs(stack_outputs.CORE_STACK)
-    assert json.loads(training[stack_outputs.SHAPE])["efa"]
-    left = account.left()
-    assert [core[stack_outputs.VPC]] == left["VPC"]
-    # The one in the outputs, and by its name.
-    assert left["dashboard"] == [f"training-fsdp-{REGION}"]
-    assert left["dashboard"] == [training[stack_outputs.DASHBOARD]]
-    cloudwatch = boto3.client("cloudwatch")
-    body = cloudwatch.get_dashboard(DashboardName=left["dashboard"][0])["DashboardBody"]
-    assert training[stack_outputs.CLUSTER] in body, "no reference is left in it"
-    (idle,) = [
-        each
-        for each in cloudwatch.describe_alarms()["MetricAlarms"]
-        if each["AlarmName"] in left["alarm"] and "Metrics" in each
-    ]
-    template = app.of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
-    assert len(left["alarm"]) == len(app.of_type("AWS::CloudWatch::Alarm"))
-    assert idle["Metrics"] == template["Metrics"]
-    assert idle["EvaluationPeriods"] == template["EvaluationPeriods"]
-    account.destroy(app)
-    assert [*account.left()] == ["bucket"]
-    assert len(account.left()["bucket"]) == 1
-
-
-# --- several deployments --------------------------------------------------------------------------
+# --- several deployments, with GPUs ---------------------------------------------------------------
 def test_one_of_two_deployments_is_destroyed_and_the_other_one_stays(
     account: Account, synth: Synth
 ) -> None:
-    first, second = (
-        synth(**settings(preset="cpu", deployment=name, retain_bucket="false"))
-        for name in ("one", "two")
-    )
+    own = {"preset": "fsdp", "retain_bucket": "false"}
+    own |= dict.fromkeys(("head_instance_type", "worker_instance_type"), "p4d.24xlarge")
+    first, second = (synth(**settings(**own, deployment=name)) for name in ("one", "two"))
     account.set_out()
     account.deploy(first)
     alone = account.left()
+    (dashboard,) = alone["dashboard"]
+    body = boto3.client("cloudwatch").get_dashboard(DashboardName=dashboard)["DashboardBody"]
+    assert not {"Ref", "Fn::GetAtt"} & {*body.split('"')}, "a reference is left in it"
     account.deploy(second)
     both = account.left()
     # Nothing of the first was replaced, and no name was taken.

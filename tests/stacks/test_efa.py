@@ -13,7 +13,7 @@ from contract.instance_types import INSTANCE_TYPES, InstanceType
 from contract.outputs import SHAPE
 from stacks.cluster.efa import variables
 from tests.conftest import ROOT
-from tests.stacks.conftest import Synth, Templates, text
+from tests.stacks.conftest import Synth, text
 from tests.stacks.conftest import variables as of_container
 from tests.stacks.test_training_stack import container, hosts
 
@@ -38,10 +38,6 @@ every_efa_type = pytest.mark.parametrize(
 )
 
 
-def environment(templates: Templates, node: str) -> dict[str, str]:
-    return of_container(container(templates, node))
-
-
 def test_the_line_of_the_readme_deploys_p4d_with_efa(synth: Synth) -> None:
     (line,) = re.findall(r"`(npx cdk deploy .*p4d.*)`", (ROOT / "README.md").read_text())
     words = shlex.split(line)
@@ -52,6 +48,9 @@ def test_the_line_of_the_readme_deploys_p4d_with_efa(synth: Synth) -> None:
     assert data["InstanceType"] == "p4d.24xlarge"
     assert len(data["NetworkInterfaces"]) == TYPES["p4d.24xlarge"]
     assert data["NetworkInterfaces"][0]["InterfaceType"] == "efa"
+    # What the script does is in ``test_host_setup``.
+    pages = INSTANCE_TYPES["p4d.24xlarge"].efa_huge_pages_mib // 2
+    assert f"vm.nr_hugepages = {pages}" in text(data["UserData"])
 
 
 @each_deployed
@@ -116,41 +115,26 @@ def test_libfabric_and_nccl_are_told_what_the_type_needs(machine: str) -> None:
     assert found.get("NCCL_SHM_USE_CUDA_MEMCPY") == ("1" if machine.startswith("g") else None)
 
 
-@each_deployed
-def test_the_host_loads_the_driver_and_reserves_huge_pages_before_it_joins(
-    synth: Synth, machine: str
+@pytest.mark.parametrize(("node", "efa"), [("worker", "off"), ("head", "auto")])
+def test_without_efa_and_on_a_head_that_does_not_train_nothing_of_it_is_there(
+    synth: Synth, node: str, efa: str
 ) -> None:
-    script = text(hosts(synth(**DEPLOYED[machine]), "worker")["UserData"])
-    pages = INSTANCE_TYPES[machine].efa_huge_pages_mib // 2
-    assert f"vm.nr_hugepages = {pages}" in script
-    assert "modprobe efa" in script
-    assert f'[ "$found" -eq {TYPES[machine]} ]' in script
-
-
-def test_without_efa_nothing_of_it_is_there(synth: Synth) -> None:
-    templates = synth(**DEPLOYED["p5.48xlarge"], efa="off")
-    data = hosts(templates, "worker")
+    templates = synth(**DEPLOYED["p5.48xlarge"], efa=efa)
+    data, runs = hosts(templates, node), container(templates, node)
     assert "NetworkInterfaces" not in data
     assert len(data["SecurityGroupIds"]) == 1
     assert "modprobe efa" not in text(data["UserData"])
-    assert "Devices" not in container(templates, "worker")["LinuxParameters"]
-    assert not environment(templates, "worker").keys() & {"TRAIN_EFA", "FI_PROVIDER", "NCCL_DEBUG"}
-    assert '"efa": false' in text(templates.training["Outputs"][SHAPE]["Value"])
-
-
-def test_a_head_that_does_not_train_has_none_of_it(synth: Synth) -> None:
-    templates = synth(**DEPLOYED["p5.48xlarge"])
-    assert "NetworkInterfaces" not in hosts(templates, "head")
-    assert "Devices" not in container(templates, "head")["LinuxParameters"]
-    assert "TRAIN_EFA" not in environment(templates, "head")
-    assert '"efa": true' in text(templates.training["Outputs"][SHAPE]["Value"])
+    assert "Devices" not in runs["LinuxParameters"]
+    assert not of_container(runs).keys() & {"TRAIN_EFA", "FI_PROVIDER", "NCCL_DEBUG"}
+    shape = text(templates.training["Outputs"][SHAPE]["Value"])
+    assert ('"efa": false' in shape) is (efa == "off")
 
 
 def test_a_head_that_trains_has_all_of_it(synth: Synth) -> None:
     templates = synth(**DEPLOYED["g5.12xlarge"])
     assert len(hosts(templates, "head")["NetworkInterfaces"]) == 1
     assert (
-        environment(templates, "head").items()
+        of_container(container(templates, "head")).items()
         >= variables(INSTANCE_TYPES["g5.12xlarge"], uses_efa=True).items()
     )
     assert container(templates, "head")["LinuxParameters"]["Devices"]

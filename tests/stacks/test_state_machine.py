@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from contract.job import MAX_SECONDS, JobSpec
+from contract.job import MAX_SECONDS, JobSpec, head_variables, overrides
 from rehearsal.models import faults, request_shape
 from tests.simulation.account import evaluate
-from tests.stacks.conftest import PRESETS, Synth
-from tests.stacks.test_job_keeper import definition
+from tests.stacks.conftest import PRESETS, Synth, text
+
+
+def definition(synth: Synth, **settings: str) -> dict[str, Any]:
+    """References in it are in angle brackets."""
+    machine = synth(**settings).only("AWS::StepFunctions::StateMachine")
+    found: dict[str, Any] = json.loads(text(machine["DefinitionString"]))
+    return found
 
 
 def as_requested(arguments: Any) -> Any:
@@ -58,3 +64,18 @@ def test_what_ecs_calls_throttling_is_asked_again(synth: Synth) -> None:
     """ECS's own name for it, and the one that Step Functions has for all errors without a name."""
     (retry,) = definition(synth)["States"]["Head"]["Retry"]
     assert {"ECS.ServerException", "ECS.AmazonECSException"} <= {*retry["ErrorEquals"]}
+
+
+def test_the_head_is_told_what_it_reads_and_what_its_size_is_checked_by(synth: Synth) -> None:
+    told = definition(synth)["States"]["Head"]["Arguments"]["Overrides"]
+    expected = overrides(
+        head_variables(job="{% $job %}", deadline="{% $string($deadline) %}", spec="{% $order %}")
+    )
+
+    def renamed(value: Any) -> Any:
+        """As Step Functions writes ECS's names."""
+        if isinstance(value, dict):
+            return {name[:1].upper() + name[1:]: renamed(each) for name, each in value.items()}
+        return [renamed(each) for each in value] if isinstance(value, list) else value
+
+    assert told == renamed(expected)

@@ -1,8 +1,12 @@
-"""``make synth`` validates what it synthesizes, and a deploy does not do it again; deployments
-share no name."""
+"""Deployments share no name, and a packed function needs nothing that Lambda lacks."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
+from stacks.jobs.infrastructure import KEEPER
+from stacks.lambda_functions import stage
 from tests.stacks.conftest import Synth, Templates
 
 #: Properties that name something in the account, beside those that CloudFormation names itself.
@@ -42,3 +46,18 @@ def test_deployments_of_one_account_share_no_name_but_logical_ids(
     assert json.dumps(named.training).count("RayTraining") == json.dumps(named.training).count(
         "RayTraining/ml"
     )
+
+
+def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
+    stage(KEEPER / "index.py", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract", "stacks"}
+    (tmp_path / "boto3.py").touch()  # stands for Lambda's
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import index; print(index.BUCKET)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script],  # without the packages installed here
+        env={"BUCKET": "c"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("c\n", "")

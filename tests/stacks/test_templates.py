@@ -24,6 +24,7 @@ PERSISTENT: Final = {
 }
 SETTINGS: Final[dict[str, dict[str, str]]] = {
     "default": {},
+    "metal": {"worker_instance_type": "g4dn.metal"},
     "options": OPTIONS,
     "others": OTHERS,
     "block": RESERVED | {"capacity_reservation_type": "block"},
@@ -37,14 +38,21 @@ NODES: Final = "<ClusterSecurityGroup0921994B.GroupId>"
 TRAINING_ROUTES: Final = "<VpcTrainingSubnet1RouteTable61C2EC54>"
 TRAINING_SUBNET: Final = "<CoreStack:ExportsOutputRefVpcTrainingSubnet1Subnet9EBCF9C17753CDF6>"
 TOKEN: Final = "<NodesRayTokenEAB20A0A>"
-TAGS: Final = [{"Key": "project", "Value": "ecs-train"}]
-LATEST: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
 
 # Sentence -> settings, separated by spaces -> type and part of the name of resources -> value of
 # each property. References stand in angle brackets, ``*`` for each entry of a list, ``@`` before an
 # attribute of the resource; None: it is not there. ``@number``: of such resources, else any but 0.
 FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
     # --- hosts
+    "volumes are encrypted and go with their hosts": {
+        "default options": {
+            "EC2::LaunchTemplate": {
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.Encrypted": [True],
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.VolumeType": ["gp3"],
+                "LaunchTemplateData.BlockDeviceMappings.*.Ebs.DeleteOnTermination": [True],
+            }
+        }
+    },
     "the volume can be made larger": {
         "options": {
             "EC2::LaunchTemplate Worker": {
@@ -149,11 +157,23 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             },
         }
     },
+    "hosts that start slowly are given the time": {  # bare metal: a quarter of an hour
+        "metal": {
+            "AutoScaling::AutoScalingGroup Worker": {"DefaultInstanceWarmup": 900},
+            "AutoScaling::AutoScalingGroup Head": {"DefaultInstanceWarmup": 300},
+            "ECS::CapacityProvider Worker": {
+                "AutoScalingGroupProvider.ManagedScaling.InstanceWarmupPeriod": 900
+            },
+        }
+    },
     # --- nodes
     "containers are set up for Ray and share the cache of a host": {
         "default": {
             "ECS::TaskDefinition": {
                 "@number": 3,  # head, worker and the head of a job
+                # A running job keeps its own while the stack is updated.
+                "@UpdateReplacePolicy": "Retain",
+                "@DeletionPolicy": "Delete",
                 "ContainerDefinitions.*.Name": [CONTAINER],
                 "ContainerDefinitions.*.LinuxParameters.InitProcessEnabled": [True],  # ECS Exec
                 # 120 s is its maximum: that of the host's agent counts.
@@ -293,15 +313,18 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             }
         },
     },
-    "everything carries the project's tag": {
+    # "true" would refuse sessions: their group of logs has no key of the account's.
+    "shells are logged without a key": {
         "default": {
-            "ECS::Cluster": {"Tags": TAGS},
-            "S3::Bucket": {"Tags": TAGS},
-            "EC2::NatGateway": {"Tags.1": TAGS[0]},
-            "EC2::LaunchTemplate": {
-                "LaunchTemplateData.TagSpecifications.*.Tags.1": [TAGS[0], TAGS[0]]
-            },
+            "ECS::Cluster": {
+                "Configuration.ExecuteCommandConfiguration.Logging": "OVERRIDE",
+                "Configuration.ExecuteCommandConfiguration.LogConfiguration."
+                "CloudWatchEncryptionEnabled": None,
+            }
         }
+    },
+    "a deployment's dashboard has its name, as an account has one of a name in all regions": {
+        "fsdp": {"CloudWatch::Dashboard": {"DashboardName": "training-fsdp-<AWS::Region>"}}
     },
     # --- network
     "the training subnet reaches the outside through the NAT gateway, and S3 without it": {
@@ -375,27 +398,10 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
             },
         }
     },
-    "the default security group is emptied": {
-        "default": {
-            "Custom::VpcRestrictDefaultSG": {"DefaultSecurityGroupId": "<Vpc.DefaultSecurityGroup>"}
-        }
-    },
     # --- bucket and repositories
-    "the bucket is private and encrypted": {  # ``test_roles`` asks it without TLS
+    "the bucket has one owner and no versions": {  # ``test_rules``: it is private and encrypted
         "default": {
             "S3::Bucket": {
-                "PublicAccessBlockConfiguration": dict.fromkeys(
-                    (
-                        "BlockPublicAcls",
-                        "BlockPublicPolicy",
-                        "IgnorePublicAcls",
-                        "RestrictPublicBuckets",
-                    ),
-                    True,
-                ),
-                "BucketEncryption.ServerSideEncryptionConfiguration": [
-                    {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-                ],
                 "OwnershipControls.Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}],
                 "VersioningConfiguration": None,
             }
