@@ -1,7 +1,7 @@
 """The real CDK command line: synth without a network, and deployments' lives on the local AWS.
 
 A deployment changes, and two others come and go. ``test_lives`` plays what happens to jobs, and
-``test_rules`` checks the templates of every preset. The limits of an emulator are in docs/limits.md.
+``test_rules`` checks the templates of every preset. The limits of an emulator: docs/limits.md.
 """
 
 import json
