@@ -176,6 +176,11 @@ def test_the_end_of_a_job_is_written_down_and_ends_what_is_its_own(aws: Aws) -> 
     assert found.items() <= record.items(), "the execution's result is what is written down"
 
 
+def test_no_task_comes_to_a_bad_host_although_another_jobs_task_runs_there(aws: Aws) -> None:
+    aws.end(head(exits.BAD_HOST, ContainerInstanceArn="shared"))
+    assert aws.model.hosts["shared"]["status"] == "DRAINING"
+
+
 #: How a head ended, its last words, and what of them is the reason.
 WORDS: list[tuple[int, str, str | None]] = [
     (exits.FILES_LOST, "files lost\x1b]0;x\x07" + "y" * 2000, "files lost?]0;x?" + "y" * 984),

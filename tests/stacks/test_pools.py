@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from contract.admission import Limits
-from contract.job import HEAD_STATE
+from contract.job import HEAD_STATE, JobSpec, Life, Placement, head_variables, overrides
 from contract.nodes import (
     ENV_EFA,
     ENV_POOLS,
@@ -22,8 +22,10 @@ from contract.nodes import (
 )
 from rehearsal.policies import Call, allows
 from stacks.jobs.keeper import cluster
+from tests.aws.calls import refused
+from tests.heads import head
 from tests.stacks.conftest import EXISTING, POOLS, Synth, Templates, statements, text, variables
-from tests.stacks.test_job_keeper import SPEC, Aws, aws
+from tests.stacks.test_job_keeper import SPEC, Aws, ago, aws, launch
 from tests.stacks.test_roles import Deployed, arn
 
 __all__ = ["aws"]
@@ -236,3 +238,108 @@ def test_a_job_that_has_begun_counts_in_the_pool_that_it_was_granted(
         entered = {"name": HEAD_STATE, "input": answer}
         aws.history["second"] = [{"stateEnteredEventDetails": entered}]
         assert aws.sweep(**event)["status"] == status
+
+
+#: Of a task that has no host.
+WAITS: Final = {"lastStatus": "PROVISIONING", "containerInstanceArn": ""}
+LIFE: Final = "heads/r1/j1.life"
+#: A job that may try another pool, whose head trains for three minutes or so; and a program on it.
+LADDER = replace(SPEC, nodes=Range(2, 2), pools=("l4", "default"), recipe="ddp")
+PROGRAM = replace(LADDER, recipe="")
+
+
+def of_ladder(aws: Aws, spec: JobSpec, *, began_s: float, hosts: int) -> None:
+    """One of its two workers waits; ``hosts``: that boot in its pool."""
+    aws.group("S-pool-l4").activities = [launch("Failed", "no l4 here", at=time.time())]
+    order = overrides(head_variables(job="j", deadline="9" * 10, spec=spec.to_json()))
+    began = ago(began_s)
+    aws.tasks["own-head"] |= {"overrides": order, "startedAt": began, "createdAt": began}
+    aws.tasks["own-1"] |= WAITS | {"createdAt": ago(100), "capacityProviderName": "cp-S-pool-l4"}
+    for number in range(hosts):
+        aws.launch(f"i-boots-{number}", ago_s=60, of="S-pool-l4")
+
+
+@pytest.mark.parametrize(
+    ("spec", "began_s", "hosts", "then", "moves"),
+    [
+        (LADDER, 200, 1, "", True),  # the one host is that of the other worker
+        (LADDER, 200, 2, "", False),  # one more boots
+        (LADDER, 9000, 1, "", True),  # it has lost one since
+        (LADDER, 200, 1, "complete", True),  # it waits for the one that it has lost
+        (replace(LADDER, pools=("l4",)), 200, 1, "", False),
+        (replace(LADDER, nodes=Range(1, 2)), 200, 1, "", False),  # it has what it needs
+        (PROGRAM, 9000, 1, "", False),  # it goes on with one
+        (PROGRAM, 200, 1, "", True),
+        (PROGRAM, 200, 1, "complete", False),  # it goes on, too
+        (PROGRAM, 200, 1, "S3 is down", False),  # it may
+        (replace(PROGRAM, on=Placement.NODES), 9000, 1, "", True),
+        # A host comes while the sweep decides by its list.
+        (LADDER, 200, 1, "a host comes", False),
+        (LADDER, 200, 1, "it ends", False),
+    ],
+)
+def test_a_job_leaves_a_pool_that_ec2_refuses_a_host_in(
+    aws: Aws, spec: JobSpec, began_s: float, hosts: int, then: str, moves: bool
+) -> None:
+    of_ladder(aws, spec, began_s=began_s, hosts=hosts)
+    changes = {
+        "a host comes": ("own-1", {"lastStatus": "PENDING", "containerInstanceArn": "h6"}),
+        "it ends": ("own-head", {"desiredStatus": "STOPPED"}),
+    }
+    if then in changes:
+        name, change = changes[then]
+        aws.fails["describe_scaling_activities"] = lambda **_: aws.tasks[name].update(change)
+    if then == "complete":
+        aws.s3.objects[LIFE] = Life(at=time.time(), is_complete=True).to_json().encode()
+    if then == "S3 is down":
+        aws.fails["get_object"] = refused("ServiceUnavailable")
+    # The event of the refusal.
+    aws.sweep(**{"detail-type": "EC2 Instance Launch Unsuccessful"})
+    head_task = aws.tasks["own-head"]
+    assert bool(aws.sent("stop_task")) is moves
+    if moves:
+        assert head_task["stoppedReason"] == "[no_capacity] no capacity: no l4 here"
+        assert "i-own-host" not in aws.terminated, "its host waits for the next head"
+        waiting = [each for each in aws.tasks.values() if each["lastStatus"] == "PROVISIONING"]
+        assert not waiting, "no host comes for what waited in this pool"
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "asked_s", "code", "again"),
+    [
+        (200, 300, 143, ("no_capacity", 2)),
+        (200, 9000, 143, None),  # it has waited for long enough
+        (9000, 9300, 143, ("host_lost", 1)),  # it has trained, and waits as long again
+        (2000, 2100, 75, None),  # it has waited itself
+        (4000, 9300, 75, ("host_lost", 1)),
+    ],
+)
+def test_its_next_attempt_is_in_the_next_pool_and_the_hosts_of_this_one_are_released(
+    aws: Aws,
+    ran_s: float,
+    asked_s: float,
+    code: int,
+    again: tuple[str, int] | None,
+) -> None:
+    now = time.time()
+    task = head(
+        code,
+        StoppedReason="[no_capacity] no capacity: no l4 here",
+        StopCode="UserInitiated",
+        StartedAt=(now - ran_s) * 1000,
+        StoppedAt=now * 1000,
+        ContainerInstanceArn="own-host",
+    )
+    del aws.tasks["own-head"]
+    aws.model.hosts["own-host"]["_tasks"].clear()
+    aws.model.hosts["own-host"]["registeredAt"] = ago(60)
+    found = aws.end(task, LADDER, Attempt=3, InARow=3, Asked=now - asked_s)
+    if again is None:
+        assert (found["again"], found["status"]) == (False, "no_capacity")
+        assert {"i-own-host", "i-h2"} <= aws.terminated
+        return
+    assert (found["again"], found["pools"]) == (True, ["default", "l4"])
+    assert (found["status"], found["in_a_row"]) == again
+    assert found["reason"] == "no capacity: no l4 here (pool l4); pool default is next"
+    assert "i-h2" in aws.terminated
+    assert "i-own-host" not in aws.terminated, "the head's own host waits for the next head"
