@@ -7,6 +7,7 @@ import pytest
 from contract.nodes import CACHE_DIR, CONTAINER
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text
 
+TAGS: Final = [{"Key": "project", "Value": "ecs-train"}]
 RESERVED: Final = {
     "preset": "fsdp",
     "worker_instance_type": "p5e.48xlarge",
@@ -383,6 +384,21 @@ FACTS: Final[dict[str, dict[str, dict[str, dict[str, object]]]]] = {
                 "IpProtocol": "-1",
             },
         },
+    },
+    "the default security group is emptied": {
+        "default": {
+            "Custom::VpcRestrictDefaultSG": {"DefaultSecurityGroupId": "<Vpc.DefaultSecurityGroup>"}
+        }
+    },
+    "everything carries the project's tag": {
+        "default": {
+            "ECS::Cluster": {"Tags": TAGS},
+            "S3::Bucket": {"Tags": TAGS},
+            "EC2::NatGateway": {"Tags.1": TAGS[0]},
+            "EC2::LaunchTemplate": {
+                "LaunchTemplateData.TagSpecifications.*.Tags.1": [TAGS[0], TAGS[0]]
+            },
+        }
     },
     "the nodes reach themselves and HTTPS": {
         "default": {
