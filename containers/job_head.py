@@ -27,7 +27,7 @@ from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import code as user_code
 from containers.program import host_cache, shell
-from containers.program.cause import Error, LogEnd, cause, errors_in, hidden, success
+from containers.program.cause import LogEnd, cause, errors_in, hidden, success
 from containers.program.on_node import (
     ENV_PROGRAM,
     NAMES,
@@ -381,10 +381,7 @@ class JobHead:
         if code == exits.OK and not is_saved:
             code = exits.FILES_LOST
         elif spec.on == Placement.HEAD and code not in exits.TRIED_AGAIN and not self._is_told:
-            failed = listed(hidden(folder / NOTED_ERRORS, self._outlived))
-            if code == exits.OK and not (folder / NAMES / OWN_STORAGE).exists():
-                failed = "; ".join(filter(None, (failed, self._lack_of_files())))
-            self._tell_why(errors_in(folder / NOTED_ERRORS), failed, has_failed=code != exits.OK)
+            self._tell_why(folder, has_failed=code != exits.OK)
         if not (self._is_told or self._is_stopped):  # also while it saved its files
             self._hold(code)
         return code
@@ -435,13 +432,20 @@ class JobHead:
         print(line, flush=True)
         self._log_end.hear(line)
 
-    def _tell_why(self, errors: tuple[Error, ...], hidden: str, *, has_failed: bool) -> None:
-        """Report why the command has failed, or what it has passed over."""
-        run = self._config.spec.run
+    def _tell_why(self, folder: Path, *, has_failed: bool) -> None:
+        """Report why the command has failed, or what it has passed over.
+
+        Args:
+            folder: of the job on the head.
+        """
+        run, errors = self._config.spec.run, errors_in(folder / NOTED_ERRORS)
         if has_failed:
             found = cause(errors, code=self._own_code, log=self._log_end)
             self._report(found.reason(run))
-        elif reason := success(errors, run, hidden):
+            return
+        passed_over = listed(hidden(folder / NOTED_ERRORS, self._outlived))
+        lack = "" if (folder / NAMES / OWN_STORAGE).exists() else self._lack_of_files()
+        if reason := success(errors, run, "; ".join(filter(None, (passed_over, lack)))):
             self._report(reason)
 
     def _lack_of_files(self) -> str:

@@ -14,7 +14,6 @@ from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
 from contract.instance_types import ON_DEMAND, InstanceType
 from contract.nodes import WORKER
-from contract.outputs import REPOSITORIES
 from contract.text import counted, utc
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
@@ -206,7 +205,9 @@ def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
 # --- checks ---------------------------------------------------------------------------------------
 def pipeline(place: Place, deployment: Deployment) -> Finding:
     """Variables of the repository on GitHub, with which its workflow pushes images."""
-    outputs = {f"{node.upper()}_REPOSITORY": name for node, name in REPOSITORIES.items()}
+    outputs = {
+        f"{node.upper()}_REPOSITORY": name for node, name in stack_outputs.REPOSITORIES.items()
+    }
     outputs["AWS_PUSH_ROLE"] = stack_outputs.PUSH_ROLE
     values = {name: deployment.output(each) for name, each in outputs.items()}
     values["AWS_REGION"] = place.region

@@ -111,26 +111,30 @@ def test_a_host_with_efa_that_is_not_used_ends_the_run_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("counts", "is_right", "fault"),
+    ("counts", "device", "is_right", "fault"),
     [
-        ([10, 9], True, ""),
-        ([10, 10, 7], True, "rank 2 on c made fewer"),
-        ([10, 10], False, "b, cpu computes wrong"),
+        ([10, 9], "cuda", True, ""),
+        ([10, 10, 7], "cuda", True, "rank 2 on c"),
+        ([10, 10, 7], "cpu", True, ""),
+        ([10, 10], "cuda", False, "b, cuda"),
     ],
 )
 def test_a_burn_in_names_the_gpu_that_is_slow_or_wrong(
-    monkeypatch: pytest.MonkeyPatch, counts: list[int], is_right: bool, fault: str
+    monkeypatch: pytest.MonkeyPatch, counts: list[int], device: str, is_right: bool, fault: str
 ) -> None:
+    matrix = torch.ones(2, 2)
+
     def gather(found: list[int], num: int) -> None:
         assert num > 0
         found[:] = counts
 
     monkeypatch.setattr("training.bandwidth.train.time.monotonic", count().__next__)
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: matrix)
     monkeypatch.setattr(torch, "equal", lambda *_: is_right)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "all_gather_object", gather)
     with pytest.raises(RuntimeError, match=fault) if fault else nullcontext():
-        bandwidth._burn_in(3, torch.device("cpu"), [*"abc"][: len(counts)])
+        bandwidth._burn_in(3, torch.device(device), [*"abc"][: len(counts)])
 
 
 def measured(folder: str) -> list[Event]:

@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path, PurePath
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, Self
 
 from contract.errors import InputError
 from contract.runs import check_relative
@@ -74,6 +74,37 @@ class Item(NamedTuple):
     size: int = -1
 
 
+class _Files(NamedTuple):
+    """Files of a source by what they are."""
+
+    pictures: dict[str, list[Item]]
+    """By split; "" for none."""
+    lists: list[Item]
+    """Of the classes of validation pictures."""
+    annotations: dict[str, Item]
+    """Of validation pictures, by the names of these without a suffix."""
+    kit: dict[str, Item]
+    """Of ImageNet's development kit, by their names."""
+    others: list[Item]
+
+    @classmethod
+    def of(cls, items: Iterable[Item]) -> Self:
+        found = cls({}, [], {}, {}, [])
+        for item in items:
+            split, _ = _split(item.parts)
+            name = item.parts[-1]
+            stem, _, suffix = name.rpartition(".")
+            if is_picture(name):
+                found.pictures.setdefault(split, []).append(item)
+            elif split == VAL and suffix == "xml":
+                found.annotations[stem] = item
+            elif name in (_KIT, *_KIT_FILES):
+                found.kit[name] = item
+            else:
+                (found.lists if name in _LISTS else found.others).append(item)
+        return found
+
+
 class Arranged(NamedTuple):
     """The pictures of a source."""
 
@@ -119,22 +150,7 @@ def arrange(
     Raises:
         InputError: there are no pictures, or their classes are not known.
     """
-    pictures: dict[str, list[Item]] = {}
-    lists: list[Item] = []
-    annotations: dict[str, Item] = {}
-    others: list[Item] = []
-    kit: dict[str, Item] = {}
-    for item in items:
-        split, _ = _split(item.parts)
-        stem, _, suffix = item.parts[-1].rpartition(".")
-        if is_picture(item.parts[-1]):
-            pictures.setdefault(split, []).append(item)
-        elif split == VAL and suffix == "xml":
-            annotations[stem] = item
-        elif item.parts[-1] in (_KIT, *_KIT_FILES):
-            kit[item.parts[-1]] = item
-        else:
-            (lists if item.parts[-1] in _LISTS else others).append(item)
+    pictures, lists, annotations, kit, others = _Files.of(items)
     if labels := [each for each in others if each.parts[-1].endswith(".cls")]:
         raise InputError(
             f"{source} has its classes in files beside the pictures ({'/'.join(labels[0].parts)}), "
