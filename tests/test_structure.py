@@ -77,6 +77,18 @@ def test_each_class_has_a_name_of_its_own() -> None:
     assert [name for name, number in names.items() if number > 1] == []
 
 
+def test_only_recipes_import_modules_of_ours_by_a_string() -> None:
+    """The check of layers follows ``import`` statements."""
+    named = [
+        node.args[0].value
+        for node in nodes()
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+        if isinstance(node.args[0], ast.Constant)
+    ]
+    assert named
+    assert [name for name in named if str(name).startswith(PRODUCT)] == []
+
+
 #: Words that say little, in names and at the beginning of docstrings, and how many there are.
 VAGUE = re.compile(r"(?:^|_)(?:told|given|whatever|whoever|beside|patience)(?:_|$)")
 VAGUE_BEGINNING = re.compile(r"(?:Of (?:an?|the)|What|Whether|Whoever|Whatever|Beside) ")

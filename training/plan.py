@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ from training.models.estimates import (
 )
 from training.models.model_shapes import (
     SHAPES,
+    Builder,
     ModelShape,
     UnknownShapeError,
     of_config,
@@ -96,7 +98,7 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
     path = Path(name).expanduser()
     if path.exists():
         config = read_config(path / "config.json" if path.is_dir() else path)
-        return of_config(config, model=name)
+        return of_config(config, model=name, build=_builder())
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
     if asks_hub:
@@ -107,11 +109,20 @@ def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
         except ImportError:
             pass
         else:
-            return of_config(read_config(folder / "config.json"), model=name)
+            return of_config(read_config(folder / "config.json"), model=name, build=_builder())
     raise UnknownShapeError(
         f"model {model!r}, which is no folder with a config.json and none of "
         f"{', '.join([*SHAPES, *_KNOWN])}"
     )
+
+
+def _builder() -> Builder | None:
+    """Reads the shapes of other families, where torch is installed."""
+    if not (find_spec("torch") and find_spec("transformers")):
+        return None
+    from training.models import built_shapes
+
+    return built_shapes.built
 
 
 # Models on the Hub that have one of the shapes.

@@ -8,7 +8,7 @@ from torch import nn
 from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
 from training.fsdp.settings import FsdpConfig
-from training.models import language_models, lora, nf4
+from training.models import built_shapes, language_models, lora, nf4
 from training.models.estimates import GIB, Setup, differences, keeps_whole, make, smaller
 from training.models.model_shapes import UnknownShapeError, of_config
 
@@ -55,7 +55,7 @@ def fit(model_config: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> t
     # The host is not known: assume the one with the most memory, so that no warning is wrong.
     machine = max(machines, key=lambda each: each.memory_mib / each.num_gpus)
     try:
-        shape = of_config(model_config, model=config.model)
+        shape = of_config(model_config, model=config.model, build=built_shapes.built)
     except UnknownShapeError:
         return "", False
     settings = {**config.to_json(), "microbatch": config.sequences_per_pass}

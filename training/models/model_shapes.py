@@ -7,10 +7,8 @@ model with random weights, or from the Hugging Face ``config.json`` of a family 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from contract.errors import InputError
 
@@ -194,25 +192,29 @@ class UnknownShapeError(InputError):
         )
 
 
-def of_config(values: Mapping[str, Any], *, model: str) -> ModelShape:
-    """The shape that a Hugging Face ``config.json`` describes: of any kind that transformers can
-    build, where it is installed.
+class Builder(Protocol):
+    """``training.models.built_shapes.built``, which needs torch."""
+
+    def __call__(self, values: Mapping[str, Any], *, model: str) -> ModelShape: ...
+
+
+def of_config(values: Mapping[str, Any], *, model: str, build: Builder | None) -> ModelShape:
+    """The shape that a Hugging Face ``config.json`` describes.
 
     Args:
         model: what a user calls the model.
+        build: reads the shape of other families off the model that transformers builds.
 
     Raises:
-        UnknownShapeError: there are no formulas for it, or transformers is not installed.
+        UnknownShapeError: there are no formulas for it, and it is not built.
         InputError: the configuration is not complete, or transformers cannot use it.
     """
     try:
         return ModelShape.from_config(values)
     except UnknownShapeError:
-        if not (find_spec("torch") and find_spec("transformers")):
+        if build is None:
             raise
-    built: Any = import_module("training.models.built_shapes")  # by name: laptops have no torch
-    shape: ModelShape = built.built(values, model=model)
-    return shape
+    return build(values, model=model)
 
 
 def target_names(known: Iterable[str], targets: str) -> set[str]:
