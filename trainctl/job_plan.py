@@ -12,7 +12,7 @@ import shlex
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -244,83 +244,30 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
     Raises:
         InputError, UsageError: it does not suit the deployment.
     """
-    given, words = request.options, request.words
-    program = request.program
-    is_alone = program is not None and program.is_alone
-    least = deployment.shape.min_nodes
-    wanted = Range(least, least) if is_alone and given.on == On.AUTO else None
-    shapes, wanted, left_out = given.ladder(deployment.shape, request.nodes or wanted)
-    shape = next(iter(shapes.values()))
-    for each in shapes.values():
-        given.check_fit(each)
-    most = min(each.max_workers for each in shapes.values())
-    nodes = wanted = wanted or Range(most, most)
-    for each in shapes.values():
-        nodes = check_nodes(each, wanted)
-    if len({each.gpus for each in shapes.values()}) > 1:
-        has = ", ".join(f"{name} has {each.worker.num_gpus}" for name, each in shapes.items())
-        raise UsageError(
-            f"--pool {given.pool}: the pools of a job must have as many GPUs on each node, by "
-            f"which its processes are counted, and {has}"
-        )
-    workers = Range(*map(shape.gpus.num_workers, (nodes.low, nodes.high)))
-    what = "code" if given.code else words[0]
+    given, program = request.options, request.program
+    shapes, nodes, left_out = _hosts(deployment, request)
+    workers = Range(*map(_first(shapes).gpus.num_workers, (nodes.low, nodes.high)))
+    what = "code" if given.code else request.words[0]
     run = given.run or f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    training_s, expected, warnings = None, None, list[str]()
     if program is None:
-        command, config = _recipe_command(
-            words,
-            run=run,
-            workers=workers,
-            deployment=deployment,
-            shape=shape,
-            is_new=given.run is None,
-        )
-        num_bytes = data_sets.text_bytes(config.data, deployment.bucket)
-        found = {
-            name: expected_of(config, each.worker, num_bytes=num_bytes, efa=each.efa)
-            for name, each in shapes.items()
-        }
-        lacking = [name for name, each in found.items() if each and not each.fits]
-        by_plan = f"the training does not fit the GPUs of {', '.join(lacking)}, by training.plan"
-        if lacking and not given.pool and len(lacking) < len(shapes):
-            left_out.append(f"left out: {by_plan}")
-            shapes = {name: shapes[name] for name in shapes if name not in lacking}
-            found = {name: found[name] for name in shapes}
-            shape = next(iter(shapes.values()))
-        elif lacking and len(shapes) > 1:
-            raise UsageError(f"{by_plan}: name others")
-        expected = next(iter(found.values()))
-        slowest = [_training_s(config, each) for each in found.values()]
-        training_s = max(filter(None, slowest), default=None)
-        recipe, on, why = words[0], Placement.HEAD, ""
+        work = _recipe_work(deployment, request, run=run, workers=workers, shapes=shapes)
     else:
-        command, recipe = [*words], ""
-        on, why = placement(given, program, nodes, shape)
-        own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
-        warnings = program.warnings([name.replace("_", "-") for name in own])
-        if on == Placement.NODES:
-            launchers.check(program.text, nodes=nodes, gpus=shape.worker.num_gpus)
-            if is_alone and nodes.high > shape.min_nodes:
-                warnings.append(
-                    f"{program.entries[0].name} is one process that knows of no others, and each "
-                    f"node runs the same; give --nodes {shape.min_nodes}, or start it with torchrun"
-                )
-            elif is_alone:
-                why += f"; {program.entries[0].name} is one process, so one node by default"
-    hosts = {name: each.prices(deployment.region).worker for name, each in shapes.items()}
+        work = _program_work(request, program, nodes=nodes, shapes=shapes)
+    shape = _first(work.shapes)
+
+    hosts = {name: each.prices(deployment.region).worker for name, each in work.shapes.items()}
     prices = dataclasses.replace(
         deployment.shape.prices(deployment.region),  # its head is in no pool
         worker=next(iter(hosts.values())),
         pools=hosts if len(hosts) > 1 else {},
     )
-    max_seconds, why_deadline = _deadline(given, prices, shape, nodes, training_s)
+    max_seconds, why_deadline = _deadline(given, prices, shape, nodes, work.training_s)
     spec = JobSpec(
         run=run,
-        command=tuple(command),
+        command=tuple(work.command),
         nodes=nodes,
-        recipe=recipe,
-        on=on,
+        recipe="" if program else request.words[0],
+        on=work.on,
         max_seconds=max_seconds,
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         grace_s=given.grace,
@@ -333,23 +280,134 @@ def priced(deployment: Deployment, request: JobRequest) -> JobPlan:
         prices=prices,
         submitter=deployment.user,
         user_id=deployment.user_id,
-        pools=(*shapes,) if given.names_pools else (),
+        pools=(*work.shapes,) if given.names_pools else (),
         priority=given.priority,
         notify=given.notify or "",
     )
     plan = JobPlan(
         spec=spec,
         shape=shape,
-        tags=[each.image_tag for each in shapes.values()],
+        tags=[each.image_tag for each in work.shapes.values()],
         workers=workers,
         code=program.code if program else None,
-        why_on=why,
+        why_on=work.why_on,
         why_deadline=why_deadline,
-        expected=expected,
-        warnings=[*warnings, *left_out],
+        expected=work.expected,
+        warnings=[*work.warnings, *left_out],
     )
     spec = dataclasses.replace(spec, planned_usd=plan.usd_expected)
     return dataclasses.replace(plan, spec=spec)
+
+
+#: The deployment in each pool of a job, by name, in the order in which they are tried.
+Shapes = Mapping[str, ClusterShape]
+
+
+def _first(shapes: Shapes) -> ClusterShape:
+    return next(iter(shapes.values()))
+
+
+def _hosts(deployment: Deployment, request: JobRequest) -> tuple[Shapes, Range, list[str]]:
+    """Pools of a job and its worker nodes; and why other pools are left out.
+
+    Raises:
+        InputError, UsageError: they do not suit the deployment, or each other.
+    """
+    given, least = request.options, deployment.shape.min_nodes
+    is_alone = request.program is not None and request.program.is_alone
+    usual = Range(least, least) if is_alone and given.on == On.AUTO else None
+    shapes, wanted, left_out = given.ladder(deployment.shape, request.nodes or usual)
+    most = min(each.max_workers for each in shapes.values())
+    nodes = wanted or Range(most, most)
+    for each in shapes.values():
+        given.check_fit(each)
+        check_nodes(each, nodes)
+    if len({each.gpus for each in shapes.values()}) > 1:
+        has = ", ".join(f"{name} has {each.worker.num_gpus}" for name, each in shapes.items())
+        raise UsageError(
+            f"--pool {given.pool}: the pools of a job must have as many GPUs on each node, by "
+            f"which its processes are counted, and {has}"
+        )
+    return shapes, nodes, left_out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What a job runs."""
+
+    command: Sequence[str]
+    shapes: Shapes
+    """The pools that it fits."""
+    on: Placement = Placement.HEAD
+    why_on: str = ""
+    warnings: Sequence[str] = ()
+    expected: Expected | None = None
+    training_s: int | None = None
+    """Seconds in which it has certainly trained; None: not known."""
+
+
+def _recipe_work(
+    deployment: Deployment, request: JobRequest, *, run: str, workers: Range, shapes: Shapes
+) -> _Work:
+    """
+    Raises:
+        InputError, UsageError: settings are wrong, or it does not fit the pools that are named.
+    """
+    given = request.options
+    command, config = _recipe_command(
+        request.words,
+        run=run,
+        workers=workers,
+        deployment=deployment,
+        shape=_first(shapes),
+        is_new=given.run is None,
+    )
+    num_bytes = data_sets.text_bytes(config.data, deployment.bucket)
+    found = {
+        name: expected_of(config, each.worker, num_bytes=num_bytes, efa=each.efa)
+        for name, each in shapes.items()
+    }
+    warnings = []
+    lacking = [name for name, each in found.items() if each and not each.fits]
+    if lacking and len(shapes) > 1:
+        by_plan = f"the training does not fit the GPUs of {', '.join(lacking)}, by training.plan"
+        if given.pool or len(lacking) == len(shapes):
+            raise UsageError(f"{by_plan}: name others")
+        warnings.append(f"left out: {by_plan}")
+        found = {name: each for name, each in found.items() if name not in lacking}
+    slowest = [_training_s(config, each) for each in found.values()]
+    return _Work(
+        command=command,
+        shapes={name: shapes[name] for name in found},
+        warnings=warnings,
+        expected=next(iter(found.values())),
+        training_s=max(filter(None, slowest), default=None),
+    )
+
+
+def _program_work(
+    request: JobRequest, program: programs.Program, *, nodes: Range, shapes: Shapes
+) -> _Work:
+    """
+    Raises:
+        UsageError: its launcher cannot run on these nodes.
+    """
+    given, shape = request.options, _first(shapes)
+    on, why = placement(given, program, nodes, shape)
+    own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
+    warnings = program.warnings([name.replace("_", "-") for name in own])
+    if on == Placement.NODES:
+        launchers.check(program.text, nodes=nodes, gpus=shape.worker.num_gpus)
+    if on == Placement.NODES and program.is_alone:
+        name = program.entries[0].name
+        if nodes.high > shape.min_nodes:
+            warnings.append(
+                f"{name} is one process that knows of no others, and each node runs the same; "
+                f"give --nodes {shape.min_nodes}, or start it with torchrun"
+            )
+        else:
+            why += f"; {name} is one process, so one node by default"
+    return _Work(command=request.words, shapes=shapes, on=on, why_on=why, warnings=warnings)
 
 
 def _training_s(config: RunConfig, expected: Expected | None) -> int | None:
