@@ -9,9 +9,9 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from contract import exits, times
 from contract.job import (
@@ -168,81 +168,137 @@ def verdict(
         attempt: number of this attempt, from 1.
         in_a_row: the same, counted since one has run for long.
     """
-    container = _container(task)
-    code = _exit_code(container)
-    stopped = text_of(task, "StoppedReason")
-    said = text_of(container, "Reason") or stopped
-    ordered = status_of_stop(stopped)  # by this function's sweep
-    how = ending_of(task, error)
-    ended_at = _time_of(task, "StoppedAt")
-    if ended_at - _time_of(task, "StartedAt") > times.LONG_RUN_S:
+    end = _End.of(task, error)
+    if end.at - _time_of(task, "StartedAt") > times.LONG_RUN_S:
         in_a_row = 1  # it has saved since
 
     def ended(status: JobStatus, reason: str, *, again: bool = False) -> Outcome:
         return Outcome(
             status=status,
             reason=reason,
-            exit_code=code,
+            exit_code=end.code,
             again=again,
             attempts=attempt,
             in_a_row=in_a_row,
         )
 
-    if code == exits.OK:
+    if end.code == exits.OK:
         return ended(JobStatus.SUCCEEDED, "succeeded")
-    if code == exits.FILES_LOST:  # at the deadline, maybe: the last copy is retried until then
+    if end.code == exits.FILES_LOST:  # at the deadline, maybe: the last copy is retried until then
         return ended(JobStatus.FILES_LOST, "files lost")
-    is_late = error.startswith("States.Timeout") or ended_at > deadline
-    if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
+    is_late = error.startswith("States.Timeout") or end.at > deadline
+    if is_late or end.code == exits.DEADLINE or end.ordered is JobStatus.DEADLINE:
         return ended(JobStatus.DEADLINE, "deadline")
-    if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY:
-        said = stopped.partition("] ")[2]
-        return ended(JobStatus.NO_CAPACITY, said if "no capacity: " in said else "no capacity")
-    not_run = how in (Ending.NOT_STARTED, Ending.HOST_FAULT)
-    if not_run and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
+    if end.code == exits.NO_CAPACITY or end.ordered is JobStatus.NO_CAPACITY:
+        why = end.order
+        return ended(JobStatus.NO_CAPACITY, why if "no capacity: " in why else "no capacity")
+    if end.has_found_no_host:
         # It did not run, so it does not count.
-        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=ended_at < patience)
+        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=end.at < patience)
         return replace(found, attempts=attempt - 1, in_a_row=in_a_row - 1)
-    lost = {
-        Ending.BAD_HOST: f"its host is not fit: {said}",
-        Ending.HOST_FAULT: f"the head could not be started: {said or error}",
-        Ending.HOST_LOST: "its host was lost",
-        Ending.KILLED: "the head was killed",
-    }.get(how)
-    if code in exits.TRIED_AGAIN and how is not Ending.STOPPED:  # a user's stop is the last word
-        lost = {
-            exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
-            exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
-            exits.STORAGE: "its storage did not answer, or a disk was full",
-        }[code]
-    if ordered is JobStatus.HOST_LOST:  # by the sweep
-        lost = stopped.partition("] ")[2]
-    if lost is not None:
-        repeated = f", {in_a_row} times" if in_a_row > 1 else ""
-        lost = f"failed: {lost}"[:1000]
-        is_hung = ordered is not None and "StartedAt" in task
-        may_be_program = how is Ending.KILLED or code == exits.RAY_FAILED or is_hung
-        again = in_a_row < MOST_IN_VAIN or not may_be_program
-        return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=again)
-    if how is Ending.STOPPED:
-        by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
-        return ended(
-            JobStatus.STOPPED, STOPPED_BY_USER if by_user else f"its head was stopped: {stopped}"
+
+    if (lost := end.loss) is None:
+        return ended(*end.last)
+    repeated = f", {in_a_row} times" if in_a_row > 1 else ""
+    is_hung = end.ordered is not None and "StartedAt" in task
+    may_be_program = end.how is Ending.KILLED or end.code == exits.RAY_FAILED or is_hung
+    return ended(
+        JobStatus.HOST_LOST,
+        f"{f'failed: {lost}'[:1000]}{repeated}",
+        again=in_a_row < MOST_IN_VAIN or not may_be_program,
+    )
+
+
+#: Why a head was lost: by how its task ended, and by its exit code.
+_LOSSES: Final = {
+    Ending.BAD_HOST: "its host is not fit: {said}",
+    Ending.HOST_FAULT: "the head could not be started: {said}",
+    Ending.HOST_LOST: "its host was lost",
+    Ending.KILLED: "the head was killed",
+}
+_LOSS_CODES: Final = {
+    exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
+    exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
+    exits.STORAGE: "its storage did not answer, or a disk was full",
+}
+#: Other exit codes with a meaning.
+_FAILURES: Final = {
+    exits.ASKS_TOO_MUCH: "asks for more than the job can have",
+    exits.HUNG: "hung",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """The end of a head's task, or of the call that should have started it."""
+
+    how: Ending
+    at: float
+    """Unix time."""
+    code: int | None
+    stopped: str
+    """Reason of the stop: ours, a user's or ECS's."""
+    said: str
+    """What ECS says of the container, else of the task, else Step Functions' error."""
+    ordered: JobStatus | None
+    """Status for which the sweep has stopped it."""
+    error: str
+
+    @classmethod
+    def of(cls, task: Mapping[str, Any], error: str) -> Self:
+        container = _container(task)
+        stopped = text_of(task, "StoppedReason")
+        return cls(
+            how=ending_of(task, error),
+            at=_time_of(task, "StoppedAt"),
+            code=_exit_code(container),
+            stopped=stopped,
+            said=text_of(container, "Reason") or stopped or error,
+            ordered=status_of_stop(stopped),
+            error=error,
         )
-    if code in (exits.TERMINATED, exits.INTERRUPTED):
-        return ended(JobStatus.STOPPED, f"its command was stopped (exit code {code})")
-    if how is Ending.IMAGE_NOT_FOUND:
-        return ended(JobStatus.IMAGE_NOT_FOUND, f"image not found: {said}")
-    if how is Ending.OUT_OF_MEMORY:
-        return ended(JobStatus.FAILED, "failed: out of memory on the head")
-    if code == exits.ASKS_TOO_MUCH:
-        return ended(JobStatus.FAILED, "failed: asks for more than the job can have")
-    if code == exits.HUNG:
-        return ended(JobStatus.FAILED, "failed: hung")
-    if code is not None:
-        return ended(JobStatus.FAILED, f"failed: user code exit {code}")
-    why = said or error or "unknown"
-    return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
+
+    @property
+    def order(self) -> str:
+        """The sweep's reason."""
+        return self.stopped.partition("] ")[2]
+
+    @property
+    def has_found_no_host(self) -> bool:
+        """No host came, or none had room."""
+        has_not_run = self.how in (Ending.NOT_STARTED, Ending.HOST_FAULT)
+        return has_not_run and _says(NO_HOST, f"{self.said} {self.error}")
+
+    @property
+    def loss(self) -> str | None:
+        """Why the head was lost to its host, or to AWS; None if it was not."""
+        if self.ordered is JobStatus.HOST_LOST:
+            return self.order
+        if self.code in exits.TRIED_AGAIN and self.how is not Ending.STOPPED:
+            return _LOSS_CODES[self.code]  # a user's stop is the last word
+        found = _LOSSES.get(self.how)
+        return found and found.format(said=self.said)
+
+    @property
+    def last(self) -> tuple[JobStatus, str]:
+        """Status and reason of a head that was not lost."""
+        if self.how is Ending.STOPPED:
+            by_user = self.stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
+            other = f"its head was stopped: {self.stopped}"
+            return JobStatus.STOPPED, STOPPED_BY_USER if by_user else other
+        if self.code in (exits.TERMINATED, exits.INTERRUPTED):
+            return JobStatus.STOPPED, f"its command was stopped (exit code {self.code})"
+        if self.how is Ending.IMAGE_NOT_FOUND:
+            return JobStatus.IMAGE_NOT_FOUND, f"image not found: {self.said}"
+        if self.how is Ending.OUT_OF_MEMORY:
+            return JobStatus.FAILED, "failed: out of memory on the head"
+        if self.code is None:
+            why = f"failed: the head did not start: {self.said or 'unknown'}"
+            return JobStatus.FAILED, why[:1000]
+        return (
+            JobStatus.FAILED,
+            f"failed: {_FAILURES.get(self.code, f'user code exit {self.code}')}",
+        )
 
 
 def at_hold(task: Mapping[str, Any], hold: Hold) -> Mapping[str, Any]:
