@@ -100,8 +100,8 @@ class Recipe:
             return
         if _MIXTURE.fullmatch(data):
             raise InputError(
-                f"--data is {data}, and a run trains on one data set: sample the sources into one "
-                "folder, and give that"
+                f"--data is {data}, and mixtures are no longer supported: sample the sources into "
+                "one folder, and give that"
             )
         catalog.check_kind(data, self.data_kind)
 

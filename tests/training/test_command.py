@@ -54,7 +54,7 @@ REFUSED = {
     "bandwidth --min-bytes 1024 --max-bytes 512": "must be at least --min-bytes, 1024",
     "bandwidth --factor 1": "--factor is 1: it must be at least 2",
     "bandwidth --lr 1": "unknown option --lr",
-    "fsdp --data '0.7 s3://b/web, 0.3 hf://o/n'": "a run trains on one data set",
+    "fsdp --data '0.7 s3://b/web, 0.3 hf://o/n'": "mixtures are no longer supported: sample",
     # An option whose value is two dashes has none.
     "ddp --lr=--": "--lr",
     "ddp --epochs=--": "--epochs",
