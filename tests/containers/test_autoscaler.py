@@ -243,7 +243,7 @@ def test_a_head_that_ecs_has_told_to_stop_starts_no_nodes_beside_its_successors(
     own.create_node({}, TAGS, 1)
     ecs.tasks[HEAD]["desiredStatus"] = "STOPPED"
     assert len(own.non_terminated_nodes({})) == 2
-    with pytest.raises(NodeLaunchException, match="told this head to stop"):
+    with pytest.raises(NodeLaunchException):
         own.create_node({}, TAGS, 1)
     assert len(ecs.sent("run_task")) == 1
 

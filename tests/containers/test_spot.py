@@ -105,7 +105,8 @@ def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Metadata) 
     server.notice = json.dumps({"action": "terminate", "time": "2000-01-01T00:00:00Z"})
     once = Watch(server, True)
     assert once.wait() == 1
-    assert once.said == ["this host will terminate in 0 s"]
+    (said,) = once.said
+    assert said.endswith(" terminate in 0 s")
     assert Watch(server, False, False, True).wait() == 3
 
 
@@ -116,8 +117,8 @@ def test_an_instance_that_does_not_answer_at_first_is_asked_until_it_does(server
     late = Watch(server, True)
     assert late.wait() == 1
     (silent, notice) = late.said
-    assert silent.startswith("the instance metadata service does not answer (no token: HTTP 503)")
-    assert notice.startswith("this host will terminate")
+    assert "HTTP 503" in silent
+    assert " terminate " in notice
 
 
 def test_an_instance_that_has_answered_and_then_refuses_its_token_is_asked_again(

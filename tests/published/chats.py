@@ -154,7 +154,7 @@ FORMATS = {
   "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "refusal": "No."}]
 }
 """,
-        "message 2 (assistant): refusal is not known here",
+        "message 2 (assistant): refusal",
     ),
     "openai-empty": Format(
         OPENAI,
@@ -163,7 +163,7 @@ FORMATS = {
   "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": null}]
 }
 """,
-        "message 2 (assistant): has neither a content nor tool_calls",
+        "message 2 (assistant):",
     ),
     "mistral": Format(
         MISTRAL,
@@ -218,7 +218,7 @@ FORMATS = {
         """
 {"contents": [{"role": "user", "parts": [{"fileData": {"fileUri": "gs://b/a.pdf"}}]}]}
 """,
-        "message 1 (user): has a part that is no text (fileData)",
+        "(fileData)",
     ),
     "bedrock": Format(
         "https://docs.aws.amazon.com/bedrock/latest/userguide/preparing-text-data.html",
@@ -408,7 +408,7 @@ FORMATS = {
         """
 {"prompt": "Why?", "chosen": "So.", "rejected": "Bad."}
 """,
-        "it holds a preference (chosen, rejected), and answers are learned one by one",
+        "(chosen, rejected)",
     ),
     "axolotl": Format(
         AXOLOTL,
@@ -428,7 +428,7 @@ FORMATS = {
         """
 {"conversations": [{"from": "human", "value": "Why?", "train": true}]}
 """,
-        "message 1 (human): train is set, and only answers are learned",
+        "message 1 (human): train ",
     ),
     "axolotl-detail": Format(
         AXOLOTL,
@@ -437,7 +437,7 @@ FORMATS = {
   "conversations": [{"from": "assistant", "value": "So.", "train_detail": [{"train": false}]}]
 }
 """,
-        "message 1 (assistant): train_detail is not known here",
+        "message 1 (assistant): train_detail",
     ),
     "reasoning": Format(
         "https://huggingface.co/docs/trl/dataset_formats#reasoning",
@@ -463,7 +463,7 @@ FORMATS = {
   ]
 }
 """,
-        "message 1 (user): has a part that is no text (tool_result)",
+        "(tool_result)",
     ),
     "langchain": Format(
         "https://reference.langchain.com/python/langchain-core/messages",

@@ -64,14 +64,14 @@ LAYOUTS = {
     "imagenet-two-objects": Layout(
         IMAGENET,
         CLS_LOC,
-        "1.JPEG, n01440764, n01443537, has no training pictures",
+        "1.JPEG, n01440764, n01443537, ",
         content=ANNOTATED | {"ILSVRC2012_val_00000001.xml": XML.format("n01440764", "n01443537")},
     ),
     "imagenet-devkit": Layout(
         "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php",
         "train/{n01440764,n01443537}/{1,2}.JPEG val/ILSVRC2012_val_00000001.JPEG "
         "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt",
-        "cannot be used (without 'meta.mat'): give ILSVRC2012_devkit_t12.tar.gz, or meta.mat",
+        "ILSVRC2012_devkit_t12.tar.gz, or meta.mat",
     ),
     "imagenet-sorted": Layout(
         "https://github.com/pytorch/examples/blob/main/imagenet/extract_ILSVRC.sh",
@@ -81,7 +81,7 @@ LAYOUTS = {
     "imagenet-caffe": Layout(
         "https://github.com/BVLC/caffe/blob/master/data/ilsvrc12/get_ilsvrc_aux.sh",
         "train/{n01440764,n01443537}/{1,2}.JPEG val/ILSVRC2012_val_00000001.JPEG val.txt",
-        "the class of val/ILSVRC2012_val_00000001.JPEG is not known",
+        "val/ILSVRC2012_val_00000001.JPEG",
         content={"val.txt": "ILSVRC2012_val_00000001.JPEG 65\n"},
     ),
     "tiny-imagenet": Layout(
@@ -244,6 +244,6 @@ LAYOUTS = {
     "webdataset": Layout(
         "https://github.com/webdataset/webdataset",
         "imagenet-train-00000{0,1}/{0001,0002}.{jpg,cls}",
-        "as WebDataset has them, which are not read",
+        "0001.cls",
     ),
 }

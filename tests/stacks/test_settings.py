@@ -256,7 +256,7 @@ def test_settings_that_do_not_go_together_are_named(named: str, given: dict[str,
 def test_a_zone_is_checked_against_the_region_of_the_profile_in_use() -> None:
     here = context(availability_zone="us-east-1a")
     assert deployment.load(here, region="us-east-1").region == ""  # stays open
-    with pytest.raises(InputError, match="a zone of the region in use, eu-west-1, such as"):
+    with pytest.raises(InputError, match="eu-west-1a"):
         deployment.load(here, region="eu-west-1")
 
 

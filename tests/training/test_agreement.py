@@ -97,7 +97,7 @@ def test_a_buffer_that_no_rule_computes_ends_the_run() -> None:
     part = nn.Module()
     part.register_buffer("angles", torch.zeros(3, device="meta"), persistent=False)
     model.add_module("extra", part)
-    with pytest.raises(InputError, match=r"no rule that computes extra\.angles"):
+    with pytest.raises(InputError, match=r"extra\.angles"):
         model_weights.allocate(model, CPU)
 
 

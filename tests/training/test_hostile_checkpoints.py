@@ -134,7 +134,7 @@ def test_metadata_cannot_change_classes(sharded: Path, name: str) -> None:
     """By the operation that sets an object's attributes, applied to a class."""
     changed = pickle.dumps({"__init__": torch.Size}, protocol=2)[2:-1]
     content = f"c{parts.__name__}\n{name}\nN".encode() + changed + pickle.TUPLE2 + b"b."
-    with pytest.raises(DamagedError, match="it changes what it did not make"):
+    with pytest.raises(DamagedError):
         parse_metadata(content)
     assert parse_metadata((sharded / ".metadata").read_bytes()).state_dict_metadata
 
