@@ -35,7 +35,7 @@ JOB = "job-1"
 
 
 class SimulatedEcs(Account):
-    """Tasks of a cluster, each on a host of its own; its lists lag behind."""
+    """Tasks of a cluster, each on a separate host."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class SimulatedEcs(Account):
             ended=bool,
         )
         super().__init__(model_of({}, now=lambda: self.now, after=lambda *_: None, agent=idle))
-        self.tasks, self.capacity, self.lag_s = self.model.tasks, 100, 0.0
+        self.tasks, self.capacity = self.model.tasks, 100
         self.released: list[tuple[str, list[str]]] = []
         """How the keeper was called, and for which hosts."""
 
@@ -63,9 +63,9 @@ class SimulatedEcs(Account):
         room = min(request["count"], self.capacity - len(self.running()))
         answer = super().on_run_task(**request | {"count": room})
         for each in answer["tasks"]:
-            task, shown = self.tasks[each["taskArn"]], self.now + self.lag_s
+            task = self.tasks[each["taskArn"]]
             self.model.place(task, f"host/{each['taskArn'].rpartition('/')[2]}")
-            task |= {"_known": shown, "_shows": shown}
+            task |= {"_known": self.now, "_shows": self.now}
         failure = {"reason": "RESOURCE:GPU", "detail": "no host has one"}
         return answer | {"failures": [failure] * (request["count"] - room)}
 
@@ -149,19 +149,6 @@ def test_a_worker_without_ray_is_counted_and_the_next_one_waits_longer_each_time
     assert counted.read_text() == "1", "twelve at a time are one"
 
 
-def test_a_task_that_the_list_does_not_show_yet_counts(
-    ecs: SimulatedEcs, own: EcsNodeProvider
-) -> None:
-    ecs.lag_s = 20
-    own.create_node({}, TAGS, 2)
-    (first, second) = own.non_terminated_nodes(WORKERS)
-    assert own.node_tags(first) == TAGS
-    assert not own.is_running(second)
-    ecs.now += 21
-    own.non_terminated_nodes({})
-    assert own.is_running(first)
-
-
 def test_a_task_that_ecs_never_shows_counts_for_a_minute_and_is_then_replaced(
     ecs: SimulatedEcs, own: EcsNodeProvider
 ) -> None:
@@ -169,10 +156,12 @@ def test_a_task_that_ecs_never_shows_counts_for_a_minute_and_is_then_replaced(
     lost = sorted(ecs.running())[0]
     del ecs.tasks[lost]  # neither listed nor described from now on
     assert lost in own.non_terminated_nodes(WORKERS)
+    assert not own.is_running(lost)
     ecs.now += 59
     assert lost in own.non_terminated_nodes(WORKERS)
     ecs.now += 2
     assert own.non_terminated_nodes(WORKERS) == sorted(ecs.running())
+    assert own.is_running(*ecs.running())
 
 
 def test_the_hosts_of_nodes_that_go_are_the_keepers_to_end(

@@ -279,7 +279,7 @@ class Life:
         self.job = job_head.JobHead(
             own,
             cast(RayHead, self.ray),
-            {},
+            {nodes.ENV_STORAGE: "s3://bucket"},
             spawn=self._spawn,
             client=self.s3,
             clock=self.clock,
@@ -392,37 +392,37 @@ def test_a_program_on_nodes_ends_with_the_systems_own_codes(
     assert life.ray.done == ["ended"], "no demand is watched"
 
 
-def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
+@pytest.mark.parametrize(
+    ("order", "workers", "ends", "lack"),
+    [
+        ({"nodes": Range(1, 4)}, {}, 60, "0 of 1 worker nodes, 60 s after the start"),
+        (
+            {"recipe": "fsdp", "nodes": Range(2, 2)},
+            # Another loss does not begin the wait anew.
+            {50: 2, 500: 1, 555: 2, 1000: 1, 1050: 0},
+            1060,
+            "0 of 2 worker nodes, 60 s after a loss",
+        ),
+        ({"recipe": "fsdp", "nodes": Range(1, 4)}, {5: 4, 10: 1}, 1100, ""),
+        ({"on": Placement.HEAD}, {5: 4, 10: 0}, 1100, ""),
+        ({"on": Placement.NODES}, {5: 4, 10: 0}, 1100, ""),
+        ({"nodes": Range(0, 0)}, {5: 4, 10: 0}, 1100, ""),
+    ],
+    ids=["never", "lost", "trains with fewer", "a program", "a program on nodes", "has none"],
+)
+def test_a_job_waits_so_long_for_nodes_that_it_cannot_do_without(
+    order: dict[str, Any],
+    workers: dict[int, int],
+    ends: int,
+    lack: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    life = Life(lasts=math.inf, recipe="fsdp", nodes=Range(2, 2), capacity_wait_s=60)
-    for when, workers in ((50, 2), (500, 1), (555, 2), (1000, 1), (1050, 0)):
-        life.clock.at(when, life.ray.have, workers)  # another loss does not begin the wait anew
-    assert life.run() == exits.NO_CAPACITY
-    assert life.clock.now == pytest.approx(1060, abs=0.5)
-    assert "0 of 2 worker nodes, 60 s after a loss: no capacity" in capsys.readouterr().err
-
-
-def test_a_job_whose_nodes_do_not_come_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    life = Life(lasts=math.inf, nodes=Range(1, 4), capacity_wait_s=60)
-    assert life.run() == exits.NO_CAPACITY
-    assert "0 of 1 worker nodes, 60 s after the start: no capacity" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        pytest.param({"recipe": "fsdp", "nodes": Range(1, 4)}, id="trains with fewer"),
-        pytest.param({"on": Placement.HEAD}, id="a program"),
-        pytest.param({"on": Placement.NODES}, id="a program on nodes"),
-        pytest.param({"nodes": Range(0, 0)}, id="has none"),
-    ],
-)
-def test_a_job_that_can_do_without_a_node_does_not_wait_for_one(order: dict[str, Any]) -> None:
-    life = Life(lasts=400, capacity_wait_s=60, **order)
-    life.clock.at(5, life.ray.have, 4)
-    life.clock.at(10, life.ray.have, 1 if "recipe" in order else 0)
-    assert life.run() == exits.OK
+    life = Life(lasts=1100, capacity_wait_s=60, **order)
+    for when, number in workers.items():
+        life.clock.at(when, life.ray.have, number)
+    assert life.run() == (exits.NO_CAPACITY if lack else exits.OK)
+    assert life.clock.now == pytest.approx(ends, abs=0.5)
+    assert lack in capsys.readouterr().err
 
 
 def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
@@ -449,7 +449,6 @@ def test_a_node_that_cannot_replace_a_lost_one_gives_the_reason(
     order: dict[str, Any] = {"on": Placement.NODES, "nodes": Range(2, 2)}
     order["code"] = "s3://bucket/code.zip"
     life = Life(lasts=900, codes=(exits.NO_CAPACITY,), **order)
-    life.job._storage = "s3://bucket"
     monkeypatch.setattr(code, "prepare", lambda *_, **__: {})
     for when, workers in ((5, 2), (100, 1), (300, 2), (500, 1)):
         life.clock.at(when, life.ray.have, workers)
@@ -479,7 +478,6 @@ def test_the_hosts_of_a_job_that_has_failed_are_held_for_as_long_as_it_wants(
     own: int, stops: float | None, deadline: int, ends: float
 ) -> None:
     life = Life(lasts=130, codes=(own,), deadline=deadline, recipe="fsdp", hold_s=600)
-    life.job._storage = "s3://bucket"
     life.ray.start = lambda: life.ray.have(3)  # type: ignore[method-assign]
     if stops:
         life.clock.at(stops, life.job.stop)
@@ -506,7 +504,6 @@ def test_hosts_are_not_held_where_the_keeper_could_not_know_it(
         raise EndpointConnectionError(endpoint_url="s3")
 
     life = Life(codes=(3,), hold_s=600)
-    life.job._storage = "s3://bucket"
     monkeypatch.setattr(life.s3, "put_object", put_object)
     assert life.run() == 3
     assert life.clock.now < 60
@@ -516,7 +513,6 @@ def test_a_head_that_is_told_to_end_while_it_saves_holds_no_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     life = Life(codes=(3,), hold_s=600)
-    life.job._storage = "s3://bucket"
 
     def save_files() -> bool:
         life.job.stop()
@@ -528,31 +524,27 @@ def test_a_head_that_is_told_to_end_while_it_saves_holds_no_hosts(
     assert not [key for key in life.s3.objects if key.endswith(".hold")]
 
 
+@pytest.mark.parametrize(
+    ("hangs", "said"),
+    [
+        (False, "Ray ended on its own (exit code 1)"),
+        (True, f"Ray did not start within {times.RAY_START_S} s"),
+    ],
+)
 def test_a_job_whose_ray_does_not_start_ends_with_rays_words(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    life = Life()
-    life.ray.start = life.ray.die  # type: ignore[method-assign]
-    assert life.run() == exits.RAY_FAILED
-    last = "Ray ended on its own (exit code 1); its last lines:\nthe last line of Ray"
-    assert last in capsys.readouterr().err
-
-
-def test_ray_that_hangs_while_it_starts_is_not_waited_for_any_longer(
-    capsys: pytest.CaptureFixture[str],
+    hangs: bool, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     life = Life(capacity_wait_s=1000)
-    life.ray.start = lambda: None  # type: ignore[method-assign]
+    life.ray.start = (lambda: None) if hangs else life.ray.die  # type: ignore[method-assign]
     assert life.run() == exits.RAY_FAILED
-    assert life.clock.now == pytest.approx(times.RAY_START_S, abs=0.3)
-    assert f"Ray did not start within {times.RAY_START_S} s" in capsys.readouterr().err
+    assert life.clock.now == pytest.approx(times.RAY_START_S if hangs else 0, abs=0.3)
+    assert f"{said}; its last lines:\nthe last line of Ray" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("failed", "code"), [(2, exits.OK), (3, exits.FAILED)])
 def test_a_job_whose_nodes_cannot_start_ray_ends_with_that_reason(failed: int, code: int) -> None:
     words = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
     life = Life(codes=(0, 0), recipe="fsdp", command=words, nodes=Range(2, 2), run="r1")
-    life.job._storage = "s3://bucket"
     life.clock.at(100, lambda: setattr(life.ray, "failed_starts", failed))
     life.clock.at(200, life.ray.have, 2)
     assert life.run() == code
@@ -640,7 +632,6 @@ def saved(s3: S3) -> dict[str, str]:
 
 def test_a_head_reports_that_it_runs_and_whether_all_its_nodes_have_been_there() -> None:
     life = Life(lasts=200, recipe="fsdp", nodes=Range(2, 2), capacity_wait_s=60)
-    life.job._storage = "s3://bucket"
     found: list[Any] = []
 
     def report() -> None:
@@ -797,7 +788,7 @@ def test_the_reason_of_a_recipe_is_the_sentence_of_its_launcher(
         return Command(clock=life.clock, words=(), environment={}, ends=0, code=2, stops_in=0)
 
     life = Life(recipe="fsdp")
-    life.job._spawn, life.job._storage = spawn, "s3://bucket"
+    life.job._spawn = spawn
     assert life.run() == exits.BAD_INPUT
     assert told(life.s3) == "failed: the text has 1 documents: give more text; trainctl logs r1"
     assert "error: the text has 1 documents" in capfd.readouterr().out, "it is in the log"
