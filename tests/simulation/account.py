@@ -535,7 +535,9 @@ class Account(base.Account):
             is_over = is_over or idle < shown_s
         is_early = idle + self.slack_s < times.IDLE_HOST_S
         is_over = is_over or (job is not None and self.is_held_too_long(job, -self.slack_s))
-        if job and job.status == "RUNNING" and is_early and not is_over:
+        # A job that has its record is tried no more, although its execution still cleans up.
+        is_tried = job is not None and job.status == "RUNNING" and job.lacks_record
+        if is_tried and is_early and not is_over:
             self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
 
     def on_set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
@@ -643,7 +645,14 @@ class Account(base.Account):
             blind_at = self.world.now if self.s3.is_down else self.records.up_at
             seen_s = self.world.now - max(self.failed_at, blind_at)
             over_s = seen_s - 2 * times.SWEEP_EVERY_S - 60 - self.slack_s
-            if job and over_s > 0 and self.is_held_too_long(job, HELD_LATE_S + self.slack_s):
+            # Without its head a task waits for the clean-up, which Step Functions tries again.
+            has_head = job is not None and any(
+                each["_family"] == "head" and self.job_of(each) is job
+                for each in model.tasks.values()
+                if each["lastStatus"] == "RUNNING"
+            )
+            is_due = job is not None and over_s > 0 and has_head
+            if job and is_due and self.is_held_too_long(job, HELD_LATE_S + self.slack_s):
                 self.world.blame(f"two sweeps leave {name_of(task)}, which is held no more")
 
     def _is_steady(self) -> bool:
@@ -701,7 +710,9 @@ class Account(base.Account):
     def _check_progress(self) -> None:
         """A job whose fault is over trains again."""
         for job in self.executions.values():
-            if job.status == "RUNNING" and job.admitted_at and not job.is_redriven:
+            # A deploy may have left fewer hosts than the job needs: its deadline ends it.
+            fits = job.nodes.low <= self.least_workers
+            if job.status == "RUNNING" and job.admitted_at and not job.is_redriven and fits:
                 trained = self.trained.get(job.name, 0)
                 late_s = self.world.now - max(job.admitted_at, self.calm_at, trained)
                 if late_s > RECOVERS_S:
@@ -724,7 +735,8 @@ class Account(base.Account):
                 )
             what = "starts" if starts else "hangs" if hangs else "idles"
             is_well = (tasks and not starts and not hangs) or waits or not host["agentConnected"]
-            refuses = now < host.get("_refuses_until", 0)  # the mark that the sweep needs
+            # The mark that the sweep needs; also of a hung head, which alone notices its workers.
+            refuses = any(now < each.get("_refuses_until", 0) for each in self.model.hosts.values())
             # A task that came and went since the last look has used it.
             does = what, len(host["_tasks"])
             if is_well or refuses or host["_leaves"] or host.get("_does") != does:
