@@ -163,7 +163,7 @@ FORMATS = {
   "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": null}]
 }
 """,
-        "message 2 (assistant):",
+        "message 2 (assistant)",
     ),
     "mistral": Format(
         MISTRAL,
@@ -428,7 +428,7 @@ FORMATS = {
         """
 {"conversations": [{"from": "human", "value": "Why?", "train": true}]}
 """,
-        "message 1 (human): train ",
+        "message 1 (human): train",
     ),
     "axolotl-detail": Format(
         AXOLOTL,

@@ -5,15 +5,19 @@ The tests of each hold what the page says: ``test_models``, ``test_conversations
 ``test_class_folders``.
 """
 
+import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from tests.conftest import ROOT
-from tests.published.chats import FORMATS
-from tests.published.layouts import LAYOUTS
+from tests.published.chats import FORMATS, Format
+from tests.published.layouts import LAYOUTS, Layout
 from tests.published.models import KINDS, ROWS
+from training.data.conversations import content_of
+from training.data.pictures import layout
 
 PAGE: Final = ROOT / "docs" / "published.md"
 _HEAD: Final = """\
@@ -74,14 +78,39 @@ def _chats() -> Iterable[Sequence[str]]:
         elif each.read == "None":
             result = "left out: empty"
         else:
-            result = "a text" if each.read.startswith("'") else f"refused: {each.read}"
+            result = "a text" if each.read.startswith("'") else _refusal(partial(_read, each))
         yield name, result, each.unused, each.source
 
 
 def _layouts() -> Iterable[Sequence[str]]:
     for name, each in LAYOUTS.items():
         is_found = re.fullmatch(r"[^ ]+ \d+\+\d+(, .*)?", each.found) is not None
-        yield name, ("" if is_found else "refused: ") + each.found, each.source
+        yield name, each.found if is_found else _refusal(partial(arranged, each)), each.source
+
+
+def _read(row: Format) -> None:
+    content_of(json.loads(row.row), "text", row.columns)
+
+
+def arranged(of: Layout, *more: str) -> layout.Arranged:
+    """A published layout, with more files.
+
+    Raises:
+        InputError: it is refused.
+    """
+    items = [layout.Item(tuple(path.split("/")), path) for path in (*of.paths(), *more)]
+    return layout.arrange(
+        items, "it", content=lambda item: of.content.get(item.parts[-1], "").encode()
+    )
+
+
+def _refusal(read: Callable[[], object]) -> str:
+    """The message of a refusal."""
+    try:
+        read()
+    except ValueError as error:
+        return f"refused: {error}"
+    raise AssertionError("it is read")
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

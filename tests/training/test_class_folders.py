@@ -10,6 +10,7 @@ from PIL import Image
 
 from contract.errors import InputError
 from tests.published import layouts
+from tests.published.table import arranged
 from tests.training.sample_pictures import as_jpeg
 from training.data.pictures import layout, library
 from training.data.pictures.layout import Item
@@ -27,13 +28,6 @@ def pictures(folder: Path, **classes: int) -> Path:
             content = as_jpeg(Image.new("RGB", (64, 48), color))
             (folder / name / f"IMG_{number:04d}.{suffix}").write_bytes(content)
     return folder
-
-
-def arranged(of: layouts.Layout, *paths: str) -> layout.Arranged:
-    items = [Item(tuple(path.split("/")), path) for path in paths]
-    return layout.arrange(
-        items, "it", content=lambda item: of.content.get(item.parts[-1], "").encode()
-    )
 
 
 def splits(source: str) -> tuple[list[str], list[str], str]:
@@ -85,11 +79,9 @@ def test_each_published_layout_is_found_whole_or_refused(
     each: layouts.Layout, planted: str
 ) -> None:
     """And a file beside its folders, which belongs to no class, is named."""
-    paths = [*each.paths()]
-    if planted:
-        paths.append(os.path.join(os.path.commonpath(paths), planted))
+    more = [os.path.join(os.path.commonpath([*each.paths()]), planted)] if planted else []
     try:
-        arrangement = arranged(each, *paths)
+        arrangement = arranged(each, *more)
     except InputError as error:
         found, notes = str(error), planted
         assert each.found in found or planted == "0.jpg"
