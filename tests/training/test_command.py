@@ -38,21 +38,21 @@ REFUSED = {
         "--data is tiny-shakespeare, which is text, and this recipe trains on images: choose "
         "fashion-mnist, mnist"
     ),
-    "ddp --epochs 0": "--epochs is 0",
+    "ddp --epochs 0": "--epochs is 0: .* 1",
     "ddp --max-steps 9007199254740993": "9007199254740992",
-    "ddp --lr 0": "--lr is 0.0",
+    "ddp --lr 0": "--lr is 0.0: .* 0",
     "ddp --lr nan": "--lr is nan",
-    "ddp --precision fp8": "--precision is 'fp8'",
+    "ddp --precision fp8": "--precision is 'fp8': .* auto, fp32, bf16",
     "fsdp --preset tiny --data mnist": "text",
     "fsdp --lora-alpha 8": "--lora-rank",
-    "fsdp --global-batch 3": "--global-batch is 3, ",
+    "fsdp --global-batch 3": "--global-batch is 3, .* 4 ",
     "imagenet --data mnist": "pictures",
-    "imagenet --image-size 32 --first-size 64": "--first-size is 64, ",
-    "imagenet --image-size 16": "--image-size is 16",
-    "imagenet --model resnet18": "--model is 'resnet18'",
+    "imagenet --image-size 32 --first-size 64": "--first-size is 64, .* 32",
+    "imagenet --image-size 16": "--image-size is 16: .* 32 ",
+    "imagenet --model resnet18": "--model is 'resnet18': .* resnet50",
     "imagenet --global-batch 16": " 4 workers",
     "bandwidth --min-bytes 1024 --max-bytes 512": "--min-bytes, 1024",
-    "bandwidth --factor 1": "--factor is 1",
+    "bandwidth --factor 1": "--factor is 1: .* 2",
     "bandwidth --lr 1": "--lr",
     "fsdp --data '0.7 s3://b/web, 0.3 hf://o/n'": "mixtures",
     # An option whose value is two dashes has none.
@@ -66,9 +66,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_is_wrong_is_said_on_the_laptop(line: str) -> None:
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError, match=REFUSED[line]):
         read_command(shlex.split(line), run="r", workers=Range(4, 4))
-    assert REFUSED[line] in str(found.value)
 
 
 def test_hosts_join_and_leave_with_all_of_their_gpus() -> None:
