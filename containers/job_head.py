@@ -38,6 +38,7 @@ from containers.program.on_node import (
 from containers.program.packages import PreparationStopped
 from containers.program.process import ProgramProcess, own_output
 from containers.program.program_files import Mirror, open_mirror
+from containers.program.questions import Questions
 from containers.program.ray_defaults import OWN_STORAGE
 from containers.program.s3_files import ERRORS as BUCKET_ERRORS
 from containers.program.s3_files import open_bucket, report
@@ -218,6 +219,7 @@ class JobHead:
         *,
         spawn: Callable[..., ProgramProcess] = ProgramProcess,
         make_mirror: Callable[..., Mirror] = open_mirror,
+        make_questions: Callable[..., Questions] = Questions,
         client: Any = None,
         clock: Clock = time,
     ) -> None:
@@ -227,10 +229,12 @@ class JobHead:
             environment: of the command, but for what this class adds.
             spawn: starts a command.
             make_mirror: of a program's folders and the address of their copy.
+            make_questions: about a program on nodes.
             client: of S3, for what nodes tell each other there; boto3's by default.
         """
         self._config, self._ray, self._clock = config, ray, clock
         self._spawn, self._make_mirror = spawn, make_mirror
+        self._make_questions = make_questions
         self._client, self._ask_worker_at = client, 0.0
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
@@ -239,9 +243,14 @@ class JobHead:
         self._own_code = 0  # of the command itself
         self._outlived: dict[int, list[str]] = {}  # what still ran at its end
         launches = config.spec.command[1:3] == ("-m", LAUNCH)
-        self._looks = bool(config.spec.recipe) and config.spec.nodes.low > 0 and launches
-        """Whether data and model are looked at before workers are asked for."""
-        spec = replace(config.spec, nodes=Range(0, 0)) if self._looks else config.spec
+        needs_nodes = config.spec.nodes.low > 0
+        self._looks = bool(config.spec.recipe) and needs_nodes and launches
+        """True if data and model are checked before workers are requested."""
+        self._asks = config.spec.on == Placement.NODES and bool(config.spec.code)
+        """True if the program's environment is asked whether it can start."""
+        self._holds = self._looks or (self._asks and needs_nodes)
+        """True if workers are requested only after that."""
+        spec = replace(config.spec, nodes=Range(0, 0)) if self._holds else config.spec
         self._decisions = Decisions(spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._mirror: Mirror | None = None
@@ -255,7 +264,7 @@ class JobHead:
         if self._config.spec.code:
             # Of an earlier attempt: another node may do better.
             user_code.forget_failure_of_worker(self._config.spec.code, client=self._client)
-        if self._looks:
+        if self._holds:
             self._ray.hold()
         self._ray.start()
         code = exits.FAILED
@@ -325,12 +334,9 @@ class JobHead:
         work.mkdir()
         words, place = spec.command, None
         try:
-            own = user_code.prepare(
-                spec,
-                work,
-                runs_here=spec.on == Placement.HEAD or self._trains,
-                should_stop=self._must_end,
-            )
+            own = user_code.prepare(spec, work, should_stop=self._must_end)
+            if self._asks:
+                self._check_program(work, own)
             if spec.on == Placement.NODES:
                 words = (sys.executable, "-m", "containers.program.supervisor")
                 told = LaunchSpec(
@@ -410,6 +416,24 @@ class JobHead:
                 kept = there  # no other host comes for one that goes
                 self._ray.scale(least=kept, most=kept)
             self._clock.sleep(_POLL_S)
+
+    def _check_program(self, work: Path, variables: Mapping[str, str]) -> None:
+        """Request the workers of a program that can start there.
+
+        Raises:
+            InputError: it certainly cannot.
+        """
+        config = self._config
+        nodes = config.spec.nodes
+        self._make_questions(
+            words=config.spec.command,
+            work=work,
+            variables=variables,
+            nodes=Range(nodes.low + self._trains, nodes.high + self._trains),
+            gpus=config.worker_gpus,
+        ).check()
+        if self._holds:
+            self._ask_for_workers()
 
     def _ask_for_workers(self) -> None:
         """Have workers come, which are waited for from now on."""

@@ -22,7 +22,6 @@ _UNREAD: Final = (
     *("environment.yml", "environment.yaml", "conda.yml", "conda.yaml", "pixi.toml"),
     *("Pipfile", "Pipfile.lock", "poetry.lock", "pdm.lock", "pylock.toml", "setup.py", "setup.cfg"),
 )
-_RAY: Final = re.compile(r"(?im)^\s*ray(?:\[[\w, -]*\])?\s*([=<>!~][^;#\n\\]*)")
 _OTHER_LIST: Final = re.compile(r"(?m)^\s*(?:-r|--requirement)[ =]*(\S+)")
 _SSH: Final = re.compile(r"[^\s\"']*\bssh://[^\s\"'?#]*|git\+git@\S+")
 
@@ -96,72 +95,13 @@ def unread(folder: Path) -> list[str]:
     return found
 
 
-def check(folder: Path, *, python: str, ray: str) -> str:
-    """Refuse a folder whose project wants another Python or Ray than the nodes have; return the
-    name of its list of packages, as ``file_of`` does.
-
-    Args:
-        python: version of the nodes' Python; "": not known.
-        ray: version of their Ray; the same.
+def python_of(folder: Path) -> str:
+    """Versions of Python that the folder's project allows, such as ``>=3.11``; "" for any.
 
     Raises:
-        InputError: it does.
+        InputError: ``pyproject.toml`` is no TOML.
     """
-    wanted = _project(folder).get("requires-python", "")
-    if python and not _allows(str(wanted), python):
-        raise InputError(
-            f"{PYPROJECT}: requires-python is {wanted!r}, and the nodes have Python {python}: "
-            "allow it, or deploy images with another base_image"
-        )
-    name = file_of(folder)
-    if not name or not ray:
-        return name
-    text = (folder / name).read_text(encoding="utf-8", errors="replace")
-    if name == UV_LOCK:
-        locked = re.search(r'(?m)^name = "ray"\nversion = "([^"]+)"', text)
-        asked = [f"=={locked[1]}"] if locked else []
-    else:
-        lines = "\n".join(dependencies(folder)) if name == PYPROJECT else text
-        asked = _RAY.findall(lines)
-    for each in asked:
-        if not _allows(each, ray):
-            raise InputError(
-                f"{name} asks for ray{each.strip()}, and the cluster runs on Ray {ray}: leave ray "
-                f"out of it, or allow {ray}"
-            )
-    return name
-
-
-def _allows(wanted: str, version: str) -> bool:
-    """True if a version specifier, such as ``>=3.10,<4``, allows a version; also if it cannot be
-    understood, which uv will say. Of versions, only the numbers count."""
-    has = _numbers(version)
-    for each in filter(None, (part.strip() for part in wanted.split(","))):
-        match = re.fullmatch(r"(===?|~=|!=|<=|>=|<|>)\s*v?([\d.]+?)(\.\*)?", each)
-        if match is None:
-            continue
-        sign, numbers, is_prefix = match[1], _numbers(match[2]), bool(match[3])
-        # Of "3.12", the image's patch level is not known: only as many numbers are compared.
-        num, known = len(numbers), len(has)
-        asked = [*numbers, *[0] * known][:known]
-        is_same = has[:num] == asked[:num] if is_prefix else has == asked
-        fits = {
-            "==": is_same,
-            "===": is_same,
-            "!=": not is_same or (not is_prefix and num > known),
-            "<=": has <= asked,
-            ">=": has >= asked,
-            "<": has < asked or (is_same and num > known),
-            ">": has > asked or (is_same and num > known),
-            "~=": has >= asked and has[: num - 1] == asked[: num - 1],
-        }
-        if not fits[sign]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in version.split(".") if number]
+    return str(_project(folder).get("requires-python", ""))
 
 
 def source_folders(folder: Path) -> tuple[str, ...]:

@@ -10,20 +10,17 @@ import subprocess
 import zipfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Self
 
-from contract import images, requirements
+from contract import requirements
+from contract.command import Command, is_launcher
 from contract.errors import InputError
 from contract.runs import check_relative
 from contract.text import counted, listed
 from trainctl import variables
 from trainctl.aws.errors import UsageError
 
-#: Python of the images (``containers/Dockerfile``), unless ``base_image`` is set.
-IMAGE_PYTHON: Final = "3.12"
-_CHECKOUT: Final = Path(__file__).parents[1]
 #: Largest code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
 #: Files of variables, which hold passwords; not the examples of them.
@@ -31,10 +28,6 @@ _VARIABLES: Final = re.compile(r"\.env(\.(?!example|sample|template|dist)[\w.-]+
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
 #: In each folder that ``trainctl download`` has made: it is left out of an upload.
 DOWNLOADED: Final = ".trainctl-download"
-#: Programs whose first ``.py`` or ``.sh`` is the file that they run.
-_LAUNCHERS: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|bash|sh")
-#: After one of these, what runs is no file of the code; after the first two, a module.
-_NO_FILE: Final = ("-m", "--module", "-c", "--no-python", "--no_python")
 #: Date of every file in an archive, the earliest that zip knows: equal files give equal hashes.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -99,15 +92,6 @@ def _listed_by_git(folder: Path, *options: str) -> set[str] | None:
     raise UsageError(f"--code {folder}: git cannot list its files: {said}")
 
 
-def _image_versions() -> dict[str, str]:
-    """Versions of Python and Ray in the images; "" where they are not known: this is no checkout,
-    or its images have another base."""
-    lock, settings = _CHECKOUT / "requirements.lock", _CHECKOUT / "cdk.json"
-    found = re.search(r"(?m)^ray==([\d.]+)", lock.read_text()) if lock.exists() else None
-    base = settings.exists() and images.setting(_CHECKOUT, "base_image")
-    return {"python": "" if base else IMAGE_PYTHON, "ray": found[1] if found else ""}
-
-
 @dataclass(frozen=True, slots=True)
 class CodeFolder:
     """A folder of the user's own code, read once: what is checked is what is uploaded."""
@@ -149,7 +133,7 @@ class CodeFolder:
             )
         variables.refuse_secret_files(folder, files, not_secret)
         try:
-            packages = requirements.check(folder, **_image_versions())
+            packages = requirements.file_of(folder)
         except InputError as error:
             raise UsageError(f"--code {folder}: {error}") from None
         if packages and folder / packages not in files:
@@ -192,8 +176,8 @@ class CodeFolder:
         Raises:
             UsageError: the file is not in the folder, or is given as a command and is none.
         """
-        first, program = words[0], program_of(words)
-        if len(words) == 1 and _LAUNCHERS.fullmatch(first):
+        first, program = words[0], Command.of(words).program
+        if len(words) == 1 and is_launcher(first):
             raise UsageError(f"{first} has nothing to run: name the file that it runs")
         if not program or program.startswith("-m ") or os.path.isabs(program):
             return
@@ -231,26 +215,6 @@ class CodeFolder:
                     file.writestr(entry, path.read_bytes())
         with archive.open("rb") as packed:
             return hashlib.file_digest(packed, "sha256").hexdigest()
-
-
-def is_command(words: Sequence[str]) -> bool:
-    """True if words that were given without ``--code`` begin with a program, not a recipe."""
-    return bool(_LAUNCHERS.fullmatch(words[0])) or words[0].endswith(".py")
-
-
-def program_of(words: Sequence[str]) -> str:
-    """The file that a command runs, or ``-m MODULE``; "" where neither is certain."""
-    first, rest = words[0], [*words[1:]]
-    if not _LAUNCHERS.fullmatch(first):
-        rest = [first]
-    elif rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
-        del rest[:2]  # torchrun, as it was called before
-    for word, after in pairwise([*rest, ""]):
-        if word in _NO_FILE:
-            return f"-m {after}" if word in _NO_FILE[:2] else ""
-        if word.endswith((".py", ".sh")):
-            return word
-    return ""
 
 
 def _check_links(files: list[Path], folder: Path) -> None:

@@ -26,7 +26,6 @@ from contract.nodes import HEAD, WORKER, Range
 from contract.text import dollars, duration, utc
 from trainctl import (
     data_sets,
-    launchers,
     output,
     programs,
     published_models,
@@ -397,7 +396,7 @@ def _program_work(
     own = [*(each.name for each in dataclasses.fields(given)), *OF_SUBMIT]
     warnings = program.warnings([name.replace("_", "-") for name in own])
     if on == Placement.NODES:
-        launchers.check(program.text, nodes=nodes, gpus=shape.worker.num_gpus)
+        program.check(nodes)
     if on == Placement.NODES and program.is_alone:
         name = program.entries[0].name
         if nodes.high > shape.min_nodes:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from contract import runs
+from contract.command import is_launcher
 from contract.files import check_pattern
 from contract.job import DEFAULT_HANG_S
 from contract.nodes import Range
 from contract.times import DEFAULT_GRACE_S
-from trainctl import code_folder, variables
+from trainctl import variables
 from trainctl.aws.errors import UsageError
 from trainctl.code_folder import CodeFolder
 from trainctl.job_options import JobOptions, On
@@ -130,7 +131,7 @@ def _check_recipe(words: Sequence[str]) -> Command:
         raise UsageError(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
         )
-    if code_folder.is_command(words):
+    if is_launcher(words[0]) or words[0].endswith(".py"):
         raise UsageError(
             f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
             + shlex.join(words)

@@ -7,41 +7,17 @@ Where that is not clear, such as for a module that is installed, nothing is conc
 import ast
 import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contract import requirements
+from contract import command, requirements
+from contract.nodes import Range
 from contract.text import listed
-from trainctl import code_folder, launchers
+from trainctl.aws.errors import UsageError
 from trainctl.code_folder import CodeFolder
 
-#: Import name and name of the package, where they differ.
-_PACKAGES: Final = {
-    "PIL": "pillow",
-    "absl": "absl-py",
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "functorch": "torch",
-    "git": "gitpython",
-    "google": "protobuf",
-    "grpc": "grpcio",
-    "mpl_toolkits": "matplotlib",
-    "opentelemetry": "opentelemetry-api",
-    "pkg_resources": "setuptools",
-    "pylab": "matplotlib",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "torchgen": "torch",
-    "yaml": "pyyaml",
-}
-#: Lines of a requirements.txt that name no package: other files, folders, addresses.
-_NO_NAME: Final = re.compile(r"(?m)^\s*(-r|-e|--requirement|--editable|\.|/|[\w+]+:)")
 #: Signs of a program whose processes share their work, or that asks which of them it is.
 _SHARES: Final = re.compile(
     r"\.distributed\b|import distributed|init_process_group|accelerate|lightning|\bray\b"
@@ -62,8 +38,6 @@ class Import(NamedTuple):
     """With dots; of ``from a import b``, ``a.b``."""
     level: int
     """Leading dots of a relative import."""
-    is_certain: bool
-    """True if every start of the file gets to it: neither in a function nor in a ``try``."""
 
 
 class Program:
@@ -73,65 +47,45 @@ class Program:
         self.code, self._words = code, words
         self._folder = folder = code.path
         self._packages = code.packages
-        files = [path for path in code.files if path.is_file()]
-        self._files = {path.relative_to(folder).as_posix(): path for path in files}
-        self.text = " ".join(words)
-        """The command, and the shell scripts that it starts."""
-        self.entries: list[Path] = []
+        self._files = {
+            path.relative_to(folder).as_posix(): path for path in code.files if path.is_file()
+        }
+        self._commands = [*command.read(words, self._files)]
+        """Those that it starts, itself and by shell scripts."""
+        named = [name for each in self._commands for name in each.named]
+        paths = [command.find(name, self._files) for name in named]
+        self.entries = [path for path in paths if path and path.suffix == ".py"]
         """The Python files that it starts."""
-        # The first file, or module, is the program of a launcher; what follows are its arguments.
-        todo = [code_folder.program_of(words) or self.text]
-        while todo:
-            for path in self._named(todo.pop()):
-                if path.suffix == ".py":
-                    self.entries.append(path)
-                elif path in files:
-                    files.remove(path)  # it may name itself
-                    todo.append(re.sub(r"(?m)^\s*#.*", "", path.read_text(errors="replace")))
-                    self.text += f"\n{todo[-1]}"
-        self._certain: set[Path] = set()
-        """Those of them that every start imports."""
         self._imports = self._found()
         """Of those, and of the modules of the folder that they lead to, by file."""
 
-    def _named(self, text: str) -> list[Path]:
-        """The files that a text names, and those of modules after ``-m``."""
-        found = []
-        for module, name in re.findall(r"-m\s+([\w.]+)|([\w./-]+\.(?:py|sh))\b", text):
-            base = module.replace(".", "/")
-            ends = (f"/{base}.py", f"/{base}/__main__.py") if module else f"/{Path(name)}"
-            matching = [path for each, path in self._files.items() if f"/{each}".endswith(ends)]
-            # A shell may be in another folder by then.
-            found += sorted(matching, key=lambda path: len(path.parts))[:1]
-        return found
-
     def _found(self) -> dict[Path, list[Import]]:
         found: dict[Path, list[Import]] = {}
-        todo = [(path, True) for path in self.entries]
+        todo = [*self.entries]
         roots = [self._folder / root for root in requirements.source_folders(self._folder)]
         roots += [entry.parent for entry in self.entries]
         while todo:
-            path, is_certain = todo.pop()
-            if path in (self._certain if is_certain else found) or not path.is_file():
+            path = todo.pop()
+            if path in found or not path.is_file():
                 continue
-            if is_certain:
-                self._certain.add(path)
             found[path] = [*_imports_of(path)]
             for each in found[path]:
-                is_met = is_certain and each.is_certain
                 for place in [*path.parents][each.level - 1 : each.level] if each.level else roots:
                     base = place
                     for part in each.module.split("."):  # packages run before their modules
                         base /= part
-                        todo += [(base.with_suffix(".py"), is_met), (base / "__init__.py", is_met)]
+                        todo += [base.with_suffix(".py"), base / "__init__.py"]
         return found
 
     @property
     def of_ray(self) -> str:
         """What of it uses Ray, in words; "" where nothing does, or another launcher starts it."""
-        if launchers.starts_on_nodes(self.text):
+        if any(each.launcher for each in self._commands):
             return ""
-        if re.search(r"^ray |-m (?:ray|verl|openrlhf)\b", self.text):
+        if any(
+            re.match(r"ray$|-m (?:ray|verl|openrlhf)\b", name)
+            for name in (each.program or each.words[0] for each in self._commands)
+        ):
             return "its command"
         for path, imports in self._imports.items():
             if any(f"{each.module}.".startswith("ray.") for each in imports if not each.level):
@@ -145,8 +99,22 @@ class Program:
         if not self.entries or not re.fullmatch(r"python[\d.]*", self._words[0]):
             return False
         sources = [path for path in self._files.values() if path.suffix in (".py", ".sh")]
-        texts = [self.text, *(path.read_text(errors="replace") for path in sources)]
+        texts = [" ".join(self._words), *(path.read_text(errors="replace") for path in sources)]
         return not any(map(_SHARES.search, texts))
+
+    def check(self, nodes: Range) -> None:
+        """Fail if its launcher certainly cannot find the job's other nodes.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        alone = [each for each in self._commands if each.launcher == "deepspeed"]
+        if nodes.high > 1 and any("--no_ssh" not in each.words for each in alone):
+            raise UsageError(
+                "deepspeed finds no other nodes here, and would train on each by itself: start the "
+                "script with torchrun, which deepspeed.init_distributed() understands, or give "
+                "--nodes 1"
+            )
 
     def warnings(self, options: Sequence[str]) -> list[str]:
         """What is probably wrong with it.
@@ -154,7 +122,7 @@ class Program:
         Args:
             options: names of those of the command that submits it.
         """
-        program = code_folder.program_of(self._words).removeprefix("-m ")
+        program = self._commands[0].program.removeprefix("-m ")
         after = " ".join(self._words).partition(f"{program} ")[2] if self.entries else ""
         text = _plain("".join(path.read_text(errors="replace") for path in self._imports))
         # A program that has an option mentions it, as one or as a field.
@@ -164,11 +132,6 @@ class Program:
             for name in options
             if re.search(rf"(^| )--{name}(=| |$)", after) and _plain(name) not in text
         ]
-        if missing := self._missing():
-            found.append(
-                f"{self.entries[0].name} imports {listed(missing)}: neither in the images nor "
-                f"in {self._packages or requirements.REQUIREMENTS_TXT}"
-            )
         if not self._packages and (unread := requirements.unread(self._folder)):
             found.append(
                 f"{listed(unread)}: not read; list the packages in {requirements.REQUIREMENTS_TXT}"
@@ -201,35 +164,6 @@ class Program:
             ):
                 yield f"{text}, which the command names, is not in {self._folder}"
 
-    def _missing(self) -> list[str]:
-        """Modules that the entry files import in any case, and that no node will have.
-
-        Empty where that is not known: this is no checkout, which has the list of the images'
-        packages; the command installs some itself; the folder's list refers to other places.
-        """
-        lock = Path(__file__).parents[1] / "requirements.lock"
-        name = self._packages
-        text = (self._folder / name).read_text(errors="replace") if name else ""
-        is_txt = name == requirements.REQUIREMENTS_TXT
-        if not lock.exists() or "install" in self.text or (is_txt and _NO_NAME.search(text)):
-            return []
-        images = re.findall(r"(?m)^[\w.-]+", _plain(lock.read_text()))
-        own = {part for file in self._files for part in file.removesuffix(".py").split("/")}
-        known = own | sys.stdlib_module_names
-        packages = {
-            module: _plain(_PACKAGES.get(module, module))
-            for path in sorted(self._certain)
-            for each in self._imports[path]
-            if each.is_certain and not each.level
-            for module in each.module.split(".")[:1]
-        }
-        # A list has variants too: opencv-python-headless.
-        return [
-            module
-            for module, package in packages.items()
-            if not (module in known or package in images or package in _plain(text))
-        ]
-
 
 def _plain(names: str) -> str:
     return names.lower().replace("-", "_")
@@ -245,13 +179,12 @@ def _imports_of(path: Path) -> Iterator[Import]:
     except (SyntaxError, ValueError, RecursionError):
         lines = re.findall(rb"(?m)^[ \t]*(?:import|from)\b([^#\n]*)", source)
         for name in re.findall(r"[\w.]+", b" ".join(lines).decode(errors="replace")):
-            yield Import(name, 0, is_certain=False)
+            yield Import(name, 0)
         return
-    always = {*map(id, tree.body)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             base, level = getattr(node, "module", None), getattr(node, "level", 0)
             for alias in node.names:
                 # What is imported from a package may be a module of it.
                 module = f"{base}.{alias.name}" if base else alias.name
-                yield Import(module, level, is_certain=id(node) in always)
+                yield Import(module, level)

@@ -359,8 +359,8 @@ class Bookkeeping:
             train_loss=self._position.take_train_loss(),
             seconds=self._seconds(),
         )
-        warnings = [*self._warnings(), *self._watch.warnings(ranks)]
-        self._worker.emit(*warnings, *ranks, evaluated)
+        self._watch.rest(ranks)
+        self._worker.emit(*self._warnings(), *ranks, evaluated)
         return self._score
 
 

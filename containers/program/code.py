@@ -46,7 +46,6 @@ def prepare(
     *,
     client: Any = None,
     secrets: Any = None,
-    runs_here: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
     """Fetch what the job brings along, on its head; return the variables of its command.
@@ -56,13 +55,12 @@ def prepare(
         folder: an empty one, for the code.
         client: of S3; boto3's by default.
         secrets: client of Secrets Manager; boto3's by default.
-        runs_here: whether the command runs on this node too; else its packages are not installed.
         should_stop: whether the node has to end; asked while requirements are installed.
 
     Raises:
         InputError: a secret or the code cannot be read, or its requirements not be installed.
         UnreachableError: AWS does not give them.
-        requirements.Stopped: ``should_stop`` returned true.
+        packages.PreparationStopped: ``should_stop`` returned true.
     """
     variables = dict(spec.variables)
     for name, secret in spec.secrets.items():
@@ -75,8 +73,7 @@ def prepare(
         )
     if spec.code:
         unpack(fetch(spec.code, spec.code_sha256, client=client), folder)
-        if runs_here:
-            packages.install(folder, PACKAGES, environment=variables, should_stop=should_stop)
+        packages.install(folder, PACKAGES, environment=variables, should_stop=should_stop)
         variables |= search_paths(folder, variables)
     return variables
 
@@ -117,7 +114,7 @@ def prepare_worker(
         folder: an empty one, of which the requirements are read.
 
     Raises:
-        InputError, UnreachableError, requirements.Stopped: as ``prepare``.
+        InputError, UnreachableError, packages.PreparationStopped: as ``prepare``.
     """
     address = environment.get(ENV_CODE)
     if not address:

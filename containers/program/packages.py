@@ -25,11 +25,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from containers.host.machine import say
 from containers.program import host_cache
 from containers.program.process import ProgramProcess
 from contract.errors import InputError
-from contract.requirements import UV_LOCK, check
+from contract.requirements import PYPROJECT, UV_LOCK, file_of, python_of
 
 _POLL_S: Final = 0.1
 #: What uv prints is shown once it takes longer.
@@ -79,7 +81,8 @@ def install(
         InputError: it cannot be installed; the message has the end of uv's output.
         Stopped: ``should_stop`` returned true.
     """
-    name = check(code, python=platform.python_version(), ray="")
+    _check_python(python_of(code), platform.python_version())
+    name = file_of(code)
     venv.create(folder, with_pip=False, symlinks=True, clear=True)
     (site_packages(folder) / "image.pth").write_text("\n".join(_image_folders()))
     if not name:
@@ -132,6 +135,15 @@ def install(
     _take_programs(folder)
     say(f"{name}: installed in {time.monotonic() - began:.0f} s")
     return True
+
+
+def _check_python(wanted: str, version: str) -> None:
+    with contextlib.suppress(InvalidSpecifier):  # uv has more to say about it
+        if not SpecifierSet(wanted).contains(version):
+            raise InputError(
+                f"{PYPROJECT}: requires-python is {wanted!r}, and the nodes have Python {version}: "
+                "allow it, or deploy images with another base_image"
+            )
 
 
 def site_packages(folder: Path) -> Path:

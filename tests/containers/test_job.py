@@ -281,6 +281,7 @@ class Life:
             cast(RayHead, self.ray),
             {nodes.ENV_STORAGE: "s3://bucket"},
             spawn=self._spawn,
+            make_questions=Mock,
             client=self.s3,
             clock=self.clock,
         )

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -291,6 +292,14 @@ def test_a_file_that_cannot_be_used_is_refused(
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=words):
         file_of(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [">=3.99", ">=3.8,<3.10", "==3.10.*"])
+def test_a_project_for_another_python_is_refused(tmp_path: Path, wanted: str) -> None:
+    project = f"[project]\nname = 'x'\nrequires-python = '{wanted}'\n"
+    code = folder_with(tmp_path / "code", pyproject__toml=project)
+    with pytest.raises(InputError, match=re.escape(wanted)):
+        install(code)
 
 
 LOCK = """\

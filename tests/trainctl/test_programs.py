@@ -8,6 +8,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
+from trainctl.aws.errors import UsageError
 from trainctl.code_folder import CodeFolder
 from trainctl.programs import Program
 
@@ -180,26 +182,7 @@ def test_scripts_that_name_themselves_or_each_other_are_read_once(made: Made, wo
     run = "echo 'usage: run.sh N'\nbash setup.sh\npython train.py\n"
     folder = made({"run.sh": run, "setup.sh": "# of run.sh\n. ./run.sh\n", "train.py": DIST})
     found = Program(CodeFolder.of(folder), words.split(maxsplit=2))
-    assert found.text.count("usage") == 1
-    assert {each.name for each in found.entries} == {"train.py"}
-
-
-OPTIONAL = """\
-import os, json
-import numpy as np
-import sklearn.datasets
-import torch, PIL.Image, yaml
-from helpers import thing
-from . import sibling
-try:
-    import apex
-except ImportError:
-    apex = None
-def log():
-    import comet_ml
-if os.environ.get("X"):
-    import neptune
-"""
+    assert [each.name for each in found.entries] == ["train.py"]
 
 
 RUN = "torchrun train.py"
@@ -209,26 +192,12 @@ IN_GIT = {
     **{"outputs/last.pt": "", "real.yaml": "", "inner/base.toml": ""},
 }
 POETRY = {"pyproject.toml": "[tool.poetry.dependencies]\n"}
-PROJECT = {"pyproject.toml": "[project]\nname='x'\ndependencies=['timm']\n"}
 OF_SETTINGS = {"settings.py": "class A:\n    max_hours: int\n"}
 
 
 @pytest.mark.parametrize(
     ("text", "files", "words", "warned"),
     [
-        # In a module of the folder that every start imports, and in one that it may not need.
-        ("import model\n", {"model.py": "import timm\n"}, RUN, ["timm"]),
-        ("def f():\n    import model\n", {"model.py": "import timm\n"}, RUN, []),
-        (OPTIONAL, {"sub/helpers.py": ""}, RUN, []),
-        ("import torchvision\nfrom lightning.pytorch import x\n", {}, RUN, ["lightning"]),
-        ("from training import x\nimport contract.job\n", {}, RUN, ["contract"]),
-        ("import cv2\n", {"requirements.txt": "x==0.28\n"}, RUN, ["cv2"]),
-        ("import cv2\n", {"requirements.txt": "opencv_python-headless\n"}, RUN, []),
-        ("import pytorch_lightning\n", {"requirements.txt": "pytorch-lightning[x]>2\n"}, RUN, []),
-        ("import einops\n", {"requirements.txt": "-r b.txt\n", "b.txt": "einops\n"}, RUN, []),
-        ("import einops\n", {"requirements.txt": "git+https://host/einops\n"}, RUN, []),
-        ("import einops, timm\n", PROJECT, RUN, ["einops"]),
-        ("import einops\n", {}, "sh -c 'pip install einops && python train.py'", []),
         # Lists of packages that are not read.
         (DIST, {"environment.yml": "dependencies:\n- einops\n"}, RUN, ["environment.yml"]),
         (DIST, POETRY, RUN, ["[tool.poetry]"]),
@@ -279,3 +248,26 @@ def test_what_is_probably_wrong_is_a_warning_that_names_it(
     found = Program(CodeFolder.of(folder), given).warnings(options)
     for warning, name in zip(found, warned, strict=True):
         assert name.replace("HOME", str(tmp_path)) in warning
+
+
+@pytest.mark.parametrize(
+    ("command", "starts"),
+    [
+        ("python train.py --strategy deepspeed", True),
+        ("torchrun train.py --backend deepspeed", True),
+        ("deepspeed --no_ssh --hostfile hosts train.py", True),
+        ("deepspeed train.py", False),
+        ("/opt/bin/deepspeed train.py", False),
+        ("python -m deepspeed.launcher.runner train.py", False),
+        ("sh -c 'python prepare.py && deepspeed train.py'", False),
+        ("bash run.sh", False),
+    ],
+)
+def test_deepspeeds_launcher_which_finds_no_other_node_is_refused_on_several(
+    made: Made, command: str, starts: bool
+) -> None:
+    folder = made({"train.py": "", "run.sh": "cd src && \\\n  exec deepspeed train.py\n"})
+    program = Program(CodeFolder.of(folder), shlex.split(command))
+    program.check(Range(1, 1))
+    with nullcontext() if starts else pytest.raises(UsageError, match="deepspeed"):
+        program.check(Range(2, 2))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -187,62 +187,21 @@ def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTim
     ]
 
 
-@pytest.mark.parametrize(
-    "turns",
-    [
-        [(0.0,)] * 3,
-        [(None,) * 3] * 3,
-        [(0.5, 0.4, 0.3, 0.4)] * 3,
-        [(0.9, None, 0.1)] * 3,
-        [(0.5, 0.1, 0.5), (0.5, 0.5, 0.1)] * 3,
-    ],
-    ids=["alone", "not measured", "even", "measured in part", "two in turns"],
-)
-def test_no_worker_is_blamed_without_evidence(turns: list[tuple[float | None, ...]]) -> None:
-    stragglers = metrics.Stragglers()
-    assert not any(stragglers.among(times(waits)) for waits in turns)
-
-
 def watch_of_two(**options: float) -> metrics.StepWatch:
     """Of two workers, which are evaluated after every other step."""
     return metrics.StepWatch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, **options)
 
 
-def reports(
-    watch: metrics.StepWatch, steps: Iterable[int], waits: Sequence[float] = (0.0, 0.0)
-) -> tuple[list[int], list[list[str]]]:
-    """The steps that are watched, and the warnings of each evaluation."""
-    watched, warned = list[int](), []
-    for step in steps:
-        with watch.step(step):
-            watched += [step] * watch.is_watching
-        if step % 2 == 0:
-            assert (watch.seconds() is None) is (not watched)
-            warned.append([each.message for each in watch.warnings(times(waits, step_s=0.3))])
-    return watched, warned
-
-
 def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
     for began_at, rest_s, expected in [(0, 0.0, [3, 5, 7, 9]), (2, 0.0, [5, 7, 9]), (0, 1, [3, 9])]:
-        watched, warned = reports(watch_of_two(rest_s=rest_s), range(began_at + 1, 11))
+        watch, watched = watch_of_two(rest_s=rest_s), list[int]()
+        for step in range(began_at + 1, 11):
+            with watch.step(step):
+                watched += [step] * watch.is_watching
+            if step % 2 == 0:
+                assert (watch.seconds() is None) is (not watched)
+                watch.rest(times((0.1, 0.1), step_s=0.3))
         assert watched == expected
-        assert not any(warned)
-
-
-@pytest.mark.parametrize(
-    ("on_host", "rest_s", "named"),
-    [("1", 0.0, [0, 0, 1, 0, 0]), ("2", 0.0, [0] * 5), ("1", 20.0, [0] * 5)],
-    ids=["apart", "on one CPU", "not measured again"],
-)
-def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once(
-    on_host: str, rest_s: float, named: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", on_host)
-    _, warned = reports(watch_of_two(rest_s=rest_s), range(1, 11), (0.2, 0.0))
-    # Nothing is measured before the first evaluation, and one slow stretch may be chance.
-    assert [len(each) for each in warned] == named
-    words = "rank 1 is slow: the others wait 0.2 s of each 0.3 s step. Look for other work"
-    assert all(each[0].startswith(words) for each in warned if each)
 
 
 def test_an_evaluation_that_takes_long_says_now_and_then_that_it_goes_on(

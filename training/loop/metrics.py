@@ -1,9 +1,8 @@
 """Measurements while training: time of a step's parts, share of the peak, use of the GPU, time in
-collectives, stragglers."""
+collectives."""
 
 import ctypes
 import math
-import os
 import resource
 import statistics
 import sys
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from contract.instance_types import INSTANCE_TYPES
-from training.record.events import Evaluation, RankTimes, Skipped, Start, Step, Warned
+from training.record.events import Evaluation, RankTimes, Skipped, Start, Step
 from training.record.fields import Rate
 from training.record.fields import number as finite
 
@@ -472,8 +471,8 @@ class Communication:
 
 
 class StepWatch:
-    """Has the collectives of one step between two evaluations measured: the last but one, when all
-    has settled, and never the first of the run. Every rank has one, and they watch together."""
+    """Measures the collectives of one step between two evaluations: the last but one, when speeds
+    have settled, and never the first of the run. Every rank has one, and they watch together."""
 
     def __init__(
         self,
@@ -490,14 +489,10 @@ class StepWatch:
                 watching takes time.
         """
         self._device, self._is_alone = device, world_size == 1
-        # Processes of one CPU wait for each other in turn: none of them is slow.
-        on_host = os.environ.get("LOCAL_WORLD_SIZE")
-        self._shares_cpu = device.type == "cpu" and on_host == str(world_size)
         self._evaluates, self._rest_s = evaluates, rest_s
         self._seconds = 0.0 if self._is_alone else None
         self._found: Communication | None = None
         self._has_found = False
-        self._stragglers = Stragglers()
         self._number = self._next = 0
         self.is_watching = False
         """Whether the step that was begun last is the one: its own time is longer than others'."""
@@ -521,56 +516,15 @@ class StepWatch:
             self._seconds, self._found = self._found.seconds(), None
         return self._seconds
 
-    def warnings(self, ranks: Sequence[RankTimes]) -> list[Warned]:
-        """What the times of all ranks show of a slow one, if they have just been measured.
+    def rest(self, ranks: Sequence[RankTimes]) -> None:
+        """Watch no step for some time, if one has just been measured; the same on every rank.
 
         Args:
-            ranks: with the ``seconds`` of each rank.
+            ranks: the times of all of them.
         """
-        if not self._has_found:
-            return []
-        # The same on every rank, because they all have the times of all.
-        step_s = max(each.step_time_s for each in ranks)
-        self._next = self._number + math.ceil(self._rest_s / max(step_s, 1e-6))
-        return [] if self._shares_cpu else self._stragglers.among(ranks)
-
-
-class Stragglers:
-    """Names the worker that the others wait for: in a collective, who comes last waits least."""
-
-    #: Part of a step that the others wait, from which a rank is named.
-    _SHARE: Final = 0.25
-
-    def __init__(self) -> None:
-        self._suspect: int | None = None
-        self._named: set[int] = set()
-
-    def among(self, ranks: Sequence[RankTimes]) -> list[Warned]:
-        """A warning about the slow rank of the steps before an evaluation, if it was the slow one
-        before the last evaluation as well; once for each rank."""
-        suspect, self._suspect = self._suspect, None
-        waits = {each.rank: each.communication_s for each in ranks}
-        if len(waits) < 2:
-            return []
-        known = {rank: wait for rank, wait in waits.items() if wait is not None}
-        if len(known) < len(waits):
-            return []
-        slow = min(known, key=lambda rank: known[rank])
-        wait_s = statistics.median(wait for rank, wait in known.items() if rank != slow)
-        wait_s -= known[slow]
-        step_s = statistics.median(each.step_time_s for each in ranks)
-        if wait_s < self._SHARE * step_s:
-            return []
-        self._suspect = slow
-        if slow != suspect or slow in self._named:
-            return []
-        self._named.add(slow)
-        return [
-            Warned(
-                message=f"rank {slow} is slow: the others wait {wait_s:.2g} s of each "
-                f"{step_s:.2g} s step. Look for other work on its host, slow data, a hot GPU"
-            )
-        ]
+        if self._has_found:
+            step_s = max(each.step_time_s for each in ranks)
+            self._next = self._number + math.ceil(self._rest_s / max(step_s, 1e-6))
 
 
 def union_length(spans: Sequence[tuple[float, float]]) -> float:

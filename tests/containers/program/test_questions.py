@@ -1,0 +1,162 @@
+"""A program that certainly cannot run on its nodes is refused on the head, by the launcher's own
+parser, the shell and Python; what only the nodes can know is left to them."""
+
+import json
+import os
+import shlex
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from containers.program import ask
+from containers.program.on_node import NodePlace, accelerate_config, launcher_environment
+from containers.program.questions import Questions
+from contract.errors import InputError
+from contract.nodes import Range
+
+#: Options of torchrun on two nodes with a GPU each: it can start, and it cannot.
+START = (
+    "--nnodes 2 train.py",
+    "--nnodes 1:4 train.py",
+    "train.py --nnodes 1",
+    "--master-addr 10.0.0.1 train.py",
+    "--nproc-per-node gpu train.py",
+    "--rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29400 train.py",
+    "-m pkg.train --node-rank 0",
+)
+FAIL = (
+    "--standalone train.py",
+    "--nnodes 1 train.py",
+    "--nnodes=1:1 train.py",
+    "--nproc_per_node=2 train.py",
+    "--node_rank 0 train.py",
+    "--master-addr 127.0.0.1 train.py",
+    "--rdzv-backend c10d --rdzv-endpoint localhost:29500 train.py",
+    # Without an address c10d means this host.
+    "--rdzv-backend c10d train.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "num_nodes", "gpus", "starts"),
+    [
+        *((words, 2, 1, True) for words in START),
+        *((words, 2, 1, False) for words in FAIL),
+        ("--nproc-per-node 4 train.py", 2, 4, True),
+        ("--nproc-per-node 8 train.py", 1, 4, False),
+        ("--nproc-per-node 8 train.py", 2, 0, True),
+        ("--standalone train.py", 1, 1, True),
+        ("--rdzv-backend c10d train.py", 1, 1, True),
+    ],
+)
+def test_torchrun_finds_the_nodes_of_a_job_or_does_not(
+    monkeypatch: pytest.MonkeyPatch, words: str, num_nodes: int, gpus: int, starts: bool
+) -> None:
+    last = num_nodes - 1
+    addresses = tuple(f"10.0.0.{i}" for i in range(num_nodes))
+    place = NodePlace(number=last, rank=last, start=0, addresses=addresses, gpus=gpus)
+    for name, value in launcher_environment(place).items():
+        monkeypatch.setenv(name, value)
+    assert bool([*ask.torchrun(words.split(), num_nodes, gpus)]) is not starts
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "wrong"),
+    [
+        ("", {}, ""),
+        ("--num_machines 4", {}, "num_machines"),
+        ("--machine_rank 0", {}, "machine_rank"),
+        ("--main_process_ip ::1", {}, "main_process_ip"),
+        ("--num_processes 8", {}, ""),
+        ("--num_processes 9", {}, "num_processes"),
+        ("", {"num_machines": 1}, "num_machines"),
+        ("", {"num_processes": 9}, "num_processes"),
+        ("", {"main_process_ip": "localhost"}, "main_process_ip"),
+    ],
+)
+def test_accelerate_finds_the_nodes_of_a_job_by_its_words_and_its_file(
+    tmp_path: Path, words: str, file: dict[str, object], wrong: str
+) -> None:
+    place = NodePlace(number=1, rank=1, start=0, addresses=("10.0.0.0", "10.0.0.1"), gpus=4)
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(json.loads(accelerate_config(place)) | file))
+    given = ["--config_file", str(config), *words.split(), "train.py"]
+    found = [*ask.accelerate(given, 2, 4)]
+    assert [wrong in each for each in found] == [True] * bool(wrong)
+
+
+#: A script such as torchtitan's, with the default of a variable.
+NGPU = 'NGPU=${NGPU:-"8"}\ntorchrun --nproc_per_node=${NGPU} train.py\n'
+OPTIONAL = """\
+import os, json
+import helpers
+from . import sibling
+try:
+    import apex
+except ImportError:
+    apex = None
+def log():
+    import comet_ml
+if os.environ.get("X"):
+    import neptune
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "files", "nodes", "reason"),
+    [
+        ("torchrun train.py", {}, Range(1, 2), ""),
+        ("torchrun --nnodes 2 train.py", {}, Range(1, 2), "--nnodes is 2"),
+        ("accelerate launch --machine_rank $NODE_RANK train.py", {}, Range(2, 2), ""),
+        # The shell gives variables their values, and only a certain command is asked.
+        ("bash run.sh", {"run.sh": NGPU}, Range(1, 1), "--nproc-per-node is 8"),
+        ("bash run.sh 1", {"run.sh": "N=$1\ntorchrun --nnodes ${N:-4} train.py"}, Range(2, 2), ""),
+        (
+            "sh -c 'export PET_NNODES=1; torchrun train.py'",
+            {},
+            Range(2, 2),
+            "--nnodes is 1",
+        ),
+        (
+            "sh -c 'if false; then torchrun --nnodes 1 train.py; fi'",
+            {},
+            Range(2, 2),
+            "",
+        ),
+        # Programs and modules.
+        ("litgptx pretrain", {}, Range(1, 1), "litgptx cannot be run"),
+        ("python train.py", {"train.py": OPTIONAL, "helpers.py": ""}, Range(1, 1), ""),
+        ("python train.py", {"train.py": "import no_such, triton"}, Range(1, 1), "no_such"),
+        (
+            "python src/train.py",
+            {"src/train.py": "import near", "src/near.py": ""},
+            Range(1, 1),
+            "",
+        ),
+        ("python train.py", {"train.py": "x = = 1"}, Range(1, 1), r"train\.py, line 1"),
+        (
+            "sh -c 'pip install no_such && python train.py'",
+            {"train.py": "import no_such"},
+            Range(1, 1),
+            "",
+        ),
+    ],
+)
+def test_only_a_certain_no_ends_a_job_before_its_workers_come(
+    tmp_path: Path, command: str, files: dict[str, str], nodes: Range, reason: str
+) -> None:
+    for name, text in {"train.py": "", **files}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    questions = Questions(
+        words=shlex.split(command),
+        work=tmp_path,
+        variables={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        nodes=nodes,
+        gpus=1,
+        python=Path(sys.executable),
+    )
+    with pytest.raises(InputError, match=reason) if reason else nullcontext():
+        questions.check()
