@@ -332,39 +332,12 @@ class JobHead:
         spec = self._config.spec
         work = folder / WORK
         work.mkdir()
-        words, place = spec.command, None
         try:
             own = user_code.prepare(spec, work, should_stop=self._must_end)
             if self._asks:
                 self._check_program(work, own)
-            if spec.on == Placement.NODES:
-                words = (sys.executable, "-m", "containers.program.supervisor")
-                told = LaunchSpec(
-                    order=spec,
-                    variables=own,
-                    storage=self._storage,
-                    deadline=self._config.deadline,
-                )
-                variables = {ENV_PROGRAM: told.to_json()}
-            else:
-                place = work if spec.code else None
-                variables, mirror = prepare_head(
-                    spec, own, place, self._environment, make_mirror=self._make_mirror
-                )
-                if mirror:
-                    mirror.restore(should_stop=self._must_end)
-                    mirror.start()
-                    self._mirror = mirror
-                say(f"running {shlex.join(words)}")
-            variables = {**self._environment, **variables, ENV_RUN: spec.run}
-            variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
-            if place:
-                shell.note(place, variables, place=folder.with_name(shell.PLACE.name))
-            spawn = partial(self._spawn, folder=place, environment=variables, emit=self._hear)
-            try:
-                command = spawn((*words, LOOK) if self._looks else words)
-            except OSError as error:
-                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
+            spawn = self._spawner(work, own)
+            command = spawn(LOOK) if self._looks else spawn()
         except PreparationStopped:
             return self._ending or exits.FAILED
         except InputError as error:
@@ -379,7 +352,7 @@ class JobHead:
                 self._ask_for_workers()
                 early = self._until_nodes()
                 if early is None:
-                    command = spawn(words)
+                    command = spawn()
                 code = self._wait(command) if early is None else early
         finally:
             command.end()  # what it has left behind writes no more
@@ -416,6 +389,49 @@ class JobHead:
                 kept = there  # no other host comes for one that goes
                 self._ray.scale(least=kept, most=kept)
             self._clock.sleep(_POLL_S)
+
+    def _spawner(self, work: Path, own: Mapping[str, str]) -> Callable[..., ProgramProcess]:
+        """Function that starts the job's command, with more words at its end.
+
+        Args:
+            work: folder with the job's code.
+            own: variables of the job.
+
+        Raises:
+            InputError: by the function: there is no such program.
+            PreparationStopped: the job has to end before its files are restored.
+        """
+        spec, words, place = self._config.spec, self._config.spec.command, None
+        if spec.on == Placement.NODES:
+            words = (sys.executable, "-m", "containers.program.supervisor")
+            told = LaunchSpec(
+                order=spec, variables=own, storage=self._storage, deadline=self._config.deadline
+            )
+            variables = {ENV_PROGRAM: told.to_json()}
+        else:
+            place = work if spec.code else None
+            variables, mirror = prepare_head(
+                spec, own, place, self._environment, make_mirror=self._make_mirror
+            )
+            if mirror:
+                mirror.restore(should_stop=self._must_end)
+                mirror.start()
+                self._mirror = mirror
+            say(f"running {shlex.join(words)}")
+        variables = {**self._environment, **variables, ENV_RUN: spec.run}
+        variables["RAY_ADDRESS"] = f"{self._ray.address}:{GCS_PORT}"
+        if place:
+            shell.note(place, variables, place=work.parent.with_name(shell.PLACE.name))
+
+        def spawn(*more: str) -> ProgramProcess:
+            try:
+                return self._spawn(
+                    (*words, *more), folder=place, environment=variables, emit=self._hear
+                )
+            except OSError as error:
+                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
+
+        return spawn
 
     def _check_program(self, work: Path, variables: Mapping[str, str]) -> None:
         """Request the workers of a program that can start there.
