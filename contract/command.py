@@ -52,7 +52,7 @@ _NO_FILE: Final = ("-m", "--module", "-c", "--no-python", "--no_python")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class SimpleCommand:
     """A simple command: one program and its arguments."""
 
     raw: tuple[str, ...]
@@ -129,13 +129,13 @@ def is_launcher(name: str) -> bool:
     return bool(re.fullmatch(rf"{_PYTHON}|{_SHELL.pattern}|torchrun|accelerate|deepspeed", name))
 
 
-def read(words: Sequence[str], files: Mapping[str, Path]) -> Iterator[Command]:
+def read(words: Sequence[str], files: Mapping[str, Path]) -> Iterator[SimpleCommand]:
     """The simple commands that the words of a command start, those of shells included.
 
     Args:
         files: of the folder in which it runs, by name: shell scripts among them are read, once.
     """
-    return _Reader(files).simple(Command.of(words).raw)
+    return _Reader(files).simple(SimpleCommand.of(words).raw)
 
 
 def find(program: str, files: Mapping[str, Path]) -> Path | None:
@@ -159,7 +159,7 @@ class _Reader:
         self._open: set[str] = set()
         self._depth = 0  # of conditions, loops and functions
 
-    def text(self, text: str) -> Iterator[Command]:
+    def text(self, text: str) -> Iterator[SimpleCommand]:
         """The simple commands of a shell's text."""
         words: list[str] = []
         is_target = is_alternative = False
@@ -172,7 +172,7 @@ class _Reader:
             is_target = bool(token["redirection"])
         yield from self.simple(words, is_certain=not is_alternative)
 
-    def simple(self, words: Sequence[str], *, is_certain: bool = True) -> Iterator[Command]:
+    def simple(self, words: Sequence[str], *, is_certain: bool = True) -> Iterator[SimpleCommand]:
         """One simple command, and those that it starts."""
         is_exported = False
         while words and words[0] in _KEYWORDS | _OPENING | _CLOSING:
@@ -195,7 +195,7 @@ class _Reader:
                 return
         if words[0] in _TEXT:
             return
-        command = Command(
+        command = SimpleCommand(
             tuple(words),
             (*self._before, *(f"export {each}" for each in own)),
             is_certain and self._depth <= 0 and not any(map(self._is_open, [*own, *words])),
@@ -216,7 +216,7 @@ class _Reader:
         names = re.findall(r"\$\{?(\w+|.)", word)
         return "`" in word or any(not re.match(r"[A-Za-z_]", n) or n in self._open for n in names)
 
-    def _inner(self, command: Command) -> Iterator[Command]:
+    def _inner(self, command: SimpleCommand) -> Iterator[SimpleCommand]:
         """Commands of the text or the script that a command gives to a shell."""
         words = command.words
         if command.launcher or any(re.fullmatch(_PYTHON, word) for word in words):
@@ -234,7 +234,7 @@ class _Reader:
                 yield from self._script(word)
                 return
 
-    def _script(self, name: str) -> Iterator[Command]:
+    def _script(self, name: str) -> Iterator[SimpleCommand]:
         path = find(name, self._scripts)
         if path is not None:
             self._scripts = {k: v for k, v in self._scripts.items() if v != path}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from contract import requirements
-from contract.command import Command, is_launcher
+from contract.command import SimpleCommand, is_launcher
 from contract.errors import InputError
 from contract.runs import check_relative
 from contract.text import counted, listed
@@ -176,7 +176,7 @@ class CodeFolder:
         Raises:
             UsageError: the file is not in the folder, or is given as a command and is none.
         """
-        first, program = words[0], Command.of(words).program
+        first, program = words[0], SimpleCommand.of(words).program
         if len(words) == 1 and is_launcher(first):
             raise UsageError(f"{first} has nothing to run: name the file that it runs")
         if not program or program.startswith("-m ") or os.path.isabs(program):

@@ -71,4 +71,4 @@ def test_a_script_gives_its_commands_and_which_of_them_are_certain(tmp_path: Pat
 def test_the_program_of_a_command_is_known_where_it_is_certain(
     words: list[str], program: str
 ) -> None:
-    assert command.Command.of(words).program == program
+    assert command.SimpleCommand.of(words).program == program

@@ -118,7 +118,7 @@ REFUSED = (
     "submit --code CODE --yes -- torchrun",
     "submit --code CODE --yes -- python3",
     "submit --code CODE --yes -- accelerate",
-    "submit --code CODE --yes -- sh -c 'torchrun --standalone mine.py'",
+    "submit --code CODE --yes -- sh -c 'deepspeed mine.py'",
     "plan ddp --gpus l4 --pool l4",
     "plan ddp --market on-demand,cheap",
     # Wrong words of other commands.
