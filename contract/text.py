@@ -81,3 +81,27 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str) -> str:
     """``did you mean ddp?`` of ``dpd``; ``otherwise`` where nothing known is alike."""
     close = difflib.get_close_matches(word, [*known], n=1)
     return f"did you mean {close[0]}?" if close else otherwise
+
+
+def integer(text: str) -> int:
+    """``int``, of ASCII digits only.
+
+    Raises:
+        ValueError: the text is not such a number, for example ``1_000``.
+    """
+    return int(_ascii(text))
+
+
+def number(text: str) -> float:
+    """``float``, of ASCII digits only.
+
+    Raises:
+        ValueError: the text is not such a number, for example ``1_000``.
+    """
+    return float(_ascii(text))
+
+
+def _ascii(text: str) -> str:
+    if "_" in text or not text.isascii():
+        raise ValueError(f"{text!r} is not a number in ASCII digits")
+    return text

@@ -487,7 +487,7 @@ def _parse(name: str, value: Any, kind: object) -> Any:
             return value.lower() == "true"
         checks.refuse(name, value, "true or false")
     if kind is int:
-        if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value):
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,9}", value):
             return int(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and math.isfinite(value) and value == int(value):

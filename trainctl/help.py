@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from contract.text import number
 from trainctl import job_file
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
@@ -45,6 +46,20 @@ class HelpGroup(TyperGroup):
 
 class HelpCommand(TyperCommand):
     """A command whose help shows arguments by their names, without the types of Python."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with numbers in ASCII digits only."""
+        given = self.make_parser(ctx).parse_args([*args])[0]
+        params: list[Any] = self.params
+        for each in params:
+            kind, value = each.type_descriptor.annotation, given.get(each.name)
+            if kind in (int, float) and isinstance(value, str):
+                try:
+                    number(value)
+                except ValueError:
+                    text = f"{value!r} is not a valid {kind.__name__}."
+                    raise typer.BadParameter(text, ctx=ctx, param=each) from None
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and below them the options."""

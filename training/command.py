@@ -19,6 +19,7 @@ from contract import nodes, runs
 from contract.errors import InputError
 from contract.job import LOOK
 from contract.nodes import Gpus, Range
+from contract.text import number, integer
 from contract.typed_json import loads_if_any
 from training.recipe import Recipe
 from training.recipes import NAMES, by_name
@@ -407,7 +408,7 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     )
     where.add_argument(
         "--max-failures",
-        type=int,
+        type=integer,
         default=2,
         metavar="N",
         help="failures in a row, with no new checkpoint between, that a run gets over (default: 2)",
@@ -468,7 +469,7 @@ def _add_settings(top: argparse.ArgumentParser, recipe: Recipe, preset: str) -> 
         choices = field.metadata["choices"]
         group.add_argument(
             each.option,
-            type=kind_of(field),
+            type={int: integer, float: number}.get(kind_of(field), kind_of(field)),
             default=argparse.SUPPRESS,
             metavar="|".join(choices) if choices else kind_of(field).__name__.upper(),
             help=text,

@@ -58,7 +58,11 @@ WITHOUT_AWS = (
     "submit --code CODE --workers 1:2 -- true",
     "submit --code CODE --max-hour 2 -- true",
     "submit ddp --nodes 4:2 --yes",
-    "submit ddp --nodes ٢ --yes",  # no digits of ours
+    # Python's own int() and float() take digits of other scripts, and underscores.
+    "submit ddp --nodes ٢ --yes",
+    "submit ddp --max-hours 1_0 --yes",
+    "submit ddp --epochs ٢ --yes",
+    "submit ddp --lr 1_0 --yes",
     # Options of the command are guessed too, and those that the job sets itself are not.
     "plan ddp --node 2",
     "plan ddp --contxt a=b",
