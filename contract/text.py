@@ -92,7 +92,7 @@ def integer(text: str) -> int:
     return int(_ascii(text))
 
 
-def number(text: str) -> float:
+def decimal(text: str) -> float:
     """``float``, of ASCII digits only.
 
     Raises:

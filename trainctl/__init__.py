@@ -4,6 +4,9 @@
 imported when it is asked for: ``trainctl --help`` has no use for it.
 """
 
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,3 +21,24 @@ def __getattr__(name: str) -> object:
     from trainctl import api
 
     return getattr(api, name)
+
+
+def _refuse_hidden() -> None:
+    """End if a folder of the user's own hides a package that comes with this one.
+
+    A script's folder, and PYTHONPATH, precede installed packages.
+    """
+    for name in ("contract", "store", "training"):
+        spec = find_spec(name)
+        found = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+        if Path(__file__).parents[1] / name not in found:
+            place = found[0] if found else name
+            print(
+                f"error: {place} hides the package {name!r} that trainctl needs: run Python with "
+                "-P, or the command trainctl without PYTHONPATH, or rename that folder",
+                file=sys.stderr,
+            )
+            sys.exit(2)
+
+
+_refuse_hidden()

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from contract.text import number
+from contract.text import decimal
 from trainctl import job_file
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
@@ -55,7 +55,7 @@ class HelpCommand(TyperCommand):
             kind, value = each.type_descriptor.annotation, given.get(each.name)
             if kind in (int, float) and isinstance(value, str):
                 try:
-                    number(value)
+                    decimal(value)
                 except ValueError:
                     text = f"{value!r} is not a valid {kind.__name__}."
                     raise typer.BadParameter(text, ctx=ctx, param=each) from None

@@ -19,7 +19,7 @@ from contract import nodes, runs
 from contract.errors import InputError
 from contract.job import LOOK
 from contract.nodes import Gpus, Range
-from contract.text import number, integer
+from contract.text import decimal, integer
 from contract.typed_json import loads_if_any
 from training.recipe import Recipe
 from training.recipes import NAMES, by_name
@@ -366,9 +366,9 @@ class _Parser(argparse.ArgumentParser):
         if found := re.fullmatch(r"argument (--[\w-]+)\S*: (expected|ignored).*", message):
             message = f"{found[1]} {'needs a' if found[2] == 'expected' else 'takes no'} value"
         elif found := re.fullmatch(
-            r"argument (--[\w-]+): invalid (int|float) value: (.*)", message
+            r"argument (--[\w-]+): invalid (integer|decimal) value: (.*)", message
         ):
-            what = "a whole number" if found[2] == "int" else "a number"
+            what = "a whole number" if found[2] == "integer" else "a number"
             message = f"{found[1]} is {found[3]}: it must be {what}"
         raise OptionError(message)
 
@@ -469,7 +469,7 @@ def _add_settings(top: argparse.ArgumentParser, recipe: Recipe, preset: str) -> 
         choices = field.metadata["choices"]
         group.add_argument(
             each.option,
-            type={int: integer, float: number}.get(kind_of(field), kind_of(field)),
+            type={int: integer, float: decimal}.get(kind_of(field), kind_of(field)),
             default=argparse.SUPPRESS,
             metavar="|".join(choices) if choices else kind_of(field).__name__.upper(),
             help=text,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +64,18 @@ def test_last_lines_are_waited_for_only_where_the_job_has_just_ended(
     found: object = follow.watch(deployment, "job", printer=Printer())
     assert found is job
     assert slept == waits
+
+
+@pytest.mark.parametrize("name", ["training", "store", "contract"])
+@pytest.mark.parametrize("words", [["-m", "trainctl", "--help"], ["-c", "import trainctl"]])
+def test_a_folder_that_hides_a_package_of_ours_is_named(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    own = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=own, capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith(f"error: {tmp_path / name} hides ")
+    own["PYTHONPATH"] = str(ROOT)
+    subprocess.run([sys.executable, "-P", *words], cwd=tmp_path, env=own, check=True)
