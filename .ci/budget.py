@@ -1,138 +1,64 @@
-"""Write the table of budgets into CONTRIBUTING.md: ``python .ci/budget.py [--grow]``.
-
-A capability above its budget may shrink. It may grow only with ``--grow``, for a reviewer to see.
+"""Compare the size of each folder with its budget: ``python .ci/budget.py``.
 
 Counts tokens of Python without comments, docstrings and layout: explaining code costs nothing, and
-writing it denser gains nothing.
+writing it denser gains nothing. ``budget.toml`` has the numbers, and when they may rise.
 """
 
 import ast
 import io
-import re
 import subprocess
 import sys
 import tokenize
-from fnmatch import fnmatch
+import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-BEGIN: Final = "<!-- budget: written by `python .ci/budget.py` -->\n"
-END: Final = "<!-- end of budget -->\n"
-_ROW: Final = re.compile(r"(?m)^\| (.+) \| ([\d,]+) \| [\d,]+ \|$")
-#: Capability, its budget in tokens, and its files; a file belongs to the first row that has it.
-ROWS: Final = (
-    ("tests", 250_000, ("tests/*",)),
-    ("rehearsal: the whole system on one machine", 37_000, ("rehearsal/*",)),
-    ("your own program on all nodes", 14_000, ("containers/program/*",)),
-    ("head, worker node, autoscaler, image", 18_000, ("containers/*",)),
-    ("stacks", 22_000, ("stacks/*", "app.py")),
-    ("trainctl", 47_500, ("trainctl/*",)),
-    ("contract: what the others agree on", 11_000, ("contract/*",)),
-    ("pictures", 11_000, ("training/data/pictures/*", "training/data/augmentation.py")),
-    ("text, conversations", 17_000, ("training/data/*",)),
-    (
-        "plan: memory and speed",
-        6_000,
-        (
-            "training/plan.py",
-            "training/models/estimates.py",
-            "training/models/model_shapes.py",
-        ),
-    ),
-    (
-        "models",
-        13_000,
-        ("training/models/*", "training/loop/losses.py", "training/loop/optimizers.py"),
-    ),
-    ("store: S3, disk, cache", 4_000, ("store/*",)),
-    ("checkpoints, lease", 7_000, ("training/checkpoint/*", "training/system/lease.py")),
-    ("record: events, result, report", 14_500, ("training/record/*",)),
-    ("local start", 2_500, ("training/runtime/local*.py",)),
-    ("Ray Train and torchrun", 10_000, ("training/runtime/*", "training/launch.py")),
-    (
-        "recipes",
-        21_000,
-        (
-            "training/ddp/*",
-            "training/fsdp/*",
-            "training/imagenet/*",
-            "training/bandwidth/*",
-            "training/recipe*.py",
-            "training/settings.py",
-            "training/command.py",
-            "training/bookkeeping.py",
-            "training/loop/metrics.py",
-        ),
-    ),
-    ("export, generate and the rest of training", 4_500, ("training/*",)),
-    ("benchmarks", 15_000, ("benchmarks/*",)),
-    ("examples", 6_500, ("examples/*",)),
-    ("tools of this repository", 1_500, ("*",)),
-)
-
-
-def docstring_lines(source: str) -> set[int]:
-    """First lines of docstrings, and of strings that document a field."""
-    return {
-        each.lineno
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        for each in node.body
-        if isinstance(each, ast.Expr)
-        and isinstance(each.value, ast.Constant)
-        and isinstance(each.value.value, str)
-    }
+_LAYOUT: Final = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
 def num_tokens(source: str) -> int:
     """Tokens of a module that are code."""
-    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    layout |= {tokenize.ENCODING, tokenize.ENDMARKER}
-    skipped = docstring_lines(source)
+    documented = {
+        each.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for each in node.body
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+    }
     return sum(
-        token.type not in layout
-        and not (token.type == tokenize.STRING and token.start[0] in skipped)
+        token.type not in {*_LAYOUT, tokenize.ENDMARKER}
+        and not (token.type == tokenize.STRING and token.start[0] in documented)
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
     )
 
 
 def sizes() -> dict[str, int]:
-    """Tokens of each capability today."""
+    """Tokens of each top folder."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
-    listed = subprocess.check_output(command, cwd=ROOT, text=True)
-    used = dict.fromkeys((name for name, _, _ in ROWS), 0)
-    for path in filter(None, listed.split("\n")):
-        if (ROOT / path).exists():
-            row = next(row for row in ROWS if any(fnmatch(path, each) for each in row[2]))
-            used[row[0]] += num_tokens((ROOT / path).read_text())
+    used = Counter[str]()
+    for name in subprocess.check_output(command, cwd=ROOT, text=True).split():
+        if (ROOT / name).exists():
+            used[name.partition("/")[0]] += num_tokens((ROOT / name).read_text())
     return used
 
 
-def grown(used: dict[str, int], page: str) -> list[str]:
-    """Capabilities above their budgets that have more tokens than the page says."""
-    said = {name: int(number.replace(",", "")) for name, number in _ROW.findall(page)}
-    return [name for name, most, _ in ROWS if used[name] > max(most, said.get(name, 0))]
-
-
-def table(used: dict[str, int]) -> str:
-    """The table as Markdown."""
-    lines = ["| capability | tokens | budget |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {used[name]:,} | {budget:,} |" for name, budget, _ in ROWS]
-    product = sum(used.values()) - used["tests"]
-    allowed = sum(budget for _, budget, _ in ROWS) - ROWS[0][1]
-    lines.append(f"| **all but the tests** | {product:,} | {allowed:,} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    page, used = ROOT / "CONTRIBUTING.md", sizes()
-    before, _, rest = page.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
-    if (more := grown(used, old)) and "--grow" not in sys.argv:
-        sys.exit(f"above their budgets, and grown: {', '.join(more)}; take as much away")
-    page.write_text(before + BEGIN + "\n" + table(used) + "\n" + END + after)
+def exceeded() -> list[str]:
+    """Sentences about what is larger than its budget."""
+    budget = tomllib.loads((ROOT / ".ci" / "budget.toml").read_text())
+    found = [
+        f"{folder} has {used:,} tokens, and its budget is {budget['folders'].get(folder, 0):,}"
+        for folder, used in sorted(sizes().items())
+        if used > budget["folders"].get(folder, 0)
+    ]
+    allowed = budget["base"] + sum(budget["allowances"].values())
+    if (total := sum(budget["folders"].values())) > allowed:
+        found.append(f"the budgets are {total:,}, {allowed:,} with all allowances")
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    for folder, used in sorted(sizes().items()):
+        print(f"{folder:20}{used:>10,}")
+    sys.exit("\n".join(exceeded()))
