@@ -4,4 +4,4 @@
 ``fsdp/train.py``, with ``imagenet/train.py`` and ``bandwidth/train.py`` beside them.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
