@@ -87,7 +87,7 @@ def _ms(moment: datetime) -> int:
 def label(line: LogLine) -> str:
     """Prefix of a line: nothing on the head, and the node's number, which it has already,
     where a program runs on all nodes."""
-    if line.task.node != nodes.WORKER or nodes.labelled_node(line.text) is not None:
+    if line.task.is_head or nodes.labelled_node(line.text) is not None:
         return ""
     return f"[worker {line.task.id[:6]}] "
 

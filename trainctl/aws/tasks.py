@@ -86,6 +86,11 @@ class Task:
         return nodes.HEAD if self.node == nodes.JOB else self.node
 
     @property
+    def is_head(self) -> bool:
+        """True for the head of a job, too."""
+        return self.node != nodes.WORKER
+
+    @property
     def is_starting(self) -> bool:
         """True before it runs; not while it ends."""
         return self.status in ("PROVISIONING", "PENDING", "ACTIVATING")
