@@ -21,9 +21,8 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import DENIED, CliError
 from trainctl.aws.jobs import JobExecution, QueuePlace
-from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
-from trainctl.job_log import JobLog, Printer
+from trainctl.job_log import JobLog
 from trainctl.polling import Polling
 from trainctl.pricing import cost_of, usd_so_far
 from training.record.progress import Progress
@@ -52,27 +51,18 @@ class Waits(NamedTuple):
         return f"{self.reason} in {duration(left)}" if left > 0 else f"{self.reason} now"
 
 
-def follow(
-    deployment: Deployment,
-    name: str,
-    *,
-    node: int | None = None,
-    tail: int | None = None,
-    printer: Printer | None = None,
-) -> int:
-    """Show a job's log until it ends; return what the command should exit with.
+def follow(deployment: Deployment, name: str, *, log: JobLog | None = None) -> int:
+    """Print a job's log until it ends; return the exit code of the command.
 
     Ctrl-C leaves the job running, and prints how to come back.
 
     Args:
         deployment: where it runs.
         name: its id.
-        node: only what its command printed on this node.
-        tail: how many of those that are there already; all by default.
-        printer: how they are shown; as text by default.
+        log: its lines and how they are printed; all of them, as text, by default.
     """
     try:
-        job = watch(deployment, name, node=node, tail=tail, printer=printer or Printer())
+        job = watch(deployment, name, log=log or JobLog(deployment.logs))
     except KeyboardInterrupt:
         output.say(
             f"\nDetached; the job keeps running.\n  follow it   trainctl logs {name} --follow\n"
@@ -87,18 +77,16 @@ def watch(
     deployment: Deployment,
     name: str,
     *,
-    node: int | None = None,
-    tail: int | None = None,
-    printer: Printer | None = None,
+    log: JobLog | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobExecution:
     """Watch a job to its end, with a line that shows its state.
 
     Args:
-        printer: prints its log; None: its log is not read.
+        log: printed meanwhile; None: it is not read.
         clock: Unix time in seconds.
     """
-    jobs, log = deployment.jobs, JobLog(deployment.logs, node=node)
+    jobs = deployment.jobs
     polling = Polling(is_local=deployment.is_local)
     tasks: dict[str, Task] = {}
     num_heads = 0
@@ -122,13 +110,10 @@ def watch(
             num_heads = len(heads)
 
             # The log, of which the last line is a program's state.
-            lines: list[LogLine] = []
-            if printer:
-                lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
-                printer.print(lines)
+            lines = log.print_new(job, seen) if log else []
+            if lines:
                 # A progress bar writes many states into one line of a log.
-                said = re.split("[\r\n]", lines[-1].text.strip())[-1] if lines else said
-            tail = None
+                said = re.split("[\r\n]", lines[-1].text.strip())[-1]
             if job.is_over:
                 break
 
@@ -140,9 +125,9 @@ def watch(
             progress.update(waits.reason or "running", line=_line(job, waits, seen, figures))
             polling.wait(changed=bool(lines) or waits != before)
     assert job.ended is not None
-    if printer and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
+    if log and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
-        printer.print(log.new(job, seen))
+        log.print_new(job, seen)
     return job
 
 
