@@ -31,7 +31,7 @@ TWO_STEPS: Final = {
     "ddp": ("--preset", "digits", "--epochs", "1", "--batch-per-worker", "700"),
     "fsdp": ("--preset", "tiny", "--max-steps", "2"),
 }
-#: Platform of the hosts, whatever machine builds.
+#: Platform of the hosts, on any machine that builds.
 PLATFORM: Final = "linux/amd64"
 #: Prefix of the labels with the versions of ray, torch and transformers.
 LABEL: Final = "ecs-train."

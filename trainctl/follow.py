@@ -41,7 +41,7 @@ class Waits(NamedTuple):
     until: float | None = None
     """Unix time at which that has an end; None: not known."""
     hold: Hold | None = None
-    """How long its hosts stay, where its command has failed."""
+    """The time that its hosts stay, where its command has failed."""
 
     def words(self, now: float) -> str:
         """``waiting for 1 x g5.xlarge``, or ``its host was lost; trying again in 28 s``."""
@@ -219,7 +219,7 @@ def _workers_to_come(
 
 
 def hold_of(deployment: Deployment, job: JobExecution) -> Hold | None:
-    """How long the hosts of a job stay that has failed; None: they do not."""
+    """The time that the hosts of a failed job stay; None: they are released."""
     if not (job.spec and job.spec.hold_s):
         return None
     with contextlib.suppress(InputError):
@@ -238,10 +238,10 @@ def _refusal(deployment: Deployment | None, tasks: Sequence[Task]) -> str:
 
 
 def stop(deployment: Deployment, job: JobExecution) -> bool:
-    """End a job for its user; return whether it ends now.
+    """End a job for its user; return true if it ends now.
 
-    Else it was called off, by a user who may stop no execution: the keeper ends it when it next
-    asks whether it is its turn.
+    Else it was canceled by a user without the right to stop executions: the keeper ends it at its
+    next look at the queue.
     """
     from botocore.exceptions import ClientError
 
@@ -260,7 +260,7 @@ def stop(deployment: Deployment, job: JobExecution) -> bool:
 def wait_until_gone(
     deployment: Deployment, name: str, *, hear: Callable[[str], None] = lambda _text: None
 ) -> JobExecution:
-    """Wait until a job that was told to stop has ended, and all of its nodes too.
+    """Wait until a stopped job and all of its nodes have ended.
 
     Args:
         hear: called with what is waited for.

@@ -76,7 +76,7 @@ class Row:
 
 
 def rows_of(deployment: Deployment, jobs: Sequence[JobExecution]) -> list[Row]:
-    """Rows of jobs, in their order; what ended long ago costs no call of its own."""
+    """Rows of jobs, in their order; one that ended long ago costs no extra call."""
     is_there = any(not job.is_over for job in jobs)
     queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}
     nodes = deployment.jobs.all_nodes_of(jobs)

@@ -48,7 +48,7 @@ _TEMPORARY: Final = re.compile(
 )
 #: Folders of the system, in which no program writes files.
 _SYSTEM: Final = frozenset(map(Path, ("/proc", "/sys", "/dev")))
-#: Other folders are searched for so long.
+#: Longest search of other folders.
 _LOOK_S: Final = 3.0
 
 
@@ -262,7 +262,7 @@ def _writable() -> list[Path]:
 
 def _written(entry: os.DirEntry[str], since: float) -> int:
     """Bytes of a file that was written since a Unix time; 0 of all else."""
-    with contextlib.suppress(OSError):  # it is gone
+    with contextlib.suppress(OSError):  # it was removed
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and status.st_ctime >= since:
             return status.st_size

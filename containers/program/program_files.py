@@ -32,9 +32,9 @@ The order of calls is all that keeps a node from harming its successors:
     a round:   pieces -> list -> mark -> no newer start? -> it is saved
     removal:   which round do all nodes have? -> no newer start? -> remove what only older ones name
 
-A newer start claims before it looks, so it sees each mark whose node was told that it is saved. No
-key is used twice: a deletion that arrives late finds nothing. A node removes only what it has
-written in this start; what is older, the next start sweeps.
+A newer start claims before it looks, so it sees the mark of each round that a node reports as
+saved. No key is used twice: a deletion that arrives late finds nothing. A node removes only what it
+has written in this start; the next start sweeps what is older.
 
 Errors of the bucket are logged once and tried again. Only ``begin`` and ``restore`` raise one, if
 trying again cannot help.
@@ -174,8 +174,8 @@ class Mirror:
         self._until = math.inf  # by the monotonic clock: the files must have been sent
         self._trouble: Exception | None = None  # in the last round
         self._said: set[str] = set()
-        # Only each so many rounds, if the last one took longer. A power of two, so that slow and
-        # fast nodes meet.
+        # Save one in so many rounds if the last one took longer than a round. A power of two, so
+        # that slow and fast nodes save the same rounds.
         self._stride = 1
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
         self._given: dict[
@@ -201,7 +201,7 @@ class Mirror:
 
         Args:
             start: of the program on all nodes; by default it is begun here, on this node only.
-            should_stop: whether the node has to end; asked while files are on their way.
+            should_stop: true if the node has to end; asked while files are downloaded.
 
         Raises:
             InputError: the bucket refuses, or holds what it should not, or another job has taken
@@ -220,10 +220,13 @@ class Mirror:
             self._tell(f"{num} restored from {self.bucket.uri}")
 
     def _restore(self, should_stop: Callable[[], bool]) -> int:
-        """Of a name that several nodes have, the file of the latest start is the program's: with
-        other nodes, other ranks may lie on each. Of one start, own files come first, then those of
-        other nodes by number, which are not saved as this node's own. The first node takes over
-        the files of nodes that no longer take part."""
+        """Restore the base of the start; return the number of files.
+
+        If several nodes have a file of one name, the latest start's is restored: with other nodes,
+        other ranks may lie on each. Within a start, own files come first, then those of other
+        nodes by number, which are not saved as this node's own. The first node takes over the
+        files of nodes that no longer take part.
+        """
         base, present = self._start.base, self._start.nodes
         mine = {self._node}
         if self._node == min(present):
@@ -287,7 +290,7 @@ class Mirror:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _create(self, name: str) -> bool:
-        """Begin a file that is restored; return whether that can be."""
+        """Begin a file that is restored; return false if the code is in its way."""
         try:
             self._disk.create(name)
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
@@ -354,7 +357,7 @@ class Mirror:
         self._until = min(self._until, self._clock.monotonic() + within_s)
 
     def _has_time(self, seconds: float = 0) -> bool:
-        """True if more than so many seconds are left."""
+        """True if more seconds than these are left."""
         return self._until - self._clock.monotonic() > seconds
 
     # --- rounds
@@ -424,7 +427,7 @@ class Mirror:
             )
 
     def round(self, moment: Moment) -> bool:
-        """Save what was there at T; return whether all of it is saved."""
+        """Save what was there at T; return true if all of it is saved."""
         with self._busy:
             return self._round(moment) and not self.lost
 
@@ -439,7 +442,7 @@ class Mirror:
             within_s: how long that may take, from now on; None: as long as it needs.
 
         Returns:
-            Whether all is saved. ``lost`` names what is not.
+            True if all is saved. ``lost`` names what is not.
         """
         if not self._is_on:
             return not self.is_replaced  # the program has not run since its files were saved
@@ -477,7 +480,7 @@ class Mirror:
             pause = min(2 * pause, self._every_s, LONGEST_PAUSE_S)
 
     def _round(self, moment: Moment) -> bool:
-        """Save a round; return whether it is one."""
+        """Save a round; return true if it is complete."""
         if not self._is_on:
             return False
         before, self._trouble = self._trouble, None
@@ -498,7 +501,7 @@ class Mirror:
         return is_round
 
     def _copy(self, moment: Moment) -> bool:
-        """Save a round; return whether it is one. ``lost`` names what it lacks.
+        """Save a round; return true if it is complete. ``lost`` names what it lacks.
 
         Raises:
             what the bucket raises, and ReplacedError.
@@ -594,7 +597,7 @@ class Mirror:
 
         Args:
             as_they_are: files that may change meanwhile.
-            goes_on: whether an error of the bucket does not keep other files from being sent.
+            goes_on: send the other files after an error of the bucket.
 
         Returns:
             The first error of the bucket.
@@ -688,13 +691,13 @@ class Mirror:
         if own is None:
             return
         self._check_is_current()
-        gone = [number for number in self._lists if number < own.round]
-        for number in gone:
+        older = [number for number in self._lists if number < own.round]
+        for number in older:
             del self._lists[number]
         dead = self._written - self._pieces.union(*self._lists.values())
         # First: a request that fails may have removed them.
         self._objects = {name: key for name, key in self._objects.items() if key not in dead}
-        old = [Mark(start=self._start.number, round=each, node=self._node).key for each in gone]
+        old = [Mark(start=self._start.number, round=each, node=self._node).key for each in older]
         self.bucket.delete([*old, *sorted(dead)])
         self._written -= dead
 

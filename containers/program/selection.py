@@ -9,13 +9,13 @@ from contract import files, runs
 from contract.files import OUTPUT
 from contract.text import duration, listed
 
-#: Files that a thread of a logger writes whatever the program does: TensorBoard's, W&B's, MLflow's,
-#: Aim's and Comet's, and logs.
+#: Files that a thread of a logger writes even while the program hangs: TensorBoard's, W&B's,
+#: MLflow's, Aim's and Comet's, and logs.
 TRACKERS: Final = re.compile(
     r"tfevents|/(wandb|mlruns|mlflow\.db|\.aim|\.cometml-runs)(/|$)|/logs?/[^/]*$|"
     r"\.log(\.\d+)?$|/nohup\.out$"
 )
-#: A job whose newest file was saved so long before its end is warned.
+#: A job whose newest file is older than this at its end has a warning.
 _OLD_S: Final = 3600
 
 
@@ -57,7 +57,7 @@ def newest_work(changed: Mapping[str, int]) -> int:
 
 
 def shortfall(newest_ns: int, now: float) -> str:
-    """What a job's files lack at its end, in words; "" for nothing.
+    """Warning about the files of a job at its end; "" if nothing is missing.
 
     Args:
         newest_ns: the newest change of a saved file, Unix time; 0: none is saved.

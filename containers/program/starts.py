@@ -18,7 +18,7 @@ from store.bucket import Bucket
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramStart:
-    """A start of a program on all of its nodes, as each node is told."""
+    """A start of a program on all of its nodes, as each node receives it."""
 
     number: int
     nodes: tuple[int, ...]

@@ -116,7 +116,7 @@ def alive() -> list[NodeInfo]:
     )
 
 
-def start_launcher(told: LaunchSpec, node: NodeInfo) -> Any:
+def start_launcher(spec: LaunchSpec, node: NodeInfo) -> Any:
     """An actor that holds all of a node, so that nothing else is placed there."""
     return (
         ray.remote(Launcher)
@@ -126,7 +126,7 @@ def start_launcher(told: LaunchSpec, node: NodeInfo) -> Any:
             max_concurrency=16,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
-        .remote(told)
+        .remote(spec)
     )
 
 
@@ -163,7 +163,7 @@ def after(ends: Sequence[Ended | None], *, is_lost: bool, can_grow: bool) -> Nex
 
 
 def first_failure(ends: Iterable[Ended | None]) -> Ended | None:
-    """The end that failed first, of those that were not told to end."""
+    """The end that failed first, of programs that no SIGTERM of ours has ended."""
     failed = [ended for ended in ends if ended and ended.code and not ended.was_told]
     return min(failed, key=lambda ended: ended.at, default=None)
 
@@ -178,9 +178,9 @@ class Seat:
     launcher: Any
     """The actor."""
     start: int = -1
-    """The one that it was told last."""
+    """Number of the start that was ordered last."""
     status: Status = field(default_factory=Status)
-    """What it answered last,"""
+    """Its last answer,"""
     heard_at: float = 0.0
     """to a question of that time, by the monotonic clock."""
     asked: Any = None
@@ -265,8 +265,8 @@ def unfit(seats: Sequence[Seat]) -> list[Seat]:
 class NodeGroup:
     """A program on its nodes, from the start of the job to its end."""
 
-    def __init__(self, told: LaunchSpec) -> None:
-        self._told, self._order = told, told.order
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec, self._order = spec, spec.order
         self._seats: list[Seat] = []
         self._leaving: set[str] = set()  # ids of nodes that go, or cannot be used
         self._start = -1
@@ -312,7 +312,7 @@ class NodeGroup:
 
     def report(self, reason: str) -> None:
         """Log why the job ends."""
-        report(reason, storage=self._told.storage, run=self._order.run, job=self._job)
+        report(reason, storage=self._spec.storage, run=self._order.run, job=self._job)
 
     # --- nodes
     def _gather(self) -> int | None:
@@ -351,7 +351,7 @@ class NodeGroup:
             of_order = self._order.nodes
             self._nodes = Range(of_order.low + 1, of_order.high + 1)
         for number, node in self._free():
-            launcher = start_launcher(self._told, node)
+            launcher = start_launcher(self._spec, node)
             self._seats.append(Seat(number=number, node=node, launcher=launcher))
         self._seats.sort(key=lambda seat: seat.number)
 
@@ -394,8 +394,8 @@ class NodeGroup:
         self._apart = joined.Apart()
         say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
-        if self._told.storage:
-            bucket = open_bucket(f"{self._told.storage}/{runs.output_prefix(self._order.run)}")
+        if self._spec.storage:
+            bucket = open_bucket(f"{self._spec.storage}/{runs.output_prefix(self._order.run)}")
             numbers = [seat.number for seat in self._seats]
             try:
                 restored = until_answered(
@@ -425,6 +425,8 @@ class NodeGroup:
         return self._watch()
 
     def _watch(self) -> int | None:
+        """Wait until a started program has to be ended, and end it; the exit code, or None where it
+        must be started again."""
         step = Next.WAIT
         while step is Next.WAIT and not self._stopped:
             self._look()
@@ -434,24 +436,30 @@ class NodeGroup:
         ran_s = time.monotonic() - self._began  # what it writes last may take long
         # After a failure, or a loss without notice, what the program saves now does not count.
         counts = step in (Next.WAIT, Next.AGAIN) and not self._is_surprised
-        saved = self._end_all(self._order.grace_s if counts else times.COMMAND_STOP_S)
+        lost = self._end_all(self._order.grace_s if counts else times.COMMAND_STOP_S)
         if step is Next.FAILED:
             return self._failure()
-        if step is Next.REPLACED:
-            saved = ["another job has taken over the files of the run"]
-        lack = shortfall(self._newest_ns, time.time()) if self._told.storage else ""
+        if step is Next.AGAIN:
+            return self._again(ran_s)
+
+        # The job has to end, or the program has ended well: what of its files is missing?
+        lack = shortfall(self._newest_ns, time.time()) if self._spec.storage else ""
         if step is Next.WAIT:
             if lack:
                 say(f"warning: {lack}")
             return exits.TERMINATED
-        if step is not Next.AGAIN:
-            if not saved or not self._told.storage:
-                lacks = "; ".join(filter(None, (self._hidden, lack, self._apart.words)))
-                if reason := success(self._errors, self._order.run, lacks):
-                    self.report(reason)
-                return exits.OK
-            self.report(f"files lost: {'; '.join(saved)}")
+        if step is Next.REPLACED:
+            lost = ["another job has taken over the files of the run"]
+        if lost and self._spec.storage:
+            self.report(f"files lost: {'; '.join(lost)}")
             return exits.FILES_LOST
+        lacks = "; ".join(filter(None, (self._hidden, lack, self._apart.words)))
+        if reason := success(self._errors, self._order.run, lacks):
+            self.report(reason)
+        return exits.OK
+
+    def _again(self, ran_s: float) -> int | None:
+        """None where the program is started again; the exit code after too many short starts."""
         if ran_s >= _LONG_RUN_S:
             self._in_vain = 0
         self._in_vain += self._is_surprised
@@ -506,9 +514,9 @@ class NodeGroup:
         # Where its processes are, and what they have noted.
         is_last = verdict is Verdict.HUNG
         calls = {seat.launcher.look.remote(seat.number, is_last): seat for seat in running}
-        told = [answer for _, answer in answers(calls, _LOST_S)]
-        found = [each for each_node, _ in told for each in each_node]
-        errors = [each for _, of_node in told for each in of_node]
+        looks = [answer for _, answer in answers(calls, _LOST_S)]
+        found = [each for of_node, _ in looks for each in of_node]
+        errors = [each for _, of_node in looks for each in of_node]
         numbers = listed([f"node {seat.number}" for seat in running])
         parts = (
             f"the program has ended on the other nodes, and not on {numbers}" if has_ended else "",
@@ -522,7 +530,7 @@ class NodeGroup:
             return Next.WAIT
 
         # Silent for too long: a program that has done its work is ended, another one fails.
-        is_over = watch.are_over(found, step=self._life.step) and len(told) == len(running)
+        is_over = watch.are_over(found, step=self._life.step) and len(looks) == len(running)
         if has_ended and is_over and not errors:
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
             return Next.DONE
@@ -544,10 +552,10 @@ class NodeGroup:
     # --- what it writes into its run
     def _note_start(self) -> None:
         """Record that the program runs on all nodes, and where each of them is."""
-        if not (self._told.storage and self._job):
+        if not (self._spec.storage and self._job):
             return
         if self._recorder is None:
-            self._recorder = open_recorder(self._told.storage, self._order.run, self._job)
+            self._recorder = open_recorder(self._spec.storage, self._order.run, self._job)
         self._recorder.begin(time.time(), resumes=self._restored_at)
         places = {seat.number: seat.node.address for seat in self._seats}
         addresses = tuple(places.get(number, "") for number in range(max(places) + 1))
@@ -570,7 +578,7 @@ class NodeGroup:
         if self._recorder:
             self._recorder.step(time.time(), step)
         is_due = not self._paces or now - self._paces[-1][0] >= progress.EVERY_S
-        if not (step and is_due and self._told.storage):
+        if not (step and is_due and self._spec.storage):
             return
         self._paces.append((now, step))
         began, first = self._paces[0]
@@ -591,7 +599,7 @@ class NodeGroup:
         records = {} if reached is None else {runs.PROGRESS_FILE: reached.to_json()}
         if self._recorder:
             records[runs.job_activity(self._job)] = self._recorder.activity.to_json()
-        given = (self._told.storage, self._order.run, records)
+        given = (self._spec.storage, self._order.run, records)
         self._writing = threading.Thread(target=write_records, args=given, daemon=True)
         self._writing.start()
         return self._writing
@@ -624,7 +632,7 @@ class NodeGroup:
 
     @property
     def _errors(self) -> list[Error]:
-        """Those that the program's processes have noted, on all nodes."""
+        """Errors that the program's processes have noted, on all nodes."""
         return [error for seat in self._seats if seat.ended for error in seat.ended.errors]
 
     @property
@@ -665,7 +673,7 @@ def main() -> int:
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # every ref is awaited
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     group = NodeGroup(spec)
-    # After ray.init, which sets a handler of its own.
+    # After ray.init, which sets its own handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, group.stop)
     try:

@@ -28,7 +28,7 @@ class Task:
     health: str
     """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``, as the container's own check reports."""
     address: str
-    """Of its network interface; "" while it has none."""
+    """IP address of its network interface; "" while it has none."""
     runtime_id: str
     """Id of the container on its host."""
     host: str
