@@ -31,7 +31,7 @@ TWO_STEPS: Final = {
     "ddp": ("--preset", "digits", "--epochs", "1", "--batch-per-worker", "700"),
     "fsdp": ("--preset", "tiny", "--max-steps", "2"),
 }
-#: Platform of the hosts, whatever machine builds.
+#: Platform of the hosts, on any machine that builds.
 PLATFORM: Final = "linux/amd64"
 #: Prefix of the labels with the versions of ray, torch and transformers.
 LABEL: Final = "ecs-train."
@@ -284,15 +284,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def publish(options: argparse.Namespace) -> dict[str, str | dict[str, str]]:
-    """What the command does; return what it prints: ``tag``, and for each node its ``image`` and,
-    once pushed, ``digest``."""
+    """Build, try out and push; return the tag, and for each node its ``image`` and, once pushed,
+    ``digest``."""
     tag = _tag(options)
     docker = DockerCommand()
     repositories = {nodes.HEAD: options.head, nodes.WORKER: options.worker}
     registry = ""
-    if any(repositories.values()) and not all(repositories.values()):
+    if bool(options.head) != bool(options.worker):
         raise InputError("give both --head and --worker, or neither")
-    if not all(repositories.values()) and not options.no_push:
+    if not (options.head or options.no_push):
         repositories, password = repositories_of_the_stack()
         registry = repositories[nodes.HEAD].partition("/")[0]
         docker.log_in(registry, password=password)
@@ -327,36 +327,47 @@ def _publish(
 ) -> dict[str, str | dict[str, str]]:
     images = {node: f"{uri or f'ecs-train-{node}'}:{tag}" for node, uri in repositories.items()}
     done = {node: {"image": image} for node, image in images.items()}
-    there = set() if options.no_push else {node for node in images if docker.has(images[node])}
+
+    # What is pushed already is left alone.
+    there = [] if options.no_push else sorted(node for node in images if docker.has(images[node]))
     if there and options.tag and not options.no_build:
         raise PublishError(
-            f"{images[min(there)]} is there already, perhaps of other sources, and tags cannot be "
+            f"{images[there[0]]} is there already, perhaps of other sources, and tags cannot be "
             "replaced: give another --tag"
         )
-    for node in sorted(there):
-        print(f"publish: {images[node]} is there already", file=sys.stderr)
-    missing = {node: image for node, image in images.items() if node not in there}
-    if missing and not options.no_build:
-        arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
-        if base := setting(ROOT, "base_image"):
-            arguments.insert(0, f"BASE_IMAGE={base}")
-        if index := os.environ.get("TORCH_INDEX"):
-            arguments.insert(0, f"TORCH_CPU_INDEX={index}")
+    for node in there:
+        _say(f"{images.pop(node)} is there already")
+
+    # The rest is built, tried out and pushed.
+    if images and not options.no_build:
         build(
             docker,
-            targets=missing,
+            targets=images,
             git_sha=commit(),
-            build_arguments=arguments,
+            build_arguments=_build_arguments(options),
             options=options.build_option,
             platform=PLATFORM,
         )
-        for image in () if options.no_try_out else missing.values():
+        for image in () if options.no_try_out else images.values():
             try_out(docker, image)
-            print(f"publish: {image}: two steps of each recipe succeeded", file=sys.stderr)
-    if not options.no_push:
-        for node, image in missing.items():
-            done[node]["digest"] = push(docker, image)
+            _say(f"{image}: two steps of each recipe succeeded")
+    for node, image in () if options.no_push else images.items():
+        done[node]["digest"] = push(docker, image)
     return {"tag": tag, **done}
+
+
+def _build_arguments(options: argparse.Namespace) -> list[str]:
+    """Arguments of the Dockerfile: of the environment, of ``cdk.json``, of the command line."""
+    given = {
+        "TORCH_CPU_INDEX": os.environ.get("TORCH_INDEX"),
+        "BASE_IMAGE": setting(ROOT, "base_image"),
+    }
+    found = [f"{name}={value}" for name, value in given.items() if value]
+    return [*found, f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
+
+
+def _say(text: str) -> None:
+    print(f"publish: {text}", file=sys.stderr)
 
 
 @faults.command()

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 import typer
 
-from contract import exits, faults, nodes, runs
+from contract import exits, faults, runs
 from contract.errors import InputError
+from contract.instance_types import Prices
 from contract.job import Hold, JobStatus
 from contract.runs import PROGRESS_FILE
 from contract.text import counted, dollars, duration
@@ -20,9 +21,8 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import DENIED, CliError
 from trainctl.aws.jobs import JobExecution, QueuePlace
-from trainctl.aws.logs import LogLine
 from trainctl.aws.tasks import Task
-from trainctl.job_log import JobLog, Printer
+from trainctl.job_log import JobLog
 from trainctl.polling import Polling
 from trainctl.pricing import cost_of, usd_so_far
 from training.record.progress import Progress
@@ -41,7 +41,7 @@ class Waits(NamedTuple):
     until: float | None = None
     """Unix time at which that has an end; None: not known."""
     hold: Hold | None = None
-    """How long its hosts stay, where its command has failed."""
+    """The time that its hosts stay, where its command has failed."""
 
     def words(self, now: float) -> str:
         """``waiting for 1 x g5.xlarge``, or ``its host was lost; trying again in 28 s``."""
@@ -51,27 +51,18 @@ class Waits(NamedTuple):
         return f"{self.reason} in {duration(left)}" if left > 0 else f"{self.reason} now"
 
 
-def follow(
-    deployment: Deployment,
-    name: str,
-    *,
-    node: int | None = None,
-    tail: int | None = None,
-    printer: Printer | None = None,
-) -> int:
-    """Show a job's log until it ends; return what the command should exit with.
+def follow(deployment: Deployment, name: str, *, log: JobLog | None = None) -> int:
+    """Print a job's log until it ends; return the exit code of the command.
 
     Ctrl-C leaves the job running, and prints how to come back.
 
     Args:
         deployment: where it runs.
         name: its id.
-        node: only what its command printed on this node.
-        tail: how many of those that are there already; all by default.
-        printer: how they are shown; as text by default.
+        log: its lines and how they are printed; all of them, as text, by default.
     """
     try:
-        job = watch(deployment, name, node=node, tail=tail, printer=printer or Printer())
+        job = watch(deployment, name, log=log or JobLog(deployment.logs))
     except KeyboardInterrupt:
         output.say(
             f"\nDetached; the job keeps running.\n  follow it   trainctl logs {name} --follow\n"
@@ -86,18 +77,16 @@ def watch(
     deployment: Deployment,
     name: str,
     *,
-    node: int | None = None,
-    tail: int | None = None,
-    printer: Printer | None = None,
+    log: JobLog | None = None,
     clock: Callable[[], float] = time.time,
 ) -> JobExecution:
     """Watch a job to its end, with a line that shows its state.
 
     Args:
-        printer: shows its log; None: its log is not read.
+        log: printed meanwhile; None: it is not read.
         clock: Unix time in seconds.
     """
-    jobs, log = deployment.jobs, JobLog(deployment.logs, node=node)
+    jobs = deployment.jobs
     polling = Polling(is_local=deployment.is_local)
     tasks: dict[str, Task] = {}
     num_heads = 0
@@ -106,29 +95,29 @@ def watch(
     said = ""
     with output.ProgressLine(clock=clock) as progress:
         while True:
+            # Its nodes are read less often than its state: they take five calls.
             job = jobs.find(name)
-            # Its nodes are asked for less often than its state.
             if has_new_nodes := job.is_over or polling.nodes_are_due():
                 found = [*jobs.heads(job), *jobs.workers(job)] if tasks else jobs.all_nodes(job)
                 # Tasks that ECS has forgotten since still have logs.
                 tasks |= {task.id: task for task in found}
             seen = [*tasks.values()]
-            heads = [task for task in seen if task.node != nodes.WORKER]
+
+            # A head replaces another one: that was lost, or its pool has no hosts.
+            heads = [task for task in seen if task.is_head]
             if len(heads) > max(1, num_heads):
-                # Of a job with several pools: the keeper's, with AWS's words.
-                why = heads[-2].stopped_reason.partition("[no_capacity] ")[2]
-                output.say(f"{why or 'the head was lost'}; another one takes over")
+                output.say(f"{_end_of_head(heads[-2])}; another one takes over")
             num_heads = len(heads)
-            lines: list[LogLine] = []
-            if printer:
-                lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
-                printer.print(lines)
+
+            # The log, of which the last line is a program's state.
+            lines = log.print_new(job, seen) if log else []
+            if lines:
                 # A progress bar writes many states into one line of a log.
-                said = re.split("[\r\n]", lines[-1].text.strip())[-1] if lines else said
-            tail = None
+                said = re.split("[\r\n]", lines[-1].text.strip())[-1]
             if job.is_over:
                 break
-            # It is written about as often as the nodes are asked for.
+
+            # The state line. Progress is written about as often as the nodes are read.
             if has_new_nodes:
                 reached = progress_of(deployment, job)
             figures = reached.brief() if reached else said
@@ -136,10 +125,16 @@ def watch(
             progress.update(waits.reason or "running", line=_line(job, waits, seen, figures))
             polling.wait(changed=bool(lines) or waits != before)
     assert job.ended is not None
-    if printer and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
+    if log and datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
-        printer.print(log.new(job, seen))
+        log.print_new(job, seen)
     return job
+
+
+def _end_of_head(head: Task) -> str:
+    """Reason why a head ended that another one replaces, in words."""
+    # Of a job with several pools: the keeper's, with AWS's words.
+    return head.stopped_reason.partition("[no_capacity] ")[2] or "the head was lost"
 
 
 def _line(
@@ -152,7 +147,7 @@ def _line(
     """
     if waits.reason:
         return waits.words if waits.until else None
-    heads = [task.since for task in tasks if task.since and task.node != nodes.WORKER]
+    heads = [task.since for task in tasks if task.since and task.is_head]
     began = min(heads, default=job.began).timestamp()
 
     def running(now: float) -> str:
@@ -173,44 +168,58 @@ def waiting(
         tasks: all that it has had. Workers that have ended are replaced, and so waited for, only
             where the head has asked ECS for others.
     """
-    heads = [task for task in tasks if task.node != nodes.WORKER]
-    workers = [task for task in tasks if task.node == nodes.WORKER]
     if hold := hold_of(deployment, job):
         reason = f"its command has failed, exit code {hold.code}; its hosts are released"
         return Waits(reason, hold.until, hold)
-    # Hosts of its order: the deployment may have others by now.
-    hosts = job.prices or deployment.shape.prices(deployment.region)
-    jobs, status = deployment.jobs, heads[-1].status if heads else ""
+    jobs, heads = deployment.jobs, [task for task in tasks if task.is_head]
     if not heads and (place := jobs.queue(deployment.shape.limits).get(job.id)):
         return Waits(f"queued: {place.words}")
-    if not heads or not (heads[-1].is_starting or status == "RUNNING"):
+
+    # Between two heads.
+    status = heads[-1].status if heads else ""
+    if status != "RUNNING" and not any(task.is_starting for task in heads[-1:]):
         if pause := jobs.pause(job):
             reason, until = pause
             return Waits(f"{reason.removeprefix('failed: ')}; trying again", until)
         end = "its nodes to end" if heads else "the head to be started"
         return Waits(f"waiting for {end}")
+
+    # Hosts of its order: the deployment may have others by now.
+    hosts = job.prices or deployment.shape.prices(deployment.region)
+    asked = deployment if explains else None
     if status == "PROVISIONING":
-        why = _refusal(deployment, heads[-1:]) if explains else ""
+        why = _refusal(asked, heads[-1:])
         return Waits(f"waiting for 1 x {hosts.head.type}, for the head{why}")
     if status != "RUNNING":
         return Waits("waiting for the head to pull its image and start")
+    workers = [task for task in tasks if not task.is_head]
+    return Waits(_workers_to_come(asked, job, workers, hosts))
+
+
+def _workers_to_come(
+    asked: Deployment | None, job: JobExecution, workers: Sequence[Task], hosts: Prices
+) -> str:
+    """Workers that a job waits for while its head runs, in words; empty if it has all of them.
+
+    Args:
+        asked: the deployment that knows why no host comes; None: it is not asked.
+    """
     # Beyond the fewest that it may have, it waits for those that it has asked for.
     to_come = max(0, job.spec.nodes.low - len(workers)) if job.spec else 0
     present = [task for task in workers if not task.has_stopped]
     to_come += sum(task.status == "PROVISIONING" for task in present)
     if to_come:
-        why = _refusal(deployment, present) if explains else ""
-        pool = next((f" in pool {task.pool}" for task in present if hosts.pools), "")
+        pool = f" in pool {present[0].pool}" if hosts.pools and present else ""
         host = hosts.workers_in(present[-1].pool if present else "")
-        return Waits(f"waiting for {to_come} x {host.type}{pool}{why}")
+        return f"waiting for {to_come} x {host.type}{pool}{_refusal(asked, present)}"
     if pulling := [task for task in present if task.is_starting]:
-        workers_left = f"{len(pulling)} of {counted(len(present), 'worker')}"
-        return Waits(f"waiting for {workers_left} to pull the image and start")
-    return Waits()
+        left = f"{len(pulling)} of {counted(len(present), 'worker')}"
+        return f"waiting for {left} to pull the image and start"
+    return ""
 
 
 def hold_of(deployment: Deployment, job: JobExecution) -> Hold | None:
-    """How long the hosts of a job stay that has failed; None: they do not."""
+    """The time that the hosts of a failed job stay; None: they are released."""
     if not (job.spec and job.spec.hold_s):
         return None
     with contextlib.suppress(InputError):
@@ -219,20 +228,20 @@ def hold_of(deployment: Deployment, job: JobExecution) -> Hold | None:
     return None
 
 
-def _refusal(deployment: Deployment, tasks: Sequence[Task]) -> str:
+def _refusal(deployment: Deployment | None, tasks: Sequence[Task]) -> str:
     """AWS's sentence why no host comes for the tasks that wait for one, after a colon."""
     for task in tasks:
-        if task.status == "PROVISIONING" and task.since:
+        if deployment and task.status == "PROVISIONING" and task.since:
             said = deployment.cluster.refusal(task.kind, task.pool, since=task.since)
             return f": {said}" if said else ""
     return ""
 
 
 def stop(deployment: Deployment, job: JobExecution) -> bool:
-    """End a job for its user; return whether it ends now.
+    """End a job for its user; return true if it ends now.
 
-    Else it was called off, by a user who may stop no execution: the keeper ends it when it next
-    asks whether it is its turn.
+    Else it was canceled by a user without the right to stop executions: the keeper ends it at its
+    next look at the queue.
     """
     from botocore.exceptions import ClientError
 
@@ -251,7 +260,7 @@ def stop(deployment: Deployment, job: JobExecution) -> bool:
 def wait_until_gone(
     deployment: Deployment, name: str, *, hear: Callable[[str], None] = lambda _text: None
 ) -> JobExecution:
-    """Wait until a job that was told to stop has ended, and all of its nodes too.
+    """Wait until a stopped job and all of its nodes have ended.
 
     Args:
         hear: called with what is waited for.

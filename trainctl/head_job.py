@@ -14,7 +14,7 @@ from trainctl import follow, job_plan, run_list
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError
-from trainctl.job_log import Printer
+from trainctl.job_log import JobLog
 from training import recipes
 
 
@@ -57,6 +57,6 @@ def run_command(
     job_plan.check(deployment, plan)
     job_plan.ask(plan, yes=yes)
     job = job_plan.start(deployment, plan)
-    if code := follow.follow(deployment, job, printer=Printer(on_stderr=True)):
+    if code := follow.follow(deployment, job, log=JobLog(deployment.logs, on_stderr=True)):
         raise CliError(f"{job} did not succeed; the reason is in its log above", exit_code=code)
     return job

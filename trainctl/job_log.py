@@ -25,15 +25,31 @@ class JobLog:
     Lines are in the order of their times, as far as they were there at the same call.
     """
 
-    def __init__(self, logs: NodeLogs, *, node: int | None = None) -> None:
-        """``node``: only what the job's command printed on this node, where it runs on all."""
-        self._logs, self._node = logs, node
+    def __init__(
+        self,
+        logs: NodeLogs,
+        *,
+        node: int | None = None,
+        tail: int | None = None,
+        as_json: bool = False,
+        on_stderr: bool = False,
+    ) -> None:
+        """
+        Args:
+            node: only what the job's command printed on this node, where it runs on all.
+            tail: how many of the lines that are there at the first call; all by default.
+        """
+        self._logs, self._node, self._tail = logs, node, tail
+        self._as_json, self._on_stderr = as_json, on_stderr
         self._known: set[str] = set()
         self._newest = 0
         self._seen: dict[str, int] = {}
 
     def new(self, job: JobExecution, tasks: Sequence[Task]) -> list[LogLine]:
         """Lines that are new since the last call. ``tasks``: the job's nodes."""
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            return self.last(job, tasks, tail)
         first = self._first(job)
         again = max(first, self._newest, _ms(datetime.now(tz=UTC)) - _SKEW_MS)
         read = self._started(tasks)
@@ -57,6 +73,12 @@ class JobLog:
         self._newest = since + _LATE_MS  # nothing before that is read again
         fresh = self._fresh(read, lines)
         return fresh[max(0, len(fresh) - number) :]
+
+    def print_new(self, job: JobExecution, tasks: Sequence[Task]) -> list[LogLine]:
+        """Print the new lines; return them."""
+        lines = self.new(job, tasks)
+        show(lines, as_json=self._as_json, on_stderr=self._on_stderr)
+        return lines
 
     def _is_wanted(self, line: LogLine) -> bool:
         return self._node in (None, nodes.labelled_node(line.text))
@@ -87,7 +109,7 @@ def _ms(moment: datetime) -> int:
 def label(line: LogLine) -> str:
     """Prefix of a line: nothing on the head, and the node's number, which it has already,
     where a program runs on all nodes."""
-    if line.task.node != nodes.WORKER or nodes.labelled_node(line.text) is not None:
+    if line.task.is_head or nodes.labelled_node(line.text) is not None:
         return ""
     return f"[worker {line.task.id[:6]}] "
 
@@ -97,18 +119,13 @@ def text(line: LogLine) -> str:
     return f"{label(line)}{line.text}"
 
 
-class Printer:
-    """Prints lines."""
-
-    def __init__(self, *, as_json: bool = False, on_stderr: bool = False) -> None:
-        self._as_json, self._on_stderr = as_json, on_stderr
-
-    def print(self, lines: Sequence[LogLine]) -> None:
-        for line in lines:
-            if self._as_json:
-                print(json.dumps(values(line)), flush=True)
-            else:
-                output.print_text(text(line), on_stderr=self._on_stderr)
+def show(lines: Sequence[LogLine], *, as_json: bool = False, on_stderr: bool = False) -> None:
+    """Print lines: text, or a JSON object each."""
+    for line in lines:
+        if as_json:
+            print(json.dumps(values(line)), flush=True)
+        else:
+            output.print_text(text(line), on_stderr=on_stderr)
 
 
 def values(line: LogLine) -> dict[str, object]:

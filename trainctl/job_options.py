@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, product
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Final
@@ -32,6 +34,8 @@ MAX_HOURS: Final = MAX_SECONDS / 3600
 START_S: Final = 3600
 #: Number of worker nodes that the GPUs of a job do not decide.
 _ANY: Final = -1
+#: The deployment in each pool of a job, its worker nodes, and why pools are left out.
+Ladder = tuple[dict[str, ClusterShape], Range | None, list[str]]
 
 
 class On(StrEnum):
@@ -253,12 +257,10 @@ class JobOptions:
 
     @property
     def names_pools(self) -> bool:
-        """Whether it asks for certain hosts."""
+        """True if the user has chosen the hosts."""
         return bool(self.pool or self.gpus or self.market)
 
-    def ladder(
-        self, shape: ClusterShape, nodes: Range | None
-    ) -> tuple[dict[str, ClusterShape], Range | None, list[str]]:
+    def ladder(self, shape: ClusterShape, nodes: Range | None) -> Ladder:
         """The deployment in each pool of the job, by name, in the order in which they are tried;
         its worker nodes; and why others that have the GPUs are left out, or none has them.
 
@@ -274,58 +276,42 @@ class JobOptions:
         if self.pool or not self.names_pools:
             names = self.pools or (DEFAULT_POOL,)
             return {name: shape.in_pool(name) for name in names}, nodes, []
+        return self._by_gpus(shape, nodes)
+
+    def _by_gpus(self, shape: ClusterShape, nodes: Range | None) -> Ladder:
+        """``ladder``, of the pools that have ``gpus`` and are of ``market``."""
         markets = [[each] for each in self.market.split(",")] if self.market else [[*MARKETS]]
-        if self.market and {*self.market.split(",")} - {*MARKETS}:
+        if {*chain(*markets)} - {*MARKETS}:
             raise UsageError(f"--market is {self.market}: give one or more of {', '.join(MARKETS)}")
-        wanted = self.gpus.lower().split(",") if self.gpus else [shape]
+        kinds = self.gpus.lower().split(",") if self.gpus else [None]
+        # Where a type's hosts have more GPUs or fewer: those of which the job needs the fewest.
+        offers = [
+            sorted(_offers(shape, kind, each_has=nodes is not None), key=itemgetter(1))
+            for kind in kinds
+        ]
+
         there = shape.in_pools
         found: dict[str, ClusterShape] = {}
         why: dict[str, str] = {}
-        fitting = [
-            {
-                name: number
-                for name, each in there.items()
-                if (number := _nodes_with(each, kind, each_has=nodes is not None)) is not None
-            }
-            for kind in wanted
-        ]
-        # Where a type's hosts have more GPUs or fewer: those of which the job needs the fewest.
-        in_order = [
-            (name, number)
-            for numbers in fitting
-            for market in markets
-            for name, number in sorted(numbers.items(), key=itemgetter(1))
-            if there[name].market in market
-        ]
-        for name, number in in_order:
-            if name in found:
-                continue
-            each = there[name]
-            first = next(iter(found.values()), each)
-            own = nodes if number == _ANY else Range(number, number)
-            most = own.high if own else 0
-            if most > each.max_workers:
-                why[name] = f"it has {counted(each.max_workers, 'node')} at most"
-            elif each.gpus != first.gpus:
-                gpus = counted(each.gpus.per_node, "GPU")
-                why[name] = f"it has {gpus} per node, not {first.gpus.per_node}"
-            elif own and nodes and own != nodes:
-                why[name] = f"{counted(most, 'node')} of it would have these GPUs, not {nodes}"
-            elif first.efa and not each.efa and most != 1:
-                why[name] = "it has no EFA"
-            else:
-                found[name] = each
-                why.pop(name, None)
-                nodes = own or nodes
-        left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items()]
+        for of_kind, market in product(offers, markets):
+            for name, number in of_kind:
+                each, own = there[name], nodes if number == _ANY else Range(number, number)
+                if name in found or each.market not in market:
+                    continue
+                first = next(iter(found.values()), each)
+                why[name] = _misfit(each, first, own=own, nodes=nodes)
+                if not why[name]:
+                    found[name], nodes = each, own
+
+        left_out = [f"pool {name} is left out: {reason}" for name, reason in why.items() if reason]
         if not found:
             has = ", ".join(f"{name} ({each.words})" for name, each in there.items())
             asked = f"--gpus {self.gpus or 'of the default'}, --market {self.market or 'any'}"
             raise UsageError("; ".join([f"{asked}: no pool fits, of {has}", *left_out]))
         unknown = [
             f"no pool has {kind!r} of --gpus"
-            for kind, each in zip(wanted, fitting, strict=True)
-            if not each
+            for kind, of_kind in zip(kinds, offers, strict=True)
+            if not of_kind
         ]
         return found, nodes, [*left_out, *unknown]
 
@@ -364,22 +350,53 @@ class JobOptions:
         return min(enough, shape.max_job_hours * 3600)
 
 
-def _nodes_with(shape: ClusterShape, wanted: str | ClusterShape, *, each_has: bool) -> int | None:
-    """Worker nodes that have these GPUs together, such as ``a10g:4``, or where ``each_has`` them
-    those of another deployment's; ``_ANY``: each number of them; None: they have others."""
-    gpu, number = shape.worker.gpu, shape.worker.num_gpus
-    if isinstance(wanted, ClusterShape):
-        return _ANY if (gpu, number) == (wanted.worker.gpu, wanted.worker.num_gpus) else None
-    kind, _, count = wanted.partition(":")
-    # "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4.
-    if not kind or not gpu:
-        return None
-    if not re.search(rf"\b{re.escape(kind)}\b", gpu.name.lower().replace(" ", "-")):
-        return None
-    if not count or each_has or not count.isdecimal():
-        return _ANY if count in ("", str(number)) else None
-    nodes, more = divmod(int(count) - shape.gpus.num_workers(0), number)
-    return None if more or nodes < shape.min_nodes else nodes
+def _misfit(
+    shape: ClusterShape, first: ClusterShape, *, own: Range | None, nodes: Range | None
+) -> str:
+    """Reason why a pool cannot be one of a job's; empty if it can.
+
+    Args:
+        first: the job's first pool.
+        own: worker nodes of this pool that have the GPUs; None: any number of them.
+        nodes: those of the job; None: not decided yet.
+    """
+    most = own.high if own else 0
+    if most > shape.max_workers:
+        return f"it has {counted(shape.max_workers, 'node')} at most"
+    if shape.gpus != first.gpus:
+        return f"it has {counted(shape.gpus.per_node, 'GPU')} per node, not {first.gpus.per_node}"
+    if nodes and own != nodes:
+        return f"{counted(most, 'node')} of it would have these GPUs, not {nodes}"
+    return "it has no EFA" if first.efa and not shape.efa and most != 1 else ""
+
+
+def _offers(
+    shape: ClusterShape, wanted: str | None, *, each_has: bool
+) -> Iterator[tuple[str, int]]:
+    """Pools with GPUs such as ``a10g:4``, and the worker nodes that have them together.
+
+    ``_ANY`` stands for any number of nodes.
+
+    Args:
+        wanted: None: as the deployment's own hosts have.
+        each_has: each node has so many, not all together.
+    """
+    kind, _, count = (wanted or "").partition(":")
+    for name, there in shape.in_pools.items():
+        gpu, number = there.worker.gpu, there.worker.num_gpus
+        # "NVIDIA A100-SXM4-80GB" is an a100, and an L40S is no l4.
+        words = gpu.name.lower().replace(" ", "-") if kind and gpu else ""
+        if wanted is None:
+            has_it = (gpu, number) == (shape.worker.gpu, shape.worker.num_gpus)
+        else:
+            has_it = re.search(rf"\b{re.escape(kind)}\b", words) is not None
+        if has_it and (each_has or not count.isdecimal()):
+            if count in ("", str(number)):
+                yield name, _ANY
+        elif has_it:
+            nodes, more = divmod(int(count) - there.gpus.num_workers(0), number)
+            if nodes >= there.min_nodes and not more:
+                yield name, nodes
 
 
 def check_nodes(shape: ClusterShape, wanted: Range) -> Range:

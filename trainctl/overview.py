@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from contract.nodes import WORKER
 from contract.runs import RESULT_FILE
 from contract.text import age, dollars, duration, percent, significant, utc
 from trainctl import follow, job_log, run_list
@@ -25,13 +24,18 @@ from trainctl.job_log import JobLog
 from trainctl.pricing import cost_of, costs_of, goodput_of
 from training.record.progress import Progress
 
-#: Reasons of AWS, and of a job's autoscaler, that tell nothing of a node that has done its work.
+#: Reasons of AWS, and of a job's autoscaler, for a node that has done its work.
 _ROUTINE: Final = ("Essential container exited", "Ray's autoscaler: not needed any more")
 #: Columns of a list of jobs, and those that a narrow terminal leaves out first.
 COLUMNS: Final = ("job", "state", "nodes", "done", "age", "cost", "who")
 OPTIONAL: Final = ("nodes", "done", "who", "cost")
 #: Columns of a job's nodes.
 NODES: Final = ("node", "task", "status", "address", "why it ended")
+#: Figures of a ``result.json`` that deserve a note.
+_NOTES: Final = {
+    "skipped_steps": "skipped steps: {}, whose loss or gradient was not a number",
+    "damaged_lines": "damaged lines left out of metrics.jsonl: {}",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,7 @@ class Row:
     @property
     def who(self) -> str:
         """Its submitter, without the domain."""
-        return self.job.spec.submitter.partition("@")[0] if self.job.spec else ""
+        return self.job.submitter.partition("@")[0]
 
     @property
     def cells(self) -> list[str]:
@@ -72,7 +76,7 @@ class Row:
 
 
 def rows_of(deployment: Deployment, jobs: Sequence[JobExecution]) -> list[Row]:
-    """Rows of jobs, in their order; what ended long ago costs no call of its own."""
+    """Rows of jobs, in their order; one that ended long ago costs no extra call."""
     is_there = any(not job.is_over for job in jobs)
     queue = deployment.jobs.queue(deployment.shape.limits) if is_there else {}
     nodes = deployment.jobs.all_nodes_of(jobs)
@@ -152,31 +156,19 @@ class View:
         return _state(self.job, self.place, self.waits)
 
     def words(self) -> dict[str, str]:
-        """All of it but its nodes and lines, by what it is; what is not known is left out."""
-        job, spec, result = self.job, self.job.spec, self.result
-        queued = ""
-        if began := min((task.since for task in self.tasks if task.since), default=None):
-            waited_s = round((began - job.began).total_seconds())
-            queued = f", {duration(waited_s)} of it before its head ran" if waited_s > 0 else ""
-        notes = []
-        if skipped := result.get("skipped_steps"):
-            notes.append(f"skipped steps: {skipped}, whose loss or gradient was not a number")
-        if damaged := result.get("damaged_lines"):
-            notes.append(f"damaged lines left out of metrics.jsonl: {damaged}")
+        """All of it but its nodes and lines, by label; what is not known is left out."""
+        job, spec, result, usd = self.job, self.job.spec, self.result, self.cost.usd
         said = "" if self._is_counted else "".join(map(job_log.text, self.lines[-1:]))
         reached = [self.progress.line() if self.progress else "", said.strip()]
-        state, usd = job.reason, self.cost.usd
-        if waits := self.waits.words(time.time()):
-            state = waits if waits.startswith("waiting") else f"{self.state}: {waits}"
-        by_whom = f" by {spec.submitter}" if spec and spec.submitter else ""
+        notes = [text.format(result[name]) for name, text in _NOTES.items() if result.get(name)]
         rows = {
             "job": job.id,
             "run": job.run,
             "recipe": job.recipe,
-            "state": f"queued: {self.place.words}" if self.place else state,
+            "state": self._reason(),
             "progress": ", ".join(filter(None, reached)),
-            "submitted": utc(job.began) + by_whom,
-            "lasted" if job.is_over else "for": f"{follow.lasted(job)}{queued}",
+            "submitted": utc(job.began) + (f" by {job.submitter}" if job.submitter else ""),
+            "lasted" if job.is_over else "for": f"{follow.lasted(job)}{self._queued()}",
             "deadline": utc(self.deadline) if self.deadline else "",
             "command": shlex.join(spec.command) if spec else "",
             "nodes": _nodes(job, self.tasks),
@@ -188,6 +180,21 @@ class View:
             "note": "; ".join(notes),
         }
         return {name: text for name, text in rows.items() if text}
+
+    def _reason(self) -> str:
+        """Its state in a sentence: ``waiting for 2 x g5.xlarge``."""
+        if self.place:
+            return f"queued: {self.place.words}"
+        waits = self.waits.words(time.time())
+        if not waits or waits.startswith("waiting"):
+            return waits or self.job.reason
+        return f"{self.state}: {waits}"
+
+    def _queued(self) -> str:
+        """``, 3 min of it before its head ran``; empty if it did not wait."""
+        began = min((task.since for task in self.tasks if task.since), default=self.job.began)
+        waited_s = round((began - self.job.began).total_seconds())
+        return f", {duration(waited_s)} of it before its head ran" if waited_s > 0 else ""
 
     def _trained(self) -> str:
         """``81.20% of 3.52 paid host hours``; empty if unknown."""
@@ -227,7 +234,7 @@ def _nodes(job: JobExecution, tasks: Sequence[Task]) -> str:
     ordered = job.spec.nodes
     if ordered.low == ordered.high:
         return ordered.words
-    workers = [task for task in tasks if task.node == WORKER]
+    workers = [task for task in tasks if not task.is_head]
     if job.is_over:
         return f"{ordered.words}; {len(workers)} started"
     return f"{ordered.words}; {sum(task.status == 'RUNNING' for task in workers)} running"

@@ -71,7 +71,12 @@ class Cost:
     @property
     def seconds(self) -> dict[str, float] | None:
         """Run time of its nodes, by kind; None: not known."""
-        return None if self.paid is None else _seconds(self.paid)
+        if self.paid is None:
+            return None
+        seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
+        for each in self.paid:
+            seconds[nodes.HEAD if each.is_head else nodes.WORKER] += each.seconds
+        return seconds
 
 
 def cost_of(deployment: Deployment, job: JobExecution, tasks: Sequence[Task] | None = None) -> Cost:
@@ -157,21 +162,13 @@ def _usd(prices: Prices, paid: Sequence[Paid]) -> float | None:
     return usd
 
 
-def _seconds(paid: Sequence[Paid]) -> dict[str, float]:
-    """Run time of nodes, by kind."""
-    seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
-    for each in paid:
-        seconds[nodes.HEAD if each.is_head else nodes.WORKER] += each.seconds
-    return seconds
-
-
 def paid_of(tasks: Sequence[Task], *, now: datetime) -> list[Paid] | None:
     """The time of each node that is paid for; None if one has ended at an unknown time."""
     if any(task.has_stopped and task.stopped is None for task in tasks):
         return None
     return [
         Paid(
-            is_head=task.kind == nodes.HEAD,
+            is_head=task.is_head,
             pool=task.pool,
             pulled=task.pulled.timestamp(),
             started=task.started.timestamp() if task.started else None,

@@ -19,6 +19,7 @@ from trainctl.__main__ import app
 from trainctl.help import WIDTH
 from training import command as recipe_command
 from training import recipes
+from training.recipe import Recipe
 
 DOCS: Final = ROOT / "docs"
 _HEAD = """\
@@ -96,25 +97,23 @@ def settings_page() -> str:
         values = [str(value).lower() for value in usual or own.values()]
         shown = ", ".join(values + [f"`{each}`: {own[each]}" for each in own if usual])
         lines.append(wrapped(f"`{name}` ({shown or 'empty'}): {meaning}", "* "))
-    known: dict[str, tuple[object, str]] = {}
-    for recipe in recipes.ALL:
-        names = [*recipe.presets]
-        presets_text = f"Presets: {', '.join(names)}. The defaults are those of the first one."
-        lines.append(f"\n## Of recipe {recipe.name}\n\n{wrapped(presets_text)}\n")
-        listed = recipe_command.listed(recipe, names[0])
-        rows: dict[str, tuple[object, str]] = {
-            each.option: (each.default, each.help) for each in listed
-        }
-        same = [option for option, row in rows.items() if known.get(option) == row]
-        if same:
-            options = ", ".join(f"`{option}`" for option in same)
-            lines.append(wrapped(f"As for `{recipes.ALL[0].name}`: {options}.") + "\n")
-        lines += [
-            wrapped(f"`{option}` ({str(default) or 'empty'}): {text}", "* ")
-            for option, (default, text) in rows.items()
-            if option not in same
-        ]
-        known = known or rows
+    return "".join([*lines, *map(_of_recipe, recipes.ALL)])
+
+
+def _of_recipe(recipe: Recipe) -> str:
+    """Settings of a recipe; those that are as for the first recipe are only named."""
+    first, presets = recipes.ALL[0], [*recipe.presets]
+    listed = recipe_command.listed(recipe, presets[0])
+    known = [] if recipe is first else recipe_command.listed(first, next(iter(first.presets)))
+    head = f"Presets: {', '.join(presets)}. The defaults are those of the first one."
+    lines = [f"\n## Of recipe {recipe.name}\n\n{wrapped(head)}\n"]
+    if same := ", ".join(f"`{each.option}`" for each in listed if each in known):
+        lines.append(wrapped(f"As for `{first.name}`: {same}.") + "\n")
+    lines += [
+        wrapped(f"`{each.option}` ({str(each.default) or 'empty'}): {each.help}", "* ")
+        for each in listed
+        if each not in known
+    ]
     return "".join(lines)
 
 

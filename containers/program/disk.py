@@ -46,7 +46,9 @@ _TEMPORARY: Final = re.compile(
     r"(ray|program|matplotlib|.*-notice|tmp\w{8}|(job-|program-|requirements-|pymp-).*|"
     r"torch(inductor|elastic)_.*|\.(X11|ICE|font)-unix|(uv|pip|cuda|nv|triton|hsperfdata).*)"
 )
-#: Other folders are looked through for so long.
+#: Folders of the system, in which no program writes files.
+_SYSTEM: Final = frozenset(map(Path, ("/proc", "/sys", "/dev")))
+#: Longest search of other folders.
 _LOOK_S: Final = 3.0
 
 
@@ -174,7 +176,7 @@ class Disk:
         base = folders[0].parent
         places = [base, *({*_writable()} - {base})]  # the nearest folders come first
         known = {*folders, *places, *(base / each for each in _OURS)}
-        known |= {Path("/proc"), Path("/sys"), Path("/dev"), Path(CACHE_DIR), Path(SHARED_DIR)}
+        known |= {*_SYSTEM, Path(CACHE_DIR), Path(SHARED_DIR)}
         temporary = _temporary()
         found, until = list[tuple[str, int]](), time.monotonic() + _LOOK_S
         for place in places:
@@ -246,9 +248,12 @@ def _writable() -> list[Path]:
     """Folders outside of a program's own in which it may write."""
     found = _temporary()
     if os.geteuid():  # root may write everywhere
-        tops = [path for path in Path("/").iterdir() if path.name not in ("proc", "sys", "dev")]
-        # What is in a temporary folder is looked at with it, but for what Ray and others write.
-        inner = [path for top in tops if top not in found for path in _inner(top)]
+        tops = {*Path("/").iterdir()} - _SYSTEM
+        inner: list[Path] = []
+        # A temporary folder is searched as a whole, but for what Ray and others write.
+        for top in tops - found:
+            with contextlib.suppress(OSError):
+                inner += top.iterdir()
         for path in [*tops, *inner]:
             if os.access(path, os.W_OK) and path.is_dir() and not path.is_symlink():
                 found.add(path.resolve())
@@ -257,15 +262,8 @@ def _writable() -> list[Path]:
 
 def _written(entry: os.DirEntry[str], since: float) -> int:
     """Bytes of a file that was written since a Unix time; 0 of all else."""
-    with contextlib.suppress(OSError):  # it is gone
+    with contextlib.suppress(OSError):  # it was removed
         status = entry.stat(follow_symlinks=False)
         if stat.S_ISREG(status.st_mode) and status.st_ctime >= since:
             return status.st_size
     return 0
-
-
-def _inner(folder: Path) -> list[Path]:
-    try:
-        return [*folder.iterdir()]
-    except OSError:
-        return []

@@ -32,9 +32,9 @@ The order of calls is all that keeps a node from harming its successors:
     a round:   pieces -> list -> mark -> no newer start? -> it is saved
     removal:   which round do all nodes have? -> no newer start? -> remove what only older ones name
 
-A newer start claims before it looks, so it sees each mark whose node was told that it is saved. No
-key is used twice: a deletion that arrives late finds nothing. A node removes only what it has
-written in this start; what is older, the next start sweeps.
+A newer start claims before it looks, so it sees the mark of each round that a node reports as
+saved. No key is used twice: a deletion that arrives late finds nothing. A node removes only what it
+has written in this start; the next start sweeps what is older.
 
 Errors of the bucket are logged once and tried again. Only ``begin`` and ``restore`` raise one, if
 trying again cannot help.
@@ -65,8 +65,8 @@ from containers.program.s3_files import (
     open_bucket,
     until_answered,
 )
-from containers.program.selection import Selection, newest_work
-from containers.program.starts import ProgramStart, begin
+from containers.program.selection import above_limits, is_kept, limits, newest_work
+from containers.program.starts import ProgramStart, begin, newest_start
 from contract import faults, files, runs, times
 from contract.errors import InputError
 from contract.files import Claim, FileList, Mark, SavedFile, common_round, sha256_of
@@ -96,7 +96,7 @@ class Moment:
     number: int
     """Number of the round."""
     at_ns: float
-    """T in Unix nanoseconds; infinite once the program has ended."""
+    """T in Unix nanoseconds; infinite if it is final."""
     look: Look
     own: Mapping[str, FileState]
     """The files that the round should have."""
@@ -104,6 +104,11 @@ class Moment:
     """Names of those that are above the limits and matter."""
     trouble: Exception | None = None
     """Error of the bucket, for what had to be read at T."""
+
+    @property
+    def is_final(self) -> bool:
+        """True once the program has ended: nothing changes any more."""
+        return self.at_ns == math.inf
 
 
 def open_mirror(
@@ -122,7 +127,7 @@ def open_mirror(
         options: of ``Mirror``.
     """
     disk = Disk(folders, options.get("keep", ()))
-    return Mirror(disk, open_bucket(address, client), **{"others": disk.others, **options})
+    return Mirror(disk, open_bucket(address, client), **options)
 
 
 class Mirror:
@@ -139,7 +144,6 @@ class Mirror:
         limit_bytes: int = runs.OUTPUT_LIMIT_BYTES,
         keep: Sequence[str] = (),
         skip: Sequence[str] = (),
-        others: Callable[[float], Sequence[tuple[str, int]]] = lambda _since: (),
         say: Callable[[str], None] = say_to_log,
         clock: Clock = time,
         make_pool: Callable[[], Executor] = lambda: ThreadPoolExecutor(PARALLEL),
@@ -148,7 +152,6 @@ class Mirror:
         limit_bytes: of more than that, ``OUTPUT`` is kept first, and then the newest files.
         keep: patterns of files that count as those in ``OUTPUT`` do.
         skip: patterns of files that are not saved.
-        others: path and bytes of files elsewhere that were written since a Unix time.
         make_pool: threads for uploads and downloads.
         """
         self.bucket = bucket
@@ -161,10 +164,8 @@ class Mirror:
         self.worked_ns = 0
         """The same, without files of trackers: their threads write in a deadlock, too."""
         self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
-        self._say, self._clock, self._others = say, clock, others
-        self._selection = Selection(
-            keep=keep, skip=skip, limit_bytes=limit_bytes, say_once=self._say_once
-        )
+        self._limit_bytes, self._keep, self._skip = limit_bytes, keep, skip
+        self._say, self._clock = say, clock
         self._began = clock.time()  # the program, once restore() has ended
         self._whole_ns = 0.0  # T of the newest round that is saved
         self._make_pool = make_pool
@@ -173,8 +174,8 @@ class Mirror:
         self._until = math.inf  # by the monotonic clock: the files must have been sent
         self._trouble: Exception | None = None  # in the last round
         self._said: set[str] = set()
-        # Only each so many rounds, if the last one took longer. A power of two, so that slow and
-        # fast nodes meet.
+        # Save one in so many rounds if the last one took longer than a round. A power of two, so
+        # that slow and fast nodes save the same rounds.
         self._stride = 1
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
         self._given: dict[
@@ -200,7 +201,7 @@ class Mirror:
 
         Args:
             start: of the program on all nodes; by default it is begun here, on this node only.
-            should_stop: whether the node has to end; asked while files are on their way.
+            should_stop: true if the node has to end; asked while files are downloaded.
 
         Raises:
             InputError: the bucket refuses, or holds what it should not, or another job has taken
@@ -219,10 +220,13 @@ class Mirror:
             self._tell(f"{num} restored from {self.bucket.uri}")
 
     def _restore(self, should_stop: Callable[[], bool]) -> int:
-        """Of a name that several nodes have, the file of the latest start is the program's: with
-        other nodes, other ranks may lie on each. Of one start, own files come first, then those of
-        other nodes by number, which are not saved as this node's own. The first node takes over
-        the files of nodes that no longer take part."""
+        """Restore the base of the start; return the number of files.
+
+        If several nodes have a file of one name, the latest start's is restored: with other nodes,
+        other ranks may lie on each. Within a start, own files come first, then those of other
+        nodes by number, which are not saved as this node's own. The first node takes over the
+        files of nodes that no longer take part.
+        """
         base, present = self._start.base, self._start.nodes
         mine = {self._node}
         if self._node == min(present):
@@ -233,6 +237,8 @@ class Mirror:
             self._code = {
                 name: seen.link or self._disk.digest(name) for name, seen in look.files.items()
             }
+
+        # Of each name, the newest file.
         wanted: dict[str, tuple[int, SavedFile]] = {}
         for node in sorted(base, key=lambda node: (node != self._node, node)):
             for file in FileList.from_json(self._get(base[node])).files:
@@ -240,6 +246,25 @@ class Mirror:
                 is_newer = before is None or before[1].start < file.start
                 if is_newer and not self._is_older_than_its_code(file):
                     wanted[file.name] = (node, file)
+
+        # Links come last: no file is written through one.
+        in_order = sorted((file for _, file in wanted.values()), key=lambda file: file.link != "")
+        saved = [file for file in in_order if self._create(file.name)]
+        self._download(saved, should_stop)
+        found = {file.name: self._disk.finish(file) for file in saved}
+
+        # Later rounds know what lies here by now, and what of it is this node's.
+        self._given = {name: look.files[name] for name in self._code} | found
+        for name, seen in found.items():
+            node, file = wanted[name]
+            if node in mine:
+                del self._given[name]
+                self._known[name] = (seen, file)
+        self._objects = {sha256_of(key): key for key in self._pieces}
+        return len(found)
+
+    def _download(self, saved: Sequence[SavedFile], should_stop: Callable[[], bool]) -> None:
+        """Write the content of files that were begun."""
         is_over = threading.Event()
 
         def fetch(name: str, offset: int, key: str) -> None:
@@ -247,11 +272,8 @@ class Mirror:
             if not is_over.is_set():  # the folders may be another start's by now
                 self._disk.write(name, offset, data)
 
-        # Links come last: no file is written through one.
-        saved = sorted((file for _, file in wanted.values()), key=lambda file: file.link != "")
         pool = self._make_pool()
         try:
-            saved = [file for file in saved if self._create(file.name)]
             pending = {
                 pool.submit(fetch, file.name, index * files.PIECE, key)
                 for file in saved
@@ -266,20 +288,9 @@ class Mirror:
         finally:
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
-        found = {file.name: self._disk.finish(file) for file in saved}
-        self._given = {name: look.files[name] for name in self._code}
-        for name, seen in found.items():
-            node, file = wanted[name]
-            self._given[name] = seen
-            if node in mine:
-                del self._given[name]
-                self._known[name] = (seen, file)
-        pieces = {key for _, file in self._known.values() for key in file.pieces}
-        self._objects = {sha256_of(key): key for key in pieces}
-        return len(found)
 
     def _create(self, name: str) -> bool:
-        """Begin a file that is restored; return whether that can be."""
+        """Begin a file that is restored; return false if the code is in its way."""
         try:
             self._disk.create(name)
         except (FileExistsError, IsADirectoryError, NotADirectoryError):
@@ -346,7 +357,7 @@ class Mirror:
         self._until = min(self._until, self._clock.monotonic() + within_s)
 
     def _has_time(self, seconds: float = 0) -> bool:
-        """True if more than so many seconds are left."""
+        """True if more seconds than these are left."""
         return self._until - self._clock.monotonic() > seconds
 
     # --- rounds
@@ -374,18 +385,26 @@ class Mirror:
         look = self._disk.look()
         for sentence in look.refused:
             self._say_once(sentence)
-        own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
-        own = self._selection.without_skipped(own)
-        new = {name: seen for name, seen in own.items() if not self._is_restored(name, seen)}
-        changed = {name: seen.changed_ns for name, seen in new.items()}
+        own = {
+            name: seen
+            for name, seen in look.files.items()
+            if self._given.get(name) != seen and not files.matches(name, self._skip)
+        }
+        changed = {
+            name: seen.changed_ns for name, seen in own.items() if not self._is_restored(name, seen)
+        }
         self.newest_ns = max(changed.values(), default=0)
         self.worked_ns = newest_work(changed)
-        left_out = self._selection.above_limits(own)
+        left_out = above_limits(own, keep=self._keep, limit_bytes=self._limit_bytes)
+        if left_out:
+            self._say_once(
+                limits(own, left_out, limit_bytes=self._limit_bytes),
+                subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
+            )
         lost = {
             name
             for name in left_out
-            if self._selection.is_kept(name)
-            or (name in new and own[name].changed_ns > self._whole_ns)
+            if is_kept(name, self._keep) or changed.get(name, 0) > self._whole_ns
         }
         own = {name: seen for name, seen in own.items() if name not in left_out}
         # Until it is known to be saved.
@@ -398,7 +417,7 @@ class Mirror:
 
     def _warn_of_others(self) -> None:
         """Name the files in other places that the program has written so far."""
-        if found := self._others(self._began):
+        if found := self._disk.others(self._began):
             size = byte_size(sum(size for _, size in found))
             self._say_once(
                 f"warning: {counted(len(found), 'file')} ({size}) outside the working folder and "
@@ -408,7 +427,7 @@ class Mirror:
             )
 
     def round(self, moment: Moment) -> bool:
-        """Save what was there at T; return whether all of it is saved."""
+        """Save what was there at T; return true if all of it is saved."""
         with self._busy:
             return self._round(moment) and not self.lost
 
@@ -423,7 +442,7 @@ class Mirror:
             within_s: how long that may take, from now on; None: as long as it needs.
 
         Returns:
-            Whether all is saved. ``lost`` names what is not.
+            True if all is saved. ``lost`` names what is not.
         """
         if not self._is_on:
             return not self.is_replaced  # the program has not run since its files were saved
@@ -450,9 +469,9 @@ class Mirror:
             # The end counts for later rounds, and not for one that other nodes are saving now.
             if self._round(self._look(self._number() + 1, math.inf)):
                 return not self.lost  # what is above the limit stays so
-            trouble = self._trouble  # a disk's own errors do not pass
+            trouble = self._trouble
             may_pass = trouble is not None and faults.is_passing(trouble)
-            may_pass = may_pass and getattr(trouble, "errno", None) is None
+            may_pass = may_pass and getattr(trouble, "errno", None) is None  # no error of a disk
             waited = self._clock.monotonic() - began
             is_over = waited > times.FILES_REFUSED_S and not may_pass
             if is_over or not self._is_on or not self._has_time(pause):
@@ -461,7 +480,7 @@ class Mirror:
             pause = min(2 * pause, self._every_s, LONGEST_PAUSE_S)
 
     def _round(self, moment: Moment) -> bool:
-        """Save a round; return whether it is one."""
+        """Save a round; return true if it is complete."""
         if not self._is_on:
             return False
         before, self._trouble = self._trouble, None
@@ -482,12 +501,12 @@ class Mirror:
         return is_round
 
     def _copy(self, moment: Moment) -> bool:
-        """Save a round; return whether it is one. ``lost`` names what it lacks.
+        """Save a round; return true if it is complete. ``lost`` names what it lacks.
 
         Raises:
             what the bucket raises, and ReplacedError.
         """
-        began, is_final = self._clock.monotonic(), moment.at_ns == math.inf
+        began, is_final = self._clock.monotonic(), moment.is_final
         now = moment.look if is_final else self._disk.look()
         rests = {
             name: then
@@ -497,37 +516,8 @@ class Mirror:
         trouble = moment.trouble or self._upload(rests, goes_on=is_final)
         if trouble is not None and not is_final:
             raise trouble  # what is there already is not sent again
-        waits = {name: 0 for name in self._waits if name in now.files}
-        entries: dict[str, SavedFile] = {}
-        late: set[str] = set()
 
-        def wait_for(name: str, key: str) -> bool:
-            """Whether a round is none without a file as it was; not if that never ends."""
-            num = self._waits.get(key, 0)
-            waits[key] = num + 1
-            if num < _PATIENCE or is_final:
-                late.add(name)
-            return name in late
-
-        for folder, changed_ns in moment.look.folders.items():
-            if changed_ns > moment.at_ns:  # a file that was there at T may be gone
-                wait_for(folder, "")
-        for name, then in sorted(moment.own.items()):
-            if self._has(name, then):
-                entries[name] = self._known[name][1]
-                if name not in rests and self._waits.get(name, 0) >= _PATIENCE:
-                    waits[name] = self._waits[name]  # saved as it is, and still without rest
-            # Files of changing names may come and go all the time.
-            elif not wait_for(name, name if name in now.files else ""):
-                if name in self._known:
-                    entries[name] = self._known[name][1]
-                if name in now.files:
-                    self._say_once(
-                        f"{name} keeps changing and is too large to copy meanwhile; it is saved "
-                        "once it stops changing"
-                    )
-        self._waits = waits
-        found = FileList(files=tuple(entries[name] for name in sorted(entries)))
+        found, late = self._entries(moment, now, rests)
         if late:
             self.lost = sorted(late.union(moment.lost))
             if is_final:
@@ -538,18 +528,62 @@ class Mirror:
             return False
         self._publish(moment.number, "end" if is_final else "", found)
         self.lost = sorted(moment.lost)
-        if not is_final:
-            self._whole_ns = self._whole_ns if moment.lost else moment.at_ns
-            self._known = {name: each for name, each in self._known.items() if name in now.files}
-            took_s = max(self._every_s, self._clock.monotonic() - began)
-            self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
-            with contextlib.suppress(*ERRORS):
-                self._remove_unused()
+        if is_final:
+            return True
+
+        # What the next round needs.
+        self._whole_ns = self._whole_ns if moment.lost else moment.at_ns
+        self._known = {name: each for name, each in self._known.items() if name in now.files}
+        took_s = max(self._every_s, self._clock.monotonic() - began)
+        self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
+        with contextlib.suppress(*ERRORS):
+            self._remove_unused()
         return True
+
+    def _entries(
+        self, moment: Moment, now: Look, rests: Collection[str]
+    ) -> tuple[FileList, set[str]]:
+        """The files of a round, and the names of those that keep it from being one: they are not
+        saved as they were, and may be soon."""
+        waits = {name: 0 for name in self._waits if name in now.files}
+        entries: list[SavedFile] = []
+        late: set[str] = set()
+
+        def wait_for(name: str, key: str) -> bool:
+            """Count a round that lacks a file as it was; true if it is none for that reason."""
+            waits[key] = self._waits.get(key, 0) + 1
+            if is_late := waits[key] <= _PATIENCE or moment.is_final:
+                late.add(name)
+            return is_late
+
+        for folder, changed_ns in moment.look.folders.items():
+            if changed_ns > moment.at_ns:  # a file that was there at T may have been removed
+                wait_for(folder, "")
+        for name, then in sorted(moment.own.items()):
+            if self._has(name, then):
+                if name not in rests and self._waits.get(name, 0) >= _PATIENCE:
+                    waits[name] = self._waits[name]  # saved as it is, and still without rest
+            # Files of changing names may come and go all the time.
+            elif wait_for(name, name if name in now.files else ""):
+                continue
+            elif name in now.files:
+                self._say_once(
+                    f"{name} keeps changing and is too large to copy meanwhile; it is saved "
+                    "once it stops changing"
+                )
+            if name in self._known:
+                entries.append(self._known[name][1])
+        self._waits = waits
+        return FileList(files=tuple(entries)), late
 
     def _has(self, name: str, seen: FileState) -> bool:
         """True if a file has been sent as it was seen."""
         return name in self._known and self._known[name][0] == seen
+
+    @property
+    def _pieces(self) -> set[str]:
+        """Keys of the objects that make up the known files."""
+        return {key for _, file in self._known.values() for key in file.pieces}
 
     # --- uploads
     def _upload(
@@ -563,7 +597,7 @@ class Mirror:
 
         Args:
             as_they_are: files that may change meanwhile.
-            goes_on: whether an error of the bucket does not keep other files from being sent.
+            goes_on: send the other files after an error of the bucket.
 
         Returns:
             The first error of the bucket.
@@ -602,15 +636,17 @@ class Mirror:
             # An upload that hangs, or that botocore tries again, must not keep the list waiting.
             while pending and self._has_time(-_GRACE_S) and (goes_on or trouble is None):
                 done, pending = wait(pending, _GRACE_S, FIRST_EXCEPTION)
-                for error in (each.exception() for each in done):
-                    trouble = error if isinstance(error, Exception) else trouble
+                for each in done:
+                    if isinstance(error := each.exception(), Exception):
+                        trouble = error
             for name, futures in parts.items():
-                if all(each.done() and not each.exception() and each.result() for each in futures):
+                keys = [each.result() for each in futures if each.done() and not each.exception()]
+                if len(pieces := tuple(filter(None, keys))) == len(futures):
                     seen = due[name]
                     file = SavedFile(
                         name=name,
                         size=seen.size,
-                        pieces=tuple(each.result() or "" for each in futures),
+                        pieces=pieces,
                         mode=seen.mode,
                         modified_ns=seen.modified_ns,
                         link=seen.link,
@@ -640,7 +676,7 @@ class Mirror:
 
     def _check_is_current(self) -> None:
         """Raise ReplacedError if there is a newer start."""
-        newest = max(files.start_numbers(self.bucket.keys(files.STARTS)), default=0)
+        newest = newest_start(self.bucket)
         if newest > self._start.number:
             claim = self.bucket.get(files.start_key(newest))
             # The same head is about to tell this node.
@@ -655,14 +691,13 @@ class Mirror:
         if own is None:
             return
         self._check_is_current()
-        gone = [number for number in self._lists if number < own.round]
-        for number in gone:
+        older = [number for number in self._lists if number < own.round]
+        for number in older:
             del self._lists[number]
-        used = {key for _, file in self._known.values() for key in file.pieces}
-        dead = self._written - used.union(*self._lists.values())
+        dead = self._written - self._pieces.union(*self._lists.values())
         # First: a request that fails may have removed them.
         self._objects = {name: key for name, key in self._objects.items() if key not in dead}
-        old = [Mark(start=self._start.number, round=each, node=self._node).key for each in gone]
+        old = [Mark(start=self._start.number, round=each, node=self._node).key for each in older]
         self.bucket.delete([*old, *sorted(dead)])
         self._written -= dead
 

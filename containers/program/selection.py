@@ -1,7 +1,7 @@
 """Selection of a program's files: which of them are saved, and which first."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from containers.program.disk import FileState
@@ -9,63 +9,46 @@ from contract import files, runs
 from contract.files import OUTPUT
 from contract.text import duration, listed
 
-#: Files that a thread of a logger writes whatever the program does: TensorBoard's, W&B's, MLflow's,
-#: Aim's and Comet's, and logs.
+#: Files that a thread of a logger writes even while the program hangs: TensorBoard's, W&B's,
+#: MLflow's, Aim's and Comet's, and logs.
 TRACKERS: Final = re.compile(
     r"tfevents|/(wandb|mlruns|mlflow\.db|\.aim|\.cometml-runs)(/|$)|/logs?/[^/]*$|"
     r"\.log(\.\d+)?$|/nohup\.out$"
 )
-#: A job whose newest file was saved so long before its end is warned.
+#: A job whose newest file is older than this at its end has a warning.
 _OLD_S: Final = 3600
 
 
-class Selection:
-    """Choice among the files of one node, for one start of its program."""
+def is_kept(name: str, keep: Sequence[str]) -> bool:
+    """True if the user has said that a file must be saved, by its place or by a pattern."""
+    return name.startswith(f"{OUTPUT}/") or files.matches(name, keep)
 
-    def __init__(
-        self,
-        *,
-        keep: Sequence[str],
-        skip: Sequence[str],
-        limit_bytes: int,
-        say_once: Callable[..., None],
-    ) -> None:
-        """Args:
-        keep: patterns of files that count as those in ``OUTPUT`` do.
-        skip: patterns of files that are not saved.
-        say_once: logs a sentence; with a ``subject``, the first one about it.
-        """
-        self._keep, self._skip, self._limit_bytes = keep, skip, limit_bytes
-        self._say_once = say_once
 
-    def without_skipped(self, own: Mapping[str, FileState]) -> dict[str, FileState]:
-        """Those of some files that the user wants to be saved."""
-        return {name: seen for name, seen in own.items() if not files.matches(name, self._skip)}
+def above_limits(
+    own: Mapping[str, FileState], *, keep: Sequence[str], limit_bytes: int
+) -> set[str]:
+    """Names of a node's files that are not saved: what the user keeps comes first, then the newest
+    files."""
+    size, num = limit_bytes, runs.OUTPUT_LIMIT_FILES
+    left_out: set[str] = set()
+    for name in sorted(own, key=lambda name: (not is_kept(name, keep), -own[name].modified_ns)):
+        if own[name].size <= size and num:
+            size, num = size - own[name].size, num - 1
+        else:
+            left_out.add(name)
+    return left_out
 
-    def is_kept(self, name: str) -> bool:
-        """True if the user has said that a file must be saved."""
-        return name.startswith(f"{OUTPUT}/") or files.matches(name, self._keep)
 
-    def above_limits(self, own: Mapping[str, FileState]) -> set[str]:
-        """Names of the files that are not kept: ``OUTPUT`` comes first, then the newest files."""
-        size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
-        left_out: set[str] = set()
-        for name in sorted(own, key=lambda name: (not self.is_kept(name), -own[name].modified_ns)):
-            if own[name].size <= size and num:
-                size, num = size - own[name].size, num - 1
-            else:
-                left_out.add(name)
-        if left_out:
-            total = sum(seen.size for seen in own.values())
-            self._say_once(
-                f"{len(left_out):,} files are not saved: {listed(sorted(left_out))}. The folders "
-                f"hold {total / 2**30:.1f} GiB in {len(own):,} files, and at most "
-                f"{self._limit_bytes / 2**30:.0f} GiB in {runs.OUTPUT_LIMIT_FILES:,} files are "
-                "kept: those in $TRAIN_OUTPUT and of --keep-files first, then the newest. Download "
-                "data to $TRAINING_CACHE_DIR, or give --skip-files",
-                subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
-            )
-        return left_out
+def limits(own: Mapping[str, FileState], left_out: Collection[str], *, limit_bytes: int) -> str:
+    """Warning that names files above the limits."""
+    total = sum(seen.size for seen in own.values())
+    return (
+        f"{len(left_out):,} files are not saved: {listed(sorted(left_out))}. The folders "
+        f"hold {total / 2**30:.1f} GiB in {len(own):,} files, and at most "
+        f"{limit_bytes / 2**30:.0f} GiB in {runs.OUTPUT_LIMIT_FILES:,} files are "
+        "kept: those in $TRAIN_OUTPUT and of --keep-files first, then the newest. Download "
+        "data to $TRAINING_CACHE_DIR, or give --skip-files"
+    )
 
 
 def newest_work(changed: Mapping[str, int]) -> int:
@@ -74,7 +57,7 @@ def newest_work(changed: Mapping[str, int]) -> int:
 
 
 def shortfall(newest_ns: int, now: float) -> str:
-    """What a job's files lack at its end, in words; "" for nothing.
+    """Warning about the files of a job at its end; "" if nothing is missing.
 
     Args:
         newest_ns: the newest change of a saved file, Unix time; 0: none is saved.

@@ -18,7 +18,7 @@ from store.bucket import Bucket
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramStart:
-    """A start of a program on all of its nodes, as each node is told."""
+    """A start of a program on all of its nodes, as each node receives it."""
 
     number: int
     nodes: tuple[int, ...]
@@ -39,7 +39,7 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> ProgramS
         what the bucket raises, and InputError.
     """
     writer = writer or uuid.uuid4().hex
-    number = max([0, *files.start_numbers(bucket.keys(files.STARTS))]) + 1
+    number = newest_start(bucket) + 1
     content = Claim(writer=writer, nodes=tuple(nodes)).to_json()
     while not bucket.create(files.start_key(number), content):
         number += 1
@@ -47,19 +47,20 @@ def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> ProgramS
         # Only now: what counts as saved is seen here, or its node sees the claim.
         base, of_round = _newest(bucket, number)
         bucket.create(files.base_key(number), files.base_to_json(base))
-        if _is_newest(bucket, number):
+        if newest_start(bucket) == number:
             with contextlib.suppress(*ERRORS):
                 _sweep(bucket, number, base)
     except InputError:
         # A newer start may have removed it meanwhile.
-        if _is_newest(bucket, number):
+        if newest_start(bucket) == number:
             raise
         raise InputError("another job has just taken them over") from None
     return ProgramStart(number=number, nodes=tuple(nodes), writer=writer, base=base, round=of_round)
 
 
-def _is_newest(bucket: Bucket, number: int) -> bool:
-    return max(files.start_numbers(bucket.keys(files.STARTS))) == number
+def newest_start(bucket: Bucket) -> int:
+    """Number of the newest start that has been claimed; 0: there is none."""
+    return max(files.start_numbers(bucket.keys(files.STARTS)), default=0)
 
 
 def _newest(bucket: Bucket, before: int) -> tuple[dict[int, str], int]:

@@ -116,7 +116,7 @@ def alive() -> list[NodeInfo]:
     )
 
 
-def start_launcher(told: LaunchSpec, node: NodeInfo) -> Any:
+def start_launcher(spec: LaunchSpec, node: NodeInfo) -> Any:
     """An actor that holds all of a node, so that nothing else is placed there."""
     return (
         ray.remote(Launcher)
@@ -126,7 +126,7 @@ def start_launcher(told: LaunchSpec, node: NodeInfo) -> Any:
             max_concurrency=16,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
-        .remote(told)
+        .remote(spec)
     )
 
 
@@ -144,11 +144,11 @@ class Next(Enum):
 
 
 def after(ends: Sequence[Ended | None], *, is_lost: bool, can_grow: bool) -> Next:
-    """What comes next.
+    """Decide about a started program.
 
     Args:
         ends: of the program on each of its nodes; None where it runs.
-        is_lost: a node is, on which the program had not ended well.
+        is_lost: a node is lost on which the program had not ended well.
         can_grow: it may be started again on more nodes.
     """
     if any(ended and ended.was_replaced for ended in ends):
@@ -157,14 +157,13 @@ def after(ends: Sequence[Ended | None], *, is_lost: bool, can_grow: bool) -> Nex
         return Next.AGAIN
     if first_failure(ends):
         return Next.FAILED
-    if not any(ended is None for ended in ends):
+    if None not in ends:
         return Next.DONE
-    is_whole = all(ended is None for ended in ends)
-    return Next.AGAIN if can_grow and is_whole else Next.WAIT
+    return Next.AGAIN if can_grow and not any(ends) else Next.WAIT
 
 
 def first_failure(ends: Iterable[Ended | None]) -> Ended | None:
-    """The end that failed first, of those that were not told to end."""
+    """The end that failed first, of programs that no SIGTERM of ours has ended."""
     failed = [ended for ended in ends if ended and ended.code and not ended.was_told]
     return min(failed, key=lambda ended: ended.at, default=None)
 
@@ -179,9 +178,9 @@ class Seat:
     launcher: Any
     """The actor."""
     start: int = -1
-    """The one that it was told last."""
+    """Number of the start that was ordered last."""
     status: Status = field(default_factory=Status)
-    """What it answered last,"""
+    """Its last answer,"""
     heard_at: float = 0.0
     """to a question of that time, by the monotonic clock."""
     asked: Any = None
@@ -266,8 +265,8 @@ def unfit(seats: Sequence[Seat]) -> list[Seat]:
 class NodeGroup:
     """A program on its nodes, from the start of the job to its end."""
 
-    def __init__(self, told: LaunchSpec) -> None:
-        self._told, self._order = told, told.order
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec, self._order = spec, spec.order
         self._seats: list[Seat] = []
         self._leaving: set[str] = set()  # ids of nodes that go, or cannot be used
         self._start = -1
@@ -313,8 +312,7 @@ class NodeGroup:
 
     def report(self, reason: str) -> None:
         """Log why the job ends."""
-        storage, job = self._told.storage, os.environ.get(ENV_JOB, "")
-        report(reason, storage=storage, run=self._order.run, job=job)
+        report(reason, storage=self._spec.storage, run=self._order.run, job=self._job)
 
     # --- nodes
     def _gather(self) -> int | None:
@@ -323,26 +321,14 @@ class NodeGroup:
         has_said = False
         while not self._stopped:
             self._look()
-            gone = [seat for seat in self._seats if seat.node.id in self._leaving]
-            self._seats = [seat for seat in self._seats if seat not in gone]
-            for seat in gone:
-                ray.kill(seat.launcher)  # Ray has nothing to wait for on this node then
-                if seat.is_lost and seat.heard_at and not seat.status.leaves_at:
-                    # Perhaps only its launcher died. A node that can start no other one is lost.
-                    self._leaving.remove(seat.node.id)
-            if any(node.is_head for node in alive()):
-                of_order = self._order.nodes
-                self._nodes = Range(of_order.low + 1, of_order.high + 1)
-            for number, node in self._free():
-                launcher = start_launcher(self._told, node)
-                self._seats.append(Seat(number=number, node=node, launcher=launcher))
-            self._seats.sort(key=lambda seat: seat.number)
+            self._take_seats()
             ready = sum(seat.heard_at >= began for seat in self._seats)
-            if ready == len(self._seats) >= max(1, self._nodes.low) and self._has_settled():
+            least = max(1, self._nodes.low)
+            if ready == len(self._seats) >= least and self._has_settled():
                 return None
             waited = time.monotonic() - began
             # The head counts too, but only until all have joined: one may be lost before the start.
-            missing = max(1, self._nodes.low) - ready
+            missing = least - ready
             if missing > 0 and waited > self._order.capacity_wait_s:
                 what = "after a loss" if self._start >= 0 else "for the first start"
                 say(f"{ready} of {self._nodes.low} nodes {waited:.0f} s {what}: no capacity")
@@ -351,6 +337,23 @@ class NodeGroup:
                 say(f"waiting for {counted(missing, 'node')}")
                 has_said = True
         return exits.TERMINATED
+
+    def _take_seats(self) -> None:
+        """Take away the seats of the nodes that leave, and give one to each free node."""
+        left = [seat for seat in self._seats if seat.node.id in self._leaving]
+        self._seats = [seat for seat in self._seats if seat not in left]
+        for seat in left:
+            ray.kill(seat.launcher)  # Ray has nothing to wait for on this node then
+            if seat.is_lost and seat.heard_at and not seat.status.leaves_at:
+                # Perhaps only its launcher died. A node that can start no other one is lost.
+                self._leaving.remove(seat.node.id)
+        if any(node.is_head for node in alive()):
+            of_order = self._order.nodes
+            self._nodes = Range(of_order.low + 1, of_order.high + 1)
+        for number, node in self._free():
+            launcher = start_launcher(self._spec, node)
+            self._seats.append(Seat(number=number, node=node, launcher=launcher))
+        self._seats.sort(key=lambda seat: seat.number)
 
     def _free(self) -> list[tuple[int, NodeInfo]]:
         """Nodes that can take a seat, each with its number; the lowest numbers come first."""
@@ -391,8 +394,8 @@ class NodeGroup:
         self._apart = joined.Apart()
         say(f"running {shlex.join(self._order.command)} on {counted(len(self._seats), 'node')}")
         restored = None
-        if self._told.storage:
-            bucket = open_bucket(f"{self._told.storage}/{runs.output_prefix(self._order.run)}")
+        if self._spec.storage:
+            bucket = open_bucket(f"{self._spec.storage}/{runs.output_prefix(self._order.run)}")
             numbers = [seat.number for seat in self._seats]
             try:
                 restored = until_answered(
@@ -422,6 +425,8 @@ class NodeGroup:
         return self._watch()
 
     def _watch(self) -> int | None:
+        """Wait until a started program has to be ended, and end it; the exit code, or None where it
+        must be started again."""
         step = Next.WAIT
         while step is Next.WAIT and not self._stopped:
             self._look()
@@ -431,24 +436,30 @@ class NodeGroup:
         ran_s = time.monotonic() - self._began  # what it writes last may take long
         # After a failure, or a loss without notice, what the program saves now does not count.
         counts = step in (Next.WAIT, Next.AGAIN) and not self._is_surprised
-        saved = self._end_all(self._order.grace_s if counts else times.COMMAND_STOP_S)
+        lost = self._end_all(self._order.grace_s if counts else times.COMMAND_STOP_S)
         if step is Next.FAILED:
             return self._failure()
-        if step is Next.REPLACED:
-            saved = ["another job has taken over the files of the run"]
-        lack = shortfall(self._newest_ns, time.time()) if self._told.storage else ""
+        if step is Next.AGAIN:
+            return self._again(ran_s)
+
+        # The job has to end, or the program has ended well: what of its files is missing?
+        lack = shortfall(self._newest_ns, time.time()) if self._spec.storage else ""
         if step is Next.WAIT:
             if lack:
                 say(f"warning: {lack}")
             return exits.TERMINATED
-        if step is not Next.AGAIN:
-            if not saved or not self._told.storage:
-                lacks = "; ".join(filter(None, (self._hidden, lack, self._apart.words)))
-                if reason := success(self._errors, self._order.run, lacks):
-                    self.report(reason)
-                return exits.OK
-            self.report(f"files lost: {'; '.join(saved)}")
+        if step is Next.REPLACED:
+            lost = ["another job has taken over the files of the run"]
+        if lost and self._spec.storage:
+            self.report(f"files lost: {'; '.join(lost)}")
             return exits.FILES_LOST
+        lacks = "; ".join(filter(None, (self._hidden, lack, self._apart.words)))
+        if reason := success(self._errors, self._order.run, lacks):
+            self.report(reason)
+        return exits.OK
+
+    def _again(self, ran_s: float) -> int | None:
+        """None where the program is started again; the exit code after too many short starts."""
         if ran_s >= _LONG_RUN_S:
             self._in_vain = 0
         self._in_vain += self._is_surprised
@@ -493,32 +504,33 @@ class NodeGroup:
     def _check_life(self) -> Next:
         """Find out if the program still does something; log where it is if it has become silent."""
         running = [seat for seat in self._seats if seat.ended is None]
-        self._life.hear(time.monotonic(), {seat.number: seat.status.signs for seat in running})
-        addresses = {seat.number: seat.node.address for seat in running}
-        of_nodes = {seat.number: seat.status.peers for seat in running}
-        if self._apart.hear(time.monotonic(), of_nodes, addresses):
-            say(f"warning: {self._apart.words}")
+        self._hear(running)
         self._note_progress()
         has_ended = len(running) < len(self._seats)
         verdict = self._life.verdict(has_ended=has_ended)
         if verdict is Verdict.ALIVE:
             return Next.WAIT
+
+        # Where its processes are, and what they have noted.
         is_last = verdict is Verdict.HUNG
         calls = {seat.launcher.look.remote(seat.number, is_last): seat for seat in running}
-        told = [answer for _, answer in answers(calls, _LOST_S)]
-        found = [each for each_node, _ in told for each in each_node]
-        errors = [each for _, of_node in told for each in of_node]
+        looks = [answer for _, answer in answers(calls, _LOST_S)]
+        found = [each for of_node, _ in looks for each in of_node]
+        errors = [each for _, of_node in looks for each in of_node]
         numbers = listed([f"node {seat.number}" for seat in running])
-        parts = [self._life.words, watch.where(found)]
-        if has_ended:
-            parts.insert(0, f"the program has ended on the other nodes, and not on {numbers}")
-        if errors:
-            parts.append(f"before that, {cause(errors, code=exits.HUNG).line}")
+        parts = (
+            f"the program has ended on the other nodes, and not on {numbers}" if has_ended else "",
+            self._life.words,
+            watch.where(found),
+            f"before that, {cause(errors, code=exits.HUNG).line}" if errors else "",
+        )
         text = "; ".join(filter(None, parts))
         if not is_last:
             say(f"warning: {text}; the stacks of all processes are in the log")
             return Next.WAIT
-        is_over = watch.are_over(found, step=self._life.step) and len(told) == len(running)
+
+        # Silent for too long: a program that has done its work is ended, another one fails.
+        is_over = watch.are_over(found, step=self._life.step) and len(looks) == len(running)
         if has_ended and is_over and not errors:
             say(f"warning: {numbers}: the program does not end after its last line, and is ended")
             return Next.DONE
@@ -528,14 +540,22 @@ class NodeGroup:
         )
         return Next.FAILED
 
+    def _hear(self, running: Sequence[Seat]) -> None:
+        """Pass on the signs of life and the connections of the nodes that run the program."""
+        now, seats = time.monotonic(), {seat.number: seat for seat in running}
+        self._life.hear(now, {number: seat.status.signs for number, seat in seats.items()})
+        peers = {number: seat.status.peers for number, seat in seats.items()}
+        addresses = {number: seat.node.address for number, seat in seats.items()}
+        if self._apart.hear(now, peers, addresses):
+            say(f"warning: {self._apart.words}")
+
     # --- what it writes into its run
     def _note_start(self) -> None:
         """Record that the program runs on all nodes, and where each of them is."""
-        job = os.environ.get(ENV_JOB, "")
-        if not (self._told.storage and job):
+        if not (self._spec.storage and self._job):
             return
         if self._recorder is None:
-            self._recorder = open_recorder(self._told.storage, self._order.run, job)
+            self._recorder = open_recorder(self._spec.storage, self._order.run, self._job)
         self._recorder.begin(time.time(), resumes=self._restored_at)
         places = {seat.number: seat.node.address for seat in self._seats}
         addresses = tuple(places.get(number, "") for number in range(max(places) + 1))
@@ -548,9 +568,7 @@ class NodeGroup:
             return
         if self._writing:
             self._writing.join(times.S3_TIMEOUT_S)
-        self._write()
-        if self._writing:
-            self._writing.join(times.S3_TIMEOUT_S)
+        self._write().join(times.S3_TIMEOUT_S)
 
     def _note_progress(self) -> None:
         """Write the program's steps into its run, now and then."""
@@ -560,31 +578,31 @@ class NodeGroup:
         if self._recorder:
             self._recorder.step(time.time(), step)
         is_due = not self._paces or now - self._paces[-1][0] >= progress.EVERY_S
-        if not (step and is_due and self._told.storage):
+        if not (step and is_due and self._spec.storage):
             return
         self._paces.append((now, step))
         began, first = self._paces[0]
         reached = progress.Progress(
             time=time.time(),
-            job=os.environ.get(ENV_JOB, ""),
+            job=self._job,
             step=step,
             step_s=(now - began) / (step - first) if step > first else None,
             warning=self._apart.words,
         )
         self._write(reached)
 
-    def _write(self, reached: progress.Progress | None = None) -> None:
-        """Write what is recorded in a thread: however long the bucket takes, the nodes are looked
-        at meanwhile."""
+    def _write(self, reached: progress.Progress | None = None) -> threading.Thread:
+        """Write what is recorded in a thread, unless the last one still writes: however long the
+        bucket takes, the nodes are polled meanwhile."""
         if self._writing and self._writing.is_alive():
-            return
+            return self._writing
         records = {} if reached is None else {runs.PROGRESS_FILE: reached.to_json()}
         if self._recorder:
-            name = runs.job_activity(os.environ[ENV_JOB])
-            records[name] = self._recorder.activity.to_json()
-        given = (self._told.storage, self._order.run, records)
+            records[runs.job_activity(self._job)] = self._recorder.activity.to_json()
+        given = (self._spec.storage, self._order.run, records)
         self._writing = threading.Thread(target=write_records, args=given, daemon=True)
         self._writing.start()
+        return self._writing
 
     def _failure(self) -> int | None:
         """Exit code of a job whose program has failed; None where another host may help."""
@@ -609,8 +627,12 @@ class NodeGroup:
         return code
 
     @property
+    def _job(self) -> str:
+        return os.environ.get(ENV_JOB, "")
+
+    @property
     def _errors(self) -> list[Error]:
-        """Those that the program's processes have noted, on all nodes."""
+        """Errors that the program's processes have noted, on all nodes."""
         return [error for seat in self._seats if seat.ended for error in seat.ended.errors]
 
     @property
@@ -651,7 +673,7 @@ def main() -> int:
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # every ref is awaited
     ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     group = NodeGroup(spec)
-    # After ray.init, which sets a handler of its own.
+    # After ray.init, which sets its own handler.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, group.stop)
     try:

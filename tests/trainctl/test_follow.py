@@ -23,7 +23,7 @@ from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.commands.shell import choose
-from trainctl.job_log import Printer
+from trainctl.job_log import JobLog
 
 
 class Screen(io.StringIO):
@@ -80,10 +80,11 @@ def shown(
         clock.at(second, note, second)
     end = account.executions["job"].update
     clock.at(500, lambda: end(SUCCEEDED, stopDate=account.now))
+    deployment = Deployment.find(profile=None, region=None)
     follow.watch(
-        Deployment.find(profile=None, region=None),
+        deployment,
         "job",
-        printer=Printer(),
+        log=JobLog(deployment.logs),
         clock=lambda: account.now.timestamp() + clock.now,
     )
     return lines

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from trainctl import follow
-from trainctl.job_log import Printer
+from trainctl.job_log import JobLog
 
 HEAVY = ("boto3", "botocore", "pygments", "ray", "rehearsal", "rich", "torch")
 
@@ -61,7 +61,7 @@ def test_last_lines_are_waited_for_only_where_the_job_has_just_ended(
     job = SimpleNamespace(is_over=True, began=ended, ended=ended, spec=None)
     jobs = SimpleNamespace(find=lambda _name: job, all_nodes=lambda _job: [])
     deployment: Any = SimpleNamespace(jobs=jobs, is_local=False, logs=None)
-    found: object = follow.watch(deployment, "job", printer=Printer())
+    found: object = follow.watch(deployment, "job", log=JobLog(deployment.logs))
     assert found is job
     assert slept == waits
 

@@ -7,7 +7,7 @@ import pytest
 
 from trainctl import output
 from trainctl.aws.logs import LogLine
-from trainctl.job_log import Printer
+from trainctl.job_log import show
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_control_characters_of_others_are_shown_and_not_sent(
 ) -> None:
     output.say(sent)
     output.print_text(sent)
-    head: Any = SimpleNamespace(id="1", node="head")
-    Printer().print([LogLine(task=head, at=0, text=sent, id="e")])
+    head: Any = SimpleNamespace(id="1", is_head=True)
+    show([LogLine(task=head, at=0, text=sent, id="e")])
     output.print_table(("name",), ((sent,),))
     out, err = capsys.readouterr()
     plain = shown.expandtabs()

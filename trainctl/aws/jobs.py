@@ -77,6 +77,10 @@ class JobExecution:
         return self.spec.recipe if self.spec else ""
 
     @property
+    def submitter(self) -> str:
+        return self.spec.submitter if self.spec else ""
+
+    @property
     def prices(self) -> Prices | None:
         """Prices of its order; None: not known."""
         return self.spec.prices if self.spec else None

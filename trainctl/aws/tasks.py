@@ -28,7 +28,7 @@ class Task:
     health: str
     """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``, as the container's own check reports."""
     address: str
-    """Of its network interface; "" while it has none."""
+    """IP address of its network interface; "" while it has none."""
     runtime_id: str
     """Id of the container on its host."""
     host: str
@@ -84,6 +84,11 @@ class Task:
     def kind(self) -> str:
         """``head``, of a job too, or ``worker``."""
         return nodes.HEAD if self.node == nodes.JOB else self.node
+
+    @property
+    def is_head(self) -> bool:
+        """True for the head of a job, too."""
+        return self.node != nodes.WORKER
 
     @property
     def is_starting(self) -> bool:

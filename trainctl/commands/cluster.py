@@ -351,7 +351,7 @@ def status(
 
 def _usd_per_hour(prices: Prices, tasks: Sequence[Task]) -> float | None:
     """Price of these nodes' hosts and of what always runs, in US dollars; None: not known."""
-    hosts = [prices.head if task.node == nodes.HEAD else prices.worker for task in tasks]
+    hosts = [prices.head if task.is_head else prices.worker for task in tasks]
     usd = [prices.standing_usd_per_hour, *(host.usd_per_hour for host in hosts)]
     known = [each for each in usd if each is not None]
     return sum(known) if len(known) == len(usd) else None
@@ -359,7 +359,7 @@ def _usd_per_hour(prices: Prices, tasks: Sequence[Task]) -> float | None:
 
 def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
     """Size of the cluster, as the running head's log reports it; None while there is none."""
-    heads = [task for task in tasks if task.node == nodes.HEAD and task.status == "RUNNING"]
+    heads = [task for task in tasks if task.is_head and task.status == "RUNNING"]
     return deployment.logs.ray_size(heads[0]) if heads else None
 
 

@@ -15,11 +15,11 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import JobExecution
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import MOST_JOBS, NOT_INCLUDED, at_list_prices, cost_of, costs_of
+from trainctl.pricing import MOST_JOBS, NOT_INCLUDED, Cost, at_list_prices, cost_of, costs_of
 
 
 class By(StrEnum):
-    """What costs of jobs are added up by."""
+    """Groups whose costs are added up."""
 
     USER = "user"
     RUN = "run"
@@ -27,7 +27,7 @@ class By(StrEnum):
 
 
 _OF: Final[Mapping[By, Callable[[JobExecution], str]]] = {
-    By.USER: lambda job: job.spec.submitter if job.spec else "",
+    By.USER: lambda job: job.submitter,
     By.RUN: lambda job: job.run,
     By.MONTH: lambda job: f"{job.began.astimezone(UTC):%Y-%m}",
 }
@@ -48,16 +48,15 @@ def cost(
         _sums(deployment, by, as_json=as_json)
         return
     job = deployment.jobs.find(name)
-    found = cost_of(deployment, job)
-    prices = job.prices
+    found, prices = cost_of(deployment, job), job.prices
     hosts = {HEAD: prices.head, WORKER: prices.worker} if prices else {}
     seconds = found.seconds
-    if prices and prices.pools and seconds and found.paid:
+    if prices and prices.pools and seconds and found.paid:  # then by pool
         hosts, seconds = {HEAD: prices.head}, {HEAD: seconds[HEAD]}
         for pool, host in prices.pools.items():
-            own = [each for each in found.paid if not each.is_head and each.pool == pool]
+            own = (each.seconds for each in found.paid if not each.is_head and each.pool == pool)
             kind = f"{WORKER} in {pool}"
-            hosts[kind], seconds[kind] = host, sum(each.ended - each.pulled for each in own)
+            hosts[kind], seconds[kind] = host, sum(own)
     if as_json:
         output.print_json(
             {
@@ -87,14 +86,19 @@ def cost(
     if rows:
         output.print_table(["nodes", "type", "disk", "hours", "an hour"], rows)
         output.print_text("")
+    output.print_text(_in_words(job, found))
+
+
+def _in_words(job: JobExecution, found: Cost) -> str:
+    """Cost of a job, and what it leaves out."""
     so_far = "" if job.is_over else " so far"
-    if prices is None or found.usd is None:
-        output.print_text(f"unknown{so_far}: {found.why_unknown}")
-        return
+    spec, prices = job.spec, job.prices
+    if spec is None or prices is None or found.usd is None:
+        return f"unknown{so_far}: {found.why_unknown}"
     shared = f", shared file system {dollars(found.shared_usd)} more" if found.shared_usd else ""
-    planned = job.spec.planned_usd if job.spec else None
+    planned = spec.planned_usd
     steps = "" if planned is None else f" (planned: {dollars(planned)} for its steps)"
-    output.print_text(
+    return (
         f"{dollars(found.usd)}{so_far}{steps} {at_list_prices(prices)}, with disks; NAT gateway "
         f"{dollars(found.nat_usd)} more{shared}. AWS also bills some minutes of each host's start "
         f"and end, and {NOT_INCLUDED}."

@@ -8,7 +8,7 @@ from contract.job import Placement
 from trainctl import follow, output
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import JobExecution
-from trainctl.job_log import JobLog, Printer
+from trainctl.job_log import JobLog
 from trainctl.options import JobName, Where
 
 
@@ -44,14 +44,10 @@ def logs(
     job = deployment.jobs.find(name)
     if node is not None:
         _check_node(job, node)
-    printer = Printer(as_json=as_json)
+    log = JobLog(deployment.logs, node=node, tail=tail, as_json=as_json)
     if following:
-        code = follow.follow(deployment, job.id, node=node, tail=tail, printer=printer)
-        raise typer.Exit(code)
-    log, nodes = JobLog(deployment.logs, node=node), deployment.jobs.all_nodes(job)
-    lines = log.new(job, nodes) if tail is None else log.last(job, nodes, tail)
-    printer.print(lines)
-    if not lines:
+        raise typer.Exit(follow.follow(deployment, job.id, log=log))
+    if not log.print_new(job, deployment.jobs.all_nodes(job)):
         output.say("There are no such lines so far.")
 
 

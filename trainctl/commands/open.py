@@ -82,7 +82,7 @@ def _running_head(deployment: Deployment, name: str | None) -> Task:
         CliError: none is running.
     """
     if name is None:
-        tasks = [task for task in deployment.cluster.tasks() if task.node == nodes.HEAD]
+        tasks = [task for task in deployment.cluster.tasks() if task.is_head]
         missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
     else:
         job = deployment.jobs.find(name)

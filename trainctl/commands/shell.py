@@ -25,6 +25,8 @@ from trainctl.pricing import activity_of
 
 #: What opens a shell in the place of a job's program.
 _IN_PLACE: Final = ("python", "-P", "-m", "containers.program.shell")
+#: ECS's answers while the agent in a container starts.
+_NOT_READY: Final = ("TargetNotConnectedException", "InvalidParameterException")
 
 
 def shell(
@@ -80,10 +82,10 @@ def shell(
 def choose(
     tasks: list[Task], *, node: str, task_id: str | None, addresses: Sequence[str] = ()
 ) -> Task:
-    """The node that is meant. Raises CliError when none or several are.
+    """The node that is asked for. Raises CliError if there is none, or several are.
 
     Args:
-        addresses: of nodes, by their numbers.
+        addresses: of nodes, by their numbers; empty for one that the program has left.
     """
     there = ", ".join(f"{task.kind} {task.id}" for task in tasks) or "none"
     if task_id:
@@ -91,13 +93,13 @@ def choose(
         if len(found) != 1:
             raise UsageError(f"{len(found)} tasks begin with {task_id!r}; there are: {there}")
     elif node.isdecimal():
-        address = addresses[int(node)] if int(node) < len(addresses) else ""
-        found = [task for task in tasks if address and task.address == address]
+        known = {number: address for number, address in enumerate(addresses) if address}
+        found = [task for task in tasks if task.address == known.get(int(node))]
         if not found:
-            known = listed([str(each) for each, at in enumerate(addresses) if at]) or "none"
+            numbers = listed([*map(str, known)]) or "none"
             raise UsageError(
-                f"node {node} is not running; its program was started on the nodes: {known}. Give "
-                f"--node head or worker, or --task with an ID of: {there}"
+                f"node {node} is not running; its program was started on the nodes: {numbers}. "
+                f"Give --node head or worker, or --task with an ID of: {there}"
             )
     else:
         found = [task for task in tasks if task.kind == node]
@@ -129,11 +131,7 @@ def _in_session(deployment: Deployment, task: Task, command: list[str]) -> int:
     try:
         session = deployment.sessions.shell(task, shlex.join(command))
     except ClientError as error:
-        code = faults.code_of(error)
-        if code not in (
-            "TargetNotConnectedException",
-            "InvalidParameterException",
-        ):
+        if faults.code_of(error) not in _NOT_READY:
             raise
         raise CliError(
             f"no shell on {task.kind} {task.id[:8]} yet: {error.response['Error']['Message']} Its "

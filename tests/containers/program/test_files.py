@@ -49,12 +49,13 @@ class Node:
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for folder in (self.work, self.output, self.home):
+        self.folders = {name: self.place / name for name in (WORK, OUTPUT, HOME)}
+        for folder in self.folders.values():
             folder.mkdir(parents=True)
         for name, text in self.code.items():
             self.write(name, text)
         self.mirror: Mirror = open_mirror(
-            {WORK: self.work, OUTPUT: self.output, HOME: self.home},
+            self.folders,
             ADDRESS,
             node=self.number,
             say=self.said.append,
@@ -69,10 +70,6 @@ class Node:
     @property
     def output(self) -> Path:
         return self.place / "output"
-
-    @property
-    def home(self) -> Path:
-        return self.place / "home"
 
     def write(self, name: str, text: str, *, ago_s: float = AGO_S) -> Path:
         path = self.place / name
@@ -100,7 +97,7 @@ class Node:
         """What lies in the folders."""
         return {
             path.relative_to(self.place).as_posix(): path.read_text()
-            for folder in (self.work, self.output, self.home)
+            for folder in self.folders.values()
             for path in sorted(folder.rglob("*"))
             if path.is_file() and not path.is_symlink()
         }

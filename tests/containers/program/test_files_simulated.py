@@ -211,6 +211,9 @@ class MemoryDisk(Disk):
         seen = {name: file.seen for name, file in self.found.items()}
         return Look(files=seen, folders=dict(self._folders_ns))
 
+    def others(self, since: float) -> list[tuple[str, int]]:  # noqa: ARG002
+        return []
+
     def open(self, name: str) -> Content:
         if name not in self.found:
             raise FileNotFoundError(name)

@@ -412,7 +412,7 @@ class Stored:
         self.reported: list[tuple[str, str, str]] = []
         self.group = group(script, workers=workers or str(len(files)))
         self.deadline = time.time() + 600
-        self.group._told = replace(self.group._told, storage="s3://bucket", deadline=self.deadline)
+        self.group._spec = replace(self.group._spec, storage="s3://bucket", deadline=self.deadline)
 
         def report(what: str, *, storage: str, run: str, job: str) -> None:
             if storage:
