@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -136,12 +137,12 @@ class Bookkeeping:
         lr: float,
         position: Position,
         score: Score | None = None,
-        evaluates: Callable[[int], bool],
+        evaluate_every: int,
         evaluate: Callable[[], Score],
-        saves: Callable[[int], bool],
+        save_every: int,
         save: Callable[[Position], object],
-        keep: Callable[[int], object] = lambda _: None,
-        settle: Callable[[], None] | None = None,
+        keep: Callable[[int], object],
+        settle: Callable[[], None] = lambda: None,
         warnings: Callable[[], list[Warned]] = list,
         num_bad_allowed: int = 0,
     ) -> None:
@@ -150,9 +151,9 @@ class Bookkeeping:
             lr: as configured, for the error of a run that diverges.
             position: where the run starts.
             score: of an evaluation before the first step.
-            evaluates: whether an evaluation is due when so many steps are done.
+            evaluate_every: steps from one evaluation to the next; one follows the last step, too.
             evaluate: evaluates the model with all ranks.
-            saves: whether a checkpoint is due when so many steps are done.
+            save_every: steps from one checkpoint to the next; one follows the last step, too.
             save: saves a checkpoint; called on every rank.
             keep: keeps the checkpoint of a step, which has been saved.
             settle: makes the ranks' statistics equal before an evaluation or a checkpoint.
@@ -162,10 +163,11 @@ class Bookkeeping:
         """
         self._worker, self._config, self._course, self._lr = worker, config, course, lr
         self._position, self._score = position, score
-        self._evaluates, self._evaluate = evaluates, evaluate
-        self._saves, self._save, self._keep, self._settle = saves, save, keep, settle
+        self._evaluates = partial(course.is_due, every=evaluate_every)
+        self._saves = partial(course.is_due, every=save_every)
+        self._evaluate, self._save, self._keep, self._settle = evaluate, save, keep, settle
         self.is_stopped = False
-        """Whether the run was asked to stop before its end."""
+        """True if the run was asked to stop before its end."""
         self._judge = self._judged()
         start, end = position.step, course.total_steps
         self.steps = range(start, start if self._judge.is_over else end)
@@ -177,7 +179,7 @@ class Bookkeeping:
         self._log = metrics.StepLog(worker.device)
         self._gpu_use = metrics.GpuUse(worker.device)
         self._watch = metrics.StepWatch(
-            worker.device, world_size=worker.world_size, evaluates=evaluates
+            worker.device, world_size=worker.world_size, evaluates=self._evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, worker.device)
 
@@ -232,9 +234,7 @@ class Bookkeeping:
             InputError: the run has diverged.
         """
         worker, num_done = self._worker, step + 1
-        is_last = num_done == self._course.total_steps
-        evaluates = self._evaluates(num_done)
-        saves = is_last or self._saves(num_done)
+        evaluates, saves = self._evaluates(num_done), self._saves(num_done)
         is_due = not num_done % self._config.report_every or self._log.step_s > _SLOW_STEP_S
         if not (evaluates or saves or is_due):
             return True
@@ -260,28 +260,24 @@ class Bookkeeping:
 
         # Save. When a node is about to be lost, at every report.
         saves = worker.is_losing_a_node() or saves or stopping or self._log.save_asked
-        if (saves or evaluates) and self._settle is not None:
+        if saves or evaluates:
             self._settle()
         if saves:
-            self._timetable.saved()
-            seconds = self._position.seconds = self._seconds()
-            # The evaluation below reports the training loss up to here; a resumed run must not
-            # report it again.
-            reported = Position(step=num_done, seconds=seconds)
-            self._save(reported if evaluates else self._position)
+            self._checkpoint(is_reported=evaluates)
             self.timer.mark("checkpoint")
 
+        # Evaluate. The best checkpoint is kept.
         if evaluates:
             score = self._report_evaluation(num_done)
             is_best = self._judge.take(num_done, score.loss, score.measures)
             is_kept = is_best and self._judge.keeps
             if not saves and (is_kept or self._judge.is_over):
-                self._timetable.saved()
-                self._save(Position(step=num_done, seconds=self._seconds()))
+                self._checkpoint(is_reported=True)
             if is_kept:
                 self._keep(num_done)
 
-        if stopping and not is_last:
+        # Stop
+        if stopping and num_done < self._course.total_steps:
             worker.saves.finish(retry=True)
             worker.emit(Stopped(step=num_done))
             self.is_stopped = True
@@ -335,6 +331,19 @@ class Bookkeeping:
                 evaluation=score.details,
             )
         )
+
+    def _checkpoint(self, *, is_reported: bool) -> None:
+        """Save a checkpoint.
+
+        Args:
+            is_reported: an evaluation after this step reports the training loss up to here; a
+                resumed run must not report it again.
+        """
+        self._timetable.saved()
+        position = self._position
+        position.seconds = self._seconds()
+        reported = Position(step=position.step, seconds=position.seconds)
+        self._save(reported if is_reported else position)
 
     def _seconds(self) -> float:
         """Spent training, over all attempts."""
