@@ -55,6 +55,21 @@ FLUSH_EVERY_S: Final = 60.0
 #: Share of the time that may go into writing them again: the file of a long run is large.
 _FLUSH_SHARE: Final = 0.02
 
+#: Events with a line in ``metrics.jsonl``, but for those that ``_on_start`` writes.
+_LINES: Final = (
+    Evaluation,
+    Loaded,
+    Preempted,
+    RankTimes,
+    Sample,
+    Saved,
+    Silent,
+    Skipped,
+    Step,
+)
+#: Events after which the record is flushed: lines before a checkpoint are not written again.
+_FLUSHED: Final = (Evaluation, Preempted, Saving, Silent)
+
 T = TypeVar("T")
 
 
@@ -177,7 +192,7 @@ class RunRecord:
             if self._replace is None:
                 self._note(event)
             elif isinstance(event, Failed):
-                self.error, self.exit_code = event.message, event.code
+                self._take(event)
             else:
                 self._held.append(event)
             self._display.show(event)
@@ -189,6 +204,8 @@ class RunRecord:
             self._trackers.handle(event)
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, _LINES):
+            self._append(event)
         match event:
             case Start():
                 self._on_start(event)
@@ -196,30 +213,13 @@ class RunRecord:
                 self._phases.append(event)
                 if event.hosts is not None and self._spending is not None:
                     self._spending.set_hosts(event.hosts)
-            case Step():
-                self._append(event)
+            case Step() | Skipped():
                 self._step = event.step
                 self._recorder.step(event.time, event.step)
-                self._last_step = event
-                self._pace.add(event)
-                if self.first_step_at is None:
-                    self.first_step_at = event.time
-                if self._is_starting:
-                    self._is_starting = False
-                    self.flush()
-            case Preempted() | Silent() | Evaluation():
-                self._append(event)
-                self.flush()
-            case Saving():
-                self.flush()  # the lines before a checkpoint are not written again
-            case Skipped():
-                self._append(event)
-                self._step = event.step
-                self._recorder.step(event.time, event.step)
-            case RankTimes() | Sample() | Loaded() | Saved():
-                if isinstance(event, RankTimes) and event.rank == 0:
-                    self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
-                self._append(event)
+                if isinstance(event, Step):
+                    self._on_step(event)
+            case RankTimes(rank=0):
+                self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
             case Stopped():
                 self.stopped_at = event.step
             case Failed():
@@ -233,7 +233,18 @@ class RunRecord:
                 self.is_finished = True
                 if event.shortfall is not None:
                     self.error, self.exit_code = event.shortfall, exits.FAILED
-                self._set_result(SUCCEEDED if self.error is None else "failed", event)
+                self._set_result(event)
+        if isinstance(event, _FLUSHED):
+            self.flush()
+
+    def _on_step(self, event: Step) -> None:
+        self._last_step = event
+        self._pace.add(event)
+        if self.first_step_at is None:
+            self.first_step_at = event.time
+        if self._is_starting:
+            self._is_starting = False
+            self.flush()
 
     @property
     def is_complete(self) -> bool:
@@ -247,8 +258,7 @@ class RunRecord:
         self._write_lines()
         if self._start is not None:
             if not self.is_finished:
-                status: Status = "stopped" if self.error is None else "failed"
-                self._set_result(status)
+                self._set_result()
             from training.record.page import write_report  # takes as long to load as all else
 
             assert self.result is not None
@@ -441,13 +451,14 @@ class RunRecord:
         self._pace, self._last_step = Pace(), None
         self._progress_at = self._clock() + EVERY_S
 
-    def _set_result(self, status: Status, end: Finished | None = None) -> None:
+    def _set_result(self, end: Finished | None = None) -> None:
         """Put the result together, which ``close`` writes.
 
         Args:
-            end: of a run that has come to its end.
+            end: None if the run was stopped before its end.
         """
         assert self._start is not None
+        status: Status = SUCCEEDED if end else "stopped"
         # Of all attempts: a head that is lost after its workers does not forget them.
         lines = self._read()
         evaluations = lines.of(Evaluation)
@@ -460,7 +471,7 @@ class RunRecord:
         self.result = Result(
             run=self._run,
             recipe=self._recipe,
-            status=status,
+            status=status if self.error is None else "failed",
             loss=last.loss,
             measures=last.measures,
             seconds=last.seconds,
@@ -519,9 +530,10 @@ class RunRecord:
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (masked(json.dumps(values, indent=1), by_name=False) + "\n").encode()
         self._unsent[name] = content
-        if self._in_s3:  # for the report, which is drawn from this machine's disk
-            self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
         if not self._in_s3:
             self._on_disk(lambda: self._write(name, quick=False))
-        elif not self._is_failing and name != runs.RESULT_FILE:
+            return
+        # The report is drawn from this machine's disk.
+        self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
+        if not self._is_failing and name != runs.RESULT_FILE:
             self._send(name)
