@@ -15,7 +15,7 @@ from constructs import Construct, IConstruct
 from contract import outputs as stack_outputs
 from contract.nodes import HEAD, WORKER
 from stacks.cluster.gpu_cluster import GpuCluster
-from stacks.cluster.host_group import HostGroup, Reservation
+from stacks.cluster.host_group import HostGroup, Hosts, Reservation
 from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
 from stacks.dashboard.dashboard import Dashboard
@@ -170,12 +170,9 @@ class TrainingStack(cdk.Stack):
         )
         self._order_deletion(routes)
 
-        warnings = cdk.Annotations.of(self)
-        for said in dict.fromkeys(
-            each.without_efa for each in (settings, *settings.in_pools.values())
-        ):
-            if said:
-                warnings.add_warning_v2("ecs-train:without-efa", said)
+        in_groups = (settings, *settings.in_pools.values())
+        for warning in filter(None, dict.fromkeys(each.without_efa for each in in_groups)):
+            cdk.Annotations.of(self).add_warning_v2("ecs-train:without-efa", warning)
 
         outputs = {
             stack_outputs.CLUSTER: cluster.cluster_name,
@@ -239,8 +236,8 @@ class TrainingStack(cdk.Stack):
             id=settings.capacity_reservation_id,
             is_block=settings.capacity_reservation_type == "block",
         )
-        return self.cluster.add_hosts(
-            node,
+        hosts = Hosts(
+            node=node,
             machine=settings.worker if is_worker else settings.head,
             repository=repository,
             image_tag=settings.image_tag,
@@ -256,6 +253,7 @@ class TrainingStack(cdk.Stack):
             pool=pool,
             subnet=subnet,
         )
+        return self.cluster.add_hosts(hosts)
 
     def _order_deletion(self, routes: Sequence[IConstruct]) -> None:
         """Wire ``cdk destroy``, in the order of ``stacks.teardown``."""
