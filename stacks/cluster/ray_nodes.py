@@ -117,9 +117,7 @@ class RayNodes(Construct):
             security_groups=[security_group_id],
             assign_public_ip="DISABLED",
         )
-        self.head = self._node(
-            nodes.HEAD, cluster_name, heads, network, trains=head_trains, name=self.name
-        )
+        self.head = self._node(nodes.HEAD, cluster_name, heads, network, trains=head_trains)
         self.worker = self._node(nodes.WORKER, cluster_name, workers, network, trains=True)
 
     def _ray_token(self) -> secretsmanager.Secret:
@@ -143,8 +141,8 @@ class RayNodes(Construct):
         network: ecs.CfnService.AwsVpcConfigurationProperty,
         *,
         trains: bool,
-        name: servicediscovery.Service | None = None,
     ) -> Node:
+        """Task and service of a node of the standing cluster."""
         role = self.task_role(
             self,
             f"{node.capitalize()}Role",
@@ -158,7 +156,39 @@ class RayNodes(Construct):
             role=role,
             trains=trains,
         )
-        service = self._service(node, cluster_name, hosts, network, task=task, name=name)
+        # The L2 service wants a cluster that knows its capacity; its providers are L1 too.
+        service = ecs.CfnService(
+            self,
+            f"{node.capitalize()}Service",
+            cluster=cluster_name,
+            task_definition=task.task_definition_arn,
+            # Nothing to wait for: no host, no image, no quota is needed for a deploy to succeed.
+            desired_count=0,
+            capacity_provider_strategy=[
+                ecs.CfnService.CapacityProviderStrategyItemProperty(
+                    capacity_provider=hosts.capacity_provider.ref, weight=1
+                )
+            ],
+            # There is no spare GPU for a second copy: the old task goes before the new one comes.
+            deployment_configuration=ecs.CfnService.DeploymentConfigurationProperty(
+                minimum_healthy_percent=0,
+                maximum_percent=100,
+                deployment_circuit_breaker=ecs.CfnService.DeploymentCircuitBreakerProperty(
+                    enable=True, rollback=False
+                ),
+            ),
+            enable_execute_command=True,
+            enable_ecs_managed_tags=True,
+            propagate_tags="SERVICE",
+            network_configuration=ecs.CfnService.NetworkConfigurationProperty(
+                awsvpc_configuration=network
+            ),
+            service_registries=[
+                ecs.CfnService.ServiceRegistryProperty(registry_arn=self.name.service_arn)
+            ]
+            if node == nodes.HEAD
+            else None,
+        )
         return Node(task=task, service=service)
 
     def pool_task(self, name: str, hosts: HostGroup) -> ecs.TaskDefinition:
@@ -213,7 +243,7 @@ class RayNodes(Construct):
             workers: hosts of the workers of its cluster; by default the deployment's own.
             family: of the definition; by default from the ids of constructs.
         """
-        prefix, workers, machine = self._family_prefix, workers or self._workers, hosts.machine
+        prefix, machine = self._family_prefix, hosts.machine
         named = f"{prefix}-{scope.node.id}-{id_}" if prefix else None
         task = ecs.TaskDefinition(
             scope,
@@ -257,18 +287,7 @@ class RayNodes(Construct):
                 start_period=Duration.seconds(times.HEALTH_START_S),
             ),
             environment={
-                "RAY_AUTH_MODE": "token",
-                # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
-                "AWS_REGION": Stack.of(self).region,
-                "AWS_DEFAULT_REGION": Stack.of(self).region,
-                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{self._domain}",
-                nodes.ENV_NUM_CPUS: str(machine.vcpus),
-                nodes.ENV_NUM_GPUS: str(machine.num_gpus),
-                nodes.ENV_TRAINS: "1" if trains else "0",
-                nodes.ENV_WORKER_GPUS: str(workers.machine.num_gpus),
-                nodes.ENV_SPOT: "1" if workers.spot else "0",
-                nodes.ENV_STORAGE: f"s3://{self._bucket.bucket_name}",
-                **(efa.variables(machine, uses_efa=hosts.uses_efa) if trains else {}),
+                **self._environment(hosts, workers or self._workers, trains=trains),
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},
@@ -300,49 +319,23 @@ class RayNodes(Construct):
         resource.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
         return task
 
-    def _service(
-        self,
-        node: str,
-        cluster_name: str,
-        hosts: HostGroup,
-        network: ecs.CfnService.AwsVpcConfigurationProperty,
-        *,
-        task: ecs.TaskDefinition,
-        name: servicediscovery.Service | None,
-    ) -> ecs.CfnService:
-        # The L2 service wants a cluster that knows its capacity; its providers are L1 too.
-        return ecs.CfnService(
-            self,
-            f"{node.capitalize()}Service",
-            cluster=cluster_name,
-            task_definition=task.task_definition_arn,
-            # Nothing to wait for: no host, no image, no quota is needed for a deploy to succeed.
-            desired_count=0,
-            capacity_provider_strategy=[
-                ecs.CfnService.CapacityProviderStrategyItemProperty(
-                    capacity_provider=hosts.capacity_provider.ref, weight=1
-                )
-            ],
-            # There is no spare GPU for a second copy: the old task goes before the new one comes.
-            deployment_configuration=ecs.CfnService.DeploymentConfigurationProperty(
-                minimum_healthy_percent=0,
-                maximum_percent=100,
-                deployment_circuit_breaker=ecs.CfnService.DeploymentCircuitBreakerProperty(
-                    enable=True, rollback=False
-                ),
-            ),
-            enable_execute_command=True,
-            enable_ecs_managed_tags=True,
-            propagate_tags="SERVICE",
-            network_configuration=ecs.CfnService.NetworkConfigurationProperty(
-                awsvpc_configuration=network
-            ),
-            service_registries=[
-                ecs.CfnService.ServiceRegistryProperty(registry_arn=name.service_arn)
-            ]
-            if name
-            else None,
-        )
+    def _environment(self, hosts: HostGroup, workers: HostGroup, *, trains: bool) -> dict[str, str]:
+        """Variables of all tasks on these hosts."""
+        machine, region = hosts.machine, Stack.of(self).region
+        return {
+            "RAY_AUTH_MODE": "token",
+            # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
+            "AWS_REGION": region,
+            "AWS_DEFAULT_REGION": region,
+            nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{self._domain}",
+            nodes.ENV_NUM_CPUS: str(machine.vcpus),
+            nodes.ENV_NUM_GPUS: str(machine.num_gpus),
+            nodes.ENV_TRAINS: "1" if trains else "0",
+            nodes.ENV_WORKER_GPUS: str(workers.machine.num_gpus),
+            nodes.ENV_SPOT: "1" if workers.spot else "0",
+            nodes.ENV_STORAGE: f"s3://{self._bucket.bucket_name}",
+            **(efa.variables(machine, uses_efa=hosts.uses_efa) if trains else {}),
+        }
 
 
 def _mount(
