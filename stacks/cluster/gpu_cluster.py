@@ -17,10 +17,10 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from contract import times
-from contract.nodes import pool_hosts, pool_place, pool_provider
+from contract.nodes import pool_hosts, pool_provider
 from stacks import findings, rights
 from stacks.cluster import efa
-from stacks.cluster.host_group import HostGroup, Hosts, Reservation
+from stacks.cluster.host_group import HostGroup, HostKind, Reservation
 from stacks.cluster.host_setup import host_setup
 from stacks.log_groups import log_group
 
@@ -100,13 +100,13 @@ class GpuCluster(Construct):
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "AWS and data by HTTPS")
         return group
 
-    def _launch_template(self, hosts: Hosts) -> ec2.LaunchTemplate:
-        machine = hosts.machine
-        placement = self._placement if hosts.trains and not hosts.pool else None
-        if hosts.pool and not hosts.reservation:
-            placement = _placement_group(self, f"{hosts.name}Placement")
+    def _launch_template(self, kind: HostKind) -> ec2.LaunchTemplate:
+        machine = kind.machine
+        placement = self._placement if kind.trains and not kind.pool else None
+        if kind.pool and not kind.reservation:
+            placement = _placement_group(self, f"{kind.name}Placement")
         disk = ec2.BlockDeviceVolume.ebs(
-            hosts.root_volume_gib or machine.root_volume_gib,
+            kind.root_volume_gib or machine.root_volume_gib,
             encrypted=True,
             volume_type=ec2.EbsDeviceVolumeType.GP3,
             iops=machine.root_volume_iops,
@@ -115,10 +115,10 @@ class GpuCluster(Construct):
         )
         template = ec2.LaunchTemplate(
             self,
-            f"{hosts.name}Hosts",
+            f"{kind.name}Hosts",
             instance_type=ec2.InstanceType(machine.name),
-            machine_image=ec2.MachineImage.from_ssm_parameter(hosts.ami)
-            if hosts.ami
+            machine_image=ec2.MachineImage.from_ssm_parameter(kind.ami)
+            if kind.ami
             else ecs.EcsOptimizedImage.amazon_linux2023(
                 ecs.AmiHardwareType.GPU if machine.num_gpus else ecs.AmiHardwareType.STANDARD
             ),
@@ -127,49 +127,49 @@ class GpuCluster(Construct):
             user_data=host_setup(
                 cluster_name=self.cluster.cluster_name,
                 metrics=self._metrics,
-                node=hosts.node,
-                image=hosts.repository.repository_uri_for_tag(hosts.image_tag),
+                node=kind.node,
+                image=kind.repository.repository_uri_for_tag(kind.image_tag),
                 has_gpus=machine.num_gpus > 0,
-                spot=hosts.spot,
-                efa=machine if hosts.uses_efa else None,
-                mount_source=hosts.mount_source,
+                spot=kind.spot,
+                efa=machine if kind.uses_efa else None,
+                mount_source=kind.mount_source,
             ),
             block_devices=[ec2.BlockDevice(device_name="/dev/xvda", volume=disk)],
             ebs_optimized=True,
             detailed_monitoring=True,
             require_imdsv2=True,
             # Containers see the metadata service only where they must watch for a spot notice.
-            http_put_response_hop_limit=2 if hosts.spot else 1,
+            http_put_response_hop_limit=2 if kind.spot else 1,
             instance_metadata_tags=False,
             placement_group=placement,
             spot_options=ec2.LaunchTemplateSpotOptions(
                 request_type=ec2.SpotRequestType.ONE_TIME,
                 interruption_behavior=ec2.SpotInstanceInterruption.TERMINATE,
             )
-            if hosts.spot
+            if kind.spot
             else None,
         )
-        if hosts.uses_efa:
+        if kind.uses_efa:
             efa.attach_interfaces(template, machine, group=self.security_group)
-        if hosts.reservation:
-            _take_reservation(template, hosts.reservation)
+        if kind.reservation:
+            _take_reservation(template, kind.reservation)
         return template
 
-    def add_hosts(self, hosts: Hosts) -> HostGroup:
+    def add_hosts(self, kind: HostKind) -> HostGroup:
         """Add launch template, group and capacity provider of the hosts of one kind of node."""
-        stack, machine = Stack.of(self).stack_name, hosts.machine
-        place, subnet = pool_place(hosts.pool, hosts.zone), hosts.subnet
-        warmup_s = times.SLOW_HOST_WARMUP_S if times.is_slow(machine.name) else times.HOST_WARMUP_S
+        stack, subnet = Stack.of(self).stack_name, kind.subnet
+        is_slow = times.is_slow(kind.machine.name)
+        warmup_s = times.SLOW_HOST_WARMUP_S if is_slow else times.HOST_WARMUP_S
         group = autoscaling.AutoScalingGroup(
             self,
-            f"{hosts.name}Group",
+            f"{kind.name}Group",
             vpc=self._vpc,
-            auto_scaling_group_name=pool_hosts(stack, place) if hosts.pool else None,
+            auto_scaling_group_name=pool_hosts(stack, kind.place) if kind.pool else None,
             vpc_subnets=ec2.SubnetSelection(subnets=[subnet] if subnet else self._subnets.subnets),
-            launch_template=self._launch_template(hosts),
+            launch_template=self._launch_template(kind),
             # No desired capacity: a deploy must not touch the hosts that ECS has started.
             min_capacity=0,
-            max_capacity=hosts.max_hosts,
+            max_capacity=kind.max_hosts,
             # Or scale-in takes a host in use and leaves an idle one. Protected hosts do not hold up
             # `cdk destroy` (aws-cdk 18179): TerminateHosts force-deletes the groups.
             new_instances_protected_from_scale_in=True,
@@ -179,15 +179,15 @@ class GpuCluster(Construct):
         findings.accept(group, findings.HOST_GROUP)
         provider = ecs.CfnCapacityProvider(
             self,
-            f"{hosts.name}Capacity",
-            name=pool_provider(stack, place) if hosts.pool else None,
+            f"{kind.name}Capacity",
+            name=pool_provider(stack, kind.place) if kind.pool else None,
             auto_scaling_group_provider=ecs.CfnCapacityProvider.AutoScalingGroupProviderProperty(
                 auto_scaling_group_arn=group.auto_scaling_group_name,
                 managed_scaling=ecs.CfnCapacityProvider.ManagedScalingProperty(
                     status="ENABLED",
                     target_capacity=100,
                     minimum_scaling_step_size=1,
-                    maximum_scaling_step_size=hosts.max_step,
+                    maximum_scaling_step_size=kind.max_step,
                     instance_warmup_period=warmup_s,
                 ),
                 # ECS lifts the protection of hosts without tasks, and only theirs.
@@ -196,13 +196,9 @@ class GpuCluster(Construct):
             ),
         )
         return HostGroup(
-            machine=machine,
-            spot=hosts.spot,
-            uses_efa=hosts.uses_efa,
-            image_tag=hosts.image_tag,
+            kind=kind,
             group=group,
             capacity_provider=provider,
-            place=place,
         )
 
     def associate(self, groups: Sequence[HostGroup]) -> ecs.CfnClusterCapacityProviderAssociations:

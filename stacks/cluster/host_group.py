@@ -8,6 +8,7 @@ from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 
 from contract.instance_types import InstanceType
+from contract.nodes import pool_place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,13 +21,13 @@ class Reservation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
+class HostKind:
     """Settings of the hosts of one kind of node."""
 
     node: str
     machine: InstanceType
     repository: ecr.Repository
-    """Repository of the image that they pull before their first task."""
+    """Repository of the image that they run, and pull before their first task."""
     image_tag: str
     max_hosts: int
     max_step: int
@@ -58,19 +59,19 @@ class Hosts:
         # A pool that moves to another zone is other hosts, not the same ones elsewhere.
         return f"{self.pool}Pool{self.zone}" if self.pool else self.node.capitalize()
 
+    @property
+    def place(self) -> str:
+        """Of a pool: ``nodes.pool_place``."""
+        return pool_place(self.pool, self.zone)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostGroup:
     """The hosts of one kind of node, and the capacity provider that starts them."""
 
-    machine: InstanceType
-    spot: bool
-    uses_efa: bool
-    image_tag: str
+    kind: HostKind
     group: autoscaling.AutoScalingGroup
     capacity_provider: ecs.CfnCapacityProvider
-    place: str = ""
-    """Of a pool: ``nodes.pool_place``."""
 
     @property
     def name(self) -> str:

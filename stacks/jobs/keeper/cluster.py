@@ -102,8 +102,8 @@ def refusal_of(provider: str, since: float) -> str:
 
 
 def unused_hosts(provider: str, tasks: "list[TaskTypeDef]") -> int:
-    """How many instances of a capacity provider's group none of these tasks is on, those that boot
-    among them."""
+    """Number of instances of a capacity provider's group that none of these tasks is on; those that
+    boot count."""
     found = boto3.client("autoscaling").describe_auto_scaling_groups(
         AutoScalingGroupNames=groups_of(provider)
     )
@@ -112,7 +112,7 @@ def unused_hosts(provider: str, tasks: "list[TaskTypeDef]") -> int:
 
 
 def num_staying(group: "AutoScalingGroupTypeDef") -> int:
-    """How many instances of a group are not being terminated."""
+    """Number of instances of a group that are not being terminated."""
     states = [each.get("LifecycleState", "") for each in group["Instances"]]
     return sum("Terminating" not in state for state in states)
 
@@ -360,7 +360,7 @@ def tag_or_end(
         {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
     ]
-    reservations = [*each_of("ec2", "describe_instances", "Reservations", Filters=which)]
+    reservations = each_of("ec2", "describe_instances", "Reservations", Filters=which)
     ended = []
     for instance in [each for part in reservations for each in part["Instances"]]:
         name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
@@ -387,13 +387,16 @@ def tag_or_end(
 
 
 def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> float:
-    """How long sweeps have seen ``what`` on a host; 0: it is new, or None and there is nothing.
+    """Seconds for which sweeps have seen ``what`` on a host; 0: it is new, or None.
 
-    ECS does not tell since when, so the sweep that sees it first writes that on the host.
+    ECS does not report since when, so the sweep that sees it first writes that on the host.
     """
     ecs, since = boto3.client("ecs"), seen_since(host, name, what or "")
-    mark: AttributeTypeDef = {"name": name, "targetId": host["containerInstanceArn"]}
-    mark["targetType"] = "container-instance"
+    mark: AttributeTypeDef = {
+        "name": name,
+        "targetId": host["containerInstanceArn"],
+        "targetType": "container-instance",
+    }
     if what is None:
         if any(each["name"] == name for each in host.get("attributes", [])):
             ecs.delete_attributes(cluster=CLUSTER, attributes=[mark])

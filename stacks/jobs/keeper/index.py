@@ -280,20 +280,22 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
     job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
     waited = now - event["Began"]
     status, reason, place = JobStatus.FAILED, "failed: its order is not understood", None
-    if spec and LIMITS.place(spec, []) is None:
+    if spec is None:
+        pass
+    elif LIMITS.place(spec, []) is None:
         there = [f"{LIMITS.workers.get(each, 0)} in pool {each}" for each in spec.ladder]
         has = ", ".join(there) if spec.pools else f"{LIMITS.max_workers} at most"
         reason = (
             f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has {has}: give "
             "fewer --nodes, or deploy a higher max_workers"
         )
-    elif spec and spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
+    elif spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
-    elif spec and (place := admitted(job, spec)):
+    elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
-    elif spec and waited < times.QUEUE_S:
+    elif waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
-    elif spec:
+    else:
         status = JobStatus.NO_CAPACITY
         reason = f"no capacity: it was not its turn within {times.QUEUE_S / 86400:.0f} days"
     outcome = Outcome(status=status, reason=reason)
@@ -658,7 +660,7 @@ def refusal_of_pool(
 
 
 def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
-    """Whether the hosts of a job should have been released by its head, which may not answer."""
+    """True if its head, which may not answer, should have released the hosts of a job."""
     heads = {
         each["createdAt"].timestamp(): order
         for each in tasks
