@@ -60,10 +60,10 @@ class Judge:
         self.best_step, self._best = 0, math.nan
         self.last_step = self._num_since = 0
 
-    def take(self, step: int, loss: float | None, measures: Mapping[str, float | None]) -> bool:
+    def take(self, step: int, found: Score | Evaluation) -> bool:
         """Take an evaluation; return True if it is the best so far."""
         name = self._measure.name
-        value = loss if name == "loss" else measures.get(name)
+        value = found.loss if name == "loss" else found.measures.get(name)
         value = math.nan if value is None else value
         better = value > self._best if self._measure.higher_is_better else value < self._best
         is_best = better or (math.isnan(self._best) and not math.isnan(value))
@@ -77,7 +77,7 @@ class Judge:
         """Take the evaluations of a run's record after the first step, up to a step."""
         for each in reader.read_metrics(run_uri).of(Evaluation):
             if 0 < each.step <= until:
-                self.take(each.step, each.loss, each.measures)
+                self.take(each.step, each)
 
     @property
     def is_over(self) -> bool:
@@ -189,7 +189,7 @@ class Bookkeeping:
         if judge.last_step < step and self._evaluates(step):
             score = self.score = self.score or self.evaluate()
             epoch = step / self.course.steps_per_epoch
-            judge.take(step, score.loss, score.measures)
+            judge.take(step, score)
             self.worker.emit(
                 Evaluation(step=step, epoch=epoch, loss=score.loss, measures=score.measures)
             )
@@ -262,8 +262,7 @@ class Bookkeeping:
 
         # Evaluate. The best checkpoint is kept.
         if evaluates:
-            score = self._report_evaluation(num_done)
-            is_best = self._judge.take(num_done, score.loss, score.measures)
+            is_best = self._judge.take(num_done, self._report_evaluation(num_done))
             is_kept = is_best and self._judge.keeps
             if not saves and (is_kept or self._judge.is_over):
                 self._checkpoint(is_reported=True)
