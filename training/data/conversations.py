@@ -494,10 +494,10 @@ class ChatWriter:
             except InputError as error:
                 failure = error
                 continue
-            missing = [what for each, what in signs.items() if each not in text]
+            missing = next((what for each, what in signs.items() if each not in text), "")
             if not missing:
                 return
-            failure = InputError(_LEFT_OUT.format(missing[0]))
+            failure = InputError(_LEFT_OUT.format(missing))
         raise failure
 
     def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:

@@ -283,10 +283,8 @@ def build(
     """
     dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
     encode = _chats(ChatWriter(words), rows) if is_chat else _texts(words)
-    # Each source, and N where every N-th row of it is held out.
-    sources: list[tuple[Iterable[str | Conversation], float]] = [(contents, held_out_every)]
-    if validation is not None:
-        sources = [(contents, math.inf), (validation, 1)]
+    # Every N-th row of the contents is held out, or all of the validation set.
+    of_contents = held_out_every if validation is None else math.inf
     number = num_left_out = 0
     stops: set[int] = set()
     with storage.staged_folder(str(folder)) as part:
@@ -295,7 +293,7 @@ def build(
                 _Output(part / name, dtype, stack, is_chat=is_chat)
                 for name in (TRAIN_FILE, _HELD_OUT_FILE)
             )
-            for source, every in sources:
+            for source, every in ((contents, of_contents), (validation or (), 1)):
                 for batch in batches(source):
                     if rows.is_refused and not is_chat:
                         continue  # read to the end for its other bad rows, and refused
