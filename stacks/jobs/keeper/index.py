@@ -484,16 +484,14 @@ def aborted(event: "Mapping[str, Any]") -> None:
 
 
 def described_abort(job: str) -> "Mapping[str, Any]":
-    """What Step Functions tells of an execution that was aborted.
+    """Description of an execution that was aborted.
 
-    Its answers are eventually consistent: for a while they may be those of before the abort, which
-    lack who has done it.
+    The answers of Step Functions are eventually consistent: for a while they may be those of before
+    the abort, which lack who has done it.
     """
-    states, until = boto3.client("stepfunctions"), time.monotonic() + times.CONSISTENT_S
+    until = time.monotonic() + times.CONSISTENT_S
     while True:
-        found: Mapping[str, Any] = {}
-        with suppress(states.exceptions.ExecutionDoesNotExist):
-            found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))
+        found = execution(job)
         if found.get("status") == "ABORTED" or time.monotonic() > until:
             return found
         time.sleep(1)
@@ -605,7 +603,8 @@ def reason_to_stop(
         is_stray = family in FAMILIES and task["taskArn"] not in served
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
-        statuses[job] = "RUNNING" if job in listed else status_of(job)
+        is_listed = job in listed
+        statuses[job] = "RUNNING" if is_listed else execution(job).get("status", "unknown")
         if is_held_too_long(job, tasks):
             statuses[job] = "held for long enough"
     if statuses[job] != "RUNNING":
@@ -673,14 +672,13 @@ def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
     return hold is not None and time.time() > hold.until + times.HEAD_GRACE_S
 
 
-def status_of(job: str) -> str:
-    """Status of a job's execution. It is shown by the time that there is a task: the state machine
-    has waited for that."""
+def execution(job: str) -> "Mapping[str, Any]":
+    """Description of a job's execution; empty if there is none. By the time that there is a task
+    Step Functions shows it: the state machine has waited for that."""
     states = boto3.client("stepfunctions")
-    try:
-        return states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))["status"]
-    except states.exceptions.ExecutionDoesNotExist:
-        return "unknown"
+    with suppress(states.exceptions.ExecutionDoesNotExist):
+        return states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))
+    return {}
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:
