@@ -28,7 +28,7 @@ NETWORKS: dict[str, dict[str, str]] = {"": {}, "efa": {}, "tcp": {"NCCL_NET": "S
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What one job has shown. Times are those of training, without evaluation and checkpoints."""
+    """Figures of one job. Times are those of training, without evaluation and checkpoints."""
 
     network: str
     """``efa`` or ``tcp``; empty: what the deployment uses."""
@@ -187,11 +187,11 @@ def numbers(text: str) -> list[int]:
 
 
 def is_there(error: UsageError) -> bool:
-    """Whether a job was refused because its run is complete or being trained."""
+    """True if a job was refused because its run is complete or being trained."""
     return "already complete" in str(error) or "being trained already" in str(error)
 
 
-def study(arguments: Sequence[str] | None) -> int:
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -202,19 +202,24 @@ def study(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--max-usd", type=float, default=50.0, help="of all jobs together")
     parser.add_argument("words", nargs="+", help="recipe and its settings")
     given = parser.parse_args(arguments)
-    name = given.name or f"study-{given.words[0]}"
-    networks = given.networks.split(",")
-    if unknown := set(networks) - NETWORKS.keys():
+    given.name = given.name or f"study-{given.words[0]}"
+    given.networks = given.networks.split(",")
+    if unknown := set(given.networks) - NETWORKS.keys():
         parser.error(f"--networks has {', '.join(unknown)}: give efa, tcp or efa,tcp")
+    return given
+
+
+def study(arguments: Sequence[str] | None) -> int:
+    given = parsed(arguments)
 
     def options(network: str, nodes: int) -> dict[str, object]:
-        run = "-".join(filter(None, (name, network, str(nodes))))
+        run = "-".join(filter(None, (given.name, network, str(nodes))))
         env = NETWORKS[network]
         return {"run": run, "nodes": nodes, "max_hours": given.max_hours, "env": env}
 
     # All jobs are checked, and their prices added up, before the first one starts.
-    wanted = [(network, nodes) for network in networks for nodes in given.nodes]
-    total: float | None = 0.0
+    wanted = [(network, nodes) for network in given.networks for nodes in given.nodes]
+    prices = []
     for network, nodes in wanted:
         try:
             planned = plan(*given.words, **options(network, nodes))
@@ -224,12 +229,13 @@ def study(arguments: Sequence[str] | None) -> int:
             continue
         if network == "efa" and not planned.shape.efa:
             raise UsageError("--networks efa: the hosts of this deployment have no EFA")
-        usd = planned.usd_at_most
-        total = None if total is None or usd is None else total + usd
-    if total is None or total > given.max_usd:
-        most = "an unknown sum" if total is None else f"up to ${total:.2f}"
+        prices.append(planned.usd_at_most)
+    total = sum(filter(None, prices))
+    if None in prices or total > given.max_usd:
+        most = "an unknown sum" if None in prices else f"up to ${total:.2f}"
         raise UsageError(f"{len(wanted)} jobs cost {most}, more than --max-usd")
 
+    # One job after the other
     found: dict[str, list[Point]] = {}
     failed = False
     for network, nodes in wanted:
@@ -251,7 +257,7 @@ def study(arguments: Sequence[str] | None) -> int:
             failed = True
 
     if found:
-        write([point for own in found.values() for point in with_efficiency(own)], Path(name))
+        write([point for own in found.values() for point in with_efficiency(own)], Path(given.name))
     return 1 if failed else 0
 
 

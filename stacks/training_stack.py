@@ -15,7 +15,7 @@ from constructs import Construct, IConstruct
 from contract import outputs as stack_outputs
 from contract.nodes import HEAD, WORKER
 from stacks.cluster.gpu_cluster import GpuCluster
-from stacks.cluster.host_group import HostGroup, Reservation
+from stacks.cluster.host_group import HostGroup, HostKind, Reservation
 from stacks.cluster.ray_nodes import RayNodes
 from stacks.core_stack import CoreStack
 from stacks.dashboard.dashboard import Dashboard
@@ -93,7 +93,7 @@ class TrainingStack(cdk.Stack):
             "Teardown",
             cluster=cluster,
             groups={each.name: each.capacity_provider for each in groups},
-            pools={each.place: (each.name, each.capacity_provider) for each in pools.values()},
+            pools={each.kind.place: (each.name, each.capacity_provider) for each in pools.values()},
             associations=self.cluster.associate([*groups, *pools.values()]),
             shared_storage=settings.shared_storage,
         )
@@ -103,8 +103,6 @@ class TrainingStack(cdk.Stack):
             cluster_name=cluster.cluster_name,
             heads=self.heads,
             workers=self.workers,
-            head_trains=settings.head_trains,
-            mounts_shared_storage=self.files is not None,
             namespace=core.namespace,
             subnet_ids=subnet_ids,
             security_group_id=security_group.security_group_id,
@@ -118,7 +116,6 @@ class TrainingStack(cdk.Stack):
             name: WorkerPool(
                 hosts=hosts,
                 task=self.nodes.pool_task(name, hosts),
-                max_workers=settings.in_pools[name].max_workers,
                 subnet_ids=[subnets[name].subnet_id] if name in subnets else subnet_ids,
             )
             for name, hosts in pools.items()
@@ -135,9 +132,6 @@ class TrainingStack(cdk.Stack):
             security_group_id=security_group.security_group_id,
             bucket=core.bucket,
             notices=core.notices,
-            head_trains=settings.head_trains,
-            max_heads=settings.max_heads,
-            max_workers=settings.max_workers,
             max_jobs_per_user=settings.max_jobs_per_user,
             max_seconds=settings.max_job_hours * 3600,
         )
@@ -170,12 +164,9 @@ class TrainingStack(cdk.Stack):
         )
         self._order_deletion(routes)
 
-        warnings = cdk.Annotations.of(self)
-        for said in dict.fromkeys(
-            each.without_efa for each in (settings, *settings.in_pools.values())
-        ):
-            if said:
-                warnings.add_warning_v2("ecs-train:without-efa", said)
+        in_groups = (settings, *settings.in_pools.values())
+        for warning in filter(None, dict.fromkeys(each.without_efa for each in in_groups)):
+            cdk.Annotations.of(self).add_warning_v2("ecs-train:without-efa", warning)
 
         outputs = {
             stack_outputs.CLUSTER: cluster.cluster_name,
@@ -234,13 +225,13 @@ class TrainingStack(cdk.Stack):
         is_worker = node == WORKER
         trains = is_worker or settings.head_trains
         # A head that trains is a worker too, so it runs the worker's image.
-        repository = core.repositories[WORKER if settings.head_trains else node]
+        repository = core.repositories[WORKER if trains else node]
         reservation = Reservation(
             id=settings.capacity_reservation_id,
             is_block=settings.capacity_reservation_type == "block",
         )
-        return self.cluster.add_hosts(
-            node,
+        kind = HostKind(
+            node=node,
             machine=settings.worker if is_worker else settings.head,
             repository=repository,
             image_tag=settings.image_tag,
@@ -256,13 +247,14 @@ class TrainingStack(cdk.Stack):
             pool=pool,
             subnet=subnet,
         )
+        return self.cluster.add_hosts(kind)
 
     def _order_deletion(self, routes: Sequence[IConstruct]) -> None:
         """Wire ``cdk destroy``, in the order of ``stacks.teardown``."""
         teardown, nodes, jobs = self.teardown, self.nodes, self.jobs
         security_group = self.cluster.security_group
         tasks = [("", each) for each in (nodes.head.task, nodes.worker.task, jobs.task)]
-        of_pools = [(each.hosts.place, each.task) for each in self.pools.values()]
+        of_pools = [(each.hosts.kind.place, each.task) for each in self.pools.values()]
         for pool, task in (*tasks, *of_pools):
             teardown.stops(task, beside=[security_group, *routes], pool=pool)
         # Executions and tasks are ended first: a machine is only gone when they are.

@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -46,11 +47,11 @@ class Score:
     measures: Mapping[str, float]
     """Values by the names of the recipe's measures."""
     details: HeldOutText | Table | None = None
-    """What the report shows of it."""
+    """Details for the report."""
 
 
 class Judge:
-    """The best evaluation of a run so far, by one measure, and the number of those since."""
+    """Best evaluation of a run so far, by one measure, and the number of evaluations since."""
 
     def __init__(self, config: TrainingConfig) -> None:
         self.keeps = config.keep_best != NO_BEST
@@ -59,10 +60,10 @@ class Judge:
         self.best_step, self._best = 0, math.nan
         self.last_step = self._num_since = 0
 
-    def take(self, step: int, loss: float | None, measures: Mapping[str, float | None]) -> bool:
-        """Take an evaluation; return whether it is the best so far."""
+    def take(self, step: int, found: Score | Evaluation) -> bool:
+        """Take an evaluation; return True if it is the best so far."""
         name = self._measure.name
-        value = loss if name == "loss" else measures.get(name)
+        value = found.loss if name == "loss" else found.measures.get(name)
         value = math.nan if value is None else value
         better = value > self._best if self._measure.higher_is_better else value < self._best
         is_best = better or (math.isnan(self._best) and not math.isnan(value))
@@ -76,11 +77,11 @@ class Judge:
         """Take the evaluations of a run's record after the first step, up to a step."""
         for each in reader.read_metrics(run_uri).of(Evaluation):
             if 0 < each.step <= until:
-                self.take(each.step, each.loss, each.measures)
+                self.take(each.step, each)
 
     @property
     def is_over(self) -> bool:
-        """Whether there were too many without a better one."""
+        """True after too many evaluations without a better one."""
         return 0 < self._patience <= self._num_since
 
     def words(self) -> str:
@@ -121,84 +122,79 @@ def check_longer(
         raise InputError(f"{TOO_LATE}. Its checkpoint is of step {position.step:,} of {ends:,}")
 
 
+@dataclass(eq=False)
 class Bookkeeping:
     """Times the steps of a run and does what follows each of them.
 
     Each rank has one, and calls its methods at the same steps as the others.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        config: TrainingConfig,
-        course: metrics.Course,
-        *,
-        lr: float,
-        position: Position,
-        score: Score | None = None,
-        evaluates: Callable[[int], bool],
-        evaluate: Callable[[], Score],
-        saves: Callable[[int], bool],
-        save: Callable[[Position], object],
-        keep: Callable[[int], object] = lambda _: None,
-        settle: Callable[[], None] | None = None,
-        warnings: Callable[[], list[Warned]] = list,
-        num_bad_allowed: int = 0,
-    ) -> None:
-        """
-        Args:
-            lr: as configured, for the error of a run that diverges.
-            position: where the run starts.
-            score: of an evaluation before the first step.
-            evaluates: whether an evaluation is due when so many steps are done.
-            evaluate: evaluates the model with all ranks.
-            saves: whether a checkpoint is due when so many steps are done.
-            save: saves a checkpoint; called on every rank.
-            keep: keeps the checkpoint of a step, which has been saved.
-            settle: makes the ranks' statistics equal before an evaluation or a checkpoint.
-            warnings: warnings since the last evaluation, from all ranks.
-            num_bad_allowed: steps in a row whose loss or gradient may be NaN or infinite; the loop
-                skips their updates.
-        """
-        self._worker, self._config, self._course, self._lr = worker, config, course, lr
-        self._position, self._score = position, score
-        self._evaluates, self._evaluate = evaluates, evaluate
-        self._saves, self._save, self._keep, self._settle = saves, save, keep, settle
+    worker: Worker
+    config: TrainingConfig
+    course: metrics.Course
+    _: KW_ONLY
+    lr: float
+    """As configured, for the error of a run that diverges."""
+    position: Position
+    """Start of the run; afterwards the last step that was reported."""
+    score: Score | None = None
+    """Last evaluation; at first that before the first step, if any."""
+    evaluate_every: int
+    """Steps from one evaluation to the next; one follows the last step, too."""
+    evaluate: Callable[[], Score]
+    """Evaluates the model with all ranks."""
+    save_every: int
+    """Steps from one checkpoint to the next; one follows the last step, too."""
+    save: Callable[[Position], object]
+    """Saves a checkpoint; called on every rank."""
+    keep: Callable[[int], object]
+    """Keeps the checkpoint of a step, which has been saved."""
+    settle: Callable[[], None] = lambda: None
+    """Makes the ranks' statistics equal before an evaluation or a checkpoint."""
+    warnings: Callable[[], list[Warned]] = list
+    """Warnings since the last evaluation, from all ranks."""
+    num_bad_allowed: int = 0
+    """Number of steps in a row that may have a NaN or infinite loss or gradient; the loop skips
+    their updates."""
+
+    def __post_init__(self) -> None:
+        self._evaluates = partial(self.course.is_due, every=self.evaluate_every)
+        self._saves = partial(self.course.is_due, every=self.save_every)
         self.is_stopped = False
-        """Whether the run was asked to stop before its end."""
+        """True if the run was asked to stop before its end."""
         self._judge = self._judged()
-        start, end = position.step, course.total_steps
+        start, end = self.position.step, self.course.total_steps
         self.steps = range(start, start if self._judge.is_over else end)
         """The steps to do, counted from 0."""
-        self._warnings = warnings
-        self._num_bad, self._num_bad_allowed = 0, num_bad_allowed
-        self._began = time.monotonic() - position.seconds
-        self._timetable = Timetable(config.checkpoint_minutes)
-        self._log = metrics.StepLog(worker.device)
-        self._gpu_use = metrics.GpuUse(worker.device)
+        self._num_bad = 0
+        self._began = time.monotonic() - self.position.seconds
+        self._timetable = Timetable(self.config.checkpoint_minutes)
+        device = self.worker.device
+        self._log = metrics.StepLog(device)
+        self._gpu_use = metrics.GpuUse(device)
         self._watch = metrics.StepWatch(
-            worker.device, world_size=worker.world_size, evaluates=evaluates
+            device, world_size=self.worker.world_size, evaluates=self._evaluates
         )
-        self.timer = metrics.StepTimer(_PHASES, worker.device)
+        self.timer = metrics.StepTimer(_PHASES, device)
 
     def _judged(self) -> Judge:
         """The evaluations so far. One that the record lacks, because the run ended between a save
         and the evaluation after it, is done again."""
-        judge, step, run_uri = Judge(self._config), self._position.step, self._worker.run_uri
-        if not (judge.keeps or self._config.patience) or not step:
+        judge, step, run_uri = Judge(self.config), self.position.step, self.worker.run_uri
+        if not (judge.keeps or self.config.patience) or not step:
             return judge
-        if self._worker.rank == 0:
+        if self.worker.rank == 0:
             judge.read(run_uri, step)
         (judge, *_) = checkpoints.on_all_ranks(lambda: judge)
         if judge.last_step < step and self._evaluates(step):
-            score = self._score = self._score or self._evaluate()
-            epoch = step / self._course.steps_per_epoch
-            judge.take(step, score.loss, score.measures)
-            self._worker.emit(
+            score = self.score = self.score or self.evaluate()
+            epoch = step / self.course.steps_per_epoch
+            judge.take(step, score)
+            self.worker.emit(
                 Evaluation(step=step, epoch=epoch, loss=score.loss, measures=score.measures)
             )
         if judge.keeps:
-            self._keep(judge.best_step)
+            self.keep(judge.best_step)
         return judge
 
     @contextmanager
@@ -231,11 +227,9 @@ class Bookkeeping:
         Raises:
             InputError: the run has diverged.
         """
-        worker, num_done = self._worker, step + 1
-        is_last = num_done == self._course.total_steps
-        evaluates = self._evaluates(num_done)
-        saves = is_last or self._saves(num_done)
-        is_due = not num_done % self._config.report_every or self._log.step_s > _SLOW_STEP_S
+        worker, num_done = self.worker, step + 1
+        evaluates, saves = self._evaluates(num_done), self._saves(num_done)
+        is_due = not num_done % self.config.report_every or self._log.step_s > _SLOW_STEP_S
         if not (evaluates or saves or is_due):
             return True
 
@@ -249,39 +243,34 @@ class Bookkeeping:
         self._num_bad = divergence.stop_if_diverged(
             steps,
             num_done - len(steps) + 1,
-            lr=self._lr,
+            lr=self.lr,
             worker=worker,
             in_a_row=self._num_bad,
-            limit=self._num_bad_allowed + 1,
+            limit=self.num_bad_allowed + 1,
         )
-        self._position.advance(num_done, steps)
-        worker.emit(*self._course.steps(steps, last=num_done))
+        self.position.advance(num_done, steps)
+        worker.emit(*self.course.steps(steps, last=num_done))
         expect_steps()
 
         # Save. When a node is about to be lost, at every report.
         saves = worker.is_losing_a_node() or saves or stopping or self._log.save_asked
-        if (saves or evaluates) and self._settle is not None:
-            self._settle()
+        if saves or evaluates:
+            self.settle()
         if saves:
-            self._timetable.saved()
-            seconds = self._position.seconds = self._seconds()
-            # The evaluation below reports the training loss up to here; a resumed run must not
-            # report it again.
-            reported = Position(step=num_done, seconds=seconds)
-            self._save(reported if evaluates else self._position)
+            self._checkpoint(is_reported=evaluates)
             self.timer.mark("checkpoint")
 
+        # Evaluate. The best checkpoint is kept.
         if evaluates:
-            score = self._report_evaluation(num_done)
-            is_best = self._judge.take(num_done, score.loss, score.measures)
+            is_best = self._judge.take(num_done, self._report_evaluation(num_done))
             is_kept = is_best and self._judge.keeps
             if not saves and (is_kept or self._judge.is_over):
-                self._timetable.saved()
-                self._save(Position(step=num_done, seconds=self._seconds()))
+                self._checkpoint(is_reported=True)
             if is_kept:
-                self._keep(num_done)
+                self.keep(num_done)
 
-        if stopping and not is_last:
+        # Stop
+        if stopping and num_done < self.course.total_steps:
             worker.saves.finish(retry=True)
             worker.emit(Stopped(step=num_done))
             self.is_stopped = True
@@ -291,10 +280,10 @@ class Bookkeeping:
         self,
         *,
         restore: Callable[[int], None] | None = None,
-        publish: Callable[[], None] | None = None,
+        publish: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for the last checkpoint, publish the model, and report the result; do nothing where
-        the run was asked to stop.
+        """Wait for the last checkpoint, publish the model, and report the result; do nothing if the
+        run was asked to stop.
 
         Args:
             restore: goes back to the checkpoint of a step; called on every rank.
@@ -305,28 +294,27 @@ class Bookkeeping:
         """
         if self.is_stopped:
             return
-        judge, last = self._judge, self._position.step
+        judge, last = self._judge, self.position.step
         if judge.is_over:
-            self._worker.emit(Noted(message=f"no better since {judge.words()}: the run ends"))
+            self.worker.emit(Noted(message=f"no better since {judge.words()}: the run ends"))
         if judge.keeps and 0 < judge.best_step < last and restore is not None:
-            self._worker.saves.finish(retry=True)
+            self.worker.saves.finish(retry=True)
             restore(judge.best_step)
-            self._score = None
+            self.score = None
         # None: the run resumes after its last step was saved and before its end was recorded.
-        score = self._score or self._evaluate()
-        self._worker.saves.finish(retry=True)
+        score = self.score or self.evaluate()
+        self.worker.saves.finish(retry=True)
         if judge.keeps:
-            self._worker.emit(Noted(message=f"best checkpoint: {judge.words()}"))
+            self.worker.emit(Noted(message=f"best checkpoint: {judge.words()}"))
         if not math.isfinite(score.loss):
             raise divergence.diverged(
-                self._worker,
+                self.worker,
                 f"in its last steps: the evaluation loss is {score.loss}",
-                lr=self._lr,
+                lr=self.lr,
                 after=last,
             )
-        if publish is not None:
-            publish()
-        self._worker.emit(
+        publish()
+        self.worker.emit(
             Finished(
                 step=last,
                 loss=score.loss,
@@ -336,36 +324,49 @@ class Bookkeeping:
             )
         )
 
+    def _checkpoint(self, *, is_reported: bool) -> None:
+        """Save a checkpoint.
+
+        Args:
+            is_reported: an evaluation after this step reports the training loss up to here; a
+                resumed run must not report it again.
+        """
+        self._timetable.saved()
+        position = self.position
+        position.seconds = self._seconds()
+        reported = Position(step=position.step, seconds=position.seconds)
+        self.save(reported if is_reported else position)
+
     def _seconds(self) -> float:
         """Spent training, over all attempts."""
         return time.monotonic() - self._began
 
     def _report_evaluation(self, num_done: int) -> Score:
-        epoch, rest = divmod(num_done, self._course.steps_per_epoch)
-        ranks = self._course.ranks(
+        epoch, rest = divmod(num_done, self.course.steps_per_epoch)
+        ranks = self.course.ranks(
             self.timer.means(),
             step=num_done,
-            epoch=epoch if rest == 0 else num_done / self._course.steps_per_epoch,
+            epoch=epoch if rest == 0 else num_done / self.course.steps_per_epoch,
             communication_s=self._watch.seconds(),
-            memory_bytes=float(metrics.peak_memory(self._worker.device)),
+            memory_bytes=float(metrics.peak_memory(self.worker.device)),
             gpu_utilization=self._gpu_use.take(),
         )
-        self._score = self._evaluate()
+        self.score = self.evaluate()
         self._gpu_use.take()  # that of the evaluation does not count
-        evaluated = self._course.evaluation(
+        evaluated = self.course.evaluation(
             ranks,
-            loss=self._score.loss,
-            measures=self._score.measures,
-            train_loss=self._position.take_train_loss(),
+            loss=self.score.loss,
+            measures=self.score.measures,
+            train_loss=self.position.take_train_loss(),
             seconds=self._seconds(),
         )
         self._watch.rest(ranks)
-        self._worker.emit(*self._warnings(), *ranks, evaluated)
-        return self._score
+        self.worker.emit(*self.warnings(), *ranks, evaluated)
+        return self.score
 
 
 class Timetable:
-    """When a checkpoint is due by the clock, however long the steps take."""
+    """Schedule of checkpoints by the clock, however long the steps take."""
 
     def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         """

@@ -17,11 +17,10 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from contract import times
-from contract.instance_types import InstanceType
-from contract.nodes import pool_hosts, pool_place, pool_provider
+from contract.nodes import pool_hosts, pool_provider
 from stacks import findings, rights
 from stacks.cluster import efa
-from stacks.cluster.host_group import HostGroup, Reservation
+from stacks.cluster.host_group import HostGroup, HostKind, Reservation
 from stacks.cluster.host_setup import host_setup
 from stacks.log_groups import log_group
 
@@ -31,7 +30,7 @@ class GpuCluster(Construct):
 
     cluster: ecs.Cluster
     shell_logs: logs.LogGroup
-    """What was typed and printed in shells of ECS Exec."""
+    """Input and output of shells of ECS Exec."""
     security_group: ec2.SecurityGroup
 
     def __init__(
@@ -51,9 +50,9 @@ class GpuCluster(Construct):
         Args:
             subnets: of all hosts.
             repositories: of the images that hosts pull.
-            metrics: namespace of what hosts report.
-            has_placement: whether hosts that train start close to each other.
-            has_insights: whether ECS reports metrics of its own.
+            metrics: namespace of the hosts' metrics.
+            has_placement: True if hosts that train start close to each other.
+            has_insights: True if ECS reports its own metrics.
         """
         super().__init__(scope, id_)
         self._vpc, self._subnets, self._metrics = vpc, subnets, metrics
@@ -74,7 +73,6 @@ class GpuCluster(Construct):
             ),
         )
         self.security_group = self._security_group()
-        # What the host itself may do: join this cluster, pull the two images, report metrics.
         self._role = iam.Role(
             self,
             "HostRole",
@@ -102,47 +100,13 @@ class GpuCluster(Construct):
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "AWS and data by HTTPS")
         return group
 
-    def add_hosts(
-        self,
-        node: str,
-        *,
-        machine: InstanceType,
-        repository: ecr.Repository,
-        image_tag: str,
-        max_hosts: int,
-        max_step: int,
-        trains: bool,
-        uses_efa: bool,
-        root_volume_gib: int = 0,
-        ami: str = "",
-        spot: bool = False,
-        reservation: Reservation | None = None,
-        mount_source: str = "",
-        pool: str = "",
-        subnet: ec2.ISubnet | None = None,
-    ) -> HostGroup:
-        """Launch template, group and capacity provider of the hosts of one kind of node.
-
-        Args:
-            repository: of the image that they pull before their first task.
-            max_step: most hosts to start at once.
-            trains: whether their GPUs train; these hosts are placed close to each other.
-            uses_efa: whether they have EFA interfaces.
-            root_volume_gib: 0: as the machine needs.
-            ami: parameter of Systems Manager with the AMI; empty: ECS's newest.
-            mount_source: file system that they mount, if any: ``host_setup``.
-            pool: its name, of hosts beside the deployment's own; they are close to each other.
-            subnet: another than that of the cluster.
-        """
-        stack, zone = Stack.of(self).stack_name, subnet.availability_zone if subnet else ""
-        # A pool that moves to another zone is other hosts, not the same ones elsewhere.
-        name = f"{pool}Pool{zone}" if pool else node.capitalize()
-        place = pool_place(pool, zone)
-        placement = self._placement if trains else None
-        if pool:
-            placement = None if reservation else _placement_group(self, f"{name}Placement")
+    def _launch_template(self, kind: HostKind) -> ec2.LaunchTemplate:
+        machine = kind.machine
+        placement = self._placement if kind.trains and not kind.pool else None
+        if kind.pool and not kind.reservation:
+            placement = _placement_group(self, f"{kind.name}Placement")
         disk = ec2.BlockDeviceVolume.ebs(
-            root_volume_gib or machine.root_volume_gib,
+            kind.root_volume_gib or machine.root_volume_gib,
             encrypted=True,
             volume_type=ec2.EbsDeviceVolumeType.GP3,
             iops=machine.root_volume_iops,
@@ -151,10 +115,10 @@ class GpuCluster(Construct):
         )
         template = ec2.LaunchTemplate(
             self,
-            f"{name}Hosts",
+            f"{kind.name}Hosts",
             instance_type=ec2.InstanceType(machine.name),
-            machine_image=ec2.MachineImage.from_ssm_parameter(ami)
-            if ami
+            machine_image=ec2.MachineImage.from_ssm_parameter(kind.ami)
+            if kind.ami
             else ecs.EcsOptimizedImage.amazon_linux2023(
                 ecs.AmiHardwareType.GPU if machine.num_gpus else ecs.AmiHardwareType.STANDARD
             ),
@@ -163,44 +127,49 @@ class GpuCluster(Construct):
             user_data=host_setup(
                 cluster_name=self.cluster.cluster_name,
                 metrics=self._metrics,
-                node=node,
-                image=repository.repository_uri_for_tag(image_tag),
+                node=kind.node,
+                image=kind.repository.repository_uri_for_tag(kind.image_tag),
                 has_gpus=machine.num_gpus > 0,
-                spot=spot,
-                efa=machine if uses_efa else None,
-                mount_source=mount_source,
+                spot=kind.spot,
+                efa=machine if kind.uses_efa else None,
+                mount_source=kind.mount_source,
             ),
             block_devices=[ec2.BlockDevice(device_name="/dev/xvda", volume=disk)],
             ebs_optimized=True,
             detailed_monitoring=True,
             require_imdsv2=True,
             # Containers see the metadata service only where they must watch for a spot notice.
-            http_put_response_hop_limit=2 if spot else 1,
+            http_put_response_hop_limit=2 if kind.spot else 1,
             instance_metadata_tags=False,
             placement_group=placement,
             spot_options=ec2.LaunchTemplateSpotOptions(
                 request_type=ec2.SpotRequestType.ONE_TIME,
                 interruption_behavior=ec2.SpotInstanceInterruption.TERMINATE,
             )
-            if spot
+            if kind.spot
             else None,
         )
-        if uses_efa:
+        if kind.uses_efa:
             efa.attach_interfaces(template, machine, group=self.security_group)
-        if reservation:
-            _take_reservation(template, reservation)
+        if kind.reservation:
+            _take_reservation(template, kind.reservation)
+        return template
 
-        warmup_s = times.SLOW_HOST_WARMUP_S if times.is_slow(machine.name) else times.HOST_WARMUP_S
+    def add_hosts(self, kind: HostKind) -> HostGroup:
+        """Add launch template, group and capacity provider of the hosts of one kind of node."""
+        stack, subnet = Stack.of(self).stack_name, kind.subnet
+        is_slow = times.is_slow(kind.machine.name)
+        warmup_s = times.SLOW_HOST_WARMUP_S if is_slow else times.HOST_WARMUP_S
         group = autoscaling.AutoScalingGroup(
             self,
-            f"{name}Group",
+            f"{kind.name}Group",
             vpc=self._vpc,
-            auto_scaling_group_name=pool_hosts(stack, place) if pool else None,
+            auto_scaling_group_name=pool_hosts(stack, kind.place) if kind.pool else None,
             vpc_subnets=ec2.SubnetSelection(subnets=[subnet] if subnet else self._subnets.subnets),
-            launch_template=template,
+            launch_template=self._launch_template(kind),
             # No desired capacity: a deploy must not touch the hosts that ECS has started.
             min_capacity=0,
-            max_capacity=max_hosts,
+            max_capacity=kind.max_hosts,
             # Or scale-in takes a host in use and leaves an idle one. Protected hosts do not hold up
             # `cdk destroy` (aws-cdk 18179): TerminateHosts force-deletes the groups.
             new_instances_protected_from_scale_in=True,
@@ -210,15 +179,15 @@ class GpuCluster(Construct):
         findings.accept(group, findings.HOST_GROUP)
         provider = ecs.CfnCapacityProvider(
             self,
-            f"{name}Capacity",
-            name=pool_provider(stack, place) if pool else None,
+            f"{kind.name}Capacity",
+            name=pool_provider(stack, kind.place) if kind.pool else None,
             auto_scaling_group_provider=ecs.CfnCapacityProvider.AutoScalingGroupProviderProperty(
                 auto_scaling_group_arn=group.auto_scaling_group_name,
                 managed_scaling=ecs.CfnCapacityProvider.ManagedScalingProperty(
                     status="ENABLED",
                     target_capacity=100,
                     minimum_scaling_step_size=1,
-                    maximum_scaling_step_size=max_step,
+                    maximum_scaling_step_size=kind.max_step,
                     instance_warmup_period=warmup_s,
                 ),
                 # ECS lifts the protection of hosts without tasks, and only theirs.
@@ -227,13 +196,9 @@ class GpuCluster(Construct):
             ),
         )
         return HostGroup(
-            machine=machine,
-            spot=spot,
-            uses_efa=uses_efa,
-            image_tag=image_tag,
+            kind=kind,
             group=group,
             capacity_provider=provider,
-            place=place,
         )
 
     def associate(self, groups: Sequence[HostGroup]) -> ecs.CfnClusterCapacityProviderAssociations:

@@ -21,7 +21,7 @@ from constructs import Construct
 from contract import nodes, times
 from stacks import findings, rights
 from stacks.cluster import efa
-from stacks.cluster.host_group import HostGroup
+from stacks.cluster.host_group import HostGroup, HostKind
 from stacks.cluster.host_setup import PLACEMENT
 from stacks.log_groups import log_group
 
@@ -61,8 +61,6 @@ class RayNodes(Construct):
         cluster_name: str,
         heads: HostGroup,
         workers: HostGroup,
-        head_trains: bool,
-        mounts_shared_storage: bool,
         namespace: servicediscovery.INamespace,
         subnet_ids: Sequence[str],
         security_group_id: str,
@@ -75,7 +73,6 @@ class RayNodes(Construct):
         """Make what all nodes share, then head and worker.
 
         Args:
-            mounts_shared_storage: whether all hosts mount a shared file system.
             namespace: where the head's name is registered.
             repositories: kind of node -> repository of its image.
             family_prefix: of task definitions; empty: CDK's names, from the ids of constructs,
@@ -83,10 +80,10 @@ class RayNodes(Construct):
             data_buckets: names of more buckets that nodes may read.
         """
         super().__init__(scope, id_)
-        self._repositories, self._workers = repositories, workers
+        self._workers = workers
         self._bucket, self._data_buckets = bucket, data_buckets
         self._shell_logs, self._domain = shell_logs, namespace.namespace_name
-        self._family_prefix, self._mounts_shared_storage = family_prefix, mounts_shared_storage
+        self._family_prefix = family_prefix
         self.log_group = log_group(self, "Logs")
         self.token = self._ray_token()
         self._execution_role = iam.Role(
@@ -117,10 +114,8 @@ class RayNodes(Construct):
             security_groups=[security_group_id],
             assign_public_ip="DISABLED",
         )
-        self.head = self._node(
-            nodes.HEAD, cluster_name, heads, network, trains=head_trains, name=self.name
-        )
-        self.worker = self._node(nodes.WORKER, cluster_name, workers, network, trains=True)
+        self.head = self._node(nodes.HEAD, cluster_name, heads, network)
+        self.worker = self._node(nodes.WORKER, cluster_name, workers, network)
 
     def _ray_token(self) -> secretsmanager.Secret:
         secret = secretsmanager.Secret(
@@ -141,40 +136,54 @@ class RayNodes(Construct):
         cluster_name: str,
         hosts: HostGroup,
         network: ecs.CfnService.AwsVpcConfigurationProperty,
-        *,
-        trains: bool,
-        name: servicediscovery.Service | None = None,
     ) -> Node:
+        """Task and service of a node of the standing cluster."""
         role = self.task_role(
             self,
             f"{node.capitalize()}Role",
             what=f"Ray {node}: checkpoints and data in the bucket, ECS Exec",
         )
-        task = self.task(
+        task = self.task(self, f"{node.capitalize()}Task", command=node, hosts=hosts, role=role)
+        # The L2 service wants a cluster that knows its capacity; its providers are L1 too.
+        service = ecs.CfnService(
             self,
-            f"{node.capitalize()}Task",
-            command=node,
-            hosts=hosts,
-            role=role,
-            trains=trains,
+            f"{node.capitalize()}Service",
+            cluster=cluster_name,
+            task_definition=task.task_definition_arn,
+            # Nothing to wait for: no host, no image, no quota is needed for a deploy to succeed.
+            desired_count=0,
+            capacity_provider_strategy=[
+                ecs.CfnService.CapacityProviderStrategyItemProperty(
+                    capacity_provider=hosts.capacity_provider.ref, weight=1
+                )
+            ],
+            # There is no spare GPU for a second copy: the old task goes before the new one comes.
+            deployment_configuration=ecs.CfnService.DeploymentConfigurationProperty(
+                minimum_healthy_percent=0,
+                maximum_percent=100,
+                deployment_circuit_breaker=ecs.CfnService.DeploymentCircuitBreakerProperty(
+                    enable=True, rollback=False
+                ),
+            ),
+            enable_execute_command=True,
+            enable_ecs_managed_tags=True,
+            propagate_tags="SERVICE",
+            network_configuration=ecs.CfnService.NetworkConfigurationProperty(
+                awsvpc_configuration=network
+            ),
+            service_registries=[
+                ecs.CfnService.ServiceRegistryProperty(registry_arn=self.name.service_arn)
+            ]
+            if node == nodes.HEAD
+            else None,
         )
-        service = self._service(node, cluster_name, hosts, network, task=task, name=name)
         return Node(task=task, service=service)
 
     def pool_task(self, name: str, hosts: HostGroup) -> ecs.TaskDefinition:
-        """The task of a worker in a pool, which may do what every worker may."""
+        """Task of a worker in a pool, which may do what every worker may."""
         role = self.worker.task.task_role
         assert isinstance(role, iam.Role)
-        return self.task(
-            self,
-            f"{name}PoolTask",
-            command=nodes.WORKER,
-            hosts=hosts,
-            role=role,
-            trains=True,
-            workers=hosts,
-            family=nodes.pool_hosts(Stack.of(self).stack_name, hosts.place),
-        )
+        return self.task(self, f"{name}PoolTask", command=nodes.WORKER, hosts=hosts, role=role)
 
     def task_role(
         self, scope: Construct, id_: str, *, what: str, is_job_head: bool = False
@@ -202,23 +211,17 @@ class RayNodes(Construct):
         command: str,
         hosts: HostGroup,
         role: iam.Role,
-        trains: bool,
         environment: Mapping[str, str] | None = None,
-        workers: HostGroup | None = None,
-        family: str | None = None,
     ) -> ecs.TaskDefinition:
-        """A task that takes a whole host, for what the image's entry point calls ``command``.
-
-        Args:
-            workers: hosts of the workers of its cluster; by default the deployment's own.
-            family: of the definition; by default from the ids of constructs.
-        """
-        prefix, workers, machine = self._family_prefix, workers or self._workers, hosts.machine
-        named = f"{prefix}-{scope.node.id}-{id_}" if prefix else None
+        """A task that takes a whole host, for the ``command`` of the image's entry point."""
+        prefix, kind, machine = self._family_prefix, hosts.kind, hosts.kind.machine
+        family = f"{prefix}-{scope.node.id}-{id_}" if prefix else None
+        if kind.pool:
+            family = nodes.pool_hosts(Stack.of(self).stack_name, kind.place)
         task = ecs.TaskDefinition(
             scope,
             id_,
-            family=family or named,
+            family=family,
             compatibility=ecs.Compatibility.EC2,
             # An address of its own: Ray's ports are then the same on every node.
             network_mode=ecs.NetworkMode.AWS_VPC,
@@ -232,14 +235,11 @@ class RayNodes(Construct):
             shared_memory_size=machine.shm_mib,
         )
         linux.drop_capabilities(*DROPPED)
-        if hosts.uses_efa:
+        if kind.uses_efa:
             efa.add_devices(linux, machine)
         container = task.add_container(
             nodes.CONTAINER,
-            # A head that trains is a worker too, so it runs the worker's image.
-            image=ecs.ContainerImage.from_ecr_repository(
-                self._repositories[nodes.WORKER if trains else nodes.HEAD], hosts.image_tag
-            ),
+            image=ecs.ContainerImage.from_ecr_repository(kind.repository, kind.image_tag),
             command=[command],
             cpu=machine.container_cpu,
             memory_limit_mib=machine.container_memory_mib,
@@ -257,18 +257,7 @@ class RayNodes(Construct):
                 start_period=Duration.seconds(times.HEALTH_START_S),
             ),
             environment={
-                "RAY_AUTH_MODE": "token",
-                # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
-                "AWS_REGION": Stack.of(self).region,
-                "AWS_DEFAULT_REGION": Stack.of(self).region,
-                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{self._domain}",
-                nodes.ENV_NUM_CPUS: str(machine.vcpus),
-                nodes.ENV_NUM_GPUS: str(machine.num_gpus),
-                nodes.ENV_TRAINS: "1" if trains else "0",
-                nodes.ENV_WORKER_GPUS: str(workers.machine.num_gpus),
-                nodes.ENV_SPOT: "1" if workers.spot else "0",
-                nodes.ENV_STORAGE: f"s3://{self._bucket.bucket_name}",
-                **(efa.variables(machine, uses_efa=hosts.uses_efa) if trains else {}),
+                **self._environment(kind, hosts if command == nodes.WORKER else self._workers),
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},
@@ -282,7 +271,7 @@ class RayNodes(Construct):
         )
         # Models, data and packages outlive the task: the host's next one has them at once.
         _mount(task, container, "cache", nodes.CACHE_DIR)
-        if self._mounts_shared_storage:
+        if kind.mount_source:
             _mount(task, container, "shared", nodes.SHARED_DIR)
             # On no host that has not mounted it.
             task.add_placement_constraint(ecs.PlacementConstraint.member_of(PLACEMENT))
@@ -300,49 +289,27 @@ class RayNodes(Construct):
         resource.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
         return task
 
-    def _service(
-        self,
-        node: str,
-        cluster_name: str,
-        hosts: HostGroup,
-        network: ecs.CfnService.AwsVpcConfigurationProperty,
-        *,
-        task: ecs.TaskDefinition,
-        name: servicediscovery.Service | None,
-    ) -> ecs.CfnService:
-        # The L2 service wants a cluster that knows its capacity; its providers are L1 too.
-        return ecs.CfnService(
-            self,
-            f"{node.capitalize()}Service",
-            cluster=cluster_name,
-            task_definition=task.task_definition_arn,
-            # Nothing to wait for: no host, no image, no quota is needed for a deploy to succeed.
-            desired_count=0,
-            capacity_provider_strategy=[
-                ecs.CfnService.CapacityProviderStrategyItemProperty(
-                    capacity_provider=hosts.capacity_provider.ref, weight=1
-                )
-            ],
-            # There is no spare GPU for a second copy: the old task goes before the new one comes.
-            deployment_configuration=ecs.CfnService.DeploymentConfigurationProperty(
-                minimum_healthy_percent=0,
-                maximum_percent=100,
-                deployment_circuit_breaker=ecs.CfnService.DeploymentCircuitBreakerProperty(
-                    enable=True, rollback=False
-                ),
-            ),
-            enable_execute_command=True,
-            enable_ecs_managed_tags=True,
-            propagate_tags="SERVICE",
-            network_configuration=ecs.CfnService.NetworkConfigurationProperty(
-                awsvpc_configuration=network
-            ),
-            service_registries=[
-                ecs.CfnService.ServiceRegistryProperty(registry_arn=name.service_arn)
-            ]
-            if name
-            else None,
-        )
+    def _environment(self, kind: HostKind, workers: HostGroup) -> dict[str, str]:
+        """Variables of all tasks on hosts of a kind.
+
+        Args:
+            workers: hosts of the workers of their cluster.
+        """
+        machine, region = kind.machine, Stack.of(self).region
+        return {
+            "RAY_AUTH_MODE": "token",
+            # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
+            "AWS_REGION": region,
+            "AWS_DEFAULT_REGION": region,
+            nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{self._domain}",
+            nodes.ENV_NUM_CPUS: str(machine.vcpus),
+            nodes.ENV_NUM_GPUS: str(machine.num_gpus),
+            nodes.ENV_TRAINS: "1" if kind.trains else "0",
+            nodes.ENV_WORKER_GPUS: str(workers.kind.machine.num_gpus),
+            nodes.ENV_SPOT: "1" if workers.kind.spot else "0",
+            nodes.ENV_STORAGE: f"s3://{self._bucket.bucket_name}",
+            **(efa.variables(machine, uses_efa=kind.uses_efa) if kind.trains else {}),
+        }
 
 
 def _mount(

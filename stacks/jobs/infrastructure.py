@@ -49,13 +49,12 @@ class WorkerPool:
 
     hosts: HostGroup
     task: ecs.TaskDefinition
-    max_workers: int
     subnet_ids: Sequence[str]
 
     @property
     def variables(self) -> dict[str, str]:
         """Variables of a job's head whose workers are in this pool."""
-        gpus = {ENV_WORKER_GPUS: str(self.hosts.machine.num_gpus)}
+        gpus = {ENV_WORKER_GPUS: str(self.hosts.kind.machine.num_gpus)}
         return worker_variables(self.task, self.hosts, self.subnet_ids) | gpus
 
 
@@ -66,7 +65,7 @@ def worker_variables(
     return {
         ENV_WORKER_TASK: task.task_definition_arn,
         ENV_WORKER_PROVIDER: hosts.capacity_provider.ref,
-        ENV_WORKER_CPUS: str(hosts.machine.vcpus),
+        ENV_WORKER_CPUS: str(hosts.kind.machine.vcpus),
         ENV_SUBNETS: ",".join(subnet_ids),
     }
 
@@ -99,9 +98,6 @@ class JobRunner(Construct):
         security_group_id: str,
         bucket: s3.IBucket,
         notices: sns.ITopic,
-        head_trains: bool,
-        max_heads: int,
-        max_workers: int,
         max_jobs_per_user: int,
         max_seconds: int,
     ) -> None:
@@ -139,7 +135,6 @@ class JobRunner(Construct):
             command=JOB,
             hosts=heads,
             role=role,
-            trains=head_trains,
             environment={
                 ENV_KEEPER: keeper_name,
                 **worker_variables(nodes.worker.task, workers, subnet_ids),
@@ -150,8 +145,8 @@ class JobRunner(Construct):
 
         tasks = [self.task, nodes.head.task, nodes.worker.task]
         families = [each.family for each in (*tasks, *(pool.task for pool in pools.values()))]
-        most = {name: pool.max_workers for name, pool in pools.items()}
-        places = [f"{name}={pool.hosts.place}" for name, pool in pools.items()]
+        most = {name: pool.hosts.kind.max_hosts for name, pool in pools.items()}
+        places = [f"{name}={pool.hosts.kind.place}" for name, pool in pools.items()]
         providers = {each.name: each.capacity_provider.ref for each in (heads, workers)}
         with staged(KEEPER / "index.py") as code:
             self.keeper = lambda_function(
@@ -173,8 +168,8 @@ class JobRunner(Construct):
                     "CLUSTER": cluster.cluster_name,
                     "BUCKET": bucket.bucket_name,
                     "HEAD_FAMILY": self.task.family,
-                    "MAX_HEADS": str(max_heads),
-                    "MAX_WORKERS": str(max_workers),
+                    "MAX_HEADS": str(heads.kind.max_hosts),
+                    "MAX_WORKERS": str(workers.kind.max_hosts),
                     "MAX_JOBS_PER_USER": str(max_jobs_per_user),
                     "STATE_MACHINE": self.state_machine_arn,
                     "TOPIC": notices.topic_arn,

@@ -198,8 +198,7 @@ def content_of(
             ": --columns prompt=NAME,answer=NAME tells what they hold"
         )
     text = (row[columns["text"]] or "") if "text" in columns else None
-    is_text = isinstance(text, str)
-    used = {columns["text"]} if is_text else {*columns.values()}
+    used = {columns["text"]} if isinstance(text, str) else {*columns.values()}
     if unused is not None:
         unused.update(name for name in row if name not in used and row[name] not in (None, "", []))
     if isinstance(text, str):
@@ -265,11 +264,7 @@ def _message(value: object) -> Message:
     role = _ANSWER if name in _CALLS else _ROLES.get(name, role)
     for key in sorted(_REFUSED & more.keys()):
         raise ValueError(f"{key} is not known here, and would change what is learned")
-    if role != _ANSWER and more.get("train"):
-        raise ValueError("train is set, and only answers are learned")
-    weights = [more.pop(key) for key in _WEIGHTS if key in more]
-    if any(each not in (0, 1) for each in weights):
-        raise ValueError(f"its weight is {weights[0]!r}: it can be 0 or 1")
+    is_learned = _take_weight(role, more)
     content = next((more.pop(key) for key in _CONTENT if key in more), "")
     calls = more.pop("tool_calls", None) or more.pop("function_call", None) or []
     if name in _CALLS:
@@ -280,12 +275,22 @@ def _message(value: object) -> Message:
         content=_text(content),
         calls=tuple(_call(each) for each in (calls if isinstance(calls, list) else [calls])),
         more=more,
-        is_learned=role != _ANSWER or all(weights),
+        is_learned=is_learned,
     )
     is_empty = all(value.get(key) is None for key in _CONTENT)
-    if is_empty and not message.calls and not more.keys() & {*_THOUGHTS}:
+    if is_empty and not message.calls and more.keys().isdisjoint(_THOUGHTS):
         raise ValueError("has neither a content nor tool_calls")
     return message
+
+
+def _take_weight(role: str, more: dict[str, Any]) -> bool:
+    """Remove the weights of a message; return False if it is an answer of weight 0."""
+    if role != _ANSWER and more.get("train"):
+        raise ValueError("train is set, and only answers are learned")
+    weights = [more.pop(key) for key in _WEIGHTS if key in more]
+    if any(each not in (0, 1) for each in weights):
+        raise ValueError(f"its weight is {weights[0]!r}: it can be 0 or 1")
+    return role != _ANSWER or all(weights)
 
 
 def _call(value: object) -> Mapping[str, Any]:
@@ -322,23 +327,43 @@ def _text(value: object) -> str:
     return _text(part[kept.pop()])
 
 
-def _begin_in(head: str, request: str, earlier: str) -> int:
-    """Where an answer begins in the text before its words: after the request for it, of which a
-    template may leave out the end, and before what the template writes in place of thoughts.
+def _begin(text: str, *, before: str, asked: str, head: str, question: str) -> int:
+    """Start of an answer in the text of its conversation.
 
     Args:
-        earlier: content of the message before, which does not follow the request.
+        before: text of the messages before the answer.
+        asked: the same, with the request for an answer.
+        head: what ``text`` begins with, up to the words of the answer; empty if not known.
+        question: content of the message before.
 
     Raises:
         InputError: the request is not there.
     """
-    for size in range(len(request), len(request) // 2, -1):
-        if head.endswith(request[:size]):
-            return len(head)
-    at = head.rfind(request) if request else -1
-    if at < 0 or at < head.rfind(earlier.strip()):
+    # A template may ask with more than it writes before an answer that is there, and may begin in
+    # another way when it asks.
+    if text.startswith(before):
+        common = os.path.commonprefix([text, asked])  # noqa: RUF071 - these are no paths
+        if len(common) < len(asked):  # <think> and <tool_call> have nothing in common
+            common = common[: max(map(common.rfind, ">\n]: ")) + 1]
+        return max(len(common), len(before))
+
+    # Templates drop the thoughts of earlier answers once others follow, ...
+    request = asked.removeprefix(before)
+    if not head:
         raise InputError(_CHANGES)
-    return at + len(request)
+    if head.endswith(request):
+        return len(head)
+
+    # ... and those of this turn, between calls, too: there the end of the request may be missing,
+    # or something stands in place of the thoughts. The question does not follow the request.
+    if asked.startswith(before):
+        for size in range(len(request) - 1, len(request) // 2, -1):
+            if head.endswith(request[:size]):
+                return len(head)
+        at = head.rfind(request)
+        if at >= max(0, head.rfind(question.strip())):
+            return at + len(request)
+    raise InputError(_CHANGES)
 
 
 class ChatWriter:
@@ -469,14 +494,14 @@ class ChatWriter:
             except InputError as error:
                 failure = error
                 continue
-            missing = [what for each, what in signs.items() if each not in text]
+            missing = next((what for each, what in signs.items() if each not in text), "")
             if not missing:
                 return
-            failure = InputError(_LEFT_OUT.format(missing[0]))
+            failure = InputError(_LEFT_OUT.format(missing))
         raise failure
 
     def _written(self, conversation: Conversation) -> tuple[str, list[_Span]]:
-        """The text of a conversation, and where its answers stand."""
+        """The text of a conversation, and the begin and end of each answer to learn in it."""
         self._check(conversation)
         messages = conversation.messages
         text, spans = self._rendered(conversation, asks=False)
@@ -485,65 +510,68 @@ class ChatWriter:
             if messages[-1].role == _ANSWER:  # what follows belongs to its turn, marked or not
                 answers[-1] = (answers[-1][0], len(text.rstrip()))
             return text, answers
+        return text, [
+            self._span(conversation, number, text)
+            for number, each in enumerate(messages)
+            # The first message has nothing before it that could ask.
+            if number and each.role == _ANSWER and each.is_learned
+            if each.content.strip() or each.calls or each.more
+        ]
+
+    def _span(self, conversation: Conversation, number: int, text: str) -> _Span:
+        """Begin and end of an answer in the text of its conversation.
+
+        Raises:
+            InputError: the template leaves the answer out, repeats or changes it, or writes the
+                messages before it in another way once others follow.
+        """
+        messages = conversation.messages
+        earlier, message, later = messages[:number], messages[number], messages[number + 1 :]
 
         def shown(*messages: Message, asks: bool = False) -> str:
             return self.text(replace(conversation, messages=messages), asks=asks)
 
-        # Stands for an answer where the template writes it: no text has it.
+        before, asked = shown(*earlier), shown(*earlier, asks=True)
+
+        # What is around the words of another answer in its place. No text has the mark.
         mark = next(each for each in map(chr, _SIGNS) if each not in text)
-        answers = []
-        for number, message in enumerate(messages):
-            # The first message has nothing before it that could ask.
-            if message.role != _ANSWER or not message.is_learned or not number:
-                continue
-            content = message.content.strip()
-            if not content and not message.calls and not message.more:
-                continue
-            earlier, later = messages[:number], messages[number + 1 :]
-            before, asked = shown(*earlier), shown(*earlier, asks=True)
-            # Another answer in its place, of which nothing stands beside its words.
-            try:
-                around = shown(*earlier, Message(role=_ANSWER, content=mark), *later).split(mark)
-            except InputError:  # results want their calls
-                around = []
-            if around and len(around) != 2:
-                raise InputError(_LEFT_OUT.format(f"message {number + 1} ({_ANSWER})"))
-            head, tail = around or ("", "")
-            if text.startswith(before):
-                # A template may ask with more than it writes before an answer that is there, and
-                # may begin in another way when it asks.
-                common = os.path.commonprefix([text, asked])  # noqa: RUF071 - these are no paths
-                if len(common) < len(asked):  # <think> and <tool_call> have nothing in common
-                    common = common[: max(map(common.rfind, ">\n]: ")) + 1]
-                begin = max(len(common), len(before))
-            elif head and text.startswith(head) and head.endswith(asked.removeprefix(before)):
-                begin = len(head)  # thoughts of earlier answers are gone once others follow
-            elif head and text.startswith(head) and asked.startswith(before):
-                # Those of this turn, between calls, too.
-                begin = _begin_in(head, asked.removeprefix(before), earlier[-1].content)
-            else:
+        try:
+            head, *tails = shown(*earlier, Message(role=_ANSWER, content=mark), *later).split(mark)
+        except InputError:  # results want their calls
+            head, tails = "", [mark]
+        if len(tails) != 1:
+            raise InputError(_LEFT_OUT.format(f"message {number + 1} ({_ANSWER})"))
+        has_tail = text.endswith(tails[0])
+        rest = text.removesuffix(tails[0])
+
+        begin = _begin(
+            text,
+            before=before,
+            asked=asked,
+            head=head if text.startswith(head) else "",
+            question=earlier[-1].content,
+        )
+
+        # The turn ends where the text up to it does, or where that of another answer does.
+        for each in (message, replace(message, more={})):
+            after = shown(*earlier, each)
+            if len(after) > begin and text.startswith(after):
+                end = len(after.rstrip())
+                break
+        else:
+            questions = (each.content.strip() for each in later if each.role != _ANSWER)
+            if not has_tail or not all(each in tails[0] for each in questions):
                 raise InputError(_CHANGES)
-            # The turn ends where the text up to it does, or where that of another answer does.
-            for each in (message, replace(message, more={})):
-                after = shown(*earlier, each)
-                if len(after) > begin and text.startswith(after):
-                    end = len(after.rstrip())
-                    break
-            else:
-                questions = (each.content.strip() for each in later if each.role != _ANSWER)
-                is_whole = around and all(each in tail for each in questions)
-                if not is_whole or not text.endswith(tail):
-                    raise InputError(_CHANGES)
-                end = len(text) - len(tail)
-            if around and text.endswith(tail) and not message.calls:
-                # Its words stand before what follows, perhaps without the thoughts among them.
-                written = text[: len(text) - len(tail)].rstrip()
-                shapes = (content, content.rpartition("</think>")[2].strip())
-                if not (found := [each for each in shapes if written.endswith(each)]):
-                    raise InputError(f"the chat template changes an answer ({content[:40]!r})")
-                begin = min(begin, len(written) - len(found[0]))
-            answers.append((begin, end))
-        return text, answers
+            end = len(rest)
+
+        # Its words stand before what follows, perhaps without the thoughts among them.
+        if has_tail and not message.calls:
+            written, content = rest.rstrip(), message.content.strip()
+            shapes = (content, content.rpartition("</think>")[2].strip())
+            if not (found := [each for each in shapes if written.endswith(each)]):
+                raise InputError(f"the chat template changes an answer ({content[:40]!r})")
+            begin = min(begin, len(written) - len(found[0]))
+        return begin, end
 
     def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:
         """Tokens, those of the answers marked."""

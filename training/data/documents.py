@@ -89,12 +89,17 @@ class Rows:
         if len(self.bad) < _SHOWN:
             self.bad.append(f"{place}: {error}")
 
+    @property
+    def is_refused(self) -> bool:
+        """True once a row that cannot be used was read and none may be left out."""
+        return bool(self.bad) and not self.skips_bad
+
     def check(self) -> None:
         """
         Raises:
             InputError: there are rows that cannot be used.
         """
-        if self.bad and not self.skips_bad:
+        if self.is_refused:
             lines = "\n  ".join(self.bad)
             raise InputError(
                 f"{self.num_bad:,} of {counted(self.num, 'row')} cannot be used; --skip-bad-rows "

@@ -9,6 +9,7 @@ are learned beside it (``training.data.conversations``).
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -281,8 +282,9 @@ def build(
             that cannot be used.
     """
     dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
-    writer = ChatWriter(words) if is_chat else None
-    encode = _chats(writer, rows) if writer else _texts(words)
+    encode = _chats(ChatWriter(words), rows) if is_chat else _texts(words)
+    # Every N-th row of the contents is held out, or all of the validation set.
+    of_contents = held_out_every if validation is None else math.inf
     number = num_left_out = 0
     stops: set[int] = set()
     with storage.staged_folder(str(folder)) as part:
@@ -291,30 +293,27 @@ def build(
                 _Output(part / name, dtype, stack, is_chat=is_chat)
                 for name in (TRAIN_FILE, _HELD_OUT_FILE)
             )
-            for source, is_apart in ((contents, False), (validation or (), True)):
+            for source, every in ((contents, of_contents), (validation or (), 1)):
                 for batch in batches(source):
-                    if rows.bad and not rows.skips_bad and not is_chat:
+                    if rows.is_refused and not is_chat:
                         continue  # read to the end for its other bad rows, and refused
                     for row in encode(batch):
                         if is_chat and not any(row.learned):
                             num_left_out += 1
                             continue
-                        is_held_out = is_apart
-                        if validation is None:
-                            is_held_out = number % held_out_every == held_out_every - 1
+                        is_held_out = number % every == every - 1
                         (held_out if is_held_out else train).add(row.ids, row.learned)
                         stops |= row.stops
                         number += 1
         rows.check()
         if not train.num_rows or not held_out.num_rows:
-            content = "conversation" if is_chat else "document"
-            answered = " with an answer" if is_chat else ""
+            found = counted(number, "conversation" if is_chat else "document")
+            found += " with an answer" * is_chat
             wanted = f"one in {held_out_every} is to be held out: give more text"
             if validation is not None:
                 wanted = f"--validation has {held_out.num_rows}: give both some"
             raise InputError(
-                f"the text has {counted(number, content)}{answered}, and {wanted}. "
-                "In .txt files an empty line ends a document"
+                f"the text has {found}, and {wanted}. In .txt files an empty line ends a document"
             )
         info = StoreInfo(
             key=key,
@@ -325,8 +324,8 @@ def build(
             num_documents=number,
             num_train_tokens=train.num_tokens,
             num_held_out_tokens=held_out.num_tokens,
-            num_train_conversations=train.num_rows if is_chat else 0,
-            num_held_out_conversations=held_out.num_rows if is_chat else 0,
+            num_train_conversations=train.num_conversations,
+            num_held_out_conversations=held_out.num_conversations,
             num_left_out=num_left_out,
             stops=tuple(sorted(stops)),
             notes=tuple(rows.notes()),
@@ -349,6 +348,10 @@ class _Output:
         self.num_tokens = self.num_rows = 0
         if self._beside:
             self._beside[1].write(np.int64(0).tobytes())
+
+    @property
+    def num_conversations(self) -> int:
+        return self.num_rows if self._beside else 0
 
     def add(self, ids: Sequence[int], learned: Sequence[bool]) -> None:
         self._tokens.write(np.array(ids, self._dtype).tobytes())

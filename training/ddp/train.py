@@ -59,7 +59,6 @@ def train(worker: Worker, config: DdpConfig) -> None:
             f"{order.smallest_batch} images leaves a worker with fewer than two; use fewer workers"
         )
     total_steps = config.num_steps(order.steps_per_epoch)
-    steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
     model = Small() if config.model == SMALL else ResNet18()
     num_parameters = models.num_parameters(model)
@@ -103,9 +102,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
         course,
         lr=config.lr,
         position=position,
-        evaluates=course.ends_epoch,
+        evaluate_every=order.steps_per_epoch,
         evaluate=partial(evaluate, model, image_set, test_set, worker=worker, use_bf16=use_bf16),
-        saves=lambda num_done: num_done % steps_between_saves == 0,
+        save_every=config.checkpoint_every_epochs * order.steps_per_epoch,
         save=saver.save,
         keep=saver.keep,
         settle=lambda: replicas.average_over_workers(model.buffers(), world_size),

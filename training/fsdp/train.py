@@ -43,7 +43,7 @@ _PROMPT_TOKENS: Final = 16
 
 
 def train(worker: Worker, config: FsdpConfig) -> None:
-    """Train until the last step, or until the run is asked to stop; continues what is there."""
+    """Train until the last step, or until the run is asked to stop; resume an earlier attempt."""
     try:
         _train(worker, config)
     except torch.OutOfMemoryError as error:
@@ -62,22 +62,16 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
+    # Data
     store = inputs.store_of(config)
     feed = _feed(store, config)
-    for note in feed.notes:
-        worker.emit(Warned(message=note))
+    worker.emit(*(Warned(message=each) for each in feed.notes))
     total_steps = config.num_steps(feed.steps_per_epoch)
-    evaluate_every = config.steps_between_evaluations(total_steps, feed.steps_per_epoch)
-    checkpoint_every = config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch
     held_out = HeldOut(feed, store, config)
 
+    # Model, on the meta device: each process fills its own shards only
     model, model_config, notes = build(config, store)
-    name = torch.cuda.get_device_name(device) if on_gpu else ""
-    fits = displayed(worker, "memory", partial(estimate.fit, model_config.to_dict(), config, name))
-    tight, has_room = fits or ("", False)
-    if tight:
-        worker.emit(Warned(message=tight))
-    keeps_whole = all(checkpoints.on_all_ranks(lambda: has_room))  # their GPUs may differ
+    keeps_whole = _keeps_whole(worker, model_config, config)
     mesh = init_device_mesh(device.type, (world_size,))
     if use_bf16:
         language_models.keep_in_bf16(model, only_frozen=True)
@@ -105,6 +99,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             is_exact=not (use_bf16 or on_gpu),
         )
     language_models.reshard(trained)
+
+    # Optimizer
     optimizer = optimizers.build(
         model,
         config.optimizer,
@@ -125,6 +121,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         world_size=world_size,
         device=device,
     )
+
+    # Resume
     saver = sharded_checkpoints.ShardedSaver(
         worker,
         model,
@@ -133,11 +131,14 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         settings=config.to_json(),
         keep=config.checkpoints_to_keep,
     )
-
     position = saver.resume(from_scratch=config.from_scratch)
     check_longer(config, saver.recorded, position, feed.steps_per_epoch)
     start_step = position.step
 
+    def sample() -> None:
+        _sample(trained, store, config, worker, step=position.step)
+
+    # Evaluate before the first step
     worker.emit(phase("model_ready"))
     num_parameters = language_models.num_parameters(model)
     worker.emit(course.start(model, step=start_step, parameters=num_parameters, bf16=use_bf16))
@@ -146,7 +147,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(Loaded(step=start_step, loss=score.loss))
     else:
         worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
-        displayed(worker, "a sample", partial(_sample, trained, store, config, worker, step=0))
+        displayed(worker, "a sample", sample)
 
     books = Bookkeeping(
         worker,
@@ -155,9 +156,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         lr=config.lr,
         position=position,
         score=score,
-        evaluates=lambda num_done: num_done == total_steps or num_done % evaluate_every == 0,
+        evaluate_every=config.steps_between_evaluations(total_steps, feed.steps_per_epoch),
         evaluate=partial(held_out.evaluate, trained, worker),
-        saves=lambda num_done: num_done % checkpoint_every == 0,
+        save_every=config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch,
         save=saver.save,
         keep=saver.keep,
         num_bad_allowed=config.max_skipped_steps,
@@ -204,9 +205,20 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             break
 
     if books.steps and not books.is_stopped:
-        sample = partial(_sample, trained, store, config, worker, step=position.step)
         displayed(worker, "a sample", sample)
     books.finish()
+
+
+def _keeps_whole(worker: Worker, model_config: Any, config: FsdpConfig) -> bool:
+    """True if all GPUs have memory left to keep weights and gradients whole between the passes of a
+    step. Warn if the run does not fit its GPUs."""
+    on_gpu = worker.device.type == "cuda"
+    name = torch.cuda.get_device_name(worker.device) if on_gpu else ""
+    fits = displayed(worker, "memory", partial(estimate.fit, model_config.to_dict(), config, name))
+    tight, has_room = fits or ("", False)
+    if tight:
+        worker.emit(Warned(message=tight))
+    return all(checkpoints.on_all_ranks(lambda: has_room))
 
 
 def _feed(store: TokenStore, config: FsdpConfig) -> Feed:

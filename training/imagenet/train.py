@@ -80,7 +80,6 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             "workers, or more pictures"
         )
     total_steps = config.num_steps(order.steps_per_epoch)
-    steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
     model = picture_models.build(config.model, classes=found.classes)
     model.to(device)
@@ -142,9 +141,9 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         course,
         lr=config.lr,
         position=position,
-        evaluates=course.ends_epoch,
+        evaluate_every=order.steps_per_epoch,
         evaluate=partial(evaluate, model, average, found, config, worker=worker, use_bf16=use_bf16),
-        saves=lambda num_done: num_done % steps_between_saves == 0,
+        save_every=config.checkpoint_every_epochs * order.steps_per_epoch,
         save=saver.save,
         keep=saver.keep,
         settle=settle,

@@ -98,9 +98,9 @@ class Course:
     world_size: int
     device: torch.device
 
-    def ends_epoch(self, num_done: int) -> bool:
-        """Whether an epoch, or the run, ends when so many steps are done."""
-        return num_done % self.steps_per_epoch == 0 or num_done == self.total_steps
+    def is_due(self, num_done: int, *, every: int) -> bool:
+        """True after every N-th step and after the last one."""
+        return num_done % every == 0 or num_done == self.total_steps
 
     def start(self, model: torch.nn.Module, *, step: int, parameters: int, bf16: bool) -> Start:
         """The event that training begins after ``step``, that of a checkpoint unless it is 0.

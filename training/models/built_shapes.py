@@ -10,10 +10,10 @@ from training.models.model_shapes import FUNCTIONS, ModelShape, UnknownShapeErro
 
 
 def built(values: Mapping[str, Any], *, model: str) -> ModelShape:
-    """The shape of the model that transformers builds of a ``config.json``.
+    """The shape of the model that transformers builds from a ``config.json``.
 
     Args:
-        model: what a user calls it.
+        model: its name for the user.
 
     Raises:
         UnknownShapeError: see ``shape_of``.
@@ -31,14 +31,20 @@ def shape_of(model: Any) -> ModelShape:
             input.
     """
     config = model.config
-    stores_matrix = getattr(config, "attn_logit_softcapping", None) or not model._supports_sdpa
-    others = language_models.num_experts(config) or language_models.state_space_layers(model)
     stack: Any = language_models.blocks(model)
     block, *more = {sum(each.numel() for each in one.parameters()) for one in stack}
-    if stores_matrix or others or more:
+    unknown = (
+        more,
+        getattr(config, "attn_logit_softcapping", None),
+        not model._supports_sdpa,
+        language_models.num_experts(config),
+        language_models.state_space_layers(model),
+    )
+    if any(unknown):
         raise UnknownShapeError(f"models of type {config.model_type!r}")
     names = ("hidden_act", "hidden_activation", "activation_function")
-    function = next((each for name in names if (each := getattr(config, name, None))), None)
+    functions = filter(None, (getattr(config, name, None) for name in names))
+    function = next(functions, None)
     if function not in FUNCTIONS:
         raise UnknownShapeError(f"models with activation function {function!r}")
 

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -220,6 +220,31 @@ def measure_plot(metrics: Metrics, measure: Measure) -> Plot | None:
     return finished(measure.name, measure.title, text, figure)
 
 
+class _Means(NamedTuple):
+    """Mean times of a rank's steps, in milliseconds."""
+
+    rank: int
+    step: float
+    parts: list[float]
+    gpu: float
+    """GPU utilization, 0 to 1."""
+
+
+def _means(times: list[RankTimes], parts: Iterable[str]) -> list[_Means]:
+    by_rank: dict[int, list[RankTimes]] = {}
+    for each in times:
+        by_rank.setdefault(each.rank, []).append(each)
+    return [
+        _Means(
+            rank,
+            1e3 * mean(each.step_time_s for each in own),
+            [1e3 * mean(each.phases.get(part) for each in own) for part in parts],
+            mean(each.gpu_utilization for each in own),
+        )
+        for rank, own in by_rank.items()
+    ]
+
+
 def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
     """Bars per rank, one part of a step behind the other; the slowest rank sets the pace."""
     if not ranks:
@@ -229,37 +254,32 @@ def step_time_plot(ranks: list[RankTimes]) -> Plot | None:
         ranks = later
         text = "Mean per rank after the first evaluation, which pays for warming up."
 
-    own: dict[int, list[RankTimes]] = {}
-    for each in ranks:
-        own.setdefault(each.rank, []).append(each)
-    totals = {rank: 1e3 * mean(each.step_time_s for each in one) for rank, one in own.items()}
-    text += f" Slowest {max(totals.values()):,.0f} ms."
+    # The slowest ranks, in the order of their numbers
+    parts = dict.fromkeys(part for each in ranks for part in each.phases if part != OTHER)
+    means = sorted(_means(ranks, parts), key=lambda each: -each.step)
+    shown = sorted(means[:MAX_RANKS])
+    text += f" Slowest {means[0].step:,.0f} ms."
     talking = 1e3 * mean(each.communication_s for each in ranks)
     if talking:
         text += f" {talking:,.0f} ms of it is in collectives, most of them behind forward and "
         text += "backward (one profiled step of each stretch)."
-    shown = sorted(sorted(own, key=lambda rank: -totals[rank])[:MAX_RANKS])
-    if len(shown) < len(own):
-        text += f" The {MAX_RANKS} slowest of {len(own)} ranks."
+    if len(shown) < len(means):
+        text += f" The {MAX_RANKS} slowest of {len(means)} ranks."
 
+    # A bar of each, which consists of its parts and of what is left
     figure, axes = new_axes(468, max(280, 70 + 32 * len(shown)))
     rows, left = np.arange(len(shown)), np.zeros(len(shown))
-    parts = dict.fromkeys(part for each in ranks for part in each.phases if part != OTHER)
-    for part, color in zip(parts, itertools.cycle(PART_COLORS), strict=False):
-        means = [1e3 * mean(each.phases.get(part) for each in own[rank]) for rank in shown]
-        axes.barh(rows, means, left=left, height=0.62, color=light(color), label=part)
-        left = left + means
-    others = np.maximum([totals[rank] - known for rank, known in zip(shown, left, strict=True)], 0)
+    colors = itertools.cycle(PART_COLORS)
+    for part, widths in zip(parts, np.transpose([each.parts for each in shown]), strict=True):
+        axes.barh(rows, widths, left=left, height=0.62, color=light(next(colors)), label=part)
+        left = left + widths
+    others = np.maximum([each.step for each in shown] - left, 0)
     bars = axes.barh(rows, others, left=left, height=0.62, color=light(OTHER_COLOR), label=OTHER)
     axes.bar_label(bars, [f"{each:,.1f} ms" for each in left + others], padding=5)
     legend(axes, in_a_row=3)
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, 1.25 * max(totals.values()) or 1)  # room for the numbers
-    used = [mean(each.gpu_utilization for each in own[rank]) for rank in shown]
-    names = [
-        f"rank {rank}" + f"\nGPU {use:.0%}" * (use > 0)
-        for rank, use in zip(shown, used, strict=True)
-    ]
+    axes.set_xlim(0, 1.25 * means[0].step or 1)  # room for the numbers
+    names = [f"rank {each.rank}" + f"\nGPU {each.gpu:.0%}" * (each.gpu > 0) for each in shown]
     axes.set_yticks(rows, names)
     axes.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # keeps one bar from filling the figure
     axes.set_xlabel("ms per step")

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -55,6 +56,21 @@ FLUSH_EVERY_S: Final = 60.0
 #: Share of the time that may go into writing them again: the file of a long run is large.
 _FLUSH_SHARE: Final = 0.02
 
+#: Events with a line in ``metrics.jsonl``, but for those that ``_on_start`` writes.
+_LINES: Final = (
+    Evaluation,
+    Loaded,
+    Preempted,
+    RankTimes,
+    Sample,
+    Saved,
+    Silent,
+    Skipped,
+    Step,
+)
+#: Events after which the record is flushed: lines before a checkpoint are not written again.
+_FLUSHED: Final = (Evaluation, Preempted, Saving, Silent)
+
 T = TypeVar("T")
 
 
@@ -66,64 +82,53 @@ class EventDisplay(Protocol):
     def progress(self, progress: Progress) -> None: ...
 
 
+@dataclass(eq=False)
 class RunRecord:
-    """Keeps ``<storage>/<run>/`` up to date from the events of rank 0."""
+    """Keeps ``<storage>/<run>/`` up to date from the events of rank 0; it may hold the lines of
+    earlier attempts."""
 
-    def __init__(
-        self,
-        run_uri: str,
-        *,
-        run: str,
-        recipe: str,
-        settings: Mapping[str, object],
-        environment: Mapping[str, object],
-        display: EventDisplay,
-        measures: Sequence[Measure] = (),
-        report_to: Sequence[str] = (),
-        job: str = "",
-        spending: Spending | None = None,
-        lease: int = 0,
-        check: Callable[[], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        began: float | None = None,
-        replace: Callable[[], None] | None = None,
-    ) -> None:
-        """Open a run's record, which may hold the lines of earlier attempts.
+    run_uri: str
+    _: KW_ONLY
+    run: str
+    recipe: str
+    settings: Mapping[str, object]
+    """Content of ``config.json``."""
+    environment: Mapping[str, object]
+    """Content of ``environment.json``."""
+    display: EventDisplay
+    measures: Sequence[Measure] = ()
+    """What the recipe is judged by."""
+    report_to: Sequence[str] = ()
+    """Names of trackers that show the curves, too."""
+    job: str = ""
+    """Id of the job that trains the run; empty without one."""
+    spending: Spending | None = None
+    """Counts the cost of that job."""
+    lease: int = 0
+    """Number of the lease that this process holds; 0 without one. It is in each line: a late one,
+    after a stall, does not count."""
+    check: Callable[[], None] | None = None
+    """See ``storage.write_bytes``: another process may take the run at any moment."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, from any beginning."""
+    began: float | None = None
+    """Reading of the clock when this attempt began; None: now."""
+    replace: Callable[[], None] | None = None
+    """Removes an earlier run of the name. It is called before the first step is written down;
+    without a step nothing of the record is, and the earlier run stays."""
 
-        Args:
-            settings: content of ``config.json``.
-            environment: content of ``environment.json``.
-            measures: what the recipe is judged by.
-            report_to: trackers that show the curves too, by name.
-            job: id of the job that trains the run; empty without one.
-            spending: counts what that job costs.
-            lease: number of the lease that this process holds; 0 without one. It stands in each
-                line: one that comes late, after a stall, does not count.
-            check: see ``storage.write_bytes``: another process may take the run at any moment.
-            clock: seconds, from any beginning.
-            began: its reading when this attempt began; None: now.
-            replace: removes an earlier run of the name. It is called before the first step is
-                written down; without a step nothing of the record is, and the earlier run stays.
-        """
-        self.run_uri = run_uri
+    def __post_init__(self) -> None:
         self.error: str | None = None
         self.exit_code = exits.OK
         self.stopped_at: int | None = None
         self.result: Result | None = None
-        self._display = display
-        self._measures = measures
         self.is_finished = False
-        self._run, self._recipe = run, recipe
-        self._settings, self._environment = settings, environment
         self._evaluated: Evaluated | None = None
-        self._lease = lease
-        self._clock, self._check = clock, check
-        self._began = clock() if began is None else began
-        self._flush_at = clock() + FLUSH_EVERY_S
-        self._job, self._spending = job, spending
-        self._in_s3 = storage.is_s3(run_uri)
-        self._check_on_disk = None if self._in_s3 else check
-        self._report_to = report_to
+        now = self.clock()
+        self._began = now if self.began is None else self.began
+        self._flush_at = now + FLUSH_EVERY_S
+        self._in_s3 = storage.is_s3(self.run_uri)
+        self._check_on_disk = None if self._in_s3 else self.check
         # Content of what the run's folder lacks; None: as it is on this machine's disk.
         self._unsent: dict[str, bytes | None] = {}
         # What a disk that failed lacks, and whether that replaces all lines of an earlier attempt.
@@ -135,52 +140,50 @@ class RunRecord:
         self._shown_step = 0
         self._progress_at = math.inf
         self._start: Start | None = None
-        self._is_starting = False
         self._num_damaged = 0
         self._resumed_from: int | None = None
         self._phases: list[Phase] = []
         self._step = 0
         self.first_step_at: float | None = None
         """Unix time at which the first step of this attempt was done."""
-        self._replace, self._held = replace, list[Event]()
-        if replace is None:
+        self._held: list[Event] = []
+        if self.replace is None:
             self._open()
 
     def _open(self) -> None:
         """Begin to write."""
-        if self._job and self._spending is not None:
-            self._take_over_spending(self._job, self._spending)
+        self._take_over_spending()
         self._recorder = Recorder(self._read_activity())
         self.folder = (
             Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(self.run_uri)
         )
         self._metrics = self.folder / runs.METRICS_FILE
         self._trackers = Trackers(
-            self._report_to, self.folder, self._run, self._settings, say=self._display.show
+            self.report_to, self.folder, self.run, self.settings, say=self.display.show
         )
         storage.remove_leftovers(self.run_uri, *runs.RECORD[""])
         if self._in_s3:
             uri = storage.join(self.run_uri, runs.METRICS_FILE)
             if earlier := storage.read_bytes(uri):
                 self._metrics.write_bytes(earlier)
-        self._write_json(runs.CONFIG_FILE, self._settings)
-        self._write_json(runs.ENVIRONMENT_FILE, self._environment)
+        self._write_json(runs.CONFIG_FILE, self.settings)
+        self._write_json(runs.ENVIRONMENT_FILE, self.environment)
 
     def handle(self, *found: Event) -> None:
         """Take the events of one report: write them down and show them."""
         for event in found:
-            if self._replace is not None and isinstance(event, Step | Finished):
-                self._replace()
-                self._replace = None
+            if self.replace is not None and isinstance(event, Step | Finished):
+                self.replace()
+                self.replace = None
                 self._open()
                 self._note(*self._held)
-            if self._replace is None:
+            if self.replace is None:
                 self._note(event)
             elif isinstance(event, Failed):
-                self.error, self.exit_code = event.message, event.code
+                self._take(event)
             else:
                 self._held.append(event)
-            self._display.show(event)
+            self.display.show(event)
         self.flush_in_time()
 
     def _note(self, *found: Event) -> None:
@@ -189,37 +192,23 @@ class RunRecord:
             self._trackers.handle(event)
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, _LINES):
+            self._lines.append(self._line(event) + "\n")
+            self._write_lines()
         match event:
             case Start():
                 self._on_start(event)
             case Phase():
                 self._phases.append(event)
-                if event.hosts is not None and self._spending is not None:
-                    self._spending.set_hosts(event.hosts)
-            case Step():
-                self._append(event)
+                if event.hosts is not None and self.spending is not None:
+                    self.spending.set_hosts(event.hosts)
+            case Step() | Skipped():
                 self._step = event.step
                 self._recorder.step(event.time, event.step)
-                self._last_step = event
-                self._pace.add(event)
-                if self.first_step_at is None:
-                    self.first_step_at = event.time
-                if self._is_starting:
-                    self._is_starting = False
-                    self.flush()
-            case Preempted() | Silent() | Evaluation():
-                self._append(event)
-                self.flush()
-            case Saving():
-                self.flush()  # the lines before a checkpoint are not written again
-            case Skipped():
-                self._append(event)
-                self._step = event.step
-                self._recorder.step(event.time, event.step)
-            case RankTimes() | Sample() | Loaded() | Saved():
-                if isinstance(event, RankTimes) and event.rank == 0:
-                    self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
-                self._append(event)
+                if isinstance(event, Step):
+                    self._on_step(event)
+            case RankTimes(rank=0):
+                self._recorder.save(event.phases.get("checkpoint", 0.0) * (event.steps or 0))
             case Stopped():
                 self.stopped_at = event.step
             case Failed():
@@ -233,7 +222,17 @@ class RunRecord:
                 self.is_finished = True
                 if event.shortfall is not None:
                     self.error, self.exit_code = event.shortfall, exits.FAILED
-                self._set_result(SUCCEEDED if self.error is None else "failed", event)
+                self._set_result(event)
+        if isinstance(event, _FLUSHED):
+            self.flush()
+
+    def _on_step(self, event: Step) -> None:
+        is_first, self._last_step = self._last_step is None, event
+        self._pace.add(event)
+        if self.first_step_at is None:
+            self.first_step_at = event.time
+        if is_first:
+            self.flush()
 
     @property
     def is_complete(self) -> bool:
@@ -242,13 +241,12 @@ class RunRecord:
     def close(self) -> Path | None:
         """Write the result and the report of what there is; return the report's path if local."""
         report = None
-        if self._replace is not None:
+        if self.replace is not None:
             return None
         self._write_lines()
         if self._start is not None:
             if not self.is_finished:
-                status: Status = "stopped" if self.error is None else "failed"
-                self._set_result(status)
+                self._set_result()
             from training.record.page import write_report  # takes as long to load as all else
 
             assert self.result is not None
@@ -260,8 +258,8 @@ class RunRecord:
                             self.folder,
                             self.result,
                             metrics=self._read(),
-                            settings=self._settings,
-                            environment=self._environment,
+                            settings=self.settings,
+                            environment=self.environment,
                             evaluated=self._evaluated,
                             check=self._check_on_disk,
                         )
@@ -303,7 +301,7 @@ class RunRecord:
 
     def abandon(self) -> None:
         """Write no more: the run's folder belongs to another process now."""
-        if self._in_s3 and self._replace is None:
+        if self._in_s3 and self.replace is None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self) -> None:
@@ -318,12 +316,12 @@ class RunRecord:
                 self._unsent[path.relative_to(self.folder).as_posix()] = None
         if not self._unsent:
             return
-        if self._is_failing and self._clock() < self._flush_at:
+        if self._is_failing and self.clock() < self._flush_at:
             return  # each try holds up what else this process does
-        began = self._clock()
+        began = self.clock()
         if all(self._send(name) for name in sorted(self._unsent)):
             self._is_failing = False
-        ended = self._clock()
+        ended = self.clock()
         self._flush_at = ended + max(FLUSH_EVERY_S, (ended - began) / _FLUSH_SHARE)
 
     def _send(self, name: str) -> bool:
@@ -341,7 +339,7 @@ class RunRecord:
         if content is None:
             content = (self.folder / name).read_bytes()
         uri = storage.join(self.run_uri, name)
-        storage.write_bytes(uri, content, quick=quick, check=self._check)
+        storage.write_bytes(uri, content, quick=quick, check=self.check)
         self._unsent.pop(name, None)
 
     def _on_disk(self, write: Callable[[], T]) -> T | None:
@@ -352,7 +350,7 @@ class RunRecord:
         except OSError as error:
             if not self._is_disk_failing:
                 message = f"the record cannot be written to {self.folder} ({error.strerror})"
-                self._display.show(Warned(message=f"{message}: lines of it may be missing"))
+                self.display.show(Warned(message=f"{message}: lines of it may be missing"))
             self._is_disk_failing = True
             return None
 
@@ -361,13 +359,13 @@ class RunRecord:
         if not self._is_failing:
             reason = faults.text(error)
             message = f"the record cannot be written to {self.run_uri} for now ({reason})"
-            self._display.show(Warned(message=f"{message}: it is tried again every minute"))
+            self.display.show(Warned(message=f"{message}: it is tried again every minute"))
         self._is_failing = True
 
     def flush_in_time(self) -> None:
         """Flush if lines have waited for long. To be called often, also while no events come."""
-        now = self._clock()
-        if self._replace is not None:
+        now = self.clock()
+        if self.replace is not None:
             return
         if now >= self._flush_at:
             self.flush()
@@ -380,9 +378,9 @@ class RunRecord:
         """Say and write down how far the run is."""
         assert self._start is not None
         self._shown_step = last.step
-        usd = None if self._spending is None else self._spending.usd()
-        progress = self._pace.progress(self._start, last, job=self._job, usd=usd)
-        self._display.progress(progress)
+        usd = None if self.spending is None else self.spending.usd()
+        progress = self._pace.progress(self._start, last, job=self.job, usd=usd)
+        self.display.progress(progress)
         # A disk, or S3, that fails for a moment must not end the training.
         with contextlib.suppress(Exception):
             self._write_json(runs.PROGRESS_FILE, progress.to_json())
@@ -390,26 +388,28 @@ class RunRecord:
 
     def _write_activity(self) -> None:
         """Write when the job trained."""
-        if self._job:
+        if self.job:
             with contextlib.suppress(Exception):
-                name = runs.job_activity(self._job)
+                name = runs.job_activity(self.job)
                 self._write_json(name, self._recorder.activity.to_json())
 
     def _read_activity(self) -> Activity:
         """What lost heads of the same job have recorded."""
         with contextlib.suppress(Exception):
-            if self._job:
-                found = reader.read_json(self.run_uri, runs.job_activity(self._job))
+            if self.job:
+                found = reader.read_json(self.run_uri, runs.job_activity(self.job))
                 return Activity.from_json(found or {})
         return Activity()
 
-    def _take_over_spending(self, job: str, spending: Spending) -> None:
+    def _take_over_spending(self) -> None:
         """Add what a lost head of the same job had counted."""
+        if not self.job or self.spending is None:
+            return
         with contextlib.suppress(Exception):
             found = reader.read_json(self.run_uri, runs.PROGRESS_FILE)
             earlier = Progress.from_json(found or {})
-            if earlier.job == job and earlier.usd is not None:
-                spending.begin_with(earlier.usd)
+            if earlier.job == self.job and earlier.usd is not None:
+                self.spending.begin_with(earlier.usd)
 
     def _on_start(self, event: Start) -> None:
         """Forget what an earlier attempt did after its last checkpoint: it is done again now."""
@@ -421,7 +421,7 @@ class RunRecord:
             for line in without_redone(earlier.lines, last_kept)
             if not isinstance(line.event, Phase | Measure)
         ]
-        added: list[Event] = [*self._measures, *self._phases]
+        added: list[Event] = [*self.measures, *self._phases]
         # Without a checkpoint all is done again, and nothing is missing from the record.
         self._num_damaged = earlier.num_damaged if event.resumed else 0
         if event.resumed:
@@ -430,7 +430,6 @@ class RunRecord:
         texts = [*(line.text for line in kept), *map(self._line, added)]
         self._lines, self._is_anew = [f"{text}\n" for text in texts], True
         self._write_lines()
-        self._is_starting = True
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
             self._resumed_from = event.step
@@ -439,15 +438,16 @@ class RunRecord:
         self._write_activity()
         self._step = self._shown_step = event.step
         self._pace, self._last_step = Pace(), None
-        self._progress_at = self._clock() + EVERY_S
+        self._progress_at = self.clock() + EVERY_S
 
-    def _set_result(self, status: Status, end: Finished | None = None) -> None:
+    def _set_result(self, end: Finished | None = None) -> None:
         """Put the result together, which ``close`` writes.
 
         Args:
-            end: of a run that has come to its end.
+            end: None if the run was stopped before its end.
         """
         assert self._start is not None
+        status: Status = SUCCEEDED if end else "stopped"
         # Of all attempts: a head that is lost after its workers does not forget them.
         lines = self._read()
         evaluations = lines.of(Evaluation)
@@ -458,14 +458,14 @@ class RunRecord:
         median = statistics.median(rates) if rates else None
         hosts = [each.hosts for each in lines.of(Phase) if each.hosts]
         self.result = Result(
-            run=self._run,
-            recipe=self._recipe,
-            status=status,
+            run=self.run,
+            recipe=self.recipe,
+            status=status if self.error is None else "failed",
             loss=last.loss,
             measures=last.measures,
             seconds=last.seconds,
-            total_seconds=self._clock() - self._began,
-            usd=self._spending.usd() if self._spending else None,
+            total_seconds=self.clock() - self._began,
+            usd=self.spending.usd() if self.spending else None,
             steps=self._step,
             total_steps=self._start.total_steps,
             rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
@@ -489,12 +489,8 @@ class RunRecord:
         kept = None if self._is_anew else storage.read_bytes(str(self._metrics))
         return events.parse_metrics((kept or b"") + "".join(self._lines).encode())
 
-    def _append(self, event: Event) -> None:
-        self._lines.append(self._line(event) + "\n")
-        self._write_lines()
-
     def _line(self, event: Event) -> str:
-        values = events.to_json(event) | ({"lease": self._lease} if self._lease else {})
+        values = events.to_json(event) | ({"lease": self.lease} if self.lease else {})
         return masked(json.dumps(values), by_name=False)
 
     def _write_lines(self) -> None:
@@ -509,19 +505,16 @@ class RunRecord:
 
         if self._lines or self._is_anew:
             self._on_disk(write)
-            self._note_lines()
-
-    def _note_lines(self) -> None:
-        """Have the lines sent with the next flush."""
-        if self._in_s3 and self._metrics.exists():
-            self._unsent[runs.METRICS_FILE] = None
+            if self._in_s3 and self._metrics.exists():  # the next flush sends them
+                self._unsent[runs.METRICS_FILE] = None
 
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (masked(json.dumps(values, indent=1), by_name=False) + "\n").encode()
         self._unsent[name] = content
-        if self._in_s3:  # for the report, which is drawn from this machine's disk
-            self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
         if not self._in_s3:
             self._on_disk(lambda: self._write(name, quick=False))
-        elif not self._is_failing and name != runs.RESULT_FILE:
+            return
+        # The report is drawn from this machine's disk.
+        self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
+        if not self._is_failing and name != runs.RESULT_FILE:
             self._send(name)

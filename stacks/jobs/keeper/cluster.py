@@ -6,7 +6,7 @@ Packed beside it, under this name; not for other parts of the project.
 import json
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -53,13 +53,15 @@ def each_of(service: str, call: str, key: str, **given: Any) -> Iterator[Any]:
         yield from page[key]
 
 
+def each_described(call: str, key: str, arns: list[str]) -> Iterator[Any]:
+    """Descriptions by a call of ECS, which takes at most 100 ARNs."""
+    describe = getattr(boto3.client("ecs"), call)
+    for first in range(0, len(arns), 100):
+        yield from describe(cluster=CLUSTER, **{key: arns[first : first + 100]})[key]
+
+
 def described(arns: list[str]) -> "list[TaskTypeDef]":
-    ecs = boto3.client("ecs")
-    return [
-        task
-        for first in range(0, len(arns), 100)
-        for task in ecs.describe_tasks(cluster=CLUSTER, tasks=arns[first : first + 100])["tasks"]
-    ]
+    return [*each_described("describe_tasks", "tasks", arns)]
 
 
 def listed(**which: str) -> list[str]:
@@ -75,10 +77,24 @@ def running(**which: str) -> "list[TaskTypeDef]":
     return described(listed(**which))
 
 
+def is_waiting(task: "TaskTypeDef") -> bool:
+    """True if a task has no host yet."""
+    return task["lastStatus"] == "PROVISIONING" and not task.get("containerInstanceArn")
+
+
+def is_wanted(provider: str, wanted: Collection[str]) -> bool:
+    """True if a task waits for a capacity provider, or ("") for any."""
+    return provider in wanted or "" in wanted
+
+
+def groups_of(provider: str) -> list[str]:
+    return [name for name, own in GROUPS.items() if own == provider]
+
+
 def refusal_of(provider: str, since: float) -> str:
     """AWS's sentence why no host comes for a capacity provider; "" where it has said nothing."""
     groups = boto3.client("autoscaling")
-    for name in [name for name, own in GROUPS.items() if own == provider]:
+    for name in groups_of(provider):
         with suppress(groups.exceptions.ClientError):
             found = groups.describe_scaling_activities(AutoScalingGroupName=name)
             return refusal(found["Activities"], since=since)
@@ -86,16 +102,17 @@ def refusal_of(provider: str, since: float) -> str:
 
 
 def unused_hosts(provider: str, tasks: "list[TaskTypeDef]") -> int:
-    """How many instances of a capacity provider's group none of these tasks is on, those that boot
-    among them."""
-    names = [name for name, own in GROUPS.items() if own == provider]
-    found = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    """Number of instances of a capacity provider's group that none of these tasks is on; those that
+    boot count."""
+    found = boto3.client("autoscaling").describe_auto_scaling_groups(
+        AutoScalingGroupNames=groups_of(provider)
+    )
     used = [each for each in tasks if each.get("containerInstanceArn")]
     return sum(map(num_staying, found["AutoScalingGroups"])) - len(used)
 
 
 def num_staying(group: "AutoScalingGroupTypeDef") -> int:
-    """How many instances of a group are not being terminated."""
+    """Number of instances of a group that are not being terminated."""
     states = [each.get("LifecycleState", "") for each in group["Instances"]]
     return sum("Terminating" not in state for state in states)
 
@@ -150,15 +167,17 @@ def release(
             # if one has: to take it back could undo what another call does, and a sweep ends the
             # host after that task.
             if found := unused(instance, until=until):
-                is_wanted = bool({"", found.get("capacityProviderName", "")} & {*wanted})
-                is_empty = at_once or not found["runningTasksCount"]
-                terminate(found["ec2InstanceId"], is_wanted=is_wanted, at_once=is_empty)
+                terminate(
+                    found["ec2InstanceId"],
+                    is_replaced=is_wanted(found.get("capacityProviderName", ""), wanted),
+                    at_once=at_once or not found["runningTasksCount"],
+                )
         except Exception as error:
             print(f"{instance} is left to the next sweep: {error}")
 
 
-def terminate(instance: str, *, is_wanted: bool, at_once: bool) -> None:
-    """Terminate an instance; its group starts another one in its place if that ``is_wanted``.
+def terminate(instance: str, *, is_replaced: bool, at_once: bool) -> None:
+    """Terminate an instance; its group starts another one in its place if it ``is_replaced``.
 
     ECS's draining keeps it until its tasks have ended, for 48 hours at most, and maybe one that
     never joined or has lost its agent, too (containers-roadmap 2467, 2685); ``at_once``, EC2
@@ -167,10 +186,10 @@ def terminate(instance: str, *, is_wanted: bool, at_once: bool) -> None:
     groups = boto3.client("autoscaling")
     end = partial(groups.terminate_instance_in_auto_scaling_group, InstanceId=instance)
     try:
-        end(ShouldDecrementDesiredCapacity=not is_wanted)
+        end(ShouldDecrementDesiredCapacity=not is_replaced)
     except groups.exceptions.ClientError as error:
         code = error.response["Error"]["Code"]
-        if code == "ValidationError" and not is_wanted:
+        if code == "ValidationError" and not is_replaced:
             # A group that asks for none already, because a scale-in has spared a protected
             # instance, cannot ask for less, and starts no other one.
             end(ShouldDecrementDesiredCapacity=False)
@@ -201,8 +220,7 @@ def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | No
         if pending <= len(never_ran) and pending + alive <= len(stopping):
             return host
         since = time.time() - times.CONSISTENT_S
-        ends = [end.timestamp() for task in ended if (end := task.get("stoppedAt"))]
-        if max(ends, default=0) < since or time.monotonic() >= until:
+        if last_end(ended) < since or time.monotonic() >= until:
             return None
         time.sleep(1)
 
@@ -227,17 +245,12 @@ def release_idle(
     missed: Collection[str] = (),
     silent: Collection[str] = (),
 ) -> list[str]:
-    """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
+    """Terminate hosts that have had no task for ``idle_s``, and let their groups ask for no more
+    than there are.
 
     A task that fares badly on its host is stopped there, and no other one comes to that host.
-
-    Managed scaling keeps a surplus host, and one whose task ended by itself, for a quarter of an
-    hour at least; EC2 Auto Scaling keeps asking for hosts that no task waits for any more. While a
-    task waits for a host of a group nothing is done to that group: a host that just came would be
-    taken from it. A host that drains, or whose agent stays disconnected, takes no task, so it is no
-    host for one that waits. A disconnected agent also never reports that a task has stopped. Nor is
-    one that has idled for ``HOST_JOINS_S`` beside a task that waits (it lacks a GPU, say), nor one
-    that has not joined the cluster by then: the group would be full with them.
+    Managed scaling keeps a surplus host, and one whose task ended by itself, for at least a quarter
+    of an hour.
 
     Args:
         tasks: all that run in the cluster.
@@ -245,47 +258,69 @@ def release_idle(
             never had a task, go at once.
         silent: heads that do not report any more.
     """
-    now = time.time()
     # Capacity providers that a task waits for, and since when.
     wanted: dict[str, float] = {}
-    for task in tasks:
-        if task["lastStatus"] == "PROVISIONING" and not task.get("containerInstanceArn"):
-            provider, since = task.get("capacityProviderName", ""), task["createdAt"].timestamp()
-            wanted[provider] = min(since, wanted.get(provider, now))
+    for task in filter(is_waiting, tasks):
+        provider, since = task.get("capacityProviderName", ""), task["createdAt"].timestamp()
+        wanted[provider] = min(since, wanted.get(provider, since))
     on = {arn: task for task in tasks if (arn := task.get("containerInstanceArn"))}
-    ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
-    arns = [*each_of("ecs", "list_container_instances", "containerInstanceArns", cluster=CLUSTER)]
     idle, lost, joined = set[str](), set[str](), dict[str, str]()
-    for first in range(0, len(arns), 100):
-        page = ecs.describe_container_instances(
-            cluster=CLUSTER, containerInstances=arns[first : first + 100]
-        )
-        for host in page["containerInstances"]:
-            arn = host["containerInstanceArn"]
-            joined[host["ec2InstanceId"]] = job_of(on.get(arn, {}))
-            try:
-                wrong = ailment(host, on.get(arn), silent)
-                away = None if host["agentConnected"] else ""
-                if wrong and arn in on:
-                    drain(arn)
-                    stop([on[arn]], stop_reason(JobStatus.HOST_LOST, wrong))
-                    idle.add(arn)
-                elif wrong or seen_s(host, DISCONNECTED_SINCE, away) >= times.DISCONNECTED_S:
-                    lost.add(arn)
-                elif not (host["runningTasksCount"] or host["pendingTasksCount"]):
-                    provider, limit = host.get("capacityProviderName", ""), idle_s
-                    if wanted.keys() & {"", provider} and host["status"] != "DRAINING":
-                        # ECS places a task that waits on a host that can take it within this time.
-                        if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
-                            continue
-                        limit = times.HOST_JOINS_S
-                    elif provider in missed and not tasks_on(arn):
-                        limit = 0
-                    if now - unused_since(host) >= limit:
-                        idle.add(arn)
-            except Exception as error:  # one host must not keep the others billed
-                print(f"{arn} is left to the next sweep: {error}")
+    arns = [*each_of("ecs", "list_container_instances", "containerInstanceArns", cluster=CLUSTER)]
+    for host in each_described("describe_container_instances", "containerInstances", arns):
+        arn = host["containerInstanceArn"]
+        joined[host["ec2InstanceId"]] = job_of(on.get(arn, {}))
+        try:
+            wrong = ailment(host, on.get(arn), silent)
+            away = None if host["agentConnected"] else ""
+            if wrong and arn in on:
+                drain(arn)
+                stop([on[arn]], stop_reason(JobStatus.HOST_LOST, wrong))
+                idle.add(arn)
+            # A disconnected agent takes no task, and never reports that one has stopped.
+            elif wrong or seen_s(host, DISCONNECTED_SINCE, away) >= times.DISCONNECTED_S:
+                lost.add(arn)
+            elif is_surplus(host, wanted, missed, idle_s=idle_s):
+                idle.add(arn)
+        except Exception as error:  # one host must not keep the others billed
+            print(f"{arn} is left to the next sweep: {error}")
     # First, or a group starts another host in the place of one that is terminated.
+    correct_groups(wanted)
+    release(lost, wanted=wanted, at_once=True)
+    release(idle, wanted=wanted)
+    unjoined = tag_or_end(joined, wanted, missed)
+    return [*sorted(idle | lost), *unjoined]
+
+
+def is_surplus(
+    host: "ContainerInstanceTypeDef",
+    wanted: Mapping[str, float],
+    missed: Collection[str],
+    *,
+    idle_s: float,
+) -> bool:
+    """True if a host has idled for too long.
+
+    While a task waits for a host of its group a new host stays: it may be for that task. One that
+    drains takes none. Nor does one that has idled for ``HOST_JOINS_S`` meanwhile (it lacks a GPU,
+    say): the group would be full with such hosts.
+    """
+    if host["runningTasksCount"] or host["pendingTasksCount"]:
+        return False
+    now, provider = time.time(), host.get("capacityProviderName", "")
+    if is_wanted(provider, wanted) and host["status"] != "DRAINING":
+        # ECS places a task that waits on a host that can take it within this time.
+        if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
+            return False
+        idle_s = times.HOST_JOINS_S
+    elif provider in missed and not tasks_on(host["containerInstanceArn"]):
+        idle_s = 0
+    return now - unused_since(host) >= idle_s
+
+
+def correct_groups(wanted: Collection[str]) -> None:
+    """Resume what AWS has suspended, and ask for no more hosts than there are, unless a task waits
+    for one: EC2 Auto Scaling keeps asking for hosts after the tasks that waited for them."""
+    groups = boto3.client("autoscaling")
     found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
         there, name = num_staying(group), group["AutoScalingGroupName"]
@@ -299,13 +334,9 @@ def release_idle(
                     groups.resume_processes(
                         AutoScalingGroupName=name, ScalingProcesses=[each["ProcessName"]]
                     )
-        if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:
+        if group["DesiredCapacity"] > there and not is_wanted(GROUPS[name], wanted):
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
-    release(lost, wanted=wanted, at_once=True)
-    release(idle, wanted=wanted)
-    unjoined = tag_or_end(joined, wanted, missed)
-    return [*sorted(idle | lost), *unjoined]
 
 
 def tag_or_end(
@@ -314,8 +345,8 @@ def tag_or_end(
     """Tag the instances of the groups with their jobs, and terminate those that have not joined the
     cluster in time.
 
-    No task ever comes to them, and the protection from scale-in that each instance starts with is
-    lifted from hosts of the cluster only: nothing else would end them.
+    No task ever comes to the latter, and ECS lifts the protection from scale-in, with which each
+    instance starts, only from hosts of the cluster: nothing else would end them.
 
     Args:
         joined: instances that are hosts of the cluster, and the job of each; "" for none.
@@ -329,7 +360,7 @@ def tag_or_end(
         {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
         {"Name": "instance-state-name", "Values": ["pending", "running"]},
     ]
-    reservations = [*each_of("ec2", "describe_instances", "Reservations", Filters=which)]
+    reservations = each_of("ec2", "describe_instances", "Reservations", Filters=which)
     ended = []
     for instance in [each for part in reservations for each in part["Instances"]]:
         name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
@@ -337,7 +368,7 @@ def tag_or_end(
         limit = times.SLOW_HOST_JOINS_S if is_slow else times.HOST_JOINS_S
         tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
         group = tags[GROUP_TAG]
-        is_wanted = bool({"", GROUPS[group]} & {*wanted})
+        is_awaited = is_wanted(GROUPS[group], wanted)
         try:
             if name in joined:
                 if tags.get(JOB_TAG, "") != (job := joined[name]):
@@ -345,10 +376,10 @@ def tag_or_end(
                         Resources=[name], Tags=[{"Key": JOB_TAG, "Value": job}]
                     )
                 continue
-            if age < limit and (is_wanted or GROUPS[group] not in missed):
+            if age < limit and (is_awaited or GROUPS[group] not in missed):
                 continue
             print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
-            terminate(name, is_wanted=is_wanted, at_once=True)
+            terminate(name, is_replaced=is_awaited, at_once=True)
             ended.append(name)
         except Exception as error:
             print(f"{name} is left to the next sweep: {error}")
@@ -356,13 +387,16 @@ def tag_or_end(
 
 
 def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> float:
-    """How long sweeps have seen ``what`` on a host; 0: it is new, or None and there is nothing.
+    """Seconds for which sweeps have seen ``what`` on a host; 0: it is new, or None.
 
-    ECS does not tell since when, so the sweep that sees it first writes that on the host.
+    ECS does not report since when, so the sweep that sees it first writes that on the host.
     """
     ecs, since = boto3.client("ecs"), seen_since(host, name, what or "")
-    mark: AttributeTypeDef = {"name": name, "targetId": host["containerInstanceArn"]}
-    mark["targetType"] = "container-instance"
+    mark: AttributeTypeDef = {
+        "name": name,
+        "targetId": host["containerInstanceArn"],
+        "targetType": "container-instance",
+    }
     if what is None:
         if any(each["name"] == name for each in host.get("attributes", [])):
             ecs.delete_attributes(cluster=CLUSTER, attributes=[mark])
@@ -408,5 +442,10 @@ def ailment(
 def unused_since(host: "ContainerInstanceTypeDef") -> float:
     """Unix time since which nothing has run on a host that runs nothing."""
     tasks = tasks_on(host["containerInstanceArn"])
-    ends = [end.timestamp() for task in tasks if (end := task.get("stoppedAt"))]
-    return max([host["registeredAt"].timestamp(), *ends])
+    return max(host["registeredAt"].timestamp(), last_end(tasks))
+
+
+def last_end(tasks: "list[TaskTypeDef]") -> float:
+    """Unix time at which the last of these tasks stopped; 0 if none has."""
+    ends = (end.timestamp() for task in tasks if (end := task.get("stoppedAt")))
+    return max(ends, default=0)

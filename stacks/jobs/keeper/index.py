@@ -71,6 +71,7 @@ from stacks.jobs.keeper.cluster import (
     STACK,
     described,
     each_of,
+    is_waiting,
     refusal_of,
     release,
     release_idle,
@@ -122,13 +123,13 @@ def spec_of(order: str | None) -> JobSpec | None:
 def history(job: str) -> list[dict[str, Any]]:
     """The events of a job's execution."""
     arn, size = execution_arn(STATE_MACHINE, job), {"PageSize": 1000}
-    of: dict[str, Any] = {"executionArn": arn, "PaginationConfig": size}
+    of = {"executionArn": arn, "PaginationConfig": size}
     return [*each_of("stepfunctions", "get_execution_history", "events", **of)]
 
 
-def unfinished() -> Iterator[Any]:
-    """The executions of jobs that have not ended, as they are listed."""
-    of = {"stateMachineArn": STATE_MACHINE, "statusFilter": "RUNNING"}
+def executions(status: str, **more: Any) -> Iterator[Any]:
+    """The executions of jobs that have a status, as they are listed."""
+    of = {"stateMachineArn": STATE_MACHINE, "statusFilter": status, **more}
     return each_of("stepfunctions", "list_executions", "executions", **of)
 
 
@@ -279,20 +280,22 @@ def admit(event: dict[str, Any]) -> dict[str, Any]:
     job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
     waited = now - event["Began"]
     status, reason, place = JobStatus.FAILED, "failed: its order is not understood", None
-    if spec and LIMITS.place(spec, []) is None:
+    if spec is None:
+        pass
+    elif LIMITS.place(spec, []) is None:
         there = [f"{LIMITS.workers.get(each, 0)} in pool {each}" for each in spec.ladder]
         has = ", ".join(there) if spec.pools else f"{LIMITS.max_workers} at most"
         reason = (
             f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has {has}: give "
             "fewer --nodes, or deploy a higher max_workers"
         )
-    elif spec and spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
+    elif spec.user_id and object_of(runs.job_stop(spec.user_id, job)):
         status, reason = JobStatus.STOPPED, STOPPED_BY_USER
-    elif spec and (place := admitted(job, spec)):
+    elif place := admitted(job, spec):
         status, reason = JobStatus.RUNNING, "running"
-    elif spec and waited < times.QUEUE_S:
+    elif waited < times.QUEUE_S:
         status, reason = JobStatus.QUEUED, "queued"
-    elif spec:
+    else:
         status = JobStatus.NO_CAPACITY
         reason = f"no capacity: it was not its turn within {times.QUEUE_S / 86400:.0f} days"
     outcome = Outcome(status=status, reason=reason)
@@ -319,7 +322,7 @@ def admitted(job: str, spec: JobSpec) -> tuple[tuple[str, ...], Range] | None:
 def turn_of(job: str, spec: JobSpec) -> tuple[tuple[tuple[str, ...], Range] | None, bool]:
     """The same, beside those that are before it and those that have begun without knowing of it;
     and whether there may be some of the latter."""
-    names = in_order(unfinished(), priority_of, now=time.time())
+    names = in_order(executions("RUNNING"), priority_of, now=time.time())
     order = LIMITS.in_turn(names, user_of)
     # A list without the job itself may lack those just before it, too.
     if job not in order[: LIMITS.max_heads]:
@@ -481,16 +484,14 @@ def aborted(event: "Mapping[str, Any]") -> None:
 
 
 def described_abort(job: str) -> "Mapping[str, Any]":
-    """What Step Functions tells of an execution that was aborted.
+    """Description of an execution that was aborted.
 
-    Its answers are eventually consistent: for a while they may be those of before the abort, which
-    lack who has done it.
+    The answers of Step Functions are eventually consistent: for a while they may be those of before
+    the abort, which lack who has done it.
     """
-    states, until = boto3.client("stepfunctions"), time.monotonic() + times.CONSISTENT_S
+    until = time.monotonic() + times.CONSISTENT_S
     while True:
-        found: Mapping[str, Any] = {}
-        with suppress(states.exceptions.ExecutionDoesNotExist):
-            found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))
+        found = execution(job)
         if found.get("status") == "ABORTED" or time.monotonic() > until:
             return found
         time.sleep(1)
@@ -500,9 +501,8 @@ def close_records() -> None:
     """Record and report how executions ended where this function has failed to."""
     states, now = boto3.client("stepfunctions"), time.time()
     for status in ("ABORTED", "FAILED", "TIMED_OUT"):
-        of: dict[str, Any] = {"stateMachineArn": STATE_MACHINE, "statusFilter": status}
-        of["PaginationConfig"] = {"MaxItems": 1000}  # the newest, of 90 days
-        for each in each_of("stepfunctions", "list_executions", "executions", **of):
+        # The newest, of 90 days
+        for each in executions(status, PaginationConfig={"MaxItems": 1000}):
             age = now - each["stopDate"].timestamp()
             if not times.SWEEP_GRACE_S < age < times.CLOSED_S:
                 continue  # its own clean-up may still come, or has been looked for
@@ -527,7 +527,7 @@ def sweep() -> dict[str, Any]:
     stopped, left = [], []
     # One call for all: each that is not in the list is asked for. The right ends with the stack.
     with suppress(Exception):
-        listed |= {each["name"] for each in unfinished()}
+        listed |= {each["name"] for each in executions("RUNNING")}
     tasks, served = running(), tasks_of_services()
     # Too new to tell: the list of its service may not have it yet.
     new = time.time() - times.CONSISTENT_S
@@ -589,13 +589,13 @@ def reason_to_stop(
     served: Collection[str],
     listed: Collection[str],
 ) -> str:
-    """Why the sweep stops a task; "" where it does not.
+    """Reason for the sweep to stop a task; "" if there is none.
 
     Args:
         tasks: all that run.
         statuses: of the executions by now, job -> status; filled here.
         served: tasks of services, and those that may be.
-        listed: jobs whose executions run by a list.
+        listed: jobs whose executions run, by a list.
     """
     job = job_of(task)
     if not job:
@@ -603,7 +603,8 @@ def reason_to_stop(
         is_stray = family in FAMILIES and task["taskArn"] not in served
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
-        statuses[job] = "RUNNING" if job in listed else status_of(job)
+        is_listed = job in listed
+        statuses[job] = "RUNNING" if is_listed else execution(job).get("status", "unknown")
         if is_held_too_long(job, tasks):
             statuses[job] = "held for long enough"
     if statuses[job] != "RUNNING":
@@ -611,35 +612,38 @@ def reason_to_stop(
     now = time.time()
     if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
         return stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
+    # A head waits for its workers' hosts, too.
     spec = spec_of(told(task, ENV_JOB_SPEC))
-    if spec is None:  # a worker's place is its head's to wait for
-        return ""
-    waits = is_waiting(task)
+    why = lack_of_hosts(task, spec, tasks) if spec else ""
+    return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}") if why else ""
+
+
+def lack_of_hosts(head: "TaskTypeDef", spec: JobSpec, tasks: "list[TaskTypeDef]") -> str:
+    """Reason to stop a head that waits for a host, or whose workers do; "" while it may wait."""
+    waits = is_waiting(head)
     # A head waits for workers until the first has a host, and no longer than its job wants to.
-    for_s = now - task.get("startedAt", task["createdAt"]).timestamp()
-    own = [task] if waits else [each for each in tasks if each.get("startedBy") == job]
+    for_s = time.time() - head.get("startedAt", head["createdAt"]).timestamp()
+    own = [head] if waits else [each for each in tasks if each.get("startedBy") == job_of(head)]
+    # A program continues without nodes that it has had.
+    is_new = for_s < spec.capacity_wait_s and not life_of(head).is_complete
     why = ""
-    # A program goes on without nodes that have been there.
-    is_new = for_s < spec.capacity_wait_s and not life_of(task).is_complete
     if waits or (is_new and own and all(map(is_waiting, own))):
         why = refusal_of(own[0].get("capacityProviderName", ""), own[0]["createdAt"].timestamp())
-    if said := why_next(task, spec, own, is_new=is_new):
-        return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {said}")
+    if refused := refusal_of_pool(head, spec, own, is_new=is_new):
+        return refused
     if waits and for_s > spec.capacity_wait_s:
-        why = why or f"no host within {spec.capacity_wait_s} s"
-    elif not is_in_vain(why):
-        return ""
-    return stop_reason(JobStatus.NO_CAPACITY, f"no capacity: {why}")
+        return why or f"no host within {spec.capacity_wait_s} s"
+    return why if is_in_vain(why) else ""
 
 
-def why_next(
+def refusal_of_pool(
     head: "TaskTypeDef", spec: JobSpec, workers: "list[TaskTypeDef]", *, is_new: bool
 ) -> str:
-    """AWS's sentence, where it has no host for the workers of a job that can try another pool; ""
-    where it has, or hosts are about to come, or the job goes on without.
+    """AWS's sentence if it has no host for the workers of a job that can try another pool; "" if it
+    has, or hosts are about to come, or the job continues without.
 
     Args:
-        is_new: it may not have had all of its nodes yet.
+        is_new: the job may not have had all of its nodes yet.
     """
     lacking = [each for each in workers if is_waiting(each)]
     missing = spec.nodes.low - (len(workers) - len(lacking))
@@ -655,7 +659,7 @@ def why_next(
 
 
 def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
-    """Whether the hosts of a job should have been released by its head, which may not answer."""
+    """True if its head, which may not answer, should have released the hosts of a job."""
     heads = {
         each["createdAt"].timestamp(): order
         for each in tasks
@@ -668,19 +672,13 @@ def is_held_too_long(job: str, tasks: "list[TaskTypeDef]") -> bool:
     return hold is not None and time.time() > hold.until + times.HEAD_GRACE_S
 
 
-def is_waiting(task: "TaskTypeDef") -> bool:
-    """Whether no host is there for a task yet."""
-    return task["lastStatus"] == "PROVISIONING" and not task.get("containerInstanceArn")
-
-
-def status_of(job: str) -> str:
-    """Status of a job's execution. It is shown by the time that there is a task: the state machine
-    has waited for that."""
+def execution(job: str) -> "Mapping[str, Any]":
+    """Description of a job's execution; empty if there is none. By the time that there is a task
+    Step Functions shows it: the state machine has waited for that."""
     states = boto3.client("stepfunctions")
-    try:
-        return states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))["status"]
-    except states.exceptions.ExecutionDoesNotExist:
-        return "unknown"
+    with suppress(states.exceptions.ExecutionDoesNotExist):
+        return states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))
+    return {}
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:

@@ -15,7 +15,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path, PurePath
 from typing import IO, Any, Final, NamedTuple, Self
 
@@ -25,27 +25,25 @@ from contract.text import listed
 from training.data.catalog import PICTURES
 from training.data.pictures.index import TRAIN, VAL, is_picture
 
-#: Archives of the public download, which are called otherwise than the folders they stand for.
+#: Archives of the public download and the split that each holds.
 _STANDS_FOR: Final = {"ILSVRC2012_img_train": TRAIN, "ILSVRC2012_img_val": VAL}
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _LISTS: Final = ("LOC_val_solution.csv", "val_annotations.txt", "val.txt", "val.csv")
-#: Of a list: the picture, with or without its suffix, and then its class.
+#: Line of a list: a picture, with or without its suffix, and then its class.
 _LIST_LINE: Final = re.compile(r"\s*([^\s,]+)[\s,]+([^\s,]+)")
 #: ImageNet's development kit, and the files in it that name the classes of validation pictures.
 _KIT: Final = "ILSVRC2012_devkit_t12.tar.gz"
 _KIT_FILES: Final = ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
-#: What others call train/ and val/, in any case; of those that have class folders, the first.
+#: Names of train/ and val/ elsewhere, in any case; of those that have class folders, the first.
 _TRAINED: Final = (TRAIN, "training")
 _EVALUATED: Final = (VAL, "validation", "valid", "eval", "dev", "test", "testing")
-#: Folders of classes, and no classes.
+#: Names of folders that hold class folders and are no classes themselves.
 _SPLITS: Final = re.compile(rf"(?:^|[^a-z])({'|'.join((*_TRAINED, *_EVALUATED))})(?:[^a-z]|$)")
 #: In an annotation: the class of an object in the picture.
 _OBJECT: Final = re.compile(rb"<name>\s*([^<]+?)\s*</name>")
-#: One of so many pictures of a class is held out, but one at least, and never the only one.
+#: One in N pictures of a class is held out: at least one, and never the only one.
 _HELD_OUT_EVERY: Final = 10
-
-
-#: Folders beside or around pictures, whose names are those of no classes.
+#: Folders next to or around pictures that are no classes.
 _NO_CLASSES: Final = frozenset(
     ("images", "image", "img", "imgs", "jpegimages", "labels", "masks", "mask", "annotations")
 )
@@ -111,12 +109,12 @@ class Arranged(NamedTuple):
     pictures: dict[str, list[FoundPicture]]
     """Of each split, sorted by class and then by name."""
     notes: tuple[str, ...]
-    """What was held out, and what is not used: a sentence each."""
+    """A sentence each about what was held out and what is not used."""
 
     @property
     def labels(self) -> dict[str, int]:
         """Number of each class, in the order of their names."""
-        names = sorted({each.class_name for each in self.pictures[TRAIN]})
+        names = sorted(_classes(self.pictures[TRAIN]))
         return {name: number for number, name in enumerate(names)}
 
 
@@ -144,7 +142,7 @@ def arrange(
 
     Args:
         items: in any order.
-        source: what errors call it.
+        source: its name in errors.
         content: reads a file.
 
     Raises:
@@ -156,26 +154,15 @@ def arrange(
             f"{source} has its classes in files beside the pictures ({'/'.join(labels[0].parts)}), "
             "as WebDataset has them, which are not read: sort the pictures into class folders"
         )
-    train: list[FoundPicture] = []
-    trained = next((name for name in _TRAINED if any(map(_folder, pictures.get(name, [])))), "none")
-    inside = pictures.pop(trained, [])
-    while inside:  # a million of them are not kept twice
-        item = inside.pop()
-        if _folder(item):
-            _, (class_name, *below) = _split(item.parts)
-            train.append(_found(item, class_name, tuple(below)))
-        else:
-            pictures.setdefault("", []).append(item)
-    classes = {each.class_name for each in train}
-    has_classes = (
-        name for name in _EVALUATED if classes.intersection(map(_folder, pictures.get(name, [])))
-    )
-    evaluated = VAL if VAL in pictures else next(has_classes, "none")
-    val = pictures.pop(evaluated, [])
-    loose = [item for name in pictures for item in pictures[name]]
+
+    # Splits and classes by the names of folders
+    train = _trained(pictures)
+    classes = _classes(train)
+    evaluated, val = _evaluated(pictures, classes)
+    loose = [*chain.from_iterable(pictures.values())]
     if not train:
         train, loose = _by_folder(loose, val, others, source)
-        classes = {each.class_name for each in train}
+        classes = _classes(train)
     elif len(classes) < 2:
         raise _unsorted(source, [*loose, *val])
     if classes <= _NO_CLASSES:
@@ -183,6 +170,8 @@ def arrange(
             f"{source} has its pictures in {listed(sorted(classes))}, as sets for detection or "
             "segmentation have, which are not trained on: sort the pictures into class folders"
         )
+
+    # Classes of validation pictures that no folder names
     known = _listed(lists, classes, content, others)
     if known or annotations or classes.issuperset(map(_folder, val)):
         others += kit.values()
@@ -192,20 +181,50 @@ def arrange(
     for split, each in found.items():
         each.sort()
         _check_twice(split, each)
+
+    # What the user should know of the result
     notes = [] if val else _hold_out(found, source)
-    if val and (missing := classes - {each.class_name for each in found[VAL]}):
+    if val and (missing := classes - _classes(found[VAL])):
         notes.append(f"trained but not evaluated: {listed(sorted(missing))}")
-    if val and evaluated != VAL:
+    if evaluated != VAL:
         notes.append(f"evaluated on the pictures in {evaluated}/")
-    others += annotations.values()
-    for unused, what in (
-        (loose, "outside of the class folders"),
-        (others, f"other than {', '.join(PICTURES)}"),
-    ):
-        if unused:
-            names = sorted("/".join(each.parts) for each in unused)
-            notes.append(f"not used: {len(names):,} {what} ({listed(names, most=3)})")
+    notes += _unused(loose, "outside of the class folders")
+    notes += _unused([*others, *annotations.values()], f"other than {', '.join(PICTURES)}")
     return Arranged(found, tuple(notes))
+
+
+def _classes(pictures: Iterable[FoundPicture]) -> set[str]:
+    return {each.class_name for each in pictures}
+
+
+def _trained(pictures: dict[str, list[Item]]) -> list[FoundPicture]:
+    """Take the training pictures out of ``pictures``: those in the class folders of the first split
+    that has some. The others of that split then belong to none."""
+    found: list[FoundPicture] = []
+    splits = (name for name in _TRAINED if any(map(_folder, pictures.get(name, []))))
+    inside = pictures.pop(next(splits, "none"), [])
+    while inside:  # a million of them are not kept twice
+        item = inside.pop()
+        if _folder(item):
+            found.append(_found(item, *_split(item.parts)[1]))
+        else:
+            pictures.setdefault("", []).append(item)
+    return found
+
+
+def _evaluated(pictures: dict[str, list[Item]], classes: set[str]) -> tuple[str, list[Item]]:
+    """Take the validation pictures out of ``pictures``: those of ``val``, or else of the first
+    split that has folders of these classes. Return the name of the split, too."""
+    for name in _EVALUATED:
+        inside = pictures.get(name, [])
+        if (inside and name == VAL) or not classes.isdisjoint(map(_folder, inside)):
+            return name, pictures.pop(name)
+    return VAL, []
+
+
+def _unused(items: list[Item], what: str) -> list[str]:
+    names = sorted("/".join(each.parts) for each in items)
+    return [f"not used: {len(names):,} {what} ({listed(names, most=3)})"] if names else []
 
 
 def _by_folder(
@@ -214,23 +233,19 @@ def _by_folder(
     """Pictures without ``train/<class>/``: those in class folders, and the others."""
     # Of parts, not of characters: folders around all class folders.
     depth = len(os.path.commonprefix([each.parts[:-1] for each in pictures]))  # noqa: RUF071
-    found = [
-        _found(each, each.parts[depth], each.parts[depth + 1 :])
-        for each in pictures
-        if len(each.parts) > depth + 1
-    ]
-    names = {each.class_name for each in found}
+    found = [_found(each, *each.parts[depth:]) for each in pictures if len(each.parts) > depth + 1]
+    names = _classes(found)
     # What is directly in train/ or val/ is sorted by no folder.
     is_flat = val or any(TRAIN in each.parts[:-1] for each in pictures)
     if is_flat or len(names) < 2:
         raise _unsorted(source, [*pictures, *others])
-    folders = {each.class_name for each in found if "/" in each.name}
-    if all(_SPLITS.search(each.lower()) for each in names):
-        folders = names  # of pictures that no folder sorts
-    if splits := sorted(each for each in folders if _SPLITS.search(each.lower())):
+    splits = {each for each in names if _SPLITS.search(each.lower())}
+    if splits < names:  # unless no folder sorts the pictures
+        splits &= _classes(each for each in found if "/" in each.name)
+    if splits:
         raise InputError(
-            f"{source} has folders of classes in {listed(splits)}: call the one to train on "
-            f"{TRAIN}, and the one to evaluate on {VAL} (links do)"
+            f"{source} has folders of classes in {listed(sorted(splits))}: call the one to train "
+            f"on {TRAIN}, and the one to evaluate on {VAL} (links do)"
         )
     return found, [each for each in pictures if len(each.parts) <= depth + 1]
 
@@ -360,7 +375,7 @@ def _folder(item: Item) -> str:
     return below[0] if len(below) > 1 else ""
 
 
-def _found(item: Item, class_name: str, below: tuple[str, ...]) -> FoundPicture:
+def _found(item: Item, class_name: str, *below: str) -> FoundPicture:
     name = "/".join(below)
     check_relative(f"{class_name}/{name}", what="picture")
     return FoundPicture(class_name, name, item.path, item.offset, item.size)
@@ -393,7 +408,7 @@ def _classified(
                 if not class_name
                 else f"the class of {'/'.join(item.parts)}, {class_name}, has no training pictures"
             )
-        found.append(_found(item, class_name, tuple(below)))
+        found.append(_found(item, class_name, *below))
     return found
 
 
