@@ -160,7 +160,7 @@ class Program:
             elif (
                 _SETTINGS.fullmatch(text)
                 and not _WRITTEN.search(text)
-                and not any(f"/{file}".endswith(f"/{text}") for file in self._files)
+                and command.find(text, self._files) is None
             ):
                 yield f"{text}, which the command names, is not in {self._folder}"
 
