@@ -25,24 +25,23 @@ from containers import node
 from containers.host import machine
 from containers.host.machine import Clock, say
 from containers.node import NodeConfig
-from containers.program import code as user_code
-from containers.program import host_cache, shell
-from containers.program.cause import LogEnd, cause, errors_in, hidden, success
-from containers.program.on_node import (
+from containers.program.files.program_files import Mirror, open_mirror
+from containers.program.files.s3_files import ERRORS as BUCKET_ERRORS
+from containers.program.files.s3_files import PreparationStopped, open_bucket, report
+from containers.program.files.selection import shortfall
+from containers.program.start import code as user_code
+from containers.program.start import host_cache, shell
+from containers.program.start.on_node import (
     ENV_PROGRAM,
     NAMES,
     NOTED_ERRORS,
     LaunchSpec,
     prepare_head,
 )
-from containers.program.packages import PreparationStopped
-from containers.program.process import ProgramProcess, own_output
-from containers.program.program_files import Mirror, open_mirror
-from containers.program.questions import Questions
-from containers.program.ray_defaults import OWN_STORAGE
-from containers.program.s3_files import ERRORS as BUCKET_ERRORS
-from containers.program.s3_files import open_bucket, report
-from containers.program.selection import shortfall
+from containers.program.start.process import ProgramProcess, own_output
+from containers.program.start.questions import Questions
+from containers.program.start.ray_defaults import OWN_STORAGE
+from containers.program.watch.cause import LogEnd, cause, errors_in, hidden, success
 from containers.ray_head import (
     JobConfig,
     RayHead,
@@ -136,7 +135,7 @@ class Decisions:
     def waits(self) -> bool:
         """True while it lacks worker nodes that it needs. A recipe waits for those that it has lost
         while the others are billed. A program may go on without them, and one on all nodes has its
-        own patience (``containers.program.supervisor``)."""
+        own patience (``containers.program.start.supervisor``)."""
         has_lost = self.capacity_at is not None
         may_wait = bool(self._spec.nodes.low) and (bool(self._spec.recipe) or not has_lost)
         return may_wait and self.is_short
@@ -403,7 +402,7 @@ class JobHead:
         """
         spec, words, place = self._config.spec, self._config.spec.command, None
         if spec.on == Placement.NODES:
-            words = (sys.executable, "-m", "containers.program.supervisor")
+            words = (sys.executable, "-m", "containers.program.start.supervisor")
             told = LaunchSpec(
                 order=spec, variables=own, storage=self._storage, deadline=self._config.deadline
             )

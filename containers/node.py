@@ -25,8 +25,9 @@ from typing import Final, Self
 from containers import health, spot
 from containers.host import hardware, machine
 from containers.host.machine import say
-from containers.program import code, host_cache, packages
-from containers.program.process import own_output
+from containers.program.files.s3_files import PreparationStopped
+from containers.program.start import code, host_cache
+from containers.program.start.process import own_output
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
 from contract.nodes import DASHBOARD_PORT, ClusterSize
@@ -364,7 +365,7 @@ class NodeRunner:
                 code.prepare_worker(
                     os.environ, Path(folder), should_stop=lambda: self._stopped_by is not None
                 )
-            except packages.PreparationStopped:
+            except PreparationStopped:
                 return False
         return True
 

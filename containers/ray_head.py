@@ -19,8 +19,8 @@ from containers import demand, node
 from containers.host import machine
 from containers.host.machine import say
 from containers.node import TOKEN, NodeConfig, count
-from containers.program import code as user_code
-from containers.program.process import ProgramProcess
+from containers.program.start import code as user_code
+from containers.program.start.process import ProgramProcess
 from contract import times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement

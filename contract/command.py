@@ -2,7 +2,7 @@
 start.
 
 Nothing is executed, so conditions, loops and the output of other commands remain unknown. The value
-of a word that depends on them is the shell's to tell (``containers.program.questions``).
+of a word that depends on them is the shell's to tell (``containers.program.start.questions``).
 """
 
 import re

@@ -46,7 +46,7 @@ KEPT = {
         "metadata by tags": "contract/nodes.py",
         "a path in S3 for each job": "trainctl download",
         "a log stream for each job and node": "trainctl logs",
-        "rank, world size and address of the master": "containers/program/on_node.py",
+        "rank, world size and address of the master": "containers/program/start/on_node.py",
         "spot, notice, resume": "containers/spot.py",
     },
 }

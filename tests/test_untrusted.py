@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM
 
 from containers import spot
 from containers.node import NodeConfig
-from containers.program.code import unpack
+from containers.program.start.code import unpack
 from containers.ray_head import JobConfig
 from contract import nodes
 from contract.cluster_shape import ClusterShape
@@ -58,11 +58,11 @@ from tests.heads import head
 from tests.stacks.conftest import keeper as keeper
 from tests.stacks.test_job_keeper import Aws, ended
 from tests.trainctl.account import SHAPE
-from trainctl import job_file
 from trainctl.__main__ import app
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import JobExecution
-from trainctl.data_sets import StoredSet
+from trainctl.jobs import job_file
+from trainctl.jobs.data_sets import StoredSet
 from training.checkpoint.dcp import parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.checkpoint.sharded_checkpoints import ShardedCheckpoint

@@ -29,9 +29,10 @@ from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 
 import containers.__main__ as container
 from containers import job_head, node
-from containers.program import code as user_code
-from containers.program import s3_files, supervisor
-from containers.program.on_node import Ended, LaunchSpec, Status
+from containers.program.files import s3_files
+from containers.program.start import code as user_code
+from containers.program.start import supervisor
+from containers.program.start.on_node import Ended, LaunchSpec, Status
 from contract import exits, times
 from contract.errors import InputError, UnreachableError
 from contract.job import JobStatus, Outcome, Placement, stop_reason

@@ -21,16 +21,18 @@ from typer.exceptions import TyperException
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
-from trainctl import downloads, follow, job_plan, pricing
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.jobs import JobExecution as FoundJob
-from trainctl.job_options import JobOptions
-from trainctl.job_plan import JobPlan
-from trainctl.job_request import JobRequest
+from trainctl.jobs import job_plan, pricing
+from trainctl.jobs.job_options import JobOptions
+from trainctl.jobs.job_plan import JobPlan
+from trainctl.jobs.job_request import JobRequest
 from trainctl.options import Where, by_name, flattened, refusal, text, words_of
-from trainctl.polling import Polling
+from trainctl.runs import downloads
+from trainctl.watch import follow
+from trainctl.watch.polling import Polling
 from training.record.events import Metrics, parse_metrics
 from training.record.result import Result
 

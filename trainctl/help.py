@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from contract.text import decimal
-from trainctl import job_file
+from trainctl.jobs import job_file
 from training.command import NOT_FOR_JOBS, UnknownOptionError
 
 #: No wider than this on any terminal: longer lines are hard to read.

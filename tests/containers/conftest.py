@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from containers.program import disk
+from containers.program.files import disk
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from containers import node
-from containers.program import host_cache
+from containers.program.start import host_cache
 from contract.nodes import ENV_HEAD_ADDRESS, ENV_NUM_CPUS, HEAD, WORKER
 from tests.clock import FakeClock
 

@@ -19,7 +19,7 @@ import pytest
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
 
-from containers.program import code, packages
+from containers.program.start import code, packages
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, Range

@@ -24,10 +24,10 @@ import containers.__main__ as container
 from containers import demand, job_head, ray_head
 from containers.host.machine import OwnTask
 from containers.node import NodeConfig
-from containers.program import code, host_cache, on_node, process
-from containers.program.code import RAY_VARIABLE
-from containers.program.program_files import Mirror, open_mirror
-from containers.program.ray_defaults import OWN_STORAGE
+from containers.program.files.program_files import Mirror, open_mirror
+from containers.program.start import code, host_cache, on_node, process
+from containers.program.start.code import RAY_VARIABLE
+from containers.program.start.ray_defaults import OWN_STORAGE
 from containers.ray_head import RayHead
 from contract import exits, nodes, times
 from contract.errors import InputError

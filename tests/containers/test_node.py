@@ -18,7 +18,7 @@ import pytest
 from containers import health, node
 from containers.host import hardware, machine
 from containers.node import NodeConfig
-from containers.program import host_cache
+from containers.program.start import host_cache
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
 from contract.nodes import ClusterSize

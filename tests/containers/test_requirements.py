@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from containers.program import packages
+from containers.program.files.s3_files import PreparationStopped
+from containers.program.start import packages
 from contract.errors import InputError
 from contract.requirements import file_of, source_folders
 from tests.conftest import write_wheel
@@ -49,7 +50,7 @@ def names(folder: Path | None) -> list[str]:
 
 def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
     code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
-    with pytest.raises(packages.PreparationStopped):
+    with pytest.raises(PreparationStopped):
         install(code, should_stop=lambda: True)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from containers.program import packages
-from containers.program.on_node import NodePlace, launcher_environment
+from containers.program.start import packages
+from containers.program.start.on_node import NodePlace, launcher_environment
 from contract.errors import InputError
 from tests.conftest import ROOT
 from tests.eventually import eventually

@@ -43,11 +43,12 @@ from tests.aws.s3 import NAME
 from tests.simulation.account import DAY_S, MACHINE, Account, Execution, name_of
 from tests.simulation.market import PLENTY, Market
 from tests.simulation.world import BEGAN, World
-from trainctl import follow, polling, pricing
 from trainctl.aws import jobs
 from trainctl.aws.errors import CliError
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.tasks import Task
+from trainctl.jobs import pricing
+from trainctl.watch import follow, polling
 from training.record.goodput import Recorder, goodput
 
 HOURS: Final = 10
@@ -518,7 +519,7 @@ class Life:
                 world.blame(f"{name_of(task)} is left: {task['lastStatus']}")
             drained = task["stoppedAt"].timestamp() - task.get("_drains_since", float("inf"))
             world.happened["host drained for two days below a task"] += drained >= 2 * DAY_S
-        # At most, as ``trainctl.pricing`` has it; each start of a head may find no host there.
+        # At most, as ``trainctl.jobs.pricing`` has it; each start of a head may find no host there.
         most = sum(
             (1 + job.granted.high) * (job.ended - job.admitted_at + times.JOB_TAIL_S)
             + 2 * max(1, job.num_starts) * times.SURPLUS_HOST_S

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from contract import outputs as stack_outputs
 from tests.stacks.conftest import EXISTING, OPTIONS, Synth, statements, text
-from trainctl import checks
+from trainctl.setup import checks
 
 RENAMED = "CloudFormation would replace the resource, and lose what is in it"
 

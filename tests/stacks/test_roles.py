@@ -213,7 +213,7 @@ KEEPERS: Final = [f"stacks/jobs/keeper/{each}.py" for each in ("index", "cluster
 CALLERS: Final = {
     "JobsKeeperRole": (*KEEPERS,),
     "ClusterTeardownRole": ("stacks/teardown/handler.py",),
-    "JobsRole": ("containers/autoscaler.py", "containers/program/code.py"),
+    "JobsRole": ("containers/autoscaler.py", "containers/program/start/code.py"),
     "ClusterSharedStorageExportRole": ("stacks/storage/export_handler.py",),
 }
 #: Service in boto3 -> its name in actions.

@@ -16,8 +16,10 @@ from botocore.exceptions import ProfileNotFound
 from contract import exits
 from tests.conftest import ROOT
 from tests.trainctl.account import Account
-from trainctl import follow, laptop, polling, reference
+from trainctl import reference
 from trainctl.__main__ import app, main
+from trainctl.setup import laptop
+from trainctl.watch import follow, polling
 from training import recipes
 from training.command import NOT_FOR_JOBS, parser
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from containers.program.code import unpack
-from trainctl import code_folder
+from containers.program.start.code import unpack
 from trainctl.aws.errors import UsageError
-from trainctl.code_folder import CodeFolder
-from trainctl.programs import Program
+from trainctl.jobs import code_folder
+from trainctl.jobs.code_folder import CodeFolder
+from trainctl.jobs.programs import Program
 
 
 def project(folder: Path) -> Path:

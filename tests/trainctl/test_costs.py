@@ -15,9 +15,9 @@ from contract.cluster_shape import ClusterShape
 from contract.text import dollars
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.conftest import Cli
-from trainctl import pricing
+from trainctl.jobs import pricing
+from trainctl.jobs.pricing import usd_at_most
 from trainctl.options import Where
-from trainctl.pricing import usd_at_most
 
 SUBMIT = ["submit", "ddp", "--yes"]
 

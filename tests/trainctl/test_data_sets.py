@@ -13,9 +13,9 @@ from store.cache import CACHE_VARIABLE
 from tests.aws.calls import refused
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl import data_sets
 from trainctl.__main__ import main
 from trainctl.aws.deployment_bucket import DeploymentBucket
+from trainctl.jobs import data_sets
 from training.data import catalog, download
 from training.data.catalog import DataSet
 

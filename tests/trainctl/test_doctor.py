@@ -15,8 +15,8 @@ from tests.aws.calls import refused
 from tests.conftest import ROOT
 from tests.trainctl.account import OTHERS, OUTPUTS, POOLS, VPC, Account
 from tests.trainctl.conftest import Found, Looked
-from trainctl import checks, laptop
 from trainctl.aws.deployment import LOCAL_ACCOUNT
+from trainctl.setup import checks, laptop
 
 #: Changes of the account, options, and the checks that are bad, with a part of what fixes each.
 Row = tuple[dict[str, Any], str, dict[str, str]]

@@ -10,7 +10,7 @@ from contract.files import SavedFile, base_to_json
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.saved import save
-from trainctl.code_folder import DOWNLOADED, files_of
+from trainctl.jobs.code_folder import DOWNLOADED, files_of
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ from contract.nodes import JOB
 from tests.clock import FakeClock
 from tests.trainctl.account import PRICES, Account
 from tests.trainctl.test_logs import SUCCEEDED, running, ticking
-from trainctl import follow, output
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.commands.shell import choose
-from trainctl.job_log import JobLog
+from trainctl.watch import follow
+from trainctl.watch.job_log import JobLog
 
 
 class Screen(io.StringIO):

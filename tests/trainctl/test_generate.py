@@ -12,7 +12,7 @@ from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from tests.trainctl.test_export import ends_at_once
-from trainctl import follow
+from trainctl.watch import follow
 
 FOUND = {"prompt": "To be, or", "before": " xqz", "after": " not to be:\n'tis", "step": 40}
 

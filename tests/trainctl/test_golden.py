@@ -26,8 +26,10 @@ from tests.aws.calls import refused
 from tests.clock import FakeClock
 from tests.trainctl.account import CHANGES, Account
 from tests.trainctl.conftest import foreign_options
-from trainctl import job_plan, output, polling
+from trainctl import output
 from trainctl.__main__ import main
+from trainctl.jobs import job_plan
+from trainctl.watch import polling
 
 CASES: Final = Path(__file__).parent / "golden"
 NOW: Final = datetime(2026, 1, 15, 12, tzinfo=UTC)

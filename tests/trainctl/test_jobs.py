@@ -15,10 +15,10 @@ from contract.times import CONSISTENT_S
 from tests.aws.calls import refused
 from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
-from trainctl import follow
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.commands import shell
+from trainctl.watch import follow
 from training.record.goodput import Activity
 
 
@@ -200,7 +200,7 @@ def test_a_shell_opens_on_the_node_that_the_log_names(
     monkeypatch.setattr(shell, "_in_session", in_session)
     cli("shell job", *words.split(), code=exits.OK if task else exits.BAD_INPUT)
     command = words.partition("-- ")[2].split()
-    started = ["python", "-P", "-m", "containers.program.shell", *command]
+    started = ["python", "-P", "-m", "containers.program.start.shell", *command]
     assert opened == ([(task, started)] if task else [])
     opened.clear()
     # One of the standing cluster needs no job.

@@ -7,7 +7,7 @@ import pytest
 from tests.clock import FakeClock
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl import follow, polling
+from trainctl.watch import follow, polling
 
 SUCCEEDED = {"status": "SUCCEEDED", "output": '{"status": "succeeded", "reason": "succeeded"}'}
 

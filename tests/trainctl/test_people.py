@@ -26,7 +26,7 @@ from tests.stacks.conftest import Synth, synth
 from tests.stacks.test_roles import Deployed, arn
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
-from trainctl import follow
+from trainctl.watch import follow
 
 __all__ = ["synth"]  # a fixture
 

@@ -17,8 +17,8 @@ from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.trainctl.conftest import Cli
 from trainctl.aws.errors import UsageError
-from trainctl.code_folder import CodeFolder
-from trainctl.programs import Program
+from trainctl.jobs.code_folder import CodeFolder
+from trainctl.jobs.programs import Program
 
 DIST = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 #: A repository such as axolotl, torchtune or one with a single test for Ray.

@@ -8,7 +8,7 @@ import pytest
 
 from trainctl.aws.errors import CliError
 from trainctl.aws.sessions import PluginCall, Sessions
-from trainctl.plugin import require_plugin
+from trainctl.setup.plugin import require_plugin
 
 TOKEN = "of-the-session"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from trainctl import follow
-from trainctl.job_log import JobLog
+from trainctl.watch import follow
+from trainctl.watch.job_log import JobLog
 
 HEAVY = ("boto3", "botocore", "pygments", "ray", "rehearsal", "rich", "torch")
 
@@ -56,7 +56,7 @@ def test_last_lines_are_waited_for_only_where_the_job_has_just_ended(
     ended_s_ago: float, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("trainctl.follow.time.sleep", slept.append)
+    monkeypatch.setattr("trainctl.watch.follow.time.sleep", slept.append)
     ended = datetime.now(tz=UTC) - timedelta(seconds=ended_s_ago)
     job = SimpleNamespace(is_over=True, began=ended, ended=ended, spec=None)
     jobs = SimpleNamespace(find=lambda _name: job, all_nodes=lambda _job: [])

@@ -20,8 +20,9 @@ from contract.job import MAX_JOB_ID, MAX_OVERRIDES, JobSpec, Placement
 from tests.aws.calls import refused
 from tests.trainctl.account import POOLS, Account
 from tests.trainctl.conftest import Cli
-from trainctl import code_folder, job_plan, output
+from trainctl import output
 from trainctl.__main__ import main
+from trainctl.jobs import code_folder, job_plan
 from trainctl.options import Where
 
 SUBMIT = ["submit", "ddp", "--yes"]

@@ -7,7 +7,7 @@ import pytest
 
 from trainctl import output
 from trainctl.aws.logs import LogLine
-from trainctl.job_log import show
+from trainctl.watch.job_log import show
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from containers.program.s3_files import report
+from containers.program.files.s3_files import report
 from contract.secret_text import masked
 from tests.aws.s3 import S3
 from tests.conftest import ROOT
 from trainctl.aws.errors import UsageError
 from trainctl.aws.logs import NodeLogs
 from trainctl.aws.tasks import Task
-from trainctl.code_folder import CodeFolder
-from trainctl.variables import refuse_secret_files, refuse_secrets
+from trainctl.jobs.code_folder import CodeFolder
+from trainctl.jobs.variables import refuse_secret_files, refuse_secrets
 from training.record.writer import RunRecord
 
 #: Made up here, in the shapes that their issuers give them.

@@ -3,8 +3,9 @@
 from dataclasses import asdict
 
 from contract.text import byte_size, utc
-from trainctl import output, run_list
+from trainctl import output
 from trainctl.options import AsJson, RunName, Where
+from trainctl.runs import run_list
 
 
 def checkpoints(

@@ -23,11 +23,11 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.standing_cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.tasks import Task
-from trainctl.job_options import check_nodes
-from trainctl.node_images import check_images
+from trainctl.jobs.job_options import check_nodes
+from trainctl.jobs.node_images import check_images
+from trainctl.jobs.pricing import an_hour, machines
 from trainctl.options import AsJson, Wait, Where, Yes
-from trainctl.polling import Polling
-from trainctl.pricing import an_hour, machines
+from trainctl.watch.polling import Polling
 
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3

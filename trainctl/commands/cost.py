@@ -14,8 +14,8 @@ from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import JobExecution
+from trainctl.jobs.pricing import MOST_JOBS, NOT_INCLUDED, Cost, at_list_prices, cost_of, costs_of
 from trainctl.options import AsJson, JobName, Where
-from trainctl.pricing import MOST_JOBS, NOT_INCLUDED, Cost, at_list_prices, cost_of, costs_of
 
 
 class By(StrEnum):

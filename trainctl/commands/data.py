@@ -7,9 +7,11 @@ from typing import Annotated, Final
 import typer
 
 from contract.text import byte_size, counted
-from trainctl import data_sets, output, removal
+from trainctl import output
 from trainctl.aws.errors import UsageError
+from trainctl.jobs import data_sets
 from trainctl.options import AsJson, Where, Yes
+from trainctl.runs import removal
 from training import recipes
 from training.data import catalog, contents, download
 

@@ -12,13 +12,14 @@ from contract import outputs as stack_outputs
 from contract.cluster_shape import ClusterShape
 from contract.errors import InputError
 from contract.text import counted
-from trainctl import checkout_settings, checks, laptop, output
+from trainctl import output
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import Deployment, StacksError, open_session
 from trainctl.aws.errors import CliError, explained
-from trainctl.checks import Check, Place
 from trainctl.options import AsJson, Context, Where
+from trainctl.setup import checkout_settings, checks, laptop
+from trainctl.setup.checks import Check, Place
 
 
 def doctor(

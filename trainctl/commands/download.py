@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from contract.text import byte_size, counted
-from trainctl import downloads, output
+from trainctl import output
 from trainctl.options import RunName, Where
+from trainctl.runs import downloads
 
 
 def download(

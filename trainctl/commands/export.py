@@ -9,9 +9,11 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from trainctl import head_job, job_plan, output
+from trainctl import output
 from trainctl.aws.errors import UsageError
+from trainctl.jobs import job_plan
 from trainctl.options import Best, RunName, Where, Yes
+from trainctl.watch import head_job
 
 #: Deadline: a model of some ten billion parameters is written within it.
 _MAX_SECONDS: Final = 2 * 3600

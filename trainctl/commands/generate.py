@@ -10,10 +10,12 @@ from typing import Annotated, Final
 import typer
 
 from contract.runs import DEFAULT_NEW_TOKENS
-from trainctl import head_job, job_plan, output
+from trainctl import output
 from trainctl.aws.deployment_bucket import json_object
 from trainctl.aws.errors import CliError, UsageError
+from trainctl.jobs import job_plan
 from trainctl.options import AsJson, Best, RunName, Where, Yes
+from trainctl.watch import head_job
 
 #: Loading a model of 7 B parameters takes minutes.
 _MAX_SECONDS: Final = 3600

@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from contract.job import Placement
-from trainctl import follow, output
+from trainctl import output
 from trainctl.aws.errors import UsageError
 from trainctl.aws.jobs import JobExecution
-from trainctl.job_log import JobLog
 from trainctl.options import JobName, Where
+from trainctl.watch import follow
+from trainctl.watch.job_log import JobLog
 
 
 def logs(

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from trainctl import output, overview
+from trainctl import output
 from trainctl.options import AsJson, Where
+from trainctl.watch import overview
 
 
 def ls(

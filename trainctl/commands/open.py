@@ -11,7 +11,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
 from trainctl.options import Browser, Port, Where
-from trainctl.plugin import require_free, require_plugin, tunnel
+from trainctl.setup.plugin import require_free, require_plugin, tunnel
 
 
 def open_(

@@ -3,10 +3,12 @@
 What fits on which hosts, and how fast it trains, is another question: ``python -m training.plan``.
 """
 
-from trainctl import checkout_settings, job_plan, output
-from trainctl.job_options import JobOptions
-from trainctl.job_request import JobRequest
+from trainctl import output
+from trainctl.jobs import job_plan
+from trainctl.jobs.job_options import JobOptions
+from trainctl.jobs.job_request import JobRequest
 from trainctl.options import AsJson, Context, Where
+from trainctl.setup import checkout_settings
 
 
 def plan(

@@ -11,7 +11,7 @@ from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.options import Browser, RunName, Where
-from trainctl.run_list import files_of
+from trainctl.runs.run_list import files_of
 
 #: Any job may have written a run's report: scripts, forms and requests of it do not work in here.
 #: Ours has no scripts.

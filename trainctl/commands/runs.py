@@ -8,8 +8,11 @@ import typer
 
 from contract.runs import run_prefix
 from contract.text import age, byte_size
-from trainctl import job_plan, output, overview, removal, run_list
+from trainctl import output
+from trainctl.jobs import job_plan
 from trainctl.options import AsJson, RunName, Where, Yes
+from trainctl.runs import removal, run_list
+from trainctl.watch import overview
 
 
 def ls(

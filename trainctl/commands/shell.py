@@ -19,12 +19,12 @@ from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
+from trainctl.jobs.pricing import activity_of
 from trainctl.options import Where
-from trainctl.plugin import require_plugin
-from trainctl.pricing import activity_of
+from trainctl.setup.plugin import require_plugin
 
 #: What opens a shell in the place of a job's program.
-_IN_PLACE: Final = ("python", "-P", "-m", "containers.program.shell")
+_IN_PLACE: Final = ("python", "-P", "-m", "containers.program.start.shell")
 #: ECS's answers while the agent in a container starts.
 _NOT_READY: Final = ("TargetNotConnectedException", "InvalidParameterException")
 

@@ -1,7 +1,8 @@
 """``trainctl show``: one job, its nodes and what its run has reached."""
 
-from trainctl import output, overview
+from trainctl import output
 from trainctl.options import AsJson, JobName, Where
+from trainctl.watch import overview
 
 
 def show(*, name: JobName, as_json: AsJson = False, where: Where) -> None:

@@ -1,7 +1,8 @@
 """``trainctl stop``: end a job early."""
 
-from trainctl import follow, output
+from trainctl import output
 from trainctl.options import JobName, Wait, Where, Yes
+from trainctl.watch import follow
 
 
 def stop(

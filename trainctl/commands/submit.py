@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
-from trainctl import follow, job_plan, output
-from trainctl.job_options import JobOptions
-from trainctl.job_request import JobRequest
+from trainctl import output
+from trainctl.jobs import job_plan
+from trainctl.jobs.job_options import JobOptions
+from trainctl.jobs.job_request import JobRequest
 from trainctl.options import AsJson, Where, Yes
+from trainctl.watch import follow
 
 
 def submit(

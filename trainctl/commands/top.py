@@ -3,10 +3,10 @@
 import sys
 
 from trainctl import output
-from trainctl.curves import LiveRecord
 from trainctl.options import AsJson, JobName, Where
-from trainctl.overview import View
-from trainctl.polling import Polling
+from trainctl.runs.curves import LiveRecord
+from trainctl.watch.overview import View
+from trainctl.watch.polling import Polling
 
 
 def top(*, name: JobName, as_json: AsJson = False, where: Where) -> None:

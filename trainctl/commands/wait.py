@@ -3,8 +3,9 @@
 import typer
 
 from contract import exits
-from trainctl import follow, output
+from trainctl import output
 from trainctl.options import AsJson, JobName, Where
+from trainctl.watch import follow
 
 
 def wait(*, name: JobName, as_json: AsJson = False, where: Where) -> None:

@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from contract.runs import REPORT_FILE
-from trainctl import job_log, output, polling
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError, explained
 from trainctl.aws.jobs import JobExecution
-from trainctl.curves import Curve, LiveRecord
-from trainctl.overview import COLUMNS, NODES, Row, View, rows_of
+from trainctl.runs.curves import Curve, LiveRecord
+from trainctl.watch import job_log, polling
+from trainctl.watch.overview import COLUMNS, NODES, Row, View, rows_of
 from training.record import style
 
 _HERE: Final = Path(__file__).parent

@@ -18,7 +18,7 @@ from typing import Any, Final
 from ray.cluster_utils import Cluster
 
 from containers.host import machine
-from containers.program.on_node import ENV_PROGRAM, LaunchSpec
+from containers.program.start.on_node import ENV_PROGRAM, LaunchSpec
 from contract import nodes
 from contract.job import JobSpec
 from contract.nodes import Range
@@ -39,7 +39,8 @@ def kill_all(folder: str) -> None:
 
 
 class Run:
-    """A program on the nodes, run by ``python -m containers.program.supervisor`` as on a job's
+    """A program on the nodes, run by ``python -m containers.program.start.supervisor`` as on a
+    job's
     head, and what both say."""
 
     def __init__(self, told: LaunchSpec, address: str, log: Path) -> None:
@@ -47,7 +48,7 @@ class Run:
         self._said = log.with_name(f"said-{self._first}-{time.time_ns()}")
         with self._said.open("w") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "containers.program.supervisor"],
+                [sys.executable, "-m", "containers.program.start.supervisor"],
                 cwd=ROOT,
                 env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": address},
                 stdin=subprocess.DEVNULL,

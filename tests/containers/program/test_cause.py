@@ -12,15 +12,15 @@ from typing import Final
 
 import pytest
 
-from containers.program import code, on_node
-from containers.program.cause import (
+from containers.program.start import code, on_node
+from containers.program.watch.cause import (
     Error,
     LogEnd,
     cause,
     errors_in,
     success,
 )
-from containers.program.cause import hidden as cause_hidden
+from containers.program.watch.cause import hidden as cause_hidden
 from contract import nodes
 
 SHAPES = Error(line="ValueError: shapes do not match (train.py:5)", at=2.0, node=1, rank="1")

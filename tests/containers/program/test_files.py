@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers.program import disk, starts
-from containers.program import program_files as files_of_program
-from containers.program.packages import PreparationStopped
-from containers.program.program_files import Mirror, open_mirror
-from containers.program.starts import ProgramStart as StartOfAll
-from containers.program.starts import begin
+from containers.program.files import disk, starts
+from containers.program.files import program_files as files_of_program
+from containers.program.files.program_files import Mirror, open_mirror
+from containers.program.files.s3_files import PreparationStopped
+from containers.program.files.starts import ProgramStart as StartOfAll
+from containers.program.files.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import HOME, OUTPUT, WORK, FileList, SavedFile

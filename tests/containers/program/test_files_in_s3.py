@@ -14,14 +14,14 @@ from pathlib import Path
 import boto3
 import pytest
 
-from containers.program import s3_files as store
-from containers.program.program_files import Mirror, open_mirror
-from containers.program.starts import begin
+from containers.program.files import s3_files as store
+from containers.program.files.program_files import Mirror, open_mirror
+from containers.program.files.starts import begin
 from contract import files
 from contract.files import OUTPUT, WORK
 from store.bucket import Bucket
-from trainctl import downloads
 from trainctl.aws.deployment_bucket import DeploymentBucket as Deployed
+from trainctl.runs import downloads
 
 pytestmark = pytest.mark.slow
 

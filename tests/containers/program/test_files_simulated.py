@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from containers.program import program_files as files_of_program
-from containers.program.disk import Content, Disk, FileState, Look
-from containers.program.program_files import Mirror, Moment
-from containers.program.s3_files import until_answered
-from containers.program.starts import begin
+from containers.program.files import program_files as files_of_program
+from containers.program.files.disk import Content, Disk, FileState, Look
+from containers.program.files.program_files import Mirror, Moment
+from containers.program.files.s3_files import until_answered
+from containers.program.files.starts import begin
 from contract import files
 from contract.errors import InputError, UnreachableError
 from contract.files import FileList, Mark, SavedFile

@@ -20,11 +20,14 @@ from unittest.mock import Mock
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import joined, on_node, s3_files, starts, supervisor, watch
-from containers.program.on_node import Ended, Launcher, LaunchSpec, NodePlace
-from containers.program.packages import PreparationStopped
-from containers.program.starts import ProgramStart
-from containers.program.supervisor import Next, NodeGroup, NodeInfo, Seat, alive
+from containers.program.files import s3_files, starts
+from containers.program.files.s3_files import PreparationStopped
+from containers.program.files.starts import ProgramStart
+from containers.program.start import on_node, supervisor
+from containers.program.start.on_node import Ended, Launcher, LaunchSpec, NodePlace
+from containers.program.start.supervisor import Next, NodeGroup, NodeInfo, Seat, alive
+from containers.program.watch import joined
+from containers.program.watch import signs as watch
 from contract import exits, times
 from contract.errors import InputError
 from contract.job import JobSpec

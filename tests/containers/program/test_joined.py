@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from containers.program.joined import Apart, Peers, peers
+from containers.program.watch.joined import Apart, Peers, peers
 
 
 def test_a_connection_is_seen_from_both_ends(tmp_path: Path) -> None:

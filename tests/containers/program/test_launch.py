@@ -16,13 +16,14 @@ from typing import ClassVar
 import pytest
 
 from containers.host import machine
-from containers.program import code, on_node, process, watch
-from containers.program import s3_files as store
-from containers.program.disk import Disk
-from containers.program.on_node import Ended, Launcher, LaunchSpec, NodePlace
-from containers.program.process import Lines
-from containers.program.program_files import Mirror
-from containers.program.starts import begin
+from containers.program.files import s3_files as store
+from containers.program.files.disk import Disk
+from containers.program.files.program_files import Mirror
+from containers.program.files.starts import begin
+from containers.program.start import code, on_node, process
+from containers.program.start.on_node import Ended, Launcher, LaunchSpec, NodePlace
+from containers.program.start.process import Lines
+from containers.program.watch import signs as watch
 from contract import exits
 from contract.errors import InputError
 from contract.job import JobSpec

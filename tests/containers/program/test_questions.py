@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from containers.program import ask
-from containers.program.on_node import NodePlace, accelerate_config, launcher_environment
-from containers.program.questions import Questions
+from containers.program.start import ask
+from containers.program.start.on_node import NodePlace, accelerate_config, launcher_environment
+from containers.program.start.questions import Questions
 from contract.errors import InputError
 from contract.nodes import Range
 

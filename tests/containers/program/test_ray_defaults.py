@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from containers.program import ray_defaults
-from containers.program.code import STARTUP
+from containers.program.start import ray_defaults
+from containers.program.start.code import STARTUP
 from contract import nodes
 from training.data import catalog
 

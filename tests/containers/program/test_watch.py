@@ -18,12 +18,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from containers.program import steps
-from containers.program.code import STARTUP
-from containers.program.process import ProgramProcess
-from containers.program.selection import TRACKERS
-from containers.program.steps import SIZE
-from containers.program.watch import (
+from containers.program.files.selection import TRACKERS
+from containers.program.start.code import STARTUP
+from containers.program.start.process import ProgramProcess
+from containers.program.watch import steps
+from containers.program.watch.signs import (
     EVERY_S,
     Found,
     NewLines,
@@ -35,6 +34,7 @@ from containers.program.watch import (
     signs,
     where,
 )
+from containers.program.watch.steps import SIZE
 from contract import nodes
 from tests.containers.program.stub_torch import write_program
 from tests.eventually import eventually
@@ -335,7 +335,7 @@ def test_a_silence_is_reported_once_and_a_head_that_stood_still_ends_nothing() -
 
 # --- what processes count, and where they are -----------------------------------------------------
 def test_the_numbers_are_those_that_the_launcher_reads() -> None:
-    source = (STARTUP.parent / "steps.py").read_text()
+    source = (STARTUP.parents[1] / "watch" / "steps.py").read_text()
     assert f'WATCH: Final = "{nodes.ENV_WATCH}"' in source
     assert f"SIGNAL: Final = {processes.SIGNAL}\n" in source
 

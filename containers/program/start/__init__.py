@@ -1,0 +1,1 @@
+"""Start of a user's program: its code, packages, environment and processes."""

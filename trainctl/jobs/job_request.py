@@ -1,0 +1,139 @@
+"""A job as its user asks for it: options and words, parsed once and checked without AWS.
+
+The command line, a job file and Python all end here (``JobOptions``); the plan of a job starts
+from here (``job_plan``).
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from contract import runs
+from contract.command import is_launcher
+from contract.files import check_pattern
+from contract.job import DEFAULT_HANG_S
+from contract.nodes import Range
+from contract.times import DEFAULT_GRACE_S
+from trainctl.aws.errors import UsageError
+from trainctl.jobs import variables
+from trainctl.jobs.code_folder import CodeFolder
+from trainctl.jobs.job_options import JobOptions, On
+from trainctl.jobs.programs import Program
+from training import recipes
+from training.command import Command, UnknownOptionError, parse_job
+from training.record import trackers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRequest:
+    """Options of a job with their values parsed."""
+
+    options: JobOptions
+    words: Sequence[str]
+    """A recipe with its settings, or a command."""
+    nodes: Range | None
+    """None: the deployment decides."""
+    variables: Mapping[str, str]
+    secrets: Mapping[str, str]
+    """Name of the variable -> name of the secret with its value."""
+    program: Program | None
+    """The command and its code; None for a recipe."""
+
+    @classmethod
+    def of(cls, given: JobOptions) -> Self:
+        """Parse and check what needs no deployment.
+
+        Raises:
+            InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
+        """
+        words, excused = given.words or [], given.not_secret or ()
+        nodes = None if given.nodes is None else Range.parse(given.nodes, option="--nodes")
+        _check_code_options(given)
+        if words and words[0].startswith("-"):  # else it would be taken for the command
+            option = words[0].partition("=")[0]
+            if option in ("--workers", "-w"):
+                raise UsageError(f"there is no option {option} here: see --nodes")
+            raise UnknownOptionError(option, ())
+        env = variables.variables(given.env or [])
+        secrets = variables.secrets(given.secret or [])
+        # The recipe is checked before the name that begins with it: its error is the better one.
+        if given.code is None:
+            program = None
+            trackers.check_key(
+                _check_recipe(words).report_to,
+                env,
+                has_key=lambda: "WANDB_API_KEY" in {*env, *secrets},
+            )
+            if given.on == On.NODES:
+                raise UsageError(
+                    "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
+                    "brings its workers to all nodes; leave --on out"
+                )
+        elif not words:
+            raise UsageError("give the command after -- : --code DIR -- python ...")
+        elif words[0] in recipes.NAMES:
+            raise UsageError(
+                f"{words[0]} is a recipe, and --code is for your own command: leave one of them out"
+            )
+        else:
+            code = CodeFolder.of(given.code, excused)
+            code.check_command(words)
+            program = Program(code, words)
+        if given.run is not None:
+            runs.check_run_name(given.run)
+        variables.refuse_secrets(env, words, excused)
+        names = {*env, *(name.lstrip("-") for name, _ in variables.named(words))}
+        for each in excused:
+            is_file = given.code is not None and (given.code / each).is_file()
+            if each.lstrip("-") not in names and not is_file:
+                raise UsageError(
+                    f"--not-secret is {each!r}: no file, variable or option of the command is "
+                    "called so"
+                )
+        if both := env.keys() & secrets.keys():
+            raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
+        return cls(
+            options=given,
+            words=words,
+            nodes=nodes,
+            variables=env,
+            secrets=secrets,
+            program=program,
+        )
+
+
+def _check_code_options(given: JobOptions) -> None:
+    """
+    Raises:
+        InputError, UsageError: an option is for programs only, or a pattern matches no file.
+    """
+    patterns = {"--keep-files": given.keep_files or (), "--skip-files": given.skip_files or ()}
+    saves = "saves checkpoints and its record"
+    of_code = {
+        "--grace": (given.grace != DEFAULT_GRACE_S, "saves a checkpoint when it is told to end"),
+        "--hang-minutes": (
+            given.hang_minutes != DEFAULT_HANG_S / 60,
+            "starts workers that hang again",
+        ),
+        **{option: (each, saves) for option, each in patterns.items()},
+    }
+    for option, (is_given, instead) in of_code.items():
+        if is_given and not given.code:
+            raise UsageError(f"{option} is for programs of your own (--code): a recipe {instead}")
+    for option, each in patterns.items():
+        for pattern in each:
+            check_pattern(pattern, option=option)
+
+
+def _check_recipe(words: Sequence[str]) -> Command:
+    if not words:
+        raise UsageError(
+            f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
+        )
+    if is_launcher(words[0]) or words[0].endswith(".py"):
+        raise UsageError(
+            f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
+            + shlex.join(words)
+        )
+    return parse_job(words)

@@ -1,0 +1,1 @@
+"""Runs in the bucket: lists, curves, downloads, removal."""

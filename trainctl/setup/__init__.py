@@ -1,0 +1,1 @@
+"""What a laptop, a checkout and an account need before jobs can run."""
