@@ -45,7 +45,7 @@ KEEPER: Final = Path(__file__).parent / "keeper"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPool:
-    """Workers of another kind."""
+    """Workers of one kind: the deployment's own, or others."""
 
     hosts: HostGroup
     task: ecs.TaskDefinition
@@ -53,21 +53,15 @@ class WorkerPool:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Variables of a job's head whose workers are in this pool."""
-        gpus = {ENV_WORKER_GPUS: str(self.hosts.kind.machine.num_gpus)}
-        return worker_variables(self.task, self.hosts, self.subnet_ids) | gpus
-
-
-def worker_variables(
-    task: ecs.TaskDefinition, hosts: HostGroup, subnet_ids: Sequence[str]
-) -> dict[str, str]:
-    """What a job's head needs to know in order to start workers."""
-    return {
-        ENV_WORKER_TASK: task.task_definition_arn,
-        ENV_WORKER_PROVIDER: hosts.capacity_provider.ref,
-        ENV_WORKER_CPUS: str(hosts.kind.machine.vcpus),
-        ENV_SUBNETS: ",".join(subnet_ids),
-    }
+        """Variables by which a job's head starts these workers."""
+        machine = self.hosts.kind.machine
+        return {
+            ENV_WORKER_TASK: self.task.task_definition_arn,
+            ENV_WORKER_PROVIDER: self.hosts.capacity_provider.ref,
+            ENV_WORKER_CPUS: str(machine.vcpus),
+            ENV_SUBNETS: ",".join(self.subnet_ids),
+            ENV_WORKER_GPUS: str(machine.num_gpus),
+        }
 
 
 class JobRunner(Construct):
@@ -127,6 +121,7 @@ class JobRunner(Construct):
             keeper_arn=self.keeper_arn,
             pools=pools,
         ).grant(role)
+        own = WorkerPool(hosts=workers, task=nodes.worker.task, subnet_ids=subnet_ids)
         variables = {name: pool.variables for name, pool in pools.items()}
         of_pools = {ENV_POOLS: Stack.of(self).to_json_string(variables)} if pools else {}
         self.task = nodes.task(
@@ -137,7 +132,7 @@ class JobRunner(Construct):
             role=role,
             environment={
                 ENV_KEEPER: keeper_name,
-                **worker_variables(nodes.worker.task, workers, subnet_ids),
+                **own.variables,
                 **of_pools,
                 ENV_SECURITY_GROUPS: security_group_id,
             },
@@ -147,6 +142,11 @@ class JobRunner(Construct):
         families = [each.family for each in (*tasks, *(pool.task for pool in pools.values()))]
         most = {name: pool.hosts.kind.max_hosts for name, pool in pools.items()}
         places = [f"{name}={pool.hosts.kind.place}" for name, pool in pools.items()]
+        keeper_pools = {
+            "STACK": stack_name,
+            "POOLS": json.dumps(most),
+            "PLACES": " ".join(places),
+        }
         providers = {each.name: each.capacity_provider.ref for each in (heads, workers)}
         with staged(KEEPER / "index.py") as code:
             self.keeper = lambda_function(
@@ -175,8 +175,7 @@ class JobRunner(Construct):
                     "TOPIC": notices.topic_arn,
                     "GROUPS": " ".join(f"{name}={ref}" for name, ref in providers.items()),
                     "FAMILIES": " ".join(families),
-                    **({"STACK": stack_name, "POOLS": json.dumps(most)} if pools else {}),
-                    **({"PLACES": " ".join(places)} if pools else {}),
+                    **(keeper_pools if pools else {}),
                 },
             )
 
@@ -193,7 +192,7 @@ class JobRunner(Construct):
             max_seconds=max_seconds,
         )
         self.state_machine = self._state_machine(machine_name, states, cluster)
-        self.sweep = self._watch(self.state_machine_arn, stack_name if pools else "")
+        self.sweep = self._watch(stack_name if pools else "")
         assert self.keeper.role
         statements = [*rights.of_admission(self.state_machine_arn).statements]
         self.admission = iam.Policy(
@@ -226,7 +225,7 @@ class JobRunner(Construct):
         findings.accept(machine, findings.STATE_MACHINE)
         return machine
 
-    def _watch(self, state_machine_arn: str, groups: str) -> events.Rule:
+    def _watch(self, groups: str) -> events.Rule:
         """Start the function for what the machine cannot do itself: its own end, and time.
 
         Args:
@@ -254,7 +253,7 @@ class JobRunner(Construct):
                 source=["aws.states"],
                 detail_type=["Step Functions Execution Status Change"],
                 detail={
-                    "stateMachineArn": [state_machine_arn],
+                    "stateMachineArn": [self.state_machine_arn],
                     "status": ["ABORTED", "TIMED_OUT"],
                 },
             ),
