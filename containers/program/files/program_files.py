@@ -48,7 +48,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -65,7 +65,13 @@ from containers.program.files.s3_files import (
     open_bucket,
     until_answered,
 )
-from containers.program.files.selection import above_limits, is_kept, limits, newest_work
+from containers.program.files.selection import (
+    Moment,
+    above_limits,
+    is_kept,
+    limits,
+    newest_work,
+)
 from containers.program.files.starts import ProgramStart, begin, newest_start
 from contract import faults, files, runs, times
 from contract.errors import InputError
@@ -87,28 +93,6 @@ _GRACE_S: Final = 0.5
 
 class ReplacedError(Exception):
     """A newer start of the program has taken over its files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The folders at T."""
-
-    number: int
-    """Number of the round."""
-    at_ns: float
-    """T in Unix nanoseconds; infinite if it is final."""
-    look: Look
-    own: Mapping[str, FileState]
-    """The files that the round should have."""
-    lost: Collection[str]
-    """Names of those that are above the limits and matter."""
-    trouble: Exception | None = None
-    """Error of the bucket, for what had to be read at T."""
-
-    @property
-    def is_final(self) -> bool:
-        """True once the program has ended: nothing changes any more."""
-        return self.at_ns == math.inf
 
 
 def open_mirror(

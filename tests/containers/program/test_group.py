@@ -25,7 +25,8 @@ from containers.program.files.s3_files import PreparationStopped
 from containers.program.files.starts import ProgramStart
 from containers.program.start import on_node, supervisor
 from containers.program.start.on_node import Ended, Launcher, LaunchSpec, NodePlace
-from containers.program.start.supervisor import Next, NodeGroup, NodeInfo, Seat, alive
+from containers.program.start.ray_nodes import NodeInfo, alive
+from containers.program.start.supervisor import Next, NodeGroup, Seat
 from containers.program.watch import joined
 from containers.program.watch import signs as watch
 from contract import exits, times
