@@ -61,4 +61,4 @@ def exceeded() -> list[str]:
 if __name__ == "__main__":
     for folder, used in sorted(sizes().items()):
         print(f"{folder:20}{used:>10,}")
-    sys.exit("\n".join(exceeded()))
+    sys.exit("\n".join(exceeded()) or None)

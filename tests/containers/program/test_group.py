@@ -23,7 +23,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from containers.program.files import s3_files, starts
 from containers.program.files.s3_files import PreparationStopped
 from containers.program.files.starts import ProgramStart
-from containers.program.start import on_node, supervisor
+from containers.program.start import on_node, ray_nodes, supervisor
 from containers.program.start.on_node import Ended, Launcher, LaunchSpec, NodePlace
 from containers.program.start.ray_nodes import NodeInfo, alive
 from containers.program.start.supervisor import Next, NodeGroup, Seat
@@ -141,6 +141,7 @@ class Ray:
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     here = Ray(tmp_path)
     monkeypatch.setattr(supervisor, "ray", here)
+    monkeypatch.setattr(ray_nodes, "ray", here)
     monkeypatch.setattr(supervisor, "alive", here.alive)
     monkeypatch.setattr(supervisor, "start_launcher", here.start_launcher)
     for name, seconds in (

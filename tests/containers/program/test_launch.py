@@ -220,7 +220,7 @@ def test_a_shell_is_in_the_place_of_the_program_also_after_its_end(
         here.run()
     script = "echo $(cat step) $NODE_RANK $LEVEL $TRAIN_ERRORS$TRAIN_WATCH $PYTHONPATH"
     place = folder.with_name("program-shell.json")
-    program = "import sys, pathlib; from containers.program import shell; "
+    program = "import sys, pathlib; from containers.program.start import shell; "
     program += "sys.exit(shell.main(sys.argv[2:], place=pathlib.Path(sys.argv[1])))"
 
     def opened(*words: str) -> subprocess.CompletedProcess[str]:
