@@ -78,7 +78,7 @@ def test_a_complete_run_is_not_trained_again(
 
 
 def test_a_run_listens_on_loopback_only(start: Callable[..., Command]) -> None:
-    command = start("open", *DIGITS, "--report-every", "1")
+    command = start("open", *DIGITS, "--report-every", "1", "--epochs", "1")
     command.wait_until(lambda: command.steps_done() > 0)
     listening = [
         each.laddr.ip
