@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -191,7 +192,7 @@ def is_there(error: UsageError) -> bool:
     return "already complete" in str(error) or "being trained already" in str(error)
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def study(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -202,23 +203,18 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-usd", type=float, default=50.0, help="of all jobs together")
     parser.add_argument("words", nargs="+", help="recipe and its settings")
     given = parser.parse_args(arguments)
-    given.name = given.name or f"study-{given.words[0]}"
-    given.networks = given.networks.split(",")
-    if unknown := set(given.networks) - NETWORKS.keys():
+    name = given.name or f"study-{given.words[0]}"
+    networks = given.networks.split(",")
+    if unknown := set(networks) - NETWORKS.keys():
         parser.error(f"--networks has {', '.join(unknown)}: give efa, tcp or efa,tcp")
-    return given
-
-
-def study(arguments: Sequence[str] | None) -> int:
-    given = parsed(arguments)
 
     def options(network: str, nodes: int) -> dict[str, object]:
-        run = "-".join(filter(None, (given.name, network, str(nodes))))
+        run = "-".join(filter(None, (name, network, str(nodes))))
         env = NETWORKS[network]
         return {"run": run, "nodes": nodes, "max_hours": given.max_hours, "env": env}
 
     # All jobs are checked, and their prices added up, before the first one starts.
-    wanted = [(network, nodes) for network in given.networks for nodes in given.nodes]
+    wanted = [(network, nodes) for network in networks for nodes in given.nodes]
     prices = []
     for network, nodes in wanted:
         try:
@@ -257,8 +253,8 @@ def study(arguments: Sequence[str] | None) -> int:
             failed = True
 
     if found:
-        write([point for own in found.values() for point in with_efficiency(own)], Path(given.name))
-    return 1 if failed else 0
+        write([*chain.from_iterable(map(with_efficiency, found.values()))], Path(name))
+    return int(failed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

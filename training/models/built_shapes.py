@@ -31,20 +31,14 @@ def shape_of(model: Any) -> ModelShape:
             input.
     """
     config = model.config
+    stores_matrix = getattr(config, "attn_logit_softcapping", None) or not model._supports_sdpa
+    others = language_models.num_experts(config) or language_models.state_space_layers(model)
     stack: Any = language_models.blocks(model)
     block, *more = {sum(each.numel() for each in one.parameters()) for one in stack}
-    unknown = (
-        more,
-        getattr(config, "attn_logit_softcapping", None),
-        not model._supports_sdpa,
-        language_models.num_experts(config),
-        language_models.state_space_layers(model),
-    )
-    if any(unknown):
+    if stores_matrix or others or more:
         raise UnknownShapeError(f"models of type {config.model_type!r}")
     names = ("hidden_act", "hidden_activation", "activation_function")
-    functions = filter(None, (getattr(config, name, None) for name in names))
-    function = next(functions, None)
+    function = next(filter(None, (getattr(config, name, None) for name in names)), None)
     if function not in FUNCTIONS:
         raise UnknownShapeError(f"models with activation function {function!r}")
 
