@@ -318,7 +318,7 @@ class RayHead:
             nodes = EcsNodeProvider(self._provider, self._provider["job"])
             workers = nodes.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
             nodes.terminate_nodes(workers)
-        except Exception as error:
+        except Exception as error:  # the keeper stops what is left
             say(f"the workers could not be stopped: {error}")
         else:
             say(f"{counted(len(workers), 'worker')} stopped")

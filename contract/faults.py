@@ -281,7 +281,7 @@ def command(
             except KeyboardInterrupt:
                 say(interrupted)
                 return exits.INTERRUPTED
-            except Exception as error:
+            except Exception as error:  # the command's boundary
                 told = explain(error)
                 say(f"error: {told}{told.then}")
                 return exit_code(told)

@@ -78,6 +78,23 @@ def test_no_function_is_long_or_decides_much() -> None:
     assert found == []
 
 
+def test_whoever_catches_all_errors_says_why() -> None:
+    """Or raises them again, as they are or in other words."""
+    found = []
+    for file in files():
+        source = file.read_text()
+        lines = source.splitlines()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ExceptHandler) and ast.unparse(node.type or node) in (
+                "Exception",
+                "BaseException",
+            ):
+                raises = any(isinstance(each, ast.Raise) for each in ast.walk(node))
+                if not raises and "  # " not in lines[node.lineno - 1]:
+                    found.append(f"{name_of(file)}:{node.lineno}")
+    assert found == []
+
+
 def public_annotations(file: Path) -> Iterator[tuple[str, ast.expr]]:
     """Annotations of the arguments and results of a file's public functions and methods."""
 

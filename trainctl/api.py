@@ -51,7 +51,7 @@ def _explains(call: Callable[_P, _R]) -> Callable[_P, _R]:
             return call(*arguments, **named)
         except TimeoutError:  # of ``wait``
             raise
-        except Exception as error:
+        except Exception as error:  # the API's boundary
             known = explained(error)
             raise known from (None if known is error else error)
 

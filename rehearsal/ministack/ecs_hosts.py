@@ -444,7 +444,7 @@ def install(agent: Records) -> None:
             time.sleep(POLL_S)
             try:
                 settle({})
-            except Exception:
+            except Exception:  # ended by a test, or never started
                 log.exception("hosts")
 
     spawn("ecs-hosts", follow)

@@ -77,7 +77,7 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 exports = {"Events": given["Exports"]}
                 set_link(files, {**policies, "AutoExportPolicy": exports}, context)
                 raise
-    except Exception as error:
+    except Exception as error:  # CloudFormation waits for an answer
         stack = event["StackId"].split("/")[1]
         reason = f"{type(error).__name__}: {error}"
         if kind == "Delete":

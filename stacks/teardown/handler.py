@@ -138,6 +138,6 @@ def handler(event: dict[str, Any], context: Any) -> None:
                 terminate_hosts(given.get("Cluster"), given["Groups"], context)
             for arn in given.get("Definitions", []):
                 forget(arn)
-    except Exception as error:
+    except Exception as error:  # CloudFormation waits for an answer
         status, reason = "FAILED", f"{type(error).__name__}: {error}"
     cfnresponse.send(event, context, status, {}, name, reason=reason)

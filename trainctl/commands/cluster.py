@@ -281,7 +281,7 @@ def _release(deployment: Deployment) -> str:
     """Terminate the empty hosts, and report the result."""
     try:
         count = deployment.cluster.release_hosts()
-    except Exception as error:
+    except Exception as error:  # the keeper does it later
         output.say(f"The hosts were not terminated at once: {explained(error)}")
         return "Empty hosts terminate within about ten minutes"
     return f"{counted(count, 'empty host')} terminated"

@@ -67,7 +67,7 @@ def look(given: dict[str, str], where: Where) -> Iterator[Check]:
         session = open_session(profile=where.profile, region=where.region or given.get("region"))
         account = Account(Clients(session))
         found = f"account {account.id}, {session.region_name}"
-    except Exception as error:
+    except Exception as error:  # a finding, like any other
         said = str(explained(error))
         what = "region" if "no region" in said else "credentials"
         yield Check(what, "bad", said)  # which has the command that fixes it
@@ -87,7 +87,7 @@ def look(given: dict[str, str], where: Where) -> Iterator[Check]:
         deployment = Deployment(session, name=where.deployment or given.get("deployment"))
         deployment.check_ready()
         shape = deployment.shape
-    except Exception as error:
+    except Exception as error:  # a finding, like any other
         stacks = error if isinstance(error, StacksError) else None
         state = stacks.state if stacks else "failed"
         # Deployed stacks have their share of the account already.

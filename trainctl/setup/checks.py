@@ -88,7 +88,7 @@ def run(checks: Checks) -> Iterator[Check]:
             found = check()
         except CliError as error:
             found = bad(str(error))
-        except Exception as error:
+        except Exception as error:  # a finding: unknown
             found = Finding("unknown", str(explained(error)))
         yield Check(what, *found)
 

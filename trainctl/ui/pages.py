@@ -77,7 +77,7 @@ class Pages:
                 own = style.css() if kind == "ui.css" else ""
                 return Page((own + text).encode(), type=_FILES[kind])
             content = self._recent(name)
-        except Exception as error:
+        except Exception as error:  # the page shows it
             content["text"] = explained(error)
         page = _template().render(root=root, **content)
         return Page(page.encode("utf-8", "replace"))

@@ -195,7 +195,7 @@ def write_checkpoint(
         if not all(planned):
             share.plan(group)
         own = share.write(place, rank)
-    except Exception as error:
+    except Exception as error:  # raised on the first rank
         own = _sendable(error)
     parts: list[Any] = [None] * len(said)
     dist.gather_object(own, None if rank else parts, dst=0, group=group)
@@ -228,7 +228,7 @@ def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
             box = [task()]
         except lease.LostError as error:
             box = [error]
-        except Exception as error:
+        except Exception as error:  # raised on every rank
             box = [_sendable(error)]
     dist.broadcast_object_list(box, src=0, group=group)
     if isinstance(box[0], Exception):

@@ -90,7 +90,7 @@ def names(name: str, *, kind: str = "model") -> list[str] | None:
         found: Any = HfApi().repo_info(
             repository, repo_type=kind, revision=revision or None, timeout=_TIMEOUT_S
         )
-    except Exception as error:
+    except Exception as error:  # those of its HTTP library, too
         if faults.is_passing(error):
             raise faults.explained(error, f"{kind} {name} is not provided") from None
         return None

@@ -91,7 +91,7 @@ class Saves:
         try:
             self._wait_for_record()
             self._write()
-        except Exception as error:
+        except Exception as error:  # raised by the caller's thread
             self._error = error
 
     def _report(self) -> None:

@@ -68,7 +68,7 @@ def displayed(worker: Worker, what: str, compute: Callable[[], Shown]) -> Shown 
         return compute()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # an extra figure is not worth a run
         reason = f"{type(error).__name__}: {error}"
         worker.emit(Warned(message=f"{what} is not known ({reason})"))
         return None

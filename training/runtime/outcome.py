@@ -62,7 +62,7 @@ def prepared(
         send([Joined(processes=(here,))])
     try:
         return recipes.by_name(config.recipe).prepare(config, report)
-    except Exception as error:
+    except Exception as error:  # raised in the caller's process
         told = faults.explained(error)
         assert isinstance(told, InputError | UnreachableError)
         return told.with_traceback(None)

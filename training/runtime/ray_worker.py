@@ -111,7 +111,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         devices.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.saves.finish()
-    except Exception as error:
+    except Exception as error:  # the worker's boundary
         told = faults.explained(error)
         if isinstance(told, InputError | storage.FullError):
             worker.saves.finish()

@@ -60,7 +60,7 @@ def run_torchrun(
         recipe.train()(worker, config)
         if worker.stop_requested():
             code = exits.INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # the worker's boundary
         told = faults.explained(error)
         code = faults.exit_code(told)
         if kept is not None:

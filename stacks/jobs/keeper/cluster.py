@@ -172,7 +172,7 @@ def release(
                     is_replaced=is_wanted(found.get("capacityProviderName", ""), wanted),
                     at_once=at_once or not found["runningTasksCount"],
                 )
-        except Exception as error:
+        except Exception as error:  # one host must not keep the others
             print(f"{instance} is left to the next sweep: {error}")
 
 
@@ -381,7 +381,7 @@ def tag_or_end(
             print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
             terminate(name, is_replaced=is_awaited, at_once=True)
             ended.append(name)
-        except Exception as error:
+        except Exception as error:  # one host must not keep the others
             print(f"{name} is left to the next sweep: {error}")
     return ended
 

@@ -172,7 +172,7 @@ def head_starts(job: str) -> list[float] | None:
         events = history(job)
         submitted = [(each["timestamp"], each.get("taskSubmittedEventDetails")) for each in events]
         return [at.timestamp() for at, task in submitted if task and task["resourceType"] == "ecs"]
-    except Exception as error:
+    except Exception as error:  # boto3's; the caller knows None
         print(f"the history of {job} cannot be read: {error}")
         return None
 
@@ -251,7 +251,7 @@ def life_of(task: "TaskTypeDef") -> Life:
         return found if found.at >= task["startedAt"].timestamp() else life
     except InputError:
         return life
-    except Exception as error:
+    except Exception as error:  # boto3's; an unknown report ends no job
         print(f"{task['taskArn']}: its last report cannot be read: {error}")
         return replace(life, is_complete=True)
 
@@ -551,7 +551,7 @@ def sweep() -> dict[str, Any]:
     }
     try:
         close_records()
-    except Exception as error:
+    except Exception as error:  # raised below, after the rest
         left.append(f"records: {error}")
     if left:
         raise RuntimeError(f"left to the next sweep: {'; '.join(left)}")

@@ -80,7 +80,7 @@ class Destination:
             yield
         except (NotADirectoryError, FileExistsError):
             raise InputError(f"{self.uri} is not a folder: {_PLACES}") from None
-        except Exception as error:
+        except Exception as error:  # s3fs lets many through
             raise faults.explained(error, f"{self.uri}/{name} cannot be {what}") from None
 
     def _path(self, name: str) -> Path:
