@@ -444,7 +444,7 @@ def install(agent: Records) -> None:
             time.sleep(POLL_S)
             try:
                 settle({})
-            except Exception:  # ended by a test, or never started
+            except Exception:  # logged; the next look tries again
                 log.exception("hosts")
 
     spawn("ecs-hosts", follow)
