@@ -98,7 +98,8 @@ class Questions:
                 f"{first} cannot be run: neither the images nor the job's packages have a program "
                 "of this name"
             )
-        files = {path.relative_to(self.work).as_posix(): path for path in self.work.rglob("*")}
+        paths = filter(Path.is_file, self.work.rglob("*"))
+        files = {path.relative_to(self.work).as_posix(): path for path in paths}
         commands = [*command.read(self.words, files)]
         # A program may install packages before it needs them.
         installs = any("install" in each.words for each in commands)

@@ -120,8 +120,8 @@ if os.environ.get("X"):
             "--nnodes is 1",
         ),
         (
-            "sh -c 'if false; then torchrun --nnodes 1 train.py; fi'",
-            {},
+            "sh -c 'test -f x; if false; then torchrun --nnodes 1 train.py; fi;'",
+            {"test/readme": ""},
             Range(2, 2),
             "",
         ),
