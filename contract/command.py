@@ -27,7 +27,8 @@ _OPENING: Final = {"if", "while", "until", "for", "case", "{"}
 _CLOSING: Final = {"fi", "done", "esac", "}"}
 #: Commands whose arguments are text, and not what they start.
 _TEXT: Final = {"echo", "printf", "type", "which"}
-_ASSIGNMENT: Final = re.compile(r"(?s)[A-Za-z_]\w*=.*")
+#: Word that a shell takes for an assignment.
+ASSIGNMENT: Final = re.compile(r"(?s)[A-Za-z_]\w*=.*")
 _VARIABLE: Final = re.compile(r"\$\{?(\w+)\}?")
 _SHELL: Final = re.compile(r"(?:\S*/)?(?:ba|da|z)?sh")
 _PYTHON: Final = r"(?:\S*/)?python[\d.]*"
@@ -87,7 +88,7 @@ class SimpleCommand:
     @property
     def assignments(self) -> tuple[str, ...]:
         """Assignments that hold when it starts, those of ``env`` included."""
-        own = filter(_ASSIGNMENT.fullmatch, self.raw[: self._num_first])
+        own = filter(ASSIGNMENT.fullmatch, self.raw[: self._num_first])
         return (*self.before, *(f"export {each}" for each in own))
 
     @property
@@ -181,7 +182,7 @@ class _Reader:
                 return
             is_exported |= words[0] == "export"
             words = words[1:]
-        own = [*takewhile(_ASSIGNMENT.fullmatch, words)]
+        own = [*takewhile(ASSIGNMENT.fullmatch, words)]
         words = words[len(own) :]
         if not words:
             for each in own:

@@ -222,6 +222,7 @@ OF_SETTINGS = {"settings.py": "class A:\n    max_hours: int\n"}
         (DIST, IN_GIT, "axolotl train config.yml", ["config.yml"]),
         (DIST, IN_GIT, f"{RUN} --config conf/base.yaml", ["conf/base.yaml"]),
         (DIST, IN_GIT, f"{RUN} --x HOME/data /tmp", ["HOME/data"]),
+        (DIST, {}, f"{RUN} --csv ../data", ["outside"]),
         # What is uploaded, what the program writes, and what is no path.
         (DIST, IN_GIT, f"{RUN} --config real.yaml --config-name base.toml --dir inner", []),
         (DIST, IN_GIT, f"{RUN} --output_dir outputs --log data --metrics-out m.json", []),
@@ -271,3 +272,11 @@ def test_deepspeeds_launcher_which_finds_no_other_node_is_refused_on_several(
     program.check(Range(1, 1))
     with nullcontext() if starts else pytest.raises(UsageError, match="deepspeed"):
         program.check(Range(2, 2))
+
+
+def test_a_shell_script_with_the_line_ends_of_windows_is_refused(made: Made) -> None:
+    folder = made({"run.sh": "python train.py\n", "train.py": ""})
+    Program(CodeFolder.of(folder), ["bash", "run.sh"]).check(Range(1, 1))
+    (folder / "run.sh").write_bytes(b"python train.py\r\n")
+    with pytest.raises(UsageError, match=r"run\.sh"):
+        Program(CodeFolder.of(folder), ["bash", "run.sh"]).check(Range(1, 1))

@@ -122,6 +122,8 @@ REFUSED = (
     "submit --code CODE --yes -- torchrun",
     "submit --code CODE --yes -- python3",
     "submit --code CODE --yes -- accelerate",
+    "submit --code CODE --yes -- 'python mine.py --lr 1'",
+    "submit --code CODE --yes -- OMP_NUM_THREADS=4 torchrun mine.py",
     "submit --code CODE --yes -- sh -c 'deepspeed mine.py'",
     "plan ddp --gpus l4 --pool l4",
     "plan ddp --market on-demand,cheap",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from contract import requirements
-from contract.command import SimpleCommand, is_launcher
+from contract.command import ASSIGNMENT, SimpleCommand, is_launcher
 from contract.errors import InputError
 from contract.runs import check_relative
 from contract.text import counted, listed
@@ -179,6 +179,10 @@ class CodeFolder:
         first, program = words[0], SimpleCommand.of(words).program
         if len(words) == 1 and is_launcher(first):
             raise UsageError(f"{first} has nothing to run: name the file that it runs")
+        if len(words) == 1 and len(first.split()) > 1:
+            raise UsageError(f"{first!r} is one word: leave its quotes out")
+        if ASSIGNMENT.fullmatch(first):
+            raise UsageError(f"{first} is for a shell: give --env {first}")
         if not program or program.startswith("-m ") or os.path.isabs(program):
             return
         path = self.path / os.path.normpath(program)

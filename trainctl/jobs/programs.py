@@ -103,11 +103,18 @@ class Program:
         return not any(map(_SHARES.search, texts))
 
     def check(self, nodes: Range) -> None:
-        """Fail if its launcher certainly cannot find the job's other nodes.
+        """Fail if a shell cannot read its script, or its launcher find the job's other nodes.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: that is certain.
         """
+        for each in self._commands:
+            path = command.find(each.program, self._files) if each.program else None
+            if path and path.suffix == ".sh" and b"\r\n" in path.read_bytes():
+                raise UsageError(
+                    f"{path.name} has the line ends of Windows, which a shell takes for a part of "
+                    f"each command: sed -i 's/\\r$//' {path}"
+                )
         alone = [each for each in self._commands if each.launcher == "deepspeed"]
         if nodes.high > 1 and any("--no_ssh" not in each.words for each in alone):
             raise UsageError(
@@ -153,7 +160,9 @@ class Program:
             if is_known or text.startswith("-") or _WRITTEN.search(option):
                 continue
             if path.exists() and not os.path.isabs(text):
-                yield f"{text}, which the command names, is not uploaded: git ignores it"
+                is_inside = path.resolve().is_relative_to(self._folder.resolve())
+                why = "git ignores it" if is_inside else "it lies outside of the folder"
+                yield f"{text}, which the command names, is not uploaded: {why}"
             elif path.exists() and path.is_relative_to(os.path.expanduser("~")):
                 yield f"{text}, which the command names, is a path of this machine"
             # Hydra looks for it in a folder that its program names.
