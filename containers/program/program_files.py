@@ -48,14 +48,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
-from containers.program.disk import Content, Disk, FileState, Look
+from containers.program.disk import Content, Disk, FileState, Look, Moment
 from containers.program.packages import PreparationStopped
 from containers.program.s3_files import (
     ERRORS,
@@ -87,28 +87,6 @@ _GRACE_S: Final = 0.5
 
 class ReplacedError(Exception):
     """A newer start of the program has taken over its files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The folders at T."""
-
-    number: int
-    """Number of the round."""
-    at_ns: float
-    """T in Unix nanoseconds; infinite if it is final."""
-    look: Look
-    own: Mapping[str, FileState]
-    """The files that the round should have."""
-    lost: Collection[str]
-    """Names of those that are above the limits and matter."""
-    trouble: Exception | None = None
-    """Error of the bucket, for what had to be read at T."""
-
-    @property
-    def is_final(self) -> bool:
-        """True once the program has ended: nothing changes any more."""
-        return self.at_ns == math.inf
 
 
 def open_mirror(
@@ -178,12 +156,8 @@ class Mirror:
         # that slow and fast nodes save the same rounds.
         self._stride = 1
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
-        self._given: dict[
-            str, FileState
-        ] = {}  # files of the code or of other nodes, as they were given
-        self._known: dict[
-            str, tuple[FileState, SavedFile]
-        ] = {}  # how a file lay here, and its entry
+        self._given: dict[str, FileState] = {}  # of the code or of other nodes, as given
+        self._known: dict[str, tuple[FileState, SavedFile]] = {}  # how it lay here, its entry
         self._waits: dict[str, int] = {}  # what was late once -> rounds in a row that it is
         self._objects: dict[str, str] = {}  # SHA-256 -> key of what the bucket has
         self._written: set[str] = set()  # keys of this start
@@ -222,10 +196,9 @@ class Mirror:
     def _restore(self, should_stop: Callable[[], bool]) -> int:
         """Restore the base of the start; return the number of files.
 
-        If several nodes have a file of one name, the latest start's is restored: with other nodes,
-        other ranks may lie on each. Within a start, own files come first, then those of other
-        nodes by number, which are not saved as this node's own. The first node takes over the
-        files of nodes that no longer take part.
+        Of files with one name, the latest start's counts: with other nodes, other ranks may lie on
+        each; then own files, then those of other nodes by number, which are not saved as this
+        node's own. The first node takes over the files of nodes that no longer take part.
         """
         base, present = self._start.base, self._start.nodes
         mine = {self._node}
@@ -391,7 +364,10 @@ class Mirror:
             if self._given.get(name) != seen and not files.matches(name, self._skip)
         }
         changed = {
-            name: seen.changed_ns for name, seen in own.items() if not self._is_restored(name, seen)
+            name: seen.changed_ns
+            for name, seen in own.items()
+            # What an earlier start has saved is no change.
+            if not (self._has(name, seen) and self._known[name][1].start < self._start.number)
         }
         self.newest_ns = max(changed.values(), default=0)
         self.worked_ns = newest_work(changed)
@@ -410,10 +386,6 @@ class Mirror:
         # Until it is known to be saved.
         self.lost = sorted(lost | {name for name in own if not self._has(name, own[name])})
         return Moment(number, at_ns, look, own, lost)
-
-    def _is_restored(self, name: str, seen: FileState) -> bool:
-        """True if a file is as an earlier start has saved it."""
-        return self._has(name, seen) and self._known[name][1].start < self._start.number
 
     def _warn_of_others(self) -> None:
         """Name the files in other places that the program has written so far."""
@@ -516,7 +488,6 @@ class Mirror:
         trouble = moment.trouble or self._upload(rests, goes_on=is_final)
         if trouble is not None and not is_final:
             raise trouble  # what is there already is not sent again
-
         found, late = self._entries(moment, now, rests)
         if late:
             self.lost = sorted(late.union(moment.lost))
@@ -629,7 +600,7 @@ class Mirror:
                 return self._put(data)
 
             parts = {
-                name: [pool.submit(send, name, offset) for offset in _offsets(due[name])]
+                name: [pool.submit(send, name, offset) for offset in due[name].offsets]
                 for name in names
             }
             pending = {each for futures in parts.values() for each in futures}
@@ -708,8 +679,3 @@ class Mirror:
         if (subject or text) not in self._said:
             self._said.add(subject or text)
             self._tell(text)
-
-
-def _offsets(seen: FileState) -> range:
-    """Offsets of a file's pieces; a link has none."""
-    return range(0, 0 if seen.link else seen.size, files.PIECE)

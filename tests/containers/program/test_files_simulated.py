@@ -23,8 +23,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers.program import program_files as files_of_program
-from containers.program.disk import Content, Disk, FileState, Look
-from containers.program.program_files import Mirror, Moment
+from containers.program.disk import Content, Disk, FileState, Look, Moment
+from containers.program.program_files import Mirror
 from containers.program.s3_files import until_answered
 from containers.program.starts import begin
 from contract import files
