@@ -188,8 +188,9 @@ def waiting(
     hosts = job.prices or deployment.shape.prices(deployment.region)
     asked = deployment if explains else None
     if status == "PROVISIONING":
-        why = _refusal(asked, heads[-1:])
-        return Waits(f"waiting for 1 x {hosts.head.type}, for the head{why}")
+        return Waits(
+            f"waiting for 1 x {hosts.head.type}, for the head{_refusal(asked, heads[-1:])}"
+        )
     if status != "RUNNING":
         return Waits("waiting for the head to pull its image and start")
     workers = [task for task in tasks if not task.is_head]

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import math
 import os
 import re
 import stat
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from contract import files
 from contract.errors import InputError
 from contract.files import HOME, SavedFile, matches
 from contract.nodes import CACHE_DIR, SHARED_DIR
@@ -66,6 +68,11 @@ class FileState:
     link: str = ""
     """Target of a link."""
 
+    @property
+    def offsets(self) -> range:
+        """Offsets of its pieces in the bucket; a link has none."""
+        return range(0, 0 if self.link else self.size, files.PIECE)
+
     @classmethod
     def of(cls, status: os.stat_result, link: str = "") -> "FileState":
         return cls(
@@ -88,6 +95,28 @@ class Look:
     """Folder -> when an entry was last added or removed, Unix time in nanoseconds."""
     refused: list[str] = field(default_factory=list)
     """Sentences about what cannot be saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The folders at T, the Unix time of a round (see ``program_files``)."""
+
+    number: int
+    """Number of the round."""
+    at_ns: float
+    """T in Unix nanoseconds; infinite if it is final."""
+    look: Look
+    own: Mapping[str, FileState]
+    """The files that the round should have."""
+    lost: Collection[str]
+    """Names of those that are above the limits and matter."""
+    trouble: Exception | None = None
+    """Error of the bucket, for what had to be read at T."""
+
+    @property
+    def is_final(self) -> bool:
+        """True once the program has ended: nothing changes any more."""
+        return self.at_ns == math.inf
 
 
 class Content(contextlib.AbstractContextManager["Content"]):

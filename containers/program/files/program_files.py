@@ -55,7 +55,7 @@ from typing import Any, Final
 
 from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
-from containers.program.files.disk import Content, Disk, FileState, Look
+from containers.program.files.disk import Content, Disk, FileState, Look, Moment
 from containers.program.files.s3_files import (
     ERRORS,
     LONGEST_PAUSE_S,
@@ -66,7 +66,6 @@ from containers.program.files.s3_files import (
     until_answered,
 )
 from containers.program.files.selection import (
-    Moment,
     above_limits,
     is_kept,
     limits,
@@ -162,12 +161,8 @@ class Mirror:
         # that slow and fast nodes save the same rounds.
         self._stride = 1
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
-        self._given: dict[
-            str, FileState
-        ] = {}  # files of the code or of other nodes, as they were given
-        self._known: dict[
-            str, tuple[FileState, SavedFile]
-        ] = {}  # how a file lay here, and its entry
+        self._given: dict[str, FileState] = {}  # of the code or of other nodes, as given
+        self._known: dict[str, tuple[FileState, SavedFile]] = {}  # how it lay here, its entry
         self._waits: dict[str, int] = {}  # what was late once -> rounds in a row that it is
         self._objects: dict[str, str] = {}  # SHA-256 -> key of what the bucket has
         self._written: set[str] = set()  # keys of this start
@@ -206,10 +201,9 @@ class Mirror:
     def _restore(self, should_stop: Callable[[], bool]) -> int:
         """Restore the base of the start; return the number of files.
 
-        If several nodes have a file of one name, the latest start's is restored: with other nodes,
-        other ranks may lie on each. Within a start, own files come first, then those of other
-        nodes by number, which are not saved as this node's own. The first node takes over the
-        files of nodes that no longer take part.
+        Of files with one name, the latest start's counts: with other nodes, other ranks may lie on
+        each; then own files, then those of other nodes by number, which are not saved as this
+        node's own. The first node takes over the files of nodes that no longer take part.
         """
         base, present = self._start.base, self._start.nodes
         mine = {self._node}
@@ -375,7 +369,10 @@ class Mirror:
             if self._given.get(name) != seen and not files.matches(name, self._skip)
         }
         changed = {
-            name: seen.changed_ns for name, seen in own.items() if not self._is_restored(name, seen)
+            name: seen.changed_ns
+            for name, seen in own.items()
+            # What an earlier start has saved is no change.
+            if not (self._has(name, seen) and self._known[name][1].start < self._start.number)
         }
         self.newest_ns = max(changed.values(), default=0)
         self.worked_ns = newest_work(changed)
@@ -394,10 +391,6 @@ class Mirror:
         # Until it is known to be saved.
         self.lost = sorted(lost | {name for name in own if not self._has(name, own[name])})
         return Moment(number, at_ns, look, own, lost)
-
-    def _is_restored(self, name: str, seen: FileState) -> bool:
-        """True if a file is as an earlier start has saved it."""
-        return self._has(name, seen) and self._known[name][1].start < self._start.number
 
     def _warn_of_others(self) -> None:
         """Name the files in other places that the program has written so far."""
@@ -500,7 +493,6 @@ class Mirror:
         trouble = moment.trouble or self._upload(rests, goes_on=is_final)
         if trouble is not None and not is_final:
             raise trouble  # what is there already is not sent again
-
         found, late = self._entries(moment, now, rests)
         if late:
             self.lost = sorted(late.union(moment.lost))
@@ -613,7 +605,7 @@ class Mirror:
                 return self._put(data)
 
             parts = {
-                name: [pool.submit(send, name, offset) for offset in _offsets(due[name])]
+                name: [pool.submit(send, name, offset) for offset in due[name].offsets]
                 for name in names
             }
             pending = {each for futures in parts.values() for each in futures}
@@ -692,8 +684,3 @@ class Mirror:
         if (subject or text) not in self._said:
             self._said.add(subject or text)
             self._tell(text)
-
-
-def _offsets(seen: FileState) -> range:
-    """Offsets of a file's pieces; a link has none."""
-    return range(0, 0 if seen.link else seen.size, files.PIECE)

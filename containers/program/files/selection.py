@@ -1,12 +1,10 @@
 """Selection of a program's files: which of them are saved, and which first."""
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from containers.program.files.disk import FileState, Look
+from containers.program.files.disk import FileState
 from contract import files, runs
 from contract.files import OUTPUT
 from contract.text import duration, listed
@@ -19,28 +17,6 @@ TRACKERS: Final = re.compile(
 )
 #: A job whose newest file is older than this at its end has a warning.
 _OLD_S: Final = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """The folders at T."""
-
-    number: int
-    """Number of the round."""
-    at_ns: float
-    """T in Unix nanoseconds; infinite if it is final."""
-    look: Look
-    own: Mapping[str, FileState]
-    """The files that the round should have."""
-    lost: Collection[str]
-    """Names of those that are above the limits and matter."""
-    trouble: Exception | None = None
-    """Error of the bucket, for what had to be read at T."""
-
-    @property
-    def is_final(self) -> bool:
-        """True once the program has ended: nothing changes any more."""
-        return self.at_ns == math.inf
 
 
 def is_kept(name: str, keep: Sequence[str]) -> bool:

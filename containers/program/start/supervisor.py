@@ -378,8 +378,7 @@ class NodeGroup:
         return self._watch()
 
     def _watch(self) -> int | None:
-        """Wait until a started program has to be ended, and end it; the exit code, or None where it
-        must be started again."""
+        """Exit code of a started program, once it has ended; None where it must start again."""
         step = Next.WAIT
         while step is Next.WAIT and not self._stopped:
             self._look()
@@ -545,8 +544,7 @@ class NodeGroup:
         self._write(reached)
 
     def _write(self, reached: progress.Progress | None = None) -> threading.Thread:
-        """Write what is recorded in a thread, unless the last one still writes: however long the
-        bucket takes, the nodes are polled meanwhile."""
+        """Write what is recorded in a thread, one at a time: the nodes are polled meanwhile."""
         if self._writing and self._writing.is_alive():
             return self._writing
         records = {} if reached is None else {runs.PROGRESS_FILE: reached.to_json()}

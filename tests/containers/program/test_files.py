@@ -50,6 +50,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.folders = {name: self.place / name for name in (WORK, OUTPUT, HOME)}
+        self.work, self.output = self.folders[WORK], self.folders[OUTPUT]
         for folder in self.folders.values():
             folder.mkdir(parents=True)
         for name, text in self.code.items():
@@ -62,14 +63,6 @@ class Node:
             client=self.s3,
             **{"every_s": 0.02, "quiet_s": 0.0, **self.options},
         )
-
-    @property
-    def work(self) -> Path:
-        return self.place / "work"
-
-    @property
-    def output(self) -> Path:
-        return self.place / "output"
 
     def write(self, name: str, text: str, *, ago_s: float = AGO_S) -> Path:
         path = self.place / name

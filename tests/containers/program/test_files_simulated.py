@@ -23,10 +23,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers.program.files import program_files as files_of_program
-from containers.program.files.disk import Content, Disk, FileState, Look
+from containers.program.files.disk import Content, Disk, FileState, Look, Moment
 from containers.program.files.program_files import Mirror
 from containers.program.files.s3_files import until_answered
-from containers.program.files.selection import Moment
 from containers.program.files.starts import begin
 from contract import files
 from contract.errors import InputError, UnreachableError
