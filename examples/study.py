@@ -46,7 +46,7 @@ class Point:
     """Seconds in which collectives were at work in a step, most of them beside computing; None
     where the recipe does not measure it."""
     usd_per_hour: float | None
-    """Of all hosts at list prices; None: not known."""
+    """Price of all hosts, at list prices; None if unknown."""
     efficiency: float = 1.0
     """Time of all workers for an epoch with the fewest nodes, over the same here."""
 

@@ -257,7 +257,7 @@ class TrainingStack(cdk.Stack):
         of_pools = [(each.hosts.kind.place, each.task) for each in self.pools.values()]
         for pool, task in (*tasks, *of_pools):
             teardown.stops(task, beside=[security_group, *routes], pool=pool)
-        # Executions and tasks are ended first: a machine is only gone when they are.
+        # Executions and tasks are ended first: a machine is only deleted after them.
         teardown.stops_jobs(
             machine_arn=jobs.state_machine_arn,
             keeper_arn=jobs.keeper_arn,
@@ -271,7 +271,7 @@ class TrainingStack(cdk.Stack):
         for resource in (nodes.head.service, nodes.worker.service, jobs.admission):
             resource.node.add_dependency(teardown.stop_tasks)
         if self.files and self.files.export:
-            # Nothing writes any more when the last files are exported.
+            # Nothing writes when the last files are exported.
             teardown.hosts.node.add_dependency(self.files.export)
             # Until then hosts may reach it: the rules between them are below this group.
             teardown.hosts.node.add_dependency(security_group)

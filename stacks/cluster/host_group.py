@@ -61,7 +61,7 @@ class HostKind:
 
     @property
     def place(self) -> str:
-        """Of a pool: ``nodes.pool_place``."""
+        """Name of a pool in its zone: ``nodes.pool_place``."""
         return pool_place(self.pool, self.zone)
 
 

@@ -188,7 +188,7 @@ class RayNodes(Construct):
     def task_role(
         self, scope: Construct, id_: str, *, what: str, is_job_head: bool = False
     ) -> iam.Role:
-        """What all training code may do: its bucket, and a shell for its owner."""
+        """Role of all training code: its bucket, and a shell for its owner."""
         role = iam.Role(
             scope,
             id_,
@@ -223,7 +223,7 @@ class RayNodes(Construct):
             id_,
             family=family,
             compatibility=ecs.Compatibility.EC2,
-            # An address of its own: Ray's ports are then the same on every node.
+            # A separate address: Ray's ports are then the same on every node.
             network_mode=ecs.NetworkMode.AWS_VPC,
             task_role=role,
             execution_role=self._execution_role,

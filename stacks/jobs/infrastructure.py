@@ -74,7 +74,7 @@ class JobRunner(Construct):
     keeper: lambda_.Function
     keeper_arn: str
     sweep: events.Rule
-    """What calls the keeper every few minutes."""
+    """Calls the keeper every few minutes."""
     admission: iam.Policy
     """The keeper's right by which jobs start."""
 
@@ -217,7 +217,7 @@ class JobRunner(Construct):
             state_machine_name=name,
             definition_body=stepfunctions.DefinitionBody.from_chainable(states),
             query_language=stepfunctions.QueryLanguage.JSONATA,
-            # CDK would add wider rights of its own for the states.
+            # CDK would add its own, wider rights for the states.
             role=role.without_policy_updates(),
             comment="One execution is one job: a head task, and what cleans up after it",
         )

@@ -30,7 +30,7 @@ PAIRS: Final = (
     ("inputs", "", "targets"),
     ("input", "", "output"),
 )
-#: Which columns hold what, where nobody says it: the first of these that a table has.
+#: Default columns by what they hold: the first of these that a table has.
 _WAYS: Final = (
     *({"messages": name} for name in MESSAGES),
     *(dict(zip(("prompt", "context", "answer"), pair, strict=True)) for pair in PAIRS),
@@ -69,7 +69,7 @@ _WEIGHTS: Final = ("weight", "train", "training", "loss")
 _FORMS: Final = (("", False), (None, False), ("", True), (None, True))
 
 
-#: Characters for private use, which stand for what a template must write.
+#: Characters for private use: placeholders for what a template must write.
 _SIGNS: Final = range(0xE000, 0x110000)
 _LEFT_OUT: Final = (
     "the chat template leaves out or repeats {}: give --chat-template one that writes it, or take "
@@ -92,7 +92,7 @@ class Message:
     calls: tuple[Mapping[str, Any], ...] = ()
     """Calls of tools in OpenAI's form, their arguments an object."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """What else it has, such as thoughts."""
+    """Other keys, such as thoughts."""
     is_learned: bool = True
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """What a row holds."""
+    """Messages of a row."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -115,7 +115,7 @@ class Encoded:
 
     ids: list[int]
     learned: list[bool]
-    """Whether the model learns to predict the token: those of answers, and the tokens that end
+    """True for tokens that the model learns to predict: those of answers, and those that end
     them."""
     stops: frozenset[int]
     """Ids of the tokens that end answers."""
@@ -355,7 +355,7 @@ def _begin(text: str, *, before: str, asked: str, head: str, question: str) -> i
         return len(head)
 
     # ... and those of this turn, between calls, too: there the end of the request may be missing,
-    # or something stands in place of the thoughts. The question does not follow the request.
+    # or something else in place of the thoughts. The question does not follow the request.
     if asked.startswith(before):
         for size in range(len(request) - 1, len(request) // 2, -1):
             if head.endswith(request[:size]):
@@ -564,13 +564,14 @@ class ChatWriter:
                 raise InputError(_CHANGES)
             end = len(rest)
 
-        # Its words stand before what follows, perhaps without the thoughts among them.
+        # Its words end where the rest begins, perhaps without the thoughts among them.
         if has_tail and not message.calls:
             written, content = rest.rstrip(), message.content.strip()
             shapes = (content, content.rpartition("</think>")[2].strip())
-            if not (found := [each for each in shapes if written.endswith(each)]):
+            shape = next(filter(written.endswith, shapes), None)
+            if shape is None:
                 raise InputError(f"the chat template changes an answer ({content[:40]!r})")
-            begin = min(begin, len(written) - len(found[0]))
+            begin = min(begin, len(written) - len(shape))
         return begin, end
 
     def _marked(self, text: str, answers: Sequence[_Span], encoding: Any) -> Encoded:

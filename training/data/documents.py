@@ -63,12 +63,12 @@ _Content = TypeVar("_Content")
 
 @dataclass(kw_only=True, slots=True)
 class Rows:
-    """How rows are read, and an account of what is not used of them."""
+    """Options for reading rows, and an account of what was not used."""
 
     text_field: str = "text"
-    """What ``--text-field`` asks for."""
+    """Value of ``--text-field``."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """What ``--columns`` asks for."""
+    """Value of ``--columns``."""
     skips_bad: bool = False
     """Rows that cannot be used are left out; without it, ``check`` refuses them."""
     num: int = 0
@@ -107,7 +107,7 @@ class Rows:
             )
 
     def notes(self) -> list[str]:
-        """What was not used, a sentence each."""
+        """A sentence about each kind of thing that was not used."""
         notes = []
         if self.bad:
             notes.append(f"left out, because they cannot be used: {counted(self.num_bad, 'row')}")

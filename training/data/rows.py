@@ -70,7 +70,7 @@ class StoreInfo:
     stops: tuple[int, ...] = ()
     """Ids of the tokens that end answers."""
     notes: tuple[str, ...] = ()
-    """What of the data was not used, a sentence each."""
+    """A sentence about each part of the data that was not used."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -148,7 +148,7 @@ class TokenStore:
 
     @property
     def largest_id(self) -> int:
-        """Of all tokens; they are read once for it."""
+        """Largest ID of all tokens, which are read once for it."""
         return max(int(each.max(initial=0)) for each in (self.train, self.held_out))
 
     def prompts(self, *, num: int, length: int) -> list[list[int]]:

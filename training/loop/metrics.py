@@ -62,9 +62,9 @@ class StepMeans(NamedTuple):
     steps: int
     """Number that began, those included that are not in the means."""
     items_per_step: float
-    """What this worker trained on in a step."""
+    """Images or tokens that this worker trained on in a step."""
     step_time_s: float
-    """Of the whole step."""
+    """Time of the whole step."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Course:
     steps_per_epoch: int
     total_steps: int
     learning_rate: Callable[[int], float]
-    """Of a step, counted from 0."""
+    """Learning rate of a step, counted from 0."""
     flops_per_item: float | None
     """Floating-point operations of one forward and backward pass; None where not known."""
     world_size: int
@@ -214,7 +214,7 @@ class Course:
 
 
 def perplexity(loss: float) -> float:
-    """Of a language model, from its mean loss per token in nats; large, but never infinite."""
+    """Perplexity from the mean loss per token in nats; large, but never infinite."""
     return math.exp(min(loss, 700.0))
 
 
@@ -291,7 +291,7 @@ class StepLog:
         self._norms: list[torch.Tensor] = []
         self._sizes: list[int] = []
         self.save_asked = False
-        """Whether any rank asked for a checkpoint at the last ``collect``."""
+        """True if any rank asked for a checkpoint at the last ``collect``."""
         self._began = time.monotonic()
         self.step_s = math.inf
         """Mean duration of the steps of the last ``collect``, the same on every rank; infinite

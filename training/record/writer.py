@@ -97,7 +97,7 @@ class RunRecord:
     """Content of ``environment.json``."""
     display: EventDisplay
     measures: Sequence[Measure] = ()
-    """What the recipe is judged by."""
+    """Measures by which the recipe is judged."""
     report_to: Sequence[str] = ()
     """Names of trackers that show the curves, too."""
     job: str = ""
@@ -343,7 +343,7 @@ class RunRecord:
         self._unsent.pop(name, None)
 
     def _on_disk(self, write: Callable[[], T]) -> T | None:
-        """Result of what writes to this machine's disk; None where that fails, which is said once:
+        """Result of a write to this machine's disk; None if it fails, which is reported once:
         a disk that is full must not end the training."""
         try:
             return write()
@@ -394,7 +394,7 @@ class RunRecord:
                 self._write_json(name, self._recorder.activity.to_json())
 
     def _read_activity(self) -> Activity:
-        """What lost heads of the same job have recorded."""
+        """Activity recorded by lost heads of the same job."""
         with contextlib.suppress(Exception):
             if self.job:
                 found = reader.read_json(self.run_uri, runs.job_activity(self.job))

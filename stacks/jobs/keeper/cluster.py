@@ -47,7 +47,7 @@ GROUPS |= {pool_hosts(STACK, each): pool_provider(STACK, each) for each in PLACE
 
 # --- tasks ----------------------------------------------------------------------------------------
 def each_of(service: str, call: str, key: str, **given: Any) -> Iterator[Any]:
-    """What all pages of a list hold."""
+    """Items of all pages of a list."""
     client: Any = boto3.client(service)  # type: ignore[call-overload]
     for page in client.get_paginator(call).paginate(**given):
         yield from page[key]
@@ -71,7 +71,7 @@ def listed(**which: str) -> list[str]:
 def running(**which: str) -> "list[TaskTypeDef]":
     """Tasks of the cluster, all or those with one property; ``startedBy`` takes no other beside it.
 
-    Those that were told to stop are missing, but for seconds: lists are eventually consistent.
+    Tasks that are being stopped are missing, if not at once: lists are eventually consistent.
     """
     # ECS's default is those whose desired status is RUNNING.
     return described(listed(**which))
@@ -92,7 +92,7 @@ def groups_of(provider: str) -> list[str]:
 
 
 def refusal_of(provider: str, since: float) -> str:
-    """AWS's sentence why no host comes for a capacity provider; "" where it has said nothing."""
+    """AWS's reason why a capacity provider gets no host; "" if it has given none."""
     groups = boto3.client("autoscaling")
     for name in groups_of(provider):
         with suppress(groups.exceptions.ClientError):
@@ -134,7 +134,7 @@ def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
 
 # --- hosts ----------------------------------------------------------------------------------------
 def drain(host: str) -> None:
-    """Let no task come to a host any more."""
+    """Let no more tasks start on a host."""
     boto3.client("ecs").update_container_instances_state(
         cluster=CLUSTER, containerInstances=[host], status="DRAINING"
     )
@@ -147,15 +147,15 @@ def release(
     are_bad: bool = False,
     at_once: bool = False,
 ) -> None:
-    """Terminate the hosts that nothing runs on any more.
+    """Terminate the hosts that no longer run anything.
 
     What goes wrong here is done again by the next sweep, so it does not fail a job.
 
     Args:
         wanted: capacity providers that a task waits for, "" for any: their groups start another
             host in the place of one that is terminated.
-        are_bad: no task may come to them any more, even if one has already: each would end there.
-        at_once: what was told to stop there does not end, and is not waited for.
+        are_bad: no more tasks may start there, even if one has already: each would fail.
+        at_once: do not wait for tasks that are being stopped there: they never end.
     """
     until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
     for instance in sorted(instances):
@@ -200,7 +200,7 @@ def terminate(instance: str, *, is_replaced: bool, at_once: bool) -> None:
 
 
 def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | None":
-    """A host, if no task runs on it, or comes to it, that was not told to stop.
+    """A host, if all tasks that run there, or are about to, are being stopped.
 
     The lists of tasks are eventually consistent and may lack one that has just started; the numbers
     that ECS keeps of a host have it. They may still have one that has just stopped: until ``until``
@@ -211,7 +211,7 @@ def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | No
         found = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)
         ended = tasks_on(instance)
         is_used = any(task["desiredStatus"] != "STOPPED" for task in ended)
-        if is_used or not found["containerInstances"]:  # it is gone already
+        if is_used or not found["containerInstances"]:  # it no longer exists
             return None
         host = found["containerInstances"][0]
         stopping = [task for task in ended if not task.get("stoppedAt")]
@@ -228,7 +228,7 @@ def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | No
 def tasks_on(instance: str) -> "list[TaskTypeDef]":
     """Tasks of a host, those of the last hour that have ended among them.
 
-    A task that was just told to stop may be in the list of those that run.
+    A task that is being stopped may still be in the list of those that run.
     """
     both = [
         arn
@@ -256,7 +256,7 @@ def release_idle(
         tasks: all that run in the cluster.
         missed: capacity providers for whose job EC2 had too few hosts: those that boot, or have
             never had a task, go at once.
-        silent: heads that do not report any more.
+        silent: heads that no longer report.
     """
     # Capacity providers that a task waits for, and since when.
     wanted: dict[str, float] = {}
@@ -413,11 +413,11 @@ def seen_s(host: "ContainerInstanceTypeDef", name: str, what: str | None) -> flo
 def ailment(
     host: "ContainerInstanceTypeDef", task: "TaskTypeDef | None", silent: Collection[str]
 ) -> str:
-    """Fault of the task that should run on a host, or was told to end; "" where there is none.
+    """Fault of the task that should run on a host, or should have ended; "" if there is none.
 
     ECS replaces an unhealthy task only for a service (containers-roadmap 161), and a task whose
     container is never made (a Docker that hangs) for none; such a Docker ends none either. It may
-    never notice that a container is gone (amazon-ecs-agent 333, 364).
+    never notice that a container has exited (amazon-ecs-agent 333, 364).
     """
     arn, what, limit_s = host["containerInstanceArn"], "", 0
     status = task["lastStatus"] if task else ""

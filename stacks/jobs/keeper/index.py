@@ -1,7 +1,7 @@
 """Lambda function: admit jobs, and clean up after attempts and aborts and every few minutes.
 
-A Lambda function of its own, without dependencies beyond what Lambda provides (boto3) and the
-project's ``contract`` package, which is packed beside it. Its events, told apart by ``Action``:
+A separate Lambda function, without dependencies beyond what Lambda provides (boto3) and the
+project's ``contract`` package, which is packed beside it. Its events, by ``Action``:
 
     admit    the state machine, of a job that waits for its turn: says whether its head may start
     end      the state machine, after its head task has ended in any way: stops what is left of the
@@ -156,7 +156,7 @@ def begun(job: str) -> list[JobSpec | None]:
 
 
 def user_of(job: str) -> str:
-    """Who has submitted a job."""
+    """User who submitted a job."""
     return spec.submitter if (spec := order_of(job)) else ""
 
 
@@ -214,7 +214,7 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
 
 
 def record_of(job: str, spec: JobSpec, *, may_fail: bool = False) -> Outcome | None:
-    """How a job has ended, by its record; None where there is none that can be understood."""
+    """Outcome of a job, from its record; None if there is none that can be read."""
     with suppress(InputError):
         found = object_of(runs.job_record(spec.run, job), may_fail=may_fail)
         return replace(Outcome.from_json(found), again=False)
@@ -239,8 +239,8 @@ def hold_of(job: str, spec: JobSpec | None, *, began: float, may_fail: bool = Fa
 def life_of(task: "TaskTypeDef") -> Life:
     """Last report of a job's head that it runs.
 
-    Where there is none, or S3 does not answer, one against which nothing can be said: the head may
-    be of an earlier version, and what is not known ends no task.
+    If there is none, or S3 does not answer, one without faults: the head may be of an earlier
+    version, and what is not known ends no task.
     """
     life, spec = Life(at=time.time(), is_complete=False), spec_of(told(task, ENV_JOB_SPEC))
     if not (spec and "startedAt" in task):
@@ -410,7 +410,7 @@ def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcom
         # Any job can write them.
         said = object_of(runs.job_reason(spec.run, job))[:1000]
         reason = "".join(each if each.isprintable() else "?" for each in said)
-        # What the attempt before this one has said may be there still.
+        # The reason of the attempt before may still be there.
         return replace(outcome, reason=reason) if reason.startswith(begins) else outcome
     if outcome.reason != "no capacity":
         return outcome
@@ -419,7 +419,7 @@ def explained(job: str, spec: JobSpec, outcome: Outcome, asked: float) -> Outcom
     if why := refusal_of(workers if outcome.exit_code == exits.NO_CAPACITY else heads, asked):
         again = outcome.again and not is_in_vain(why)
         outcome = replace(outcome, reason=f"no capacity: {why}", again=again)
-    # AWS may have told another try of this function something else, which ended the job.
+    # AWS may have answered otherwise in another try of this function, which ended the job.
     ended = record_of(job, spec, may_fail=True) if outcome.again else None
     return ended if ended and ended.status is JobStatus.NO_CAPACITY else outcome
 
@@ -682,7 +682,7 @@ def execution(job: str) -> "Mapping[str, Any]":
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:
-    """What Lambda calls."""
+    """Entry point of the Lambda function."""
     match event:
         case {"detail-type": "Step Functions Execution Status Change"}:
             return aborted(event)
